@@ -166,9 +166,9 @@ impl Budget {
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
-    pub async fn room(&self, bytes: u64) -> Result<Room> {
+    pub async fn reserve(&self, bytes: u64) -> Result<Reservation> {
         let len = usize::try_from(bytes.min(self.0.total)).unwrap_or(usize::MAX);
-        Ok(Room(self.acquire(self.units(len)?).await?))
+        Ok(Reservation(self.acquire(self.units(len)?).await?))
     }
 
     async fn acquire(&self, units: u32) -> Result<OwnedSemaphorePermit> {
@@ -242,11 +242,11 @@ pub struct Charge {
 #[derive(Debug)]
 pub struct Retained(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
 
-/// Room that [`Budget::room`] gave; dropping it gives it back.
+/// Room that [`Budget::reserve`] gave; dropping it gives it back.
 #[derive(Debug)]
-pub struct Room(OwnedSemaphorePermit);
+pub struct Reservation(OwnedSemaphorePermit);
 
-impl Room {
+impl Reservation {
     /// Gives back all but the room for `bytes`.
     pub fn shrink(&mut self, bytes: u64) {
         let keep = usize::try_from(bytes.div_ceil(UNIT).max(1)).unwrap_or(usize::MAX);
@@ -355,18 +355,18 @@ mod tests {
     #[tokio::test]
     async fn room_is_given_back_in_part_and_whole() {
         let budget = budget();
-        let mut room = budget.room(u64::MAX).await.unwrap();
-        let half = budget.room(MEMORY_MIN / 2);
+        let mut reservation = budget.reserve(u64::MAX).await.unwrap();
+        let half = budget.reserve(MEMORY_MIN / 2);
         let mut half = std::pin::pin!(half);
         assert!(futures::poll!(&mut half).is_pending(), "more than all is all");
-        room.shrink(MEMORY_MIN / 2);
+        reservation.shrink(MEMORY_MIN / 2);
         let half = half.await.unwrap();
-        assert!(futures::poll!(std::pin::pin!(budget.room(1))).is_pending());
-        room.shrink(MEMORY_MIN);
+        assert!(futures::poll!(std::pin::pin!(budget.reserve(1))).is_pending());
+        reservation.shrink(MEMORY_MIN);
         drop(half);
-        assert!(futures::poll!(std::pin::pin!(budget.room(MEMORY_MIN))).is_pending(), "it does not grow");
-        drop(room);
-        budget.room(MEMORY_MIN).await.unwrap();
+        assert!(futures::poll!(std::pin::pin!(budget.reserve(MEMORY_MIN))).is_pending(), "it does not grow");
+        drop(reservation);
+        budget.reserve(MEMORY_MIN).await.unwrap();
     }
 
     #[tokio::test]

@@ -21,7 +21,8 @@ use super::tasks::Task;
 use super::user::user_name;
 use super::view::TaskState;
 use crate::audit::{
-    Decision, Elsewhere, PUBLISH_EVERY, Publisher, Recorder, RecorderOptions, Repeats, Request, SignedHead, Signer,
+    Decision, FallbackPublisher, PUBLISH_EVERY, Publisher, Recorder, RecorderOptions, Repeats, Request, SignedHead,
+    Signer,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -62,7 +63,7 @@ pub(super) fn signer(credentials: &Credentials) -> Signer {
 pub(super) struct ByPeers(pub(super) Arc<AgentState>);
 
 #[async_trait]
-impl Elsewhere for ByPeers {
+impl FallbackPublisher for ByPeers {
     async fn publish(&self, head: &SignedHead) -> Result<()> {
         let Self(state) = self;
         let (own, peers) = (state.credentials()?.identity(), state.exchange()?.peers());

@@ -28,7 +28,7 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 pub(super) fn encode(state: &Arc<AgentState>) -> Result<String> {
     let mut registry = Registry::default();
     state.tasks.histograms().register(&mut registry);
-    registry.register_collector(Box::new(Counted(Arc::clone(state))));
+    registry.register_collector(Box::new(AgentMetrics(Arc::clone(state))));
     let mut encoded = String::new();
     text::encode(&mut encoded, &registry).map_err(|source| Error::other("cannot encode metrics").source(source))?;
     Ok(encoded)
@@ -36,9 +36,9 @@ pub(super) fn encode(state: &Arc<AgentState>) -> Result<String> {
 
 /// Counters and gauges, collected at each scrape.
 #[derive(Debug)]
-struct Counted(Arc<AgentState>);
+struct AgentMetrics(Arc<AgentState>);
 
-impl Collector for Counted {
+impl Collector for AgentMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (state, mut scrape) = (&*self.0, Scrape(encoder));
         scrape.family(&metrics::BUILD_INFO, [([("version", env!("CARGO_PKG_VERSION"))], 1)])?;

@@ -53,7 +53,7 @@ pub use self::client::Client;
 pub use self::commands::command_log;
 pub use self::config::{
     Accepts, Allowance, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SidecarConfig,
-    Watched,
+    WatchedFolder,
 };
 use self::handoff::{ReceiverOptions, run_receiver};
 pub use self::preemption::Provider;
@@ -67,7 +67,7 @@ use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::peers::discover;
-use crate::transfer::{Holdings, not_bound, quic, tcp};
+use crate::transfer::{ServedChunks, not_bound, quic, tcp};
 use crate::work::blocking;
 
 /// Protocol that a connection is upgraded to, to transfer chunks.
@@ -230,10 +230,11 @@ async fn open_to_peers(
     let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?.through(state.gate.clone());
     let address = tcp.address()?;
     let quic = quic::Listener::bind(address, credentials.clone())?.through(state.gate.clone());
-    let (holdings, leaving): (Arc<dyn Holdings>, _) = (Arc::<Exchange>::clone(exchange), state.leaving.clone());
+    let (served_chunks, leaving): (Arc<dyn ServedChunks>, _) =
+        (Arc::<Exchange>::clone(exchange), state.leaving.clone());
     api.spawn(serve(tcp.take_calls(), Caller::Remote, router.clone(), leaving.clone()));
-    api.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));
-    api.spawn(tcp.serve(holdings, leaving).map(ended));
+    api.spawn(quic.serve(Arc::clone(&served_chunks), leaving.clone()).map(ended));
+    api.spawn(tcp.serve(served_chunks, leaving).map(ended));
     Ok(address)
 }
 

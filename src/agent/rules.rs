@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::config::{Accepts, Config};
 use crate::error::Result;
 use crate::policy::{AllowList, Callers};
-use crate::tree::Look;
+use crate::tree::FileStamp;
 use crate::work::blocking;
 
 /// Polling interval of the settings file.
@@ -26,7 +26,7 @@ pub(super) struct Rules {
 #[derive(Debug)]
 struct State {
     /// State of the file when it was last read, successfully or not.
-    seen: Look,
+    seen: FileStamp,
     /// Problem with the current file, if any.
     problem: Option<String>,
 }
@@ -68,19 +68,19 @@ impl Rules {
 
     /// Reloads the rules if the file has changed and is valid.
     fn look(&self) {
-        let seen = Look::at(&self.file);
+        let seen = FileStamp::at(&self.file);
         if seen == self.state().seen {
             return;
         }
         let read = Config::read(&self.file);
-        if Look::at(&self.file) != seen {
+        if FileStamp::at(&self.file) != seen {
             // Skips a file that is still being written.
             return;
         }
         self.take(seen, read);
     }
 
-    fn take(&self, seen: Look, read: Result<Config>) {
+    fn take(&self, seen: FileStamp, read: Result<Config>) {
         let mut state = self.state();
         state.seen = seen;
         match read {

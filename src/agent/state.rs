@@ -325,8 +325,8 @@ impl AgentState {
         Timestamp(self.clock.now().0.saturating_add(span))
     }
 
-    pub(super) fn vitals(&self) -> view::Vitals {
-        view::Vitals { alive: true, ready: self.is_ready() }
+    pub(super) fn vitals(&self) -> view::HealthSummary {
+        view::HealthSummary { alive: true, ready: self.is_ready() }
     }
 
     pub(super) fn health(&self) -> view::Health {

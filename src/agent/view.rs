@@ -44,7 +44,7 @@ pub struct Health {
 
 /// Response of `/health` and `/ready` without the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Vitals {
+pub struct HealthSummary {
     /// Always true.
     pub alive: bool,
     /// True once its inputs are prepared.

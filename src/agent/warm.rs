@@ -217,14 +217,14 @@ fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -
 }
 
 /// Amount of a tree that is in a cache.
-struct Looked {
+struct CacheCoverage {
     bytes: u64,
     lacking: Vec<u32>,
     lacking_plain: u64,
 }
 
-fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<Looked> {
-    let mut looked = Looked { bytes: 0, lacking: Vec::new(), lacking_plain: 0 };
+fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<CacheCoverage> {
+    let mut looked = CacheCoverage { bytes: 0, lacking: Vec::new(), lacking_plain: 0 };
     for &chunk in wanted {
         let located = saved.locate(chunk)?;
         looked.bytes += u64::from(located.place.stored_len);

@@ -21,10 +21,10 @@ pub enum Repeats {
 
 /// Recorded request. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Request(Arc<Tally>);
+pub struct Request(Arc<RequestCounters>);
 
 #[derive(Debug)]
-struct Tally {
+struct RequestCounters {
     seq: u64,
     bytes: AtomicU64,
     requests: AtomicU64,
@@ -36,7 +36,7 @@ impl Request {
     /// Request whose decision is entry `seq`.
     pub(super) fn new(seq: u64) -> Self {
         let (bytes, ended, outcome) = Default::default();
-        Self(Arc::new(Tally { seq, bytes, requests: AtomicU64::new(1), ended, outcome }))
+        Self(Arc::new(RequestCounters { seq, bytes, requests: AtomicU64::new(1), ended, outcome }))
     }
 
     /// Number of the decision's entry.

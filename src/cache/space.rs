@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use super::Cache;
 use super::extent;
-use super::queue::{Resident, Standing};
+use super::queue::{QueueKind, Resident};
 use super::read::SlotContent;
 
 /// Nodes of the queue that are searched at once: less than a millisecond.
@@ -134,7 +134,7 @@ impl Cache {
         let to = {
             let mut state = self.state();
             let mut to = state.allocator.take(weight);
-            let held = state.queue.peek(key).is_some_and(|now| now.standing == Standing::Held);
+            let held = state.queue.peek(key).is_some_and(|now| now.standing == QueueKind::Held);
             while to.is_none() && held && state.evict().is_some() {
                 to = state.allocator.take(weight);
             }

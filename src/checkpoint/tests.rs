@@ -159,8 +159,8 @@ fn what_no_manifest_can_hold_is_not_understood() {
     assert_eq!(look(&entry("w", "F32")).unwrap().map(|layout| layout.tensors.len()), Some(1));
     let (name, dtype) = ("n".repeat(TENSOR_NAME_MAX + 1), "F".repeat(DTYPE_NAME_MAX + 1));
     assert!(look(&entry(&name[1..], &dtype[1..])).is_ok());
-    assert!(matches!(look(&entry(&name, "F32")), Err(NotUnderstood::LongName { .. })));
-    assert!(matches!(look(&entry("w", &dtype)), Err(NotUnderstood::LongName { .. })));
+    assert!(matches!(look(&entry(&name, "F32")), Err(NotParsed::LongName { .. })));
+    assert!(matches!(look(&entry("w", &dtype)), Err(NotParsed::LongName { .. })));
 }
 
 #[test]

@@ -36,14 +36,14 @@ impl AtOption {
 
 /// Answer of an agent, and the agent if it is not the one here.
 #[derive(Debug, Serialize)]
-struct Said<T> {
+struct AgentAnswer<T> {
     #[serde(skip_serializing_if = "Option::is_none")]
     at: Option<String>,
     #[serde(flatten)]
     what: T,
 }
 
-impl<T> Said<T> {
+impl<T> AgentAnswer<T> {
     fn by(agent: &Client, what: T) -> Self {
         Self { at: agent.selector().map(ToString::to_string), what }
     }
@@ -136,7 +136,7 @@ impl Context {
         }
         #[derive(Serialize)]
         struct All {
-            tasks: Vec<Said<Task>>,
+            tasks: Vec<AgentAnswer<Task>>,
         }
         let agent = warm.at.agent()?;
         let owner = warm.owner.unwrap_or_else(user);
@@ -178,11 +178,11 @@ impl Context {
             }
             drop(line);
         }
-        let said = begun.into_iter().map(|(task, agent)| Said::by(&agent, task));
+        let said = begun.into_iter().map(|(task, agent)| AgentAnswer::by(&agent, task));
         let all = All { tasks: said.collect() };
         self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
-        let missing = |said: &Said<Task>| number_of(&said.what, "missing") > 0;
-        let full = |said: &Said<Task>| is_full(&said.what);
+        let missing = |said: &AgentAnswer<Task>| number_of(&said.what, "missing") > 0;
+        let full = |said: &AgentAnswer<Task>| is_full(&said.what);
         Ok(if all.tasks.iter().any(|said| missing(said) && !full(said)) {
             ErrorKind::Unreachable.exit_code()
         } else if all.tasks.iter().any(missing) {
@@ -224,7 +224,7 @@ impl Context {
             repository: self.named_repository()?,
         };
         let (pinned, agent): (Pinned, Client) = at.agent()?.begin("/v1/pins", &asked).await?;
-        self.output.report(&Said::by(&agent, pinned), |said, _| {
+        self.output.report(&AgentAnswer::by(&agent, pinned), |said, _| {
             let until = said.what.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
             format!("pinned {name}{}{until}: {}\n", said.place(), said.what.id)
         })
@@ -310,7 +310,7 @@ fn is_full(task: &Task) -> bool {
     task.report.as_ref().is_some_and(|report| report["full"] == true)
 }
 
-fn warmed(said: &Said<Task>) -> String {
+fn warmed(said: &AgentAnswer<Task>) -> String {
     let task = &said.what;
     let name = format!("{}{}", printable(&task.name), said.place());
     if task.report.is_none() {
@@ -333,11 +333,11 @@ fn warmed(said: &Said<Task>) -> String {
     };
     if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let room = match number_of(task, "room_lacking") {
+        let lacking_space = match number_of(task, "room_lacking") {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };
-        return format!("would warm: {name}, {all}; would fetch {lacking}{room}\n");
+        return format!("would warm: {name}, {all}; would fetch {lacking}{lacking_space}\n");
     }
     format!(
         "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
@@ -444,7 +444,7 @@ mod tests {
             "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
         }))
         .unwrap();
-        let mut begun = Said { at: None, what: task };
+        let mut begun = AgentAnswer { at: None, what: task };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
         let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
         begun.what.report = Some(serde_json::json!({

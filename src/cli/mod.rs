@@ -29,7 +29,6 @@ mod recorded;
 mod render;
 mod show;
 mod signals;
-mod taking_back;
 mod target;
 #[cfg(test)]
 #[cfg(feature = "agent")]
@@ -39,6 +38,7 @@ mod token;
 #[cfg(feature = "agent")]
 mod top;
 mod trust;
+mod undelete;
 mod verbs;
 mod watch;
 
@@ -53,7 +53,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use self::args::{Cli, Verb};
-use self::config::{Settings, Surroundings};
+use self::config::{Environment, Settings};
 use self::output::Output;
 use self::signals::{Failed, Interruption, interruptible, listen};
 use self::verbs::Context;
@@ -121,7 +121,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     let folder = std::env::current_dir().map_err(|source| {
         Error::not_found("the working directory is gone").help("cd to one that exists").source(source)
     })?;
-    let around = Surroundings { folder: &folder, variable: &|name| std::env::var_os(name) };
+    let around = Environment { folder: &folder, variable: &|name| std::env::var_os(name) };
     let resolve = if cli.verb.reads_settings() { Settings::resolve } else { Settings::without_file };
     let context = Context {
         settings: resolve(cli.globals.flags(), around)?,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::output::{Paint, printable, table};
+use super::output::{Colors, printable, table};
 use crate::ops::{
     Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedName,
     PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed,
@@ -348,7 +348,7 @@ pub(super) fn sync(report: &SyncReport) -> String {
     text
 }
 
-pub(super) fn verify(report: &VerifyReport, data: bool, paint: Paint) -> String {
+pub(super) fn verify(report: &VerifyReport, data: bool, paint: Colors) -> String {
     let mut text = format!(
         "{} {} in {} and {}, {}\n",
         if data { "read and checked" } else { "checked the structure of" },
@@ -458,7 +458,7 @@ fn taken_values(report: &CollectReport, dry_run: bool) -> String {
     text
 }
 
-pub(super) fn diagnosis(diagnosis: &Diagnosis, paint: Paint) -> String {
+pub(super) fn diagnosis(diagnosis: &Diagnosis, paint: Colors) -> String {
     let line = |check: &Check| {
         let outcome = match check.outcome {
             Outcome::Ok => paint.good("ok  "),

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::id::{PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{
-    Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark,
+    Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Marks, SweepCandidates, Unneeded, delete_all, judge, leftovers, mark,
     outlived, repack, store_time,
 };
 use crate::repository::layout::{Family, Numbered};
@@ -152,11 +152,16 @@ impl Repository {
         }
     }
 
-    async fn rehearse(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
+    async fn rehearse(
+        &self,
+        listed: &SweepCandidates,
+        options: &CollectOptions,
+        report: &mut CollectReport,
+    ) -> Result<()> {
         // The store's clock costs a write to read: a dry run goes by this machine's.
         let now = self.clock().now();
         let forgotten = self.due_to_forget(options, Some(now)).await?;
-        report.tell_forgotten(&forgotten);
+        report.log_forgotten(&forgotten);
         let evidence = self.evidence(&options.progress, &forgotten).await?;
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
@@ -184,7 +189,12 @@ impl Repository {
         Ok(())
     }
 
-    async fn carry_out(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
+    async fn carry_out(
+        &self,
+        listed: &SweepCandidates,
+        options: &CollectOptions,
+        report: &mut CollectReport,
+    ) -> Result<()> {
         // A new log entry shows the store's time.
         let session = SessionId::random();
         let opened = self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
@@ -192,7 +202,7 @@ impl Repository {
         let cutoff = options.cutoff(store_now);
         let forgotten = self.due_to_forget(options, store_now).await?;
         self.commit_still_right(session, forgotten.clone()).await?;
-        report.tell_forgotten(&forgotten);
+        report.log_forgotten(&forgotten);
 
         let evidence = self.evidence(&options.progress, &[]).await?;
         let mut judgement = evidence.judge(listed, cutoff);
@@ -238,7 +248,7 @@ impl Repository {
     /// Reports packs that open sessions keep from being deleted, except sessions that are `ending`.
     async fn tell_held(
         &self,
-        listed: &Leftovers,
+        listed: &SweepCandidates,
         evidence: &Evidence,
         ending: &[(SessionId, u64)],
         report: &mut CollectReport,
@@ -308,7 +318,7 @@ impl Repository {
     async fn delete_due(
         &self,
         session: SessionId,
-        listed: &Leftovers,
+        listed: &SweepCandidates,
         evidence: &Evidence,
         unneeded: &Unneeded,
     ) -> Result<()> {
@@ -403,11 +413,11 @@ fn without(state: &Arc<State>, forgotten: &[Action]) -> Arc<State> {
 }
 
 impl Evidence {
-    fn judge(&self, listed: &Leftovers, cutoff: Cutoff) -> Judgement {
+    fn judge(&self, listed: &SweepCandidates, cutoff: Cutoff) -> Judgement {
         judge(&self.state, &self.packs, &self.marks, listed.packs_due(cutoff))
     }
 
-    fn unneeded(&self, listed: &Leftovers, cutoff: Cutoff) -> Unneeded {
+    fn unneeded(&self, listed: &SweepCandidates, cutoff: Cutoff) -> Unneeded {
         listed.unneeded(&self.state, &self.packs, &self.marks, cutoff)
     }
 }
@@ -437,7 +447,7 @@ impl CollectReport {
         self.fenced_sessions += judgement.fence.len() as u64;
     }
 
-    fn tell_forgotten(&mut self, forgotten: &[Action]) {
+    fn log_forgotten(&mut self, forgotten: &[Action]) {
         self.forgotten_values += forgotten.len() as u64;
         self.steps.extend(forgotten.iter().filter_map(|action| match action {
             Action::Forget { name, version, .. } => {

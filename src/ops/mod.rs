@@ -18,8 +18,8 @@ mod stand_alone;
 mod stopping;
 mod subpath;
 mod sync;
-mod taking_back;
 mod tensors;
+mod undelete;
 mod verify;
 mod watch;
 
@@ -44,16 +44,17 @@ pub use show::{Shown, ShownEntry, ShownTensor};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
-pub use taking_back::{NameHistory, NameValue, Taken, TakenBy, TakenValue, UndeleteOptions, UndeleteReport};
 pub use tensors::{
     RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
     TensorsRead, WantedTensor,
 };
+pub use undelete::{NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport};
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 #[cfg(feature = "agent")]
 pub(crate) use watch::with_logged;
 pub use watch::{
-    HandoffTarget, LoggedMetric, Stop, Unsaved, WatchEvent, WatchFailure, WatchOptions, WatchReport, is_checkpoint,
+    HandoffTarget, LoggedMetric, Stop, UnsavedCheckpoint, WatchEvent, WatchFailure, WatchOptions, WatchReport,
+    is_checkpoint,
 };
 
 /// A path within a tree, as text for display.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::repository::log::{Action, RefValue, State, StepFacts, tell_forgotten};
+use crate::repository::log::{Action, RefValue, State, StepFacts, log_forgotten};
 use crate::repository::{Repository, no_such_name};
 
 /// One name, as `ls` shows it.
@@ -139,7 +139,7 @@ impl Repository {
             Ok(actions)
         });
         commit.await?;
-        tell_forgotten(&kept);
+        log_forgotten(&kept);
         Ok(replaced)
     }
 

@@ -50,7 +50,7 @@ pub trait Guard: fmt::Debug + Send + Sync {
     fn rule_on(&self, policy: Option<&PolicyText>, access: &Access<'_>, caller: Option<&LocalCaller>) -> Ruling;
 
     /// True if the policy key has signed `declassified` for `name`.
-    fn honours(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool;
+    fn accepts_declassification(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool;
 
     /// Refuses if a policy with a higher version than `mark` was seen before: somebody replaced the log or the policy
     /// by an old one.
@@ -81,7 +81,7 @@ impl Guard for Unidentified {
         Ruling { verdict: crate::policy::Verdict::Allow, basis: Basis::NoRule }
     }
 
-    fn honours(&self, _: RepositoryId, _: &Name, _: &Declassified) -> bool {
+    fn accepts_declassification(&self, _: RepositoryId, _: &Name, _: &Declassified) -> bool {
         false
     }
 }
@@ -143,7 +143,7 @@ impl Repository {
     /// Labels of all content of `state`.
     #[must_use]
     pub fn label_view<'s>(&self, state: &'s State) -> LabelView<'s> {
-        LabelView::new(state, |name, declassified| self.guard().honours(self.id(), name, declassified))
+        LabelView::new(state, |name, declassified| self.guard().accepts_declassification(self.id(), name, declassified))
     }
 
     /// The state to rule by: the one that was read last, unless somebody told of a later policy since then.

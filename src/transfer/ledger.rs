@@ -23,7 +23,7 @@ const CALLS: &str = "calls";
 /// Direction of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum Direction {
     /// Received.
     In,
     /// Sent.
@@ -36,7 +36,7 @@ pub struct LedgerEntry {
     /// The other agent.
     pub peer: String,
     /// Direction.
-    pub way: Way,
+    pub way: Direction,
     /// The tree's manifest.
     pub manifest: String,
     /// Chunks.
@@ -64,12 +64,12 @@ pub struct LinkEntry {
 
 /// Ledger of one agent.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<Books>);
+pub struct Ledger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
-struct Books {
-    entries: BTreeMap<(Identity, Way, ManifestId), Moved>,
-    links: BTreeMap<(Identity, &'static str), Carried>,
+struct LedgerState {
+    entries: BTreeMap<(Identity, Direction, ManifestId), Moved>,
+    links: BTreeMap<(Identity, &'static str), LinkTotals>,
     turn: u64,
 }
 
@@ -82,7 +82,7 @@ struct Moved {
 }
 
 #[derive(Debug, Default)]
-struct Carried {
+struct LinkTotals {
     open: Vec<Arc<ByteCounters>>,
     connections: u64,
     sent: u64,
@@ -93,7 +93,7 @@ struct Carried {
 #[derive(Clone, Copy, Debug)]
 pub struct MovedChunks {
     /// Direction.
-    pub way: Way,
+    pub way: Direction,
     /// Tree that they belong to.
     pub manifest: ManifestId,
     /// Number of chunks.
@@ -143,7 +143,7 @@ impl Ledger {
     /// The entries, by agent.
     #[must_use]
     pub fn entries(&self) -> Vec<LedgerEntry> {
-        let entry = |((peer, way, manifest), moved): (&(Identity, Way, ManifestId), &Moved)| LedgerEntry {
+        let entry = |((peer, way, manifest), moved): (&(Identity, Direction, ManifestId), &Moved)| LedgerEntry {
             peer: peer.to_string(),
             way: *way,
             manifest: manifest.to_string(),
@@ -158,7 +158,7 @@ impl Ledger {
     #[must_use]
     pub fn links(&self) -> Vec<LinkEntry> {
         let mut books = self.books();
-        let link = |((peer, transport), carried): (&(Identity, &'static str), &mut Carried)| {
+        let link = |((peer, transport), carried): (&(Identity, &'static str), &mut LinkTotals)| {
             carried.fold();
             LinkEntry {
                 peer: peer.to_string(),
@@ -171,12 +171,12 @@ impl Ledger {
         books.links.iter_mut().map(link).collect()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn books(&self) -> MutexGuard<'_, LedgerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Carried {
+impl LinkTotals {
     /// Adds up closed connections.
     fn fold(&mut self) {
         let (sent, received) = (&mut self.sent, &mut self.received);
@@ -214,7 +214,7 @@ mod tests {
     fn a_tree_has_one_entry_for_each_way() {
         let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
         let manifest = ManifestId::of(b"tree");
-        for way in [Way::In, Way::Out, Way::In] {
+        for way in [Direction::In, Direction::Out, Direction::In] {
             let time = Duration::from_secs(1);
             ledger.moved(&peer, &MovedChunks { way, manifest, chunks: 2, bytes: 50, time });
         }

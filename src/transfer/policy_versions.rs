@@ -24,18 +24,18 @@ type Key = [u8; KEY_LEN];
 
 /// Versions by repository.
 #[derive(Debug, Default)]
-pub(super) struct PolicyVersions(Mutex<BTreeMap<Key, Known>>);
+pub(super) struct PolicyVersions(Mutex<BTreeMap<Key, KnownVersion>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownVersion {
     /// The highest version that this agent has verified; 0 if none.
     seen: u64,
-    heard: Option<Heard>,
+    announced: Option<AnnouncedVersion>,
 }
 
 /// The word of peers that there is a later version.
 #[derive(Debug)]
-struct Heard {
+struct AnnouncedVersion {
     /// Time since which the log must have been read.
     since: Instant,
     /// Time that takes its place, once it has come: the word was given again too soon.
@@ -77,33 +77,33 @@ impl PolicyVersions {
     }
 
     /// Time since which the log of `repository` must have been read before something is ruled by it; none: any time.
-    pub(super) fn heard(&self, repository: RepositoryId, now: Instant) -> Option<Instant> {
+    pub(super) fn announced(&self, repository: RepositoryId, now: Instant) -> Option<Instant> {
         let mut all = self.all();
         let known = all.get_mut(&key(repository))?;
         // Also once the version was seen: whoever saw it may not be whoever rules now.
-        let heard = known.heard.as_mut()?;
-        if let Some(next) = heard.next.take_if(|next| *next <= now) {
-            heard.since = next;
+        let announced = known.announced.as_mut()?;
+        if let Some(next) = announced.next.take_if(|next| *next <= now) {
+            announced.since = next;
         }
-        Some(heard.since)
+        Some(announced.since)
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, Known>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, KnownVersion>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl KnownVersion {
     fn hear(&mut self, now: Instant) {
-        let Some(heard) = &mut self.heard else {
-            self.heard = Some(Heard { since: now, next: None });
+        let Some(announced) = &mut self.announced else {
+            self.announced = Some(AnnouncedVersion { since: now, next: None });
             return;
         };
-        let next = heard.since + PAUSE;
+        let next = announced.since + PAUSE;
         if now >= next {
-            (heard.since, heard.next) = (now, None);
+            (announced.since, announced.next) = (now, None);
         } else {
-            heard.next = Some(next);
+            announced.next = Some(next);
         }
     }
 }
@@ -134,16 +134,16 @@ mod tests {
         versions.saw(own, 3);
         for version in [1, 3] {
             versions.hear(&telling(own, version), now);
-            assert_eq!(versions.heard(own, now), None);
+            assert_eq!(versions.announced(own, now), None);
         }
         versions.hear(&telling(other, 9), now);
-        assert_eq!((versions.heard(own, now), versions.heard(other, now)), (None, None), "it is none of ours");
+        assert_eq!((versions.announced(own, now), versions.announced(other, now)), (None, None), "it is none of ours");
         versions.hear(&telling(own, 4), now);
-        assert_eq!(versions.heard(own, now), Some(now));
+        assert_eq!(versions.announced(own, now), Some(now));
         versions.saw(own, 4);
         let later = now + 2 * PAUSE;
         versions.hear(&telling(own, 4), later);
-        assert_eq!(versions.heard(own, later), Some(now), "it was seen: no other read is wanted");
+        assert_eq!(versions.announced(own, later), Some(now), "it was seen: no other read is wanted");
         assert_eq!(versions.told(), Some(telling(own, 4)));
     }
 
@@ -156,7 +156,7 @@ mod tests {
         for n in 0..1000 {
             let now = begun + Duration::from_millis(20 * n);
             versions.hear(&telling(own, u64::MAX - n), now);
-            let since = versions.heard(own, now).unwrap();
+            let since = versions.announced(own, now).unwrap();
             assert!(since <= now && now.duration_since(since) <= PAUSE);
             reads.insert(since);
         }
@@ -166,7 +166,7 @@ mod tests {
         let good = telling(own, 7);
         for end in 1..good.len() {
             quiet.hear(&good[..end], begun);
-            assert_eq!(quiet.heard(own, begun), None);
+            assert_eq!(quiet.announced(own, begun), None);
         }
         for n in 0..100 {
             quiet.saw(RepositoryId::random(), u64::MAX - n);

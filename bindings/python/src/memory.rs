@@ -17,12 +17,12 @@ const THREADS_MAX: usize = 8;
 
 /// A range of memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct MemoryRange {
     address: usize,
     len: usize,
 }
 
-impl Stretch {
+impl MemoryRange {
     /// `len` bytes at `address`; empty if `address` is 0.
     pub(crate) fn new(address: usize, len: usize) -> Self {
         Self { address, len: if address == 0 { 0 } else { len } }
@@ -76,7 +76,7 @@ impl Stretch {
     /// Lends the bytes without a copy; `latch` counts them as in use until the last reference is dropped.
     pub(crate) fn lend(self, latch: &Arc<Latch>) -> Bytes {
         *latch.lent.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Bytes::from_owner(Lent { stretch: self, latch: Arc::clone(latch) })
+        Bytes::from_owner(BorrowedMemory { stretch: self, latch: Arc::clone(latch) })
     }
 }
 
@@ -97,19 +97,19 @@ impl Latch {
     }
 }
 
-struct Lent {
-    stretch: Stretch,
+struct BorrowedMemory {
+    stretch: MemoryRange,
     latch: Arc<Latch>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for BorrowedMemory {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the lender waits for the latch before the memory is freed or written.
         unsafe { self.stretch.read() }
     }
 }
 
-impl Drop for Lent {
+impl Drop for BorrowedMemory {
     fn drop(&mut self) {
         let mut lent = self.latch.lent.lock().unwrap_or_else(PoisonError::into_inner);
         *lent -= 1;
@@ -162,7 +162,7 @@ fn copy_share(copies: &[(usize, usize, usize)], mut skip: usize, mut len: usize)
         }
         let begin = skip.min(whole);
         let here = (whole - begin).min(len);
-        let (to, from) = (Stretch::new(to + begin, here), Stretch::new(from + begin, here));
+        let (to, from) = (MemoryRange::new(to + begin, here), MemoryRange::new(from + begin, here));
         // SAFETY: the package keeps the source tensor alive, and its caller must not change it until this returns.
         to.place(0, unsafe { from.read() });
         (skip, len) = (skip - begin, len - here);

@@ -11,7 +11,7 @@ use towline::progress::Progress;
 use towline::repository::{Fill, Repository};
 use towline::{Error, Result};
 
-use crate::memory::Stretch;
+use crate::memory::MemoryRange;
 
 /// A tensor to read, and its target memory.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Want {
 }
 
 /// Targets of each tensor of a reading.
-struct Places(Vec<Vec<Stretch>>);
+struct Places(Vec<Vec<MemoryRange>>);
 
 impl TensorSink for Places {
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -105,7 +105,7 @@ fn places(reading: &TensorReading, wants: &[Want]) -> Result<Places> {
                 .expected(format!("{} bytes", want.len))
                 .got(there));
         }
-        places[number].push(Stretch::new(want.address, want.len));
+        places[number].push(MemoryRange::new(want.address, want.len));
     }
     Ok(Places(places))
 }

@@ -24,7 +24,7 @@ use towline::{Error, Result};
 
 use crate::audited::record;
 use crate::errors::raised;
-use crate::memory::{Latch, Stretch};
+use crate::memory::{Latch, MemoryRange};
 use crate::runtime::{STOPPING, background, wait_or_stop};
 use crate::stage::Stage;
 use crate::watched::{Counters, Watched, counters};
@@ -174,7 +174,7 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
     let piece = |piece: Piece<'_>| match piece {
         Piece::Bytes(bytes) => Ok(Bytes::copy_from_slice(bytes.as_bytes())),
         Piece::Stage(stage) => stage.get().give_away(),
-        Piece::Memory((address, len)) => Ok(Stretch::new(address, len).lend(&latch)),
+        Piece::Memory((address, len)) => Ok(MemoryRange::new(address, len).lend(&latch)),
     };
     let file = |(path, pieces): (String, Vec<Piece<'_>>)| {
         let pieces: Vec<Bytes> = pieces.into_iter().map(piece).collect::<PyResult<_>>()?;

@@ -124,9 +124,9 @@ impl Pool {
 pub(crate) struct Stage(Mutex<Option<Arc<Region>>>);
 
 /// A region whose ownership moved to a save.
-struct Given(Arc<Region>);
+struct OwnedRegion(Arc<Region>);
 
-impl AsRef<[u8]> for Given {
+impl AsRef<[u8]> for OwnedRegion {
     fn as_ref(&self) -> &[u8] {
         (*self.0).as_ref()
     }
@@ -168,7 +168,7 @@ impl Stage {
     /// Moves the bytes out: the stage cannot be filled any more.
     pub(crate) fn give_away(&self) -> PyResult<Bytes> {
         let region = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        region.map(Given).map(Bytes::from_owner).ok_or_else(given_away)
+        region.map(OwnedRegion).map(Bytes::from_owner).ok_or_else(given_away)
     }
 }
 

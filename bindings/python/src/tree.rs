@@ -11,7 +11,7 @@ use towline::ops::RangeSink;
 use towline::repository::Saved;
 
 use crate::audited::Reading;
-use crate::memory::{Latch, Stretch};
+use crate::memory::{Latch, MemoryRange};
 use crate::repository::Repository;
 use crate::runtime::wait;
 
@@ -75,14 +75,15 @@ impl Tree {
         let made: Vec<Bound<'py, PyBytes>> =
             ranges.iter().map(|range| PyBytes::new_with(py, len(range), |_| Ok(()))).collect::<PyResult<_>>()?;
         // No other code has these objects before this returns.
-        let places = made.iter().map(|bytes| Stretch::new(bytes.as_bytes().as_ptr() as usize, bytes.as_bytes().len()));
+        let places =
+            made.iter().map(|bytes| MemoryRange::new(bytes.as_bytes().as_ptr() as usize, bytes.as_bytes().len()));
         self.fill(py, ranges, places.collect())?;
         Ok(made)
     }
 
     /// Reads `start..end` of a file into memory of that length.
     fn read_into(&self, py: Python<'_>, path: String, start: u64, end: u64, address: usize) -> PyResult<()> {
-        let place = Stretch::new(address, usize::try_from(end.saturating_sub(start)).unwrap_or(0));
+        let place = MemoryRange::new(address, usize::try_from(end.saturating_sub(start)).unwrap_or(0));
         py.detach(|| place.clear());
         self.fill(py, vec![(path, start, end)], vec![place])
     }
@@ -90,13 +91,13 @@ impl Tree {
 
 impl Tree {
     /// Reads ranges into memory. After an error or a signal, no thread writes there any more.
-    fn fill(&self, py: Python<'_>, ranges: Vec<(String, u64, u64)>, places: Vec<Stretch>) -> PyResult<()> {
+    fn fill(&self, py: Python<'_>, ranges: Vec<(String, u64, u64)>, places: Vec<MemoryRange>) -> PyResult<()> {
         let range = |(path, start, end): (String, u64, u64)| (path.into_bytes(), Range { start, end });
         let ranges: Vec<(Vec<u8>, Range<u64>)> = ranges.into_iter().map(range).collect();
         let (engine, saved) = (self.repository.get().engine(py)?, Arc::clone(&self.saved));
         let bytes: u64 = ranges.iter().map(|(_, range)| range.end.saturating_sub(range.start)).sum();
         let latch = Arc::new(Latch::default());
-        let held = Stretch::new(0, 0).lend(&latch);
+        let held = MemoryRange::new(0, 0).lend(&latch);
         let sink: RangeSink = Arc::new(move |number, at, bytes| {
             // Keeps the latch closed while a thread may write.
             let _ = &held;

@@ -186,7 +186,7 @@ impl Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     /// Only liveness and readiness, for unauthenticated clients.
-    Vitals,
+    HealthSummary,
     /// No paths or locations of this node, for other agents and tokens.
     Remote,
     /// Everything.
@@ -259,7 +259,7 @@ impl Auth {
             Caller::Loopback | Caller::Admin(_) | Caller::Token(_) => self.judge_local((method, path), headers),
             Caller::Remote(caller) => {
                 // Counts every call against the limit, even a refused one.
-                caller.ask().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
+                caller.admit_request().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
                 self.judge_call(caller.identity(), method, path)?;
                 Ok(Visibility::Remote.into())
             }
@@ -311,7 +311,7 @@ impl Auth {
         // A forwarded request is authenticated by this agent's certificate, so it needs the token here.
         let is_own = !headers.contains_key(AT);
         if is_own && (OPEN.contains(&path) || self.open_metrics && path == METRICS) {
-            return Ok(Visibility::Vitals.into());
+            return Ok(Visibility::HealthSummary.into());
         }
         if let Some(grant) = grant {
             check_scope(&grant, need(method, path))?;
@@ -462,8 +462,8 @@ mod tests {
         let auth = || Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
         let (closed, open) = (auth(), auth().open_metrics(true));
         for path in ["/health", "/ready"] {
-            assert_eq!(visibility_of(&closed, path, None), Some(Visibility::Vitals));
-            assert_eq!(visibility_of(&closed, path, Some("Bearer wrong")), Some(Visibility::Vitals));
+            assert_eq!(visibility_of(&closed, path, None), Some(Visibility::HealthSummary));
+            assert_eq!(visibility_of(&closed, path, Some("Bearer wrong")), Some(Visibility::HealthSummary));
             assert_eq!(visibility_of(&closed, path, Some("Bearer secret")), Some(Visibility::All));
         }
         assert_eq!(visibility_of(&closed, "/metrics", None), None);
@@ -493,7 +493,7 @@ mod tests {
         };
         assert_eq!(ask(Method::GET, "/v1/names", &reads), Ok(Visibility::Remote));
         assert_eq!(ask(Method::HEAD, "/v1/files/a/b", &reads), Ok(Visibility::Remote));
-        assert_eq!(ask(Method::GET, "/health", &reads), Ok(Visibility::Vitals));
+        assert_eq!(ask(Method::GET, "/health", &reads), Ok(Visibility::HealthSummary));
         for (method, path) in [
             (Method::POST, "/v1/restore"),
             (Method::POST, "/v1/tokens"),

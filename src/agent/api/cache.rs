@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::auth::Caller;
 use super::error::{ApiError, JsonBody};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::audit::outcome;
 use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
@@ -195,8 +195,8 @@ fn ended(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
 }
 
 /// A request whose every repeat is an entry of the audit log.
-fn apart<'a>(caller: &'a Caller, action: Action, repository: Option<&'a Repository>) -> Asked<'a> {
-    Asked { caller, action, repository, repeats: Repeats::Apart }
+fn apart<'a>(caller: &'a Caller, action: Action, repository: Option<&'a Repository>) -> AccessRequest<'a> {
+    AccessRequest { caller, action, repository, repeats: Repeats::Apart }
 }
 
 /// Ends a pin.

@@ -18,7 +18,7 @@ use utoipa::IntoParams;
 use super::auth::Caller;
 use super::error::{ApiError, parse_query};
 use super::names::bounded;
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::files::{File, TreeNode};
 use crate::agent::state::AgentState;
 use crate::agent::view;
@@ -34,7 +34,7 @@ const BELOW: &str = "/v1/files/";
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Which {
+pub(super) struct FileQuery {
     /// The repository, if not the usual one.
     repository: Option<String>,
     /// Of a folder: only entries after this name, percent-escaped: `next` of the answer before.
@@ -57,7 +57,7 @@ enum Part {
     get,
     path = "/v1/files/{reference}/",
     operation_id = "listFiles",
-    params(("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"), Which),
+    params(("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"), FileQuery),
     responses((status = 200, description = "In the order of names; with `next` if there are more", body = view::Folder)),
 )]
 pub(super) async fn top(
@@ -65,7 +65,7 @@ pub(super) async fn top(
     caller: Extension<Caller>,
     method: Method,
     uri: Uri,
-    which: Result<Query<Which>, QueryRejection>,
+    which: Result<Query<FileQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     file(state, caller, method, uri, which, headers).await
@@ -79,7 +79,7 @@ pub(super) async fn top(
     params(
         ("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"),
         ("path" = String, Path, description = "Path of a file or folder in the saved tree; it may hold slashes"),
-        Which,
+        FileQuery,
         ("Range" = Option<String>, Header, description = "`bytes=A-B`, `bytes=A-` or `bytes=-N`"),
         ("If-Range" = Option<String>, Header, description = "The range is wanted only of this ETag"),
         ("If-None-Match" = Option<String>, Header, description = "Nothing is wanted if it has this ETag"),
@@ -99,14 +99,15 @@ pub(super) async fn file(
     Extension(caller): Extension<Caller>,
     method: Method,
     uri: Uri,
-    which: Result<Query<Which>, QueryRejection>,
+    which: Result<Query<FileQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let Which { repository, after, limit } = parse_query(which)?;
+    let FileQuery { repository, after, limit } = parse_query(which)?;
     let (selector, path) = target(uri.path())?;
     caller.may_name(repository.as_deref())?;
     let served = state.repository(repository.as_deref())?;
-    let asked = Asked { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Together };
+    let asked =
+        AccessRequest { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Together };
     let read_by = served.for_caller(caller.local());
     let node = match TreeNode::open(&state, &read_by, caller.grant(), &selector, path).await {
         Ok(node) => node,

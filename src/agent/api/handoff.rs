@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 
 use super::auth::Caller;
 use super::error::{ApiError, JsonBody};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::handoff::{Announced, HandoffStore};
 use crate::agent::redact::without_locations;
 use crate::agent::state::AgentState;
@@ -92,7 +92,7 @@ pub(super) async fn promise(
     if state.tasks.is_closed() || state.is_preempted() {
         return Err(Error::unreachable("agent is shutting down").help("hand it off to another one").into());
     }
-    let recorded = Asked {
+    let recorded = AccessRequest {
         caller: &caller,
         action: Action::Handoff,
         repository: Some(state.origin(Some(&asked.repository))?),

@@ -12,7 +12,7 @@ use crate::repository::Repository;
 
 /// A request for a name.
 #[derive(Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct AccessRequest<'a> {
     pub(super) caller: &'a Caller,
     pub(super) action: Action,
     /// The repository, where the request tells it.
@@ -21,7 +21,7 @@ pub(super) struct Asked<'a> {
     pub(super) repeats: Repeats,
 }
 
-impl Asked<'_> {
+impl AccessRequest<'_> {
     /// Records that the request for `name` goes on.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Asked<'_> {
     /// Records that `asked`, another agent, is asked for `name`; `details` follow the rule.
     ///
     /// # Errors
-    /// As [`Asked::allow`].
+    /// As [`AccessRequest::allow`].
     ///
     /// # Cancel safety
     /// Safe.
@@ -57,7 +57,7 @@ impl Asked<'_> {
     /// Records that `pin` ends.
     ///
     /// # Errors
-    /// As [`Asked::allow`].
+    /// As [`AccessRequest::allow`].
     ///
     /// # Cancel safety
     /// Safe.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::auth::Caller;
 use super::error::{ApiError, body};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::AT;
 use crate::agent::audit::outcome;
 use crate::agent::dial::{Dialled, SILENCE_MAX};
@@ -120,7 +120,7 @@ async fn recorded(
     };
     // The other agent may have one that this one lacks.
     let repository = state.origin(text("repository")).ok();
-    let asking = Asked { caller, action, repository, repeats: Repeats::Apart };
+    let asking = AccessRequest { caller, action, repository, repeats: Repeats::Apart };
     asking.pass_on(state, text("name"), callee, &details).await
 }
 

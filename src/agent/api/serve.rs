@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::auth::Caller;
 use super::slots::{ConnectionSlot, ConnectionSlots, with_guard};
 use crate::agent::socket::may_connect;
-use crate::transfer::calls::{Calls, Line, RemoteCaller};
+use crate::transfer::calls::{CallStream, Calls, RemoteCaller};
 
 /// Limit of concurrent connections of one listener. Beyond it, a new connection replaces the one that has been idle longest.
 const CONNECTIONS_MAX: usize = 256;
@@ -37,10 +37,10 @@ const BUFFERED_MAX: usize = 64 << 10;
 
 /// Calls from other agents are accepted like any other connection.
 impl Listener for Calls {
-    type Io = Line;
+    type Io = CallStream;
     type Addr = RemoteCaller;
 
-    async fn accept(&mut self) -> (Line, RemoteCaller) {
+    async fn accept(&mut self) -> (CallStream, RemoteCaller) {
         match self.next().await {
             Some(call) => call,
             None => std::future::pending().await,

@@ -19,13 +19,13 @@ pub(super) struct ConnectionSlots(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     most: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<Slots>,
     /// Notified when a connection ends or becomes idle.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct Slots {
     /// Counter for ids of connections and for the order in which they became idle.
     next: u64,
     connections: BTreeMap<u64, Connection>,
@@ -94,12 +94,12 @@ impl ConnectionSlots {
         Some(ConnectionSlot { slots: self.clone(), number, end })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, Slots> {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
+impl Slots {
     fn tick(&mut self) -> u64 {
         self.next += 1;
         self.next

@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 
 use super::auth::{Caller, check_scope};
 use super::error::{ApiError, JsonBody};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use super::rights::Need;
 use crate::agent::Pinning;
 use crate::agent::audit::{follow, follow_with};
@@ -159,7 +159,7 @@ fn check_origins(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(),
     }
 }
 
-type Begun = Result<(StatusCode, Json<view::Task>), ApiError>;
+type TaskStarted = Result<(StatusCode, Json<view::Task>), ApiError>;
 
 /// Starts to save a file or folder under a name.
 #[utoipa::path(
@@ -173,7 +173,7 @@ pub(super) async fn save(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<Save>,
-) -> Begun {
+) -> TaskStarted {
     let name: Name = asked.name.parse()?;
     caller.may_name(asked.repository.as_deref())?;
     let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
@@ -254,7 +254,7 @@ pub(super) async fn restore(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<Restore>,
-) -> Begun {
+) -> TaskStarted {
     let restoring = RestoreRequest {
         name: asked.name.parse()?,
         below: below(asked.path)?,
@@ -282,7 +282,7 @@ pub(super) async fn fetch(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<Fetch>,
-) -> Begun {
+) -> TaskStarted {
     caller.may_name(asked.repository.as_deref())?;
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let (mut name, below) = (asked.name.parse()?, below(asked.path)?);
@@ -323,7 +323,7 @@ pub(super) async fn warm(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<Warm>,
-) -> Begun {
+) -> TaskStarted {
     caller.may_name(asked.repository.as_deref())?;
     let requester = caller.requester();
     let pin = match asked.pin {
@@ -504,8 +504,8 @@ fn below(path: Option<String>) -> Result<Option<String>> {
 }
 
 /// A request whose every repeat is an entry of the audit log.
-fn apart<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> Asked<'a> {
-    Asked { caller, action, repository: Some(repository), repeats: Repeats::Apart }
+fn apart<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> AccessRequest<'a> {
+    AccessRequest { caller, action, repository: Some(repository), repeats: Repeats::Apart }
 }
 
 /// Checks that the path is absolute: callers have other working directories than the agent.

@@ -32,7 +32,7 @@ pub use self::pins::CallerPins;
 use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
-pub use self::sidecar::{SidecarConfig, Watched};
+pub use self::sidecar::{SidecarConfig, WatchedFolder};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,7 +41,7 @@ use crate::pattern::Patterns;
 use crate::policy::{AllowList, AllowRule, Callers};
 use crate::storage::{Location, StoreOptions};
 use crate::transfer::Admission;
-use crate::tree::{Look, read_own_target};
+use crate::tree::{FileStamp, read_own_target};
 
 /// Limit of the settings file, in bytes.
 const FILE_LEN_MAX: u64 = 1 << 20;
@@ -55,7 +55,7 @@ pub struct Config {
     /// The settings file.
     pub file: PathBuf,
     /// State of the settings file when it was read.
-    pub(super) seen: Look,
+    pub(super) seen: FileStamp,
     /// Unix socket.
     pub socket: PathBuf,
     /// Loopback address of the API, if any.
@@ -168,7 +168,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self> {
         let io = |error| Error::io("cannot read the agent's settings", path, error);
         let path = &std::path::absolute(path).map_err(io)?;
-        let seen = Look::at(path);
+        let seen = FileStamp::at(path);
         let text = read_own_target(path, FILE_LEN_MAX).map_err(|error| match error.kind() {
             ErrorKind::NotFound => error.help("write the file first; `towline help agent` has an example"),
             _ => error,
@@ -218,7 +218,7 @@ impl File {
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
             file: path.to_owned(),
-            seen: Look::default(),
+            seen: FileStamp::default(),
             socket,
             http: self.http,
             open_metrics: self.open_metrics,

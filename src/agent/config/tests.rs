@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Allowance, CacheConfig, CallerPins, Config, PeersConfig, SidecarConfig, Watched};
+use super::{Allowance, CacheConfig, CallerPins, Config, PeersConfig, SidecarConfig, WatchedFolder};
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
 use crate::cache::TenantQuotas;
@@ -76,7 +76,7 @@ fn every_setting_is_taken() {
         connections: Some(4),
     };
     assert_eq!(config.peers, peers);
-    let watched = Watched {
+    let watched = WatchedFolder {
         folder: "/ckpt".into(),
         run: "run".parse().unwrap(),
         settle: Duration::from_secs(2),

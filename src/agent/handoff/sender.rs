@@ -30,7 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::name::Name;
-use crate::ops::{HandoffTarget, Unsaved, all_labels};
+use crate::ops::{HandoffTarget, UnsavedCheckpoint, all_labels};
 use crate::policy::Labels;
 use crate::repository::log::State;
 use crate::repository::{Access, Destination};
@@ -85,7 +85,12 @@ impl Sender {
     }
 
     /// Sends `contents` to `receiver`.
-    async fn send_to(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>, contents: &Arc<Contents>) -> Result<()> {
+    async fn send_to(
+        &self,
+        receiver: &Receiver,
+        checkpoint: &UnsavedCheckpoint<'_>,
+        contents: &Arc<Contents>,
+    ) -> Result<()> {
         let labels = self.labels_for(receiver, checkpoint).await;
         let recorded = self.recorded(receiver, checkpoint, labels.as_ref().err()).await?;
         let sent = self.send_labelled(receiver, checkpoint, contents, (labels?, recorded.as_ref())).await;
@@ -99,7 +104,7 @@ impl Sender {
     async fn recorded(
         &self,
         receiver: &Receiver,
-        checkpoint: &Unsaved<'_>,
+        checkpoint: &UnsavedCheckpoint<'_>,
         refused: Option<&Error>,
     ) -> Result<Option<Recorded>> {
         let denied = refused.filter(|error| error.kind() == ErrorKind::Denied);
@@ -124,7 +129,7 @@ impl Sender {
     async fn send_labelled(
         &self,
         receiver: &Receiver,
-        checkpoint: &Unsaved<'_>,
+        checkpoint: &UnsavedCheckpoint<'_>,
         contents: &Arc<Contents>,
         (labels, recorded): (BTreeMap<String, String>, Option<&Recorded>),
     ) -> Result<()> {
@@ -172,7 +177,11 @@ impl Sender {
     }
 
     /// All labels of `checkpoint`, those that bind its name among them, if the policy lets it go to `receiver`.
-    async fn labels_for(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>) -> Result<BTreeMap<String, String>> {
+    async fn labels_for(
+        &self,
+        receiver: &Receiver,
+        checkpoint: &UnsavedCheckpoint<'_>,
+    ) -> Result<BTreeMap<String, String>> {
         let repository = self.state.repository(None)?;
         let (given, free) = Labels::split(checkpoint.labels)?;
         let first_look = || async { timeout(LABELS_WITHIN, repository.state()).await.ok()?.ok() };
@@ -244,7 +253,7 @@ impl HandoffTarget for Sender {
         self.state.short_of_time().await;
     }
 
-    async fn send(&self, checkpoint: &Unsaved<'_>) -> Result<String> {
+    async fn send(&self, checkpoint: &UnsavedCheckpoint<'_>) -> Result<String> {
         let path: PathBuf = checkpoint.path.to_owned();
         let contents = Arc::new(blocking(move || Contents::find(&path)).await?);
         let fingerprint = contents.fingerprint();

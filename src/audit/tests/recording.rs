@@ -8,7 +8,7 @@ use async_trait::async_trait;
 
 use super::super::entry::{EntryKind, Verdict};
 use super::super::head::SignedHead;
-use super::super::publish::{Elsewhere, Publisher, Signer, published};
+use super::super::publish::{FallbackPublisher, Publisher, Signer, published};
 use super::super::recorder::{Recorder, RecorderOptions};
 use super::super::requests::{Repeats, Request, Requests};
 use super::super::verify::verify;
@@ -143,7 +143,7 @@ async fn heads_are_published_when_there_is_something_new() {
 struct Other(Mutex<Vec<SignedHead>>);
 
 #[async_trait]
-impl Elsewhere for Other {
+impl FallbackPublisher for Other {
     async fn publish(&self, head: &SignedHead) -> crate::Result<()> {
         self.0.lock().unwrap().push(head.clone());
         Ok(())
@@ -163,7 +163,7 @@ async fn a_head_that_the_repository_does_not_take_is_published_by_another() {
     let publisher = || Publisher::new(recorder.clone(), repository.clone(), identity.clone(), Arc::clone(&sign));
     assert!(publisher().publish().await.is_err());
     let other = Arc::new(Other::default());
-    let elsewhere: Arc<dyn Elsewhere> = Arc::<Other>::clone(&other);
+    let elsewhere: Arc<dyn FallbackPublisher> = Arc::<Other>::clone(&other);
     let head = publisher().or_by(elsewhere).publish().await.unwrap().unwrap();
     assert_eq!(*other.0.lock().unwrap(), [SignedHead { head, signature: vec![7] }]);
 }

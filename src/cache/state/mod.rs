@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::allocator::Allocator;
 use super::journal::Record;
 use super::pins::{Ledger, Pin};
-use super::queue::{Queue, Resident, Standing};
+use super::queue::{Queue, QueueKind, Resident};
 use super::quotas::{Quotas, TenantNumber};
 use crate::id::PinId;
 
@@ -197,7 +197,7 @@ impl State {
         }
         let standing = if self.ledger.wants(key) {
             self.ledger.arrived(key, weight);
-            let standing = Standing::Held;
+            let standing = QueueKind::Held;
             self.queue.put(Resident { key, place, weight, standing, frequency: 0 });
             standing
         } else {

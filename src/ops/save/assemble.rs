@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::units::About;
+use super::units::FileDetails;
 use crate::chunker::Cut;
 use crate::error::{Error, Result};
 use crate::format::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TreeEntry};
@@ -57,7 +57,7 @@ impl Assembly {
     }
 
     /// Records the description of a file.
-    pub(super) fn describe(&mut self, file: usize, about: About) {
+    pub(super) fn describe(&mut self, file: usize, about: FileDetails) {
         if let Some(content) = self.content(file) {
             (content.cut, content.tensors) = (about.cut, about.tensors);
         }
@@ -65,7 +65,7 @@ impl Assembly {
 
     /// As [`Assembly::describe`], from an earlier manifest.
     pub(super) fn describe_as(&mut self, file: usize, cut: Cut, tensors: &[TensorEntry]) {
-        self.describe(file, About { cut, tensors: tensors.to_vec() });
+        self.describe(file, FileDetails { cut, tensors: tensors.to_vec() });
     }
 
     /// Adds the next chunk of a file, which starts at `start`; a gap before it is a hole.

@@ -26,15 +26,15 @@ pub(super) struct Formats {
     /// Indexes of sharded checkpoints, each with its file.
     pub(super) indexes: Vec<(usize, Index)>,
     /// Memory left for descriptions of tensors, in bytes: a small file may describe very many.
-    room: AtomicU64,
+    memory: AtomicU64,
 }
 
 impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
-    /// `room` bytes of memory at most; files beyond that are plain bytes. Blocking.
-    pub(super) fn new(walk: &Walk, choice: CutChoice, room: u64) -> Self {
-        let room = AtomicU64::new(room);
-        let mut formats = Self { choice, described: Vec::new(), parts: HashMap::new(), indexes: Vec::new(), room };
+    /// `memory` bytes of memory at most; files beyond that are plain bytes. Blocking.
+    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: u64) -> Self {
+        let memory = AtomicU64::new(memory);
+        let mut formats = Self { choice, described: Vec::new(), parts: HashMap::new(), indexes: Vec::new(), memory };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
@@ -72,11 +72,11 @@ impl Formats {
 
     /// Reserves `bytes` of that memory; false if too little is left.
     fn has_room(&self, bytes: u64) -> bool {
-        if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes)).is_ok() {
+        if self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |memory| memory.checked_sub(bytes)).is_ok() {
             return true;
         }
         // Logged once.
-        if self.room.swap(0, Ordering::Relaxed) > 0 {
+        if self.memory.swap(0, Ordering::Relaxed) > 0 {
             tracing::warn!("files are saved as plain bytes: the tensors of this tree take too much memory (--memory)");
         }
         false

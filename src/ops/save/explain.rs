@@ -35,12 +35,12 @@ enum Reason {
     Here,
     Derived,
     Difference,
-    Alone(&'static str, Why),
+    Alone(&'static str, NoBaseReason),
 }
 
 /// Reason why a chunk is stored without a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Why {
+enum NoBaseReason {
     /// It is not numbers.
     NoNumbers,
     NoTensor,
@@ -98,19 +98,19 @@ impl Explanation {
         *row.reasons.entry(reason).or_default() += 1;
     }
 
-    fn why(&self, done: &Done) -> Why {
+    fn why(&self, done: &Done) -> NoBaseReason {
         match (self.orphan, done.basis) {
-            (Some(NoParent::Off), _) => Why::Off,
-            _ if done.faster => Why::Faster,
-            _ if !done.numbers => Why::NoNumbers,
-            (Some(NoParent::First), _) => Why::First,
-            (Some(NoParent::KeyStep), _) => Why::KeyStep,
-            (Some(NoParent::Unfit), _) => Why::Unfit,
-            (Some(NoParent::Stricter), _) => Why::Stricter,
-            (None, Basis::NoTensor) => Why::NoTensor,
-            (None, Basis::Unusable) => Why::Unusable,
-            (None, Basis::Far) => Why::Far,
-            (None, Basis::Chunk(_) | Basis::NotWorth) => Why::NotWorth,
+            (Some(NoParent::Off), _) => NoBaseReason::Off,
+            _ if done.faster => NoBaseReason::Faster,
+            _ if !done.numbers => NoBaseReason::NoNumbers,
+            (Some(NoParent::First), _) => NoBaseReason::First,
+            (Some(NoParent::KeyStep), _) => NoBaseReason::KeyStep,
+            (Some(NoParent::Unfit), _) => NoBaseReason::Unfit,
+            (Some(NoParent::Stricter), _) => NoBaseReason::Stricter,
+            (None, Basis::NoTensor) => NoBaseReason::NoTensor,
+            (None, Basis::Unusable) => NoBaseReason::Unusable,
+            (None, Basis::Far) => NoBaseReason::Far,
+            (None, Basis::Chunk(_) | Basis::NotWorth) => NoBaseReason::NotWorth,
         }
     }
 
@@ -146,17 +146,17 @@ impl Reason {
             Self::Alone(codec, why) => (codec, why),
         };
         match why {
-            Why::NoNumbers => codec.to_owned(),
-            Why::NoTensor => format!("{codec}: {parent} has no such tensor"),
-            Why::Unusable => format!("{codec}: what {parent} has of it cannot be a base"),
-            Why::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
-            Why::Far => format!("{codec}: {parent} has got far from what it is a difference to"),
-            Why::First => format!("{codec}: there is no step before"),
-            Why::KeyStep => format!("{codec}: a key step"),
-            Why::Off => format!("{codec}: compression is off"),
-            Why::Faster => format!("{codec}: the repository takes bytes faster than they are compressed"),
-            Why::Stricter => format!("{codec}: the step before has stricter labels"),
-            Why::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
+            NoBaseReason::NoNumbers => codec.to_owned(),
+            NoBaseReason::NoTensor => format!("{codec}: {parent} has no such tensor"),
+            NoBaseReason::Unusable => format!("{codec}: what {parent} has of it cannot be a base"),
+            NoBaseReason::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
+            NoBaseReason::Far => format!("{codec}: {parent} has got far from what it is a difference to"),
+            NoBaseReason::First => format!("{codec}: there is no step before"),
+            NoBaseReason::KeyStep => format!("{codec}: a key step"),
+            NoBaseReason::Off => format!("{codec}: compression is off"),
+            NoBaseReason::Faster => format!("{codec}: the repository takes bytes faster than they are compressed"),
+            NoBaseReason::Stricter => format!("{codec}: the step before has stricter labels"),
+            NoBaseReason::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
         }
     }
 }

@@ -54,7 +54,7 @@ use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
 use crate::repository::{ChunkPlace, Publication, Published, Repository, StoredChunks, Writer};
-use crate::tree::{MemoryFile, Rules, SeenCache, Walk, WalkKind, coarse_now, walk};
+use crate::tree::{MemoryFile, Rules, StatCache, Walk, WalkKind, coarse_now, walk};
 use crate::work::blocking;
 
 /// Limit of restarts of a save after a collector purged packs that it relied on.
@@ -297,13 +297,13 @@ impl Repository {
             no_ignore_files: options.no_ignore_files,
         };
         let (cut, now) = (options.cut, self.clock().now());
-        let room = self.budget().total() / 2;
+        let memory = self.budget().total() / 2;
         let look = move || {
             let walked = match source {
                 SaveSource::Path(root) => walk(&root, &rules)?,
                 SaveSource::Memory(files) => Walk::in_memory(files, now)?,
             };
-            let formats = Formats::new(&walked, cut, room);
+            let formats = Formats::new(&walked, cut, memory);
             Ok((Arc::new(walked), Arc::new(formats)))
         };
         blocking(look).await
@@ -425,9 +425,9 @@ impl Saving<'_> {
     }
 
     /// Stat cache of the tree; none for files in memory.
-    fn cache(&self) -> Option<SeenCache> {
+    fn cache(&self) -> Option<StatCache> {
         let root = self.walk.root()?;
-        Some(SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
+        Some(StatCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
     }
 
     /// Number of saves since the key step whose chunks are the bases of those at `places`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::limits::MIB;
-use crate::repository::Taken;
+use crate::repository::UploadThroughput;
 
 /// Minimum ratio of the target's rate to the encoders' to start storing raw ...
 const BEGINS: f64 = 1.5;
@@ -42,7 +42,7 @@ pub(super) struct Pace {
     /// Time when the previous batch was finished, if it was encoded.
     last: Option<Timestamp>,
     target: Rate,
-    seen: Taken,
+    seen: UploadThroughput,
     choice: Choice,
     /// Bytes stored raw in a row.
     run: u64,
@@ -66,7 +66,7 @@ impl Pace {
             passed: Duration::ZERO,
             last: None,
             target: Rate::default(),
-            seen: Taken::default(),
+            seen: UploadThroughput::default(),
             choice: Choice::Encode,
             run: 0,
             probe: 0,
@@ -81,8 +81,8 @@ impl Pace {
         self.passed = self.passed.mul_f64(kept) + last.map_or(spent.div_f64(self.workers), |last| now.since(last));
     }
 
-    /// Chooses for the next `plain` bytes, after the target accepted `taken`.
-    pub(super) fn next(&mut self, plain: u64, taken: Taken) -> Choice {
+    /// Chooses for the next `plain` bytes, after the target accepted `throughput`.
+    pub(super) fn next(&mut self, plain: u64, taken: UploadThroughput) -> Choice {
         let (bytes, busy) = (taken.bytes.saturating_sub(self.seen.bytes), taken.busy.saturating_sub(self.seen.busy));
         if bytes > 0 {
             self.target.add(bytes, busy, TAKEN_MAX);
@@ -140,7 +140,7 @@ mod tests {
 
     /// A save in a time of its own: two workers that read, encode or only hash, and a target that takes one pack while the
     /// next is filled. Rates are in bytes a second; those that are functions are given how many bytes were saved.
-    struct World {
+    struct SimulatedSave {
         /// Of what is saved, all workers together.
         reading: f64,
         /// Of one worker.
@@ -150,19 +150,23 @@ mod tests {
         target: fn(u64) -> f64,
     }
 
-    const WORLD: World = World { reading: 20.0 * GB, encoding: |_| GB, percent: 70, target: |_| GB };
+    const WORLD: SimulatedSave = SimulatedSave { reading: 20.0 * GB, encoding: |_| GB, percent: 70, target: |_| GB };
 
-    impl World {
+    impl SimulatedSave {
         /// Saves so many bytes with what `choose` chooses: which of the batches were stored raw, and the seconds it took.
-        fn save(&self, total: u64, mut choose: impl FnMut(&mut Pace, u64, Taken) -> Choice) -> (Vec<bool>, f64) {
+        fn save(
+            &self,
+            total: u64,
+            mut choose: impl FnMut(&mut Pace, u64, UploadThroughput) -> Choice,
+        ) -> (Vec<bool>, f64) {
             let (mut pace, mut raw) = (Pace::new(2), Vec::new());
             let took = |bytes: u64, rate: f64| Duration::from_secs_f64(bytes as f64 / rate);
             let (mut now, mut filled) = (Duration::ZERO, 0);
             // When the target is done with each pack, and what it took.
-            let mut uploads: Vec<(Duration, Taken)> = Vec::new();
+            let mut uploads: Vec<(Duration, UploadThroughput)> = Vec::new();
             for done in (0..total / BATCH).map(|batch| batch * BATCH) {
                 let ended = uploads.iter().filter(|(end, _)| *end <= now);
-                let taken = ended.fold(Taken::default(), |sum, (_, pack)| Taken {
+                let taken = ended.fold(UploadThroughput::default(), |sum, (_, pack)| UploadThroughput {
                     bytes: sum.bytes + pack.bytes,
                     busy: sum.busy + pack.busy,
                 });
@@ -174,7 +178,7 @@ mod tests {
                 if filled >= PACK {
                     now = now.max(uploads.last().map_or(Duration::ZERO, |(end, _)| *end));
                     let busy = took(filled, (self.target)(done));
-                    uploads.push((now + busy, Taken { bytes: filled, busy }));
+                    uploads.push((now + busy, UploadThroughput { bytes: filled, busy }));
                     filled = 0;
                 }
                 pace.done(encodes.then_some((BATCH, spent)), Timestamp(i64::try_from(now.as_nanos()).unwrap()));
@@ -202,14 +206,14 @@ mod tests {
     #[test]
     fn a_slow_target_gets_few_bytes() {
         for target in [(|_| 0.01 * GB) as fn(u64) -> f64, |_| 0.5 * GB, |_| GB, |_| 2.0 * GB, |_| 2.9 * GB] {
-            let world = World { target, ..WORLD };
+            let world = SimulatedSave { target, ..WORLD };
             assert!(world.paced(4096 * MIB).0.iter().all(|raw| !raw), "{}", target(0) / GB);
         }
     }
 
     #[test]
     fn a_fast_target_gets_them_raw() {
-        let world = World { target: |_| 5.0 * GB, ..WORLD };
+        let world = SimulatedSave { target: |_| 5.0 * GB, ..WORLD };
         let (raw, _) = world.paced(8192 * MIB);
         assert!(part(&raw) > 0.9 && !raw[0], "{}", part(&raw));
         let (encoded, raw) = world.over_others(8192 * MIB);
@@ -218,14 +222,14 @@ mod tests {
 
     #[test]
     fn who_waits_for_what_is_read_loses_nothing_by_encoding() {
-        let world = World { reading: 0.5 * GB, target: |_| 5.0 * GB, ..WORLD };
+        let world = SimulatedSave { reading: 0.5 * GB, target: |_| 5.0 * GB, ..WORLD };
         assert!(world.paced(4096 * MIB).0.iter().all(|raw| !raw));
     }
 
     #[test]
     fn a_target_that_gets_slow_gets_few_bytes_again() {
         let target = |saved| if saved < 2048 * MIB { 6.0 * GB } else { 0.3 * GB };
-        let (raw, _) = World { target, ..WORLD }.paced(8192 * MIB);
+        let (raw, _) = SimulatedSave { target, ..WORLD }.paced(8192 * MIB);
         assert!(part(&raw[256..1024]) > 0.9, "{}", part(&raw[256..1024]));
         assert!(part(&raw[1536..]) < 0.05, "{}", part(&raw[1536..]));
     }
@@ -233,7 +237,7 @@ mod tests {
     #[test]
     fn encoders_that_get_fast_are_found_out() {
         let encoding = |saved| if saved < 1024 * MIB { 0.2 * GB } else { 4.0 * GB };
-        let (raw, _) = World { encoding, target: |_| 2.0 * GB, ..WORLD }.paced(8192 * MIB);
+        let (raw, _) = SimulatedSave { encoding, target: |_| 2.0 * GB, ..WORLD }.paced(8192 * MIB);
         assert!(part(&raw[128..512]) > 0.9, "{}", part(&raw[128..512]));
         assert!(part(&raw[2048..]) < 0.05, "{}", part(&raw[2048..]));
     }
@@ -242,13 +246,13 @@ mod tests {
     #[test]
     fn what_swings_a_little_is_left_as_it_is() {
         let swings = |saved: u64| if (saved / (512 * MIB)).is_multiple_of(2) { 2.5 * GB } else { 2.9 * GB };
-        assert!(World { target: swings, ..WORLD }.paced(8192 * MIB).0.iter().all(|raw| !raw));
+        assert!(SimulatedSave { target: swings, ..WORLD }.paced(8192 * MIB).0.iter().all(|raw| !raw));
         let begins_fast = |saved: u64| match saved {
             0..1_073_741_824 => 5.0 * GB,
             _ if (saved / (512 * MIB)).is_multiple_of(2) => 2.6 * GB,
             _ => 2.9 * GB,
         };
-        let (raw, _) = World { target: begins_fast, ..WORLD }.paced(8192 * MIB);
+        let (raw, _) = SimulatedSave { target: begins_fast, ..WORLD }.paced(8192 * MIB);
         assert!(part(&raw[512..]) > 0.9, "{}", part(&raw[512..]));
     }
 
@@ -256,13 +260,13 @@ mod tests {
     fn nothing_is_chosen_before_both_rates_are_known() {
         let encoded = Some((4 * MIB, Duration::from_millis(8)));
         let mut pace = Pace::new(2);
-        let taken = Taken { bytes: PACK, busy: Duration::ZERO };
-        assert_eq!(pace.next(BATCH, Taken::default()), Choice::Encode);
+        let taken = UploadThroughput { bytes: PACK, busy: Duration::ZERO };
+        assert_eq!(pace.next(BATCH, UploadThroughput::default()), Choice::Encode);
         assert_eq!(pace.next(BATCH, taken), Choice::Encode);
         pace.done(encoded, Timestamp(0));
         assert_eq!(pace.next(BATCH, taken), Choice::Raw);
         let mut pace = Pace::new(2);
         pace.done(encoded, Timestamp(0));
-        assert_eq!(pace.next(BATCH, Taken::default()), Choice::Encode);
+        assert_eq!(pace.next(BATCH, UploadThroughput::default()), Choice::Encode);
     }
 }

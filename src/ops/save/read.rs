@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use super::CutChoice;
 use super::detect::Formats;
 use super::source::{check_unchanged, open};
-use super::units::{About, Cuts, FilePart, Unit, about};
+use super::units::{Cuts, FileDetails, FilePart, Unit, about};
 use crate::budget::Buffer;
 use crate::checkpoint::{Layout, in_memory};
 use crate::chunker::{content, fixed, tensor};
@@ -22,7 +22,7 @@ use crate::tree::{self, Opened, Walk};
 #[derive(Debug)]
 pub(super) struct ReadPart {
     pub(super) file: usize,
-    pub(super) about: Option<About>,
+    pub(super) about: Option<FileDetails>,
     pub(super) found: PartContent,
 }
 
@@ -210,7 +210,7 @@ fn joined(a: &Bytes, b: &Bytes) -> Bytes {
 }
 
 /// Hashes chunks between settled boundaries.
-pub(super) fn hash(part: ReadPart) -> (usize, Option<About>, Vec<Named>) {
+pub(super) fn hash(part: ReadPart) -> (usize, Option<FileDetails>, Vec<Named>) {
     let named = match part.found {
         PartContent::Chunks(named) => named,
         PartContent::Cut(cut) => cut

@@ -19,7 +19,7 @@ use super::explain::{Explained, Explanation};
 use super::pace::{Choice, Pace};
 use super::parent::{Basis, Pairs, Parent};
 use super::read::{Named, PartContent, ReadPart, Settler, hash, read, view};
-use super::units::{About, Unit, make_units};
+use super::units::{FileDetails, Unit, make_units};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
@@ -44,7 +44,7 @@ pub(super) struct Counts {
 }
 
 /// The chunks of one unit, by file.
-type Hashed = Vec<(usize, Option<About>, Vec<Named>)>;
+type Hashed = Vec<(usize, Option<FileDetails>, Vec<Named>)>;
 /// Chunks for the writer, and whether to keep their buffer.
 type Ready = (Batch, bool);
 
@@ -65,7 +65,7 @@ pub(super) async fn store(
     let mut tasks = JoinSet::new();
     let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
     let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
-    let mut sifting = Sifting { saving, parent: encode.parent.clone(), pending, pairs };
+    let mut sifting = Deduplicator { saving, parent: encode.parent.clone(), pending, pairs };
     let mut pace = (encode.compression == Compression::IfFaster).then(|| Pace::new(depth));
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
@@ -83,7 +83,7 @@ pub(super) async fn store(
             hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
                 Some(hashed) => {
                     let fresh = sifting.sift(hashed, known, assembly, counts).await?;
-                    let choice = pace.as_mut().map(|pace| pace.next(fresh.bytes(), writer.taken()));
+                    let choice = pace.as_mut().map(|pace| pace.next(fresh.bytes(), writer.throughput()));
                     encoding.push_back(prepare(encode.clone(), fresh, choice.unwrap_or(Choice::Encode)));
                 }
                 None => reading = false,
@@ -108,8 +108,8 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
         // Memory for each concurrent encoding: a base, and the chunk that needs it.
         Some(_) => {
             let whole = saving.repository.budget();
-            let room = (depth as u64 + 1) * 2 * WINDOW_MAX;
-            Some(whole.carve(room.min(whole.total() / 8)).await?)
+            let bytes = (depth as u64 + 1) * 2 * WINDOW_MAX;
+            Some(whole.carve(bytes.min(whole.total() / 8)).await?)
         }
         None => None,
     };
@@ -118,7 +118,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
 }
 
 /// Encodes on workers.
-async fn prepare(encoding: Encoding, fresh: Fresh, choice: Choice) -> Result<Ready> {
+async fn prepare(encoding: Encoding, fresh: NewChunks, choice: Choice) -> Result<Ready> {
     let share = fresh.bytes() * 2 >= fresh.read_bytes;
     Ok((encoding.encode(fresh.chunks, choice).await?, share))
 }
@@ -184,19 +184,19 @@ async fn read_unit(
 }
 
 /// Chunks that are not in the repository, with the buffer that holds their bytes.
-struct Fresh {
+struct NewChunks {
     chunks: Vec<New>,
     read_bytes: u64,
 }
 
-impl Fresh {
+impl NewChunks {
     fn bytes(&self) -> u64 {
         self.chunks.iter().map(|new| new.chunk.bytes.len() as u64).sum()
     }
 }
 
 /// Separates new chunks from known ones, and finds their possible bases.
-struct Sifting<'a> {
+struct Deduplicator<'a> {
     saving: &'a Saving<'a>,
     parent: Option<Arc<Parent>>,
     /// Chunks on their way to the writer.
@@ -205,7 +205,7 @@ struct Sifting<'a> {
     pairs: (usize, Pairs),
 }
 
-impl Sifting<'_> {
+impl Deduplicator<'_> {
     /// Passes every chunk to the assembly; returns the new ones.
     async fn sift(
         &mut self,
@@ -213,10 +213,10 @@ impl Sifting<'_> {
         known: &mut StoredChunks,
         assembly: &mut Assembly,
         counts: &mut Counts,
-    ) -> Result<Fresh> {
+    ) -> Result<NewChunks> {
         let ids: Vec<ChunkId> = hashed.iter().flat_map(|(_, _, named)| named.iter().map(|named| named.id)).collect();
         let mut places = known.locate(&ids).await?.into_iter();
-        let mut fresh = Fresh { chunks: Vec::new(), read_bytes: 0 };
+        let mut fresh = NewChunks { chunks: Vec::new(), read_bytes: 0 };
         for (file, about, named) in hashed {
             if let Some(about) = about {
                 self.pairs = (file, self.pair(file, &about));
@@ -240,7 +240,7 @@ impl Sifting<'_> {
         Ok(fresh)
     }
 
-    fn pair(&self, file: usize, about: &About) -> Pairs {
+    fn pair(&self, file: usize, about: &FileDetails) -> Pairs {
         let found = self.saving.walk.found.get(file);
         let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &about.tensors);
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()

@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
 use crate::repository::StoredChunks;
-use crate::tree::{Seen, SeenCache, Walk, WalkEntry};
+use crate::tree::{SavedStats, StatCache, Walk, WalkEntry};
 
 /// Record of the earlier save, with the chunks of it that are still in the repository.
 pub(super) struct Unchanged {
-    seen: Seen,
+    seen: SavedStats,
     manifest: Manifest,
     here: HashSet<ChunkId>,
 }
@@ -21,7 +21,7 @@ pub(super) struct Unchanged {
 impl Unchanged {
     /// Record of the tree in the stat cache; None if there is none.
     pub(super) async fn load(
-        cache: &SeenCache,
+        cache: &StatCache,
         walk: &Walk,
         formats: &Formats,
         known: &mut StoredChunks,
@@ -67,7 +67,7 @@ fn matching<'m>(
     walk: &Walk,
     formats: &Formats,
     at: usize,
-    (seen, manifest): (&Seen, &'m Manifest),
+    (seen, manifest): (&SavedStats, &'m Manifest),
 ) -> Option<(usize, &'m Content)> {
     let same = |found: &WalkEntry| seen.unchanged(&found.path, &found.stat);
     let found = walk.found.get(at).filter(|found| same(found))?;

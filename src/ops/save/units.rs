@@ -39,7 +39,7 @@ pub(super) struct FilePart {
     /// The tensors of a long file.
     pub(super) layout: Option<Arc<Layout>>,
     /// Description of the file, once, with its first part.
-    pub(super) about: Option<About>,
+    pub(super) about: Option<FileDetails>,
 }
 
 /// Chunk boundaries of a part.
@@ -60,7 +60,7 @@ pub(super) enum Cuts {
 
 /// Record of a file besides its chunks.
 #[derive(Debug)]
-pub(super) struct About {
+pub(super) struct FileDetails {
     /// Cutting.
     pub(super) cut: Cut,
     /// Its tensors, if any.
@@ -149,7 +149,7 @@ impl Unit {
 }
 
 /// Description of a file, given its layout.
-pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
+pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> FileDetails {
     let entry = |tensor: &Tensor| TensorEntry {
         name: tensor.name.clone(),
         dtype: tensor.dtype.word().to_owned(),
@@ -166,7 +166,7 @@ pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
         (CutChoice::Auto | CutChoice::Tensor, Some(_)) => Cut::Tensor,
         _ => Cut::Content,
     };
-    About { cut, tensors }
+    FileDetails { cut, tensors }
 }
 
 /// Groups chunk ends within `stretch` into parts of about `window` bytes.

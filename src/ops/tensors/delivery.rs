@@ -81,7 +81,7 @@ impl Repository {
         progress: &Progress,
     ) -> Result<TensorsRead> {
         let delivery = Arc::new(Delivery::new(reading, sink));
-        let _closing = Closing(&delivery);
+        let _closing = CloseOnDrop(&delivery);
         progress.phase("restoring", plain_bytes(&reading.saved, reading.chunks()));
         let zeros = Arc::clone(&delivery);
         blocking(move || zeros.place_zeros()).await?;
@@ -311,9 +311,9 @@ impl Drop for Claim<'_> {
 }
 
 /// Ends calls of the sink on drop, because work on other threads may outlive a reading that failed or was dropped.
-struct Closing<'a>(&'a Delivery);
+struct CloseOnDrop<'a>(&'a Delivery);
 
-impl Drop for Closing<'_> {
+impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         *self.0.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }

@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mapping::moved;
-use crate::repository::mend::put_map;
+use crate::repository::repair::put_map;
 use crate::repository::{ChunkPlace, Gaps, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.

@@ -17,9 +17,9 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
 use tracing::Instrument as _;
 
-pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
+pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, deliver};
 pub use self::gaps::Gaps;
-pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
+pub use self::plan::{Located, PackPart, PackRead, PlannedChunk, plan};
 pub use self::source::{ChunkSource, FramePlace, SourceBytes};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
@@ -46,7 +46,7 @@ pub trait Sink: Send + Sync {
     /// Any error ends the fetch.
     fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()>;
 
-    /// As [`Take::fill`]: lets a chunk be decoded directly into its final memory.
+    /// As [`ChunkSink::fill`]: lets a chunk be decoded directly into its final memory.
     ///
     /// # Errors
     /// As `fill`.
@@ -122,7 +122,7 @@ struct Passing<'a> {
     plain: u64,
 }
 
-impl Take for &mut Passing<'_> {
+impl ChunkSink for &mut Passing<'_> {
     fn take(&mut self, delivered: Delivered<'_>) -> Result<()> {
         let chunk = delivered.chunk?;
         if !delivered.wanted {
@@ -174,7 +174,7 @@ async fn from_near<T: Send + 'static>(
 ) -> Result<(T, SourceBytes)> {
     let len = usize::try_from(read.stored_len()).unwrap_or(usize::MAX);
     let mut buffer = repository.budget().buffer(len).await?;
-    let mut near = Near { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
+    let mut near = SourceFrames { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
     let chunks: Vec<u32> = read.chunks.iter().map(|brought| brought.chunk).collect();
     let mut moved = source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
     let given = near.given;
@@ -202,22 +202,22 @@ async fn from_near<T: Send + 'static>(
 }
 
 /// Chunks of a read that came from a source.
-struct Near<'a> {
+struct SourceFrames<'a> {
     saved: &'a Saved,
     read: &'a PackRead,
     buffer: &'a mut [u8],
     given: HashSet<u32>,
 }
 
-impl Near<'_> {
+impl SourceFrames<'_> {
     /// Copies a frame to its place in the buffer, if it is encoded as in the pack.
     fn place(&mut self, chunk: u32, encoded: &Encoded) {
         let Ok(located) = self.saved.locate(chunk) else { return };
         let place = &located.place;
         let same = (place.codec, place.base) == (encoded.codec, encoded.base);
-        let room = self.read.find(&located).and_then(|range| self.buffer.get_mut(range));
-        if let Some(room) = room.filter(|room| same && room.len() == encoded.bytes.len()) {
-            room.copy_from_slice(&encoded.bytes);
+        let slot = self.read.find(&located).and_then(|range| self.buffer.get_mut(range));
+        if let Some(slot) = slot.filter(|slot| same && slot.len() == encoded.bytes.len()) {
+            slot.copy_from_slice(&encoded.bytes);
             self.given.insert(chunk);
         }
     }
@@ -226,10 +226,10 @@ impl Near<'_> {
 /// Reads the parts of `rest`, which are within those of `read`, into the buffer of `read`.
 async fn bring_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
     for part in rest {
-        let room = read.room_of(part).and_then(|range| buffer.get_mut(range));
-        let room = room.ok_or_else(|| Error::other("a read outgrew its buffer"))?;
+        let slot = read.slot_of(part).and_then(|range| buffer.get_mut(range));
+        let slot = slot.ok_or_else(|| Error::other("a read outgrew its buffer"))?;
         let key = layout::owned(Family::Pack, part.pack);
-        objects::read_range(&**repository.store().objects(), &key, part.range.start, room).await?;
+        objects::read_range(&**repository.store().objects(), &key, part.range.start, slot).await?;
     }
     Ok(())
 }

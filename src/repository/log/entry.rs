@@ -181,12 +181,12 @@ impl LogEntry {
         Self::decode_within(body, u64::MAX)
     }
 
-    /// Reads a body, with at most `room` bytes of memory.
+    /// Reads a body, with at most `memory` bytes of memory.
     ///
     /// # Errors
-    /// As [`LogEntry::decode`]; exhausted, if `room` is too little.
-    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
-        let mut reader = Reader::within(body, room);
+    /// As [`LogEntry::decode`]; exhausted, if `memory` is too little.
+    pub fn decode_within(body: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, memory);
         let write = WriteId::from_bytes(reader.array()?);
         let session = if reader.flag()? { Some(read_session(&mut reader)?) } else { None };
         let at = Timestamp(reader.signed()?);

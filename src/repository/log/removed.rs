@@ -125,7 +125,7 @@ impl State {
 }
 
 /// Reports values forgotten beyond the quota by an entry with the `actions`.
-pub fn tell_forgotten(actions: &[Action]) {
+pub fn log_forgotten(actions: &[Action]) {
     let forgotten = actions.iter().filter(|action| matches!(action, Action::Forget { .. })).count();
     if forgotten > 0 {
         tracing::warn!("forgot the {forgotten} oldest values of removed or replaced names: too many were kept");

@@ -451,7 +451,7 @@ impl State {
     ///
     /// # Errors
     /// Packs that cannot be relied on: purged, damaged, or found in a state that is too old.
-    pub fn vouch(&self, packs: &BTreeSet<PackId>, known: u64) -> Result<Vec<Action>, Vec<PackId>> {
+    pub fn check_packs(&self, packs: &BTreeSet<PackId>, known: u64) -> Result<Vec<Action>, Vec<PackId>> {
         let lost = |pack: &&PackId| {
             known < self.forgotten
                 || self.purged.contains_key(pack)

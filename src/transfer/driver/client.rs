@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::Clockwork;
+use super::ConnectionClock;
 use super::lanes::{Incoming, Lanes};
 use crate::budget::Budget;
 use crate::codec::Encoded;
@@ -22,7 +22,7 @@ use crate::policy;
 use crate::transfer::ByteCounters;
 use crate::transfer::connection_error::describe;
 use crate::transfer::policy_versions::PolicyVersions;
-use crate::transfer::protocol::{Closed, Event, Hello, How, Priority, Requester, Runs, Survey, Wanted};
+use crate::transfer::protocol::{Closed, Event, Hello, Priority, RequestOutcome, Requester, Runs, Survey, Wanted};
 
 /// Maximum number of requests that wait to be sent.
 const WAITING_MAX: usize = 16;
@@ -85,7 +85,7 @@ pub enum Reply {
     /// End of the request.
     Ended {
         /// Reason.
-        how: How,
+        how: RequestOutcome,
         /// Ordinals that were not answered.
         left: Runs,
     },
@@ -163,7 +163,12 @@ impl Shared {
 
 impl Client {
     /// Drives `requester` over `lanes`.
-    pub(in crate::transfer) fn start(requester: Requester, lanes: Lanes, clock: Clockwork, window: Window) -> Self {
+    pub(in crate::transfer) fn start(
+        requester: Requester,
+        lanes: Lanes,
+        clock: ConnectionClock,
+        window: Window,
+    ) -> Self {
         let Window { memory, wire, versions } = window;
         let (commands, receiver) = mpsc::channel(WAITING_MAX);
         let shared = Arc::new(Shared {
@@ -293,7 +298,7 @@ enum Route {
 
 struct Driver {
     requester: Requester,
-    clock: Clockwork,
+    clock: ConnectionClock,
     shared: Arc<Shared>,
     routes: BTreeMap<u64, Route>,
     versions: Option<Arc<PolicyVersions>>,
@@ -319,7 +324,7 @@ impl Driver {
                     Some(Incoming::Ended(error)) => self.requester.lost(&describe(&error)),
                     None => {}
                 },
-                Some(command) = commands.recv(), if self.requester.room() > 0 => self.carry_out(command),
+                Some(command) = commands.recv(), if self.requester.free_requests() > 0 => self.carry_out(command),
                 () = wake.wake.notified() => {}
                 () = sleep_until(timeout) => self.requester.expire(clock.now()),
             }
@@ -349,9 +354,9 @@ impl Driver {
         match command {
             Command::Fetch { priority, manifest, wanted, begun } => {
                 // Each ordinal is answered once, by a frame or as missing; plus the end.
-                let room = usize::try_from(wanted.len()).unwrap_or(usize::MAX).saturating_add(1);
+                let capacity = usize::try_from(wanted.len()).unwrap_or(usize::MAX).saturating_add(1);
                 let fetching = self.requester.request(priority, manifest, wanted, now).map(|request| {
-                    let (sender, replies) = mpsc::channel(room);
+                    let (sender, replies) = mpsc::channel(capacity);
                     self.routes.insert(request, Route::Replies(sender));
                     Fetching { request, replies, shared: Arc::clone(&self.shared), ended: false }
                 });
@@ -413,12 +418,12 @@ impl Driver {
         }
     }
 
-    fn ended(&mut self, request: u64, how: How, left: Runs) {
+    fn ended(&mut self, request: u64, how: RequestOutcome, left: Runs) {
         match self.routes.remove(&request) {
             Some(Route::Replies(replies)) => drop(replies.try_send(Reply::Ended { how, left })),
             Some(Route::Survey(Some(found))) => {
                 let error = match how {
-                    How::Refused(code, _) => {
+                    RequestOutcome::Refused(code, _) => {
                         Error::not_found(format!("peer does not serve the manifest: {}", code.word()))
                     }
                     _ => Error::from(self.requester.why_over().cloned().unwrap_or(Closed::Done)),

@@ -19,9 +19,9 @@ use crate::identity::Identity;
 
 /// Clock of the protocol: the time since the connection began.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clockwork(Instant);
+pub(super) struct ConnectionClock(Instant);
 
-impl Clockwork {
+impl ConnectionClock {
     /// Starts the clock of a new connection.
     pub(super) fn start() -> Self {
         Self(Instant::now())

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::Exchange;
-use super::gather::Ask;
+use super::get::ChunkRequest;
 use super::permits::Sides;
 use crate::audit::{Action, Actor, Decision, Recorder, Repeats, Request, Verdict};
 use crate::error::{ErrorKind, Result};
@@ -20,30 +20,30 @@ const REQUESTS_MAX: usize = 1024;
 const LOCAL: &str = "process of this node";
 
 /// Requesting agent; none for a process of this node.
-type Asker<'a> = Option<&'a Identity>;
+type Requester<'a> = Option<&'a Identity>;
 
 /// The other side of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Party {
+enum PeerRole {
     /// It asked.
-    Asker(Option<Identity>),
+    Requester(Option<Identity>),
     /// It was asked.
-    Asked(Identity),
+    Provider(Identity),
 }
 
 /// The recorder, if there is one, and the requests that it has recorded.
 #[derive(Debug, Default)]
 pub(super) struct Audited {
     recorder: OnceLock<Recorder>,
-    requests: Mutex<HashMap<(Party, ManifestId), Request>>,
+    requests: Mutex<HashMap<(PeerRole, ManifestId), Request>>,
 }
 
 impl Audited {
-    fn requests(&self) -> std::sync::MutexGuard<'_, HashMap<(Party, ManifestId), Request>> {
+    fn requests(&self) -> std::sync::MutexGuard<'_, HashMap<(PeerRole, ManifestId), Request>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, party: Party, manifest: ManifestId, request: Request) {
+    fn remember(&self, party: PeerRole, manifest: ManifestId, request: Request) {
         let mut requests = self.requests();
         if requests.len() >= REQUESTS_MAX {
             requests.clear();
@@ -54,13 +54,13 @@ impl Audited {
 
 /// A request to a peer, and its entry, if there is a log.
 #[derive(Debug, Default)]
-pub(super) struct AskedOf {
+pub(super) struct PeerRequest {
     request: Option<Request>,
     /// Bytes that came after the entry had ended.
     late: u64,
 }
 
-impl AskedOf {
+impl PeerRequest {
     /// Counts `bytes` that the peer gave.
     pub(super) fn came(&mut self, bytes: u64) {
         if self.request.as_ref().is_some_and(|request| !request.moved(bytes)) {
@@ -76,7 +76,7 @@ impl Exchange {
         let _ = self.audited.recorder.set(recorder);
     }
 
-    /// Records that `asker` is granted or refused `manifest`. Granted and refused requests are looked up in the same
+    /// Records that `requester` is granted or refused `manifest`. Granted and refused requests are looked up in the same
     /// way.
     ///
     /// # Errors
@@ -84,21 +84,21 @@ impl Exchange {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn record(&self, asker: Asker<'_>, manifest: &ManifestId, granted: bool) -> Result<()> {
+    pub(super) async fn record(&self, requester: Requester<'_>, manifest: &ManifestId, granted: bool) -> Result<()> {
         let Some(recorder) = self.audited.recorder.get() else { return Ok(()) };
-        let decision = self.decision(asker, manifest, granted);
-        if asker.is_none() && !granted {
+        let decision = self.decision(requester, manifest, granted);
+        if requester.is_none() && !granted {
             // Absent, so not refused.
             return Ok(());
         }
         let request = recorder.record(decision, Repeats::Together).await?;
         if granted {
-            self.audited.remember(Party::Asker(asker.cloned()), *manifest, request);
+            self.audited.remember(PeerRole::Requester(requester.cloned()), *manifest, request);
         }
         Ok(())
     }
 
-    /// Counts `bytes` of `manifest` that are sent to `asker`. Bytes after a minute without any are recorded as a new
+    /// Counts `bytes` of `manifest` that are sent to `requester`. Bytes after a minute without any are recorded as a new
     /// request.
     ///
     /// # Errors
@@ -106,48 +106,52 @@ impl Exchange {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn count_given(&self, asker: Asker<'_>, manifest: &ManifestId, bytes: u64) -> Result<()> {
+    pub(super) async fn count_given(&self, requester: Requester<'_>, manifest: &ManifestId, bytes: u64) -> Result<()> {
         if self.audited.recorder.get().is_none() {
             return Ok(());
         }
-        let key = (Party::Asker(asker.cloned()), *manifest);
+        let key = (PeerRole::Requester(requester.cloned()), *manifest);
         let goes_on = |request: &Request| request.moved(bytes);
         if self.audited.requests().get(&key).is_some_and(goes_on) {
             return Ok(());
         }
-        self.record(asker, manifest, true).await?;
+        self.record(requester, manifest, true).await?;
         let _ = self.audited.requests().get(&key).is_some_and(goes_on);
         Ok(())
     }
 
-    /// Checks that what `ask` is about may come over `link`, and records that the peer is asked for it, or why not: one entry for all
-    /// of it within a minute. Bytes are counted by [`AskedOf::came`].
+    /// Checks that what `chunk_request` is about may come over `link`, and records that the peer is asked for it, or why not: one entry for all
+    /// of it within a minute. Bytes are counted by [`PeerRequest::came`].
     ///
     /// # Errors
     /// Denied, if it may not come; as [`Recorder::record`].
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn ask_of(&self, ask: &Ask<'_>, link: &Client) -> Result<AskedOf> {
-        let checked = self.check_link(ask, link).await;
-        let Some(recorder) = self.audited.recorder.get() else { return checked.map(|_| AskedOf::default()) };
-        let (peer, manifest) = (link.peer(), ask.saved.value.manifest);
-        let key = (Party::Asked(peer.clone()), manifest);
+    pub(super) async fn begin_peer_request(
+        &self,
+        chunk_request: &ChunkRequest<'_>,
+        link: &Client,
+    ) -> Result<PeerRequest> {
+        let checked = self.check_link(chunk_request, link).await;
+        let Some(recorder) = self.audited.recorder.get() else { return checked.map(|_| PeerRequest::default()) };
+        let (peer, manifest) = (link.peer(), chunk_request.saved.value.manifest);
+        let key = (PeerRole::Provider(peer.clone()), manifest);
         let going_on = self.audited.requests().get(&key).filter(|request| request.moved(0)).cloned();
         if let (Ok(_), Some(request)) = (&checked, going_on) {
-            return Ok(AskedOf { request: Some(request), late: 0 });
+            return Ok(PeerRequest { request: Some(request), late: 0 });
         }
         let (verdict, rule) = match &checked {
             Ok(rule) => (Verdict::Allow, rule.clone()),
             Err(error) if error.kind() == ErrorKind::Denied => (Verdict::Deny, error.to_string()),
-            Err(_) => return checked.map(|_| AskedOf::default()),
+            Err(_) => return checked.map(|_| PeerRequest::default()),
         };
         let decision = Decision {
             actor: Actor::Agent(self.identity.clone()),
             action: Action::Fetch,
-            name: Some(ask.saved.name.to_string()),
+            name: Some(chunk_request.saved.name.to_string()),
             manifest: Some(manifest.to_string()),
-            repository: Some(ask.repository.id().to_string()),
+            repository: Some(chunk_request.repository.id().to_string()),
             to: Some(self.identity.site().to_owned()),
             asked: Some(peer.to_string()),
             verdict,
@@ -156,28 +160,33 @@ impl Exchange {
         let request = recorder.record(decision, Repeats::Together).await?;
         checked?;
         self.audited.remember(key.0, manifest, request.clone());
-        Ok(AskedOf { request: Some(request), late: 0 })
+        Ok(PeerRequest { request: Some(request), late: 0 })
     }
 
     /// Records what came after a minute's silence, when the entry had ended: under a new one.
     ///
     /// # Errors
-    /// As [`Exchange::ask_of`].
+    /// As [`Exchange::begin_peer_request`].
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn asked_of(&self, asked: AskedOf, ask: &Ask<'_>, link: &Client) -> Result<()> {
+    pub(super) async fn end_peer_request(
+        &self,
+        asked: PeerRequest,
+        chunk_request: &ChunkRequest<'_>,
+        link: &Client,
+    ) -> Result<()> {
         if asked.late > 0
-            && let Some(request) = self.ask_of(ask, link).await?.request
+            && let Some(request) = self.begin_peer_request(chunk_request, link).await?.request
         {
             let _ = request.moved(asked.late);
         }
         Ok(())
     }
 
-    fn decision(&self, asker: Asker<'_>, manifest: &ManifestId, granted: bool) -> Decision {
+    fn decision(&self, requester: Requester<'_>, manifest: &ManifestId, granted: bool) -> Decision {
         let known = self.catalog.names_of(manifest);
-        let rule_of = |repository: &RepositoryId, name: &Name| match asker {
+        let rule_of = |repository: &RepositoryId, name: &Name| match requester {
             Some(agent) => self.allow.rule(&self.catalog.agent_in(*repository, agent)?, name),
             None => Some(LOCAL.to_owned()),
         };
@@ -187,7 +196,7 @@ impl Exchange {
             Some((_, _, rule)) if granted => rule.clone(),
             None if granted => "granted before".to_owned(),
             Some((_, name, _)) => {
-                let refused = asker.and_then(|agent| {
+                let refused = requester.and_then(|agent| {
                     let sides = Sides { from: &self.identity, to: agent, caller: None };
                     self.catalog.refusal(sides, name, manifest)
                 });
@@ -199,7 +208,7 @@ impl Exchange {
         let named = ruled.map(|(repository, name, _)| (repository, name));
         let named = named.or_else(|| known.first().map(|(repository, name)| (repository, name)));
         Decision {
-            actor: match asker {
+            actor: match requester {
                 Some(agent) => Actor::Agent(agent.clone()),
                 None => Actor::User("this node".to_owned()),
             },
@@ -208,7 +217,7 @@ impl Exchange {
             // Unknown manifests are invented by the asker: repeats share one entry.
             manifest: (!known.is_empty() || granted).then(|| manifest.to_string()),
             repository: named.map(|(repository, _)| repository.to_string()),
-            to: Some(asker.unwrap_or(&self.identity).site().to_owned()),
+            to: Some(requester.unwrap_or(&self.identity).site().to_owned()),
             asked: None,
             verdict: if granted { Verdict::Allow } else { Verdict::Deny },
             rule,

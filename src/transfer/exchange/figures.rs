@@ -36,14 +36,14 @@ pub(super) enum Source {
 
 /// Bytes by source, still counting.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct SourceCounters {
     cache: AtomicU64,
     site: AtomicU64,
     remote: AtomicU64,
     repository: AtomicU64,
 }
 
-impl Tally {
+impl SourceCounters {
     pub(super) fn add(&self, from: Source, bytes: u64) {
         let count = match from {
             Source::Cache => &self.cache,
@@ -69,7 +69,7 @@ impl Tally {
 /// Figures, still counting.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) from: Tally,
+    pub(super) from: SourceCounters,
     pub(super) to_local: AtomicU64,
     pub(super) to_site: AtomicU64,
     pub(super) to_remote: AtomicU64,

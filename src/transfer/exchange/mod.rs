@@ -12,11 +12,10 @@
 //! level, and an agent that serves another one of its site asks no third agent of the site on its behalf.
 
 mod audited;
-mod bring;
 mod catalog;
+mod fetch;
 mod figures;
-mod gather;
-mod holdings;
+mod get;
 mod in_flight;
 mod limit;
 mod limiter;
@@ -26,6 +25,7 @@ mod plan;
 mod reachable;
 mod rights;
 mod served;
+mod serving;
 mod single_flight;
 mod verify;
 mod view;
@@ -41,16 +41,16 @@ use async_trait::async_trait;
 use self::audited::Audited;
 use self::catalog::Catalog;
 pub use self::figures::Figures;
-use self::figures::{Counts, Tally};
-use self::gather::Ask;
-pub use self::holdings::Local;
-use self::holdings::{GrantKey, GrantedAt};
+use self::figures::{Counts, SourceCounters};
+use self::get::ChunkRequest;
 use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
+pub use self::serving::Local;
+use self::serving::{GrantKey, GrantedAt};
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
-use super::Ahead;
+use super::ReadAhead;
 use super::peers::{Peers, Rate};
 use super::policy::Policies;
 use super::protocol::Priority;
@@ -88,7 +88,7 @@ pub struct Exchange {
     identity: Identity,
     cache: Arc<Cache>,
     budget: Budget,
-    ahead: Arc<Ahead>,
+    ahead: Arc<ReadAhead>,
     peers: Arc<Peers>,
     allow: AllowList,
     policies: Arc<Policies>,
@@ -151,7 +151,7 @@ impl Exchange {
             identity,
             cache,
             budget,
-            ahead: Ahead::new(ahead),
+            ahead: ReadAhead::new(ahead),
             peers,
             allow,
             policies,
@@ -227,11 +227,17 @@ impl ChunkSource for Exchange {
         chunks: &[u32],
         place: FramePlace<'_>,
     ) -> SourceBytes {
-        let tally = Tally::default();
-        let ask =
-            Ask { repository, saved, policy: &FetchPolicy::FOR_READER, through: true, tally: &tally, tenant: None };
-        self.gather(&ask, chunks, place).await;
-        tally.read()
+        let counters = SourceCounters::default();
+        let request = ChunkRequest {
+            repository,
+            saved,
+            policy: &FetchPolicy::FOR_READER,
+            through: true,
+            counters: &counters,
+            tenant: None,
+        };
+        self.get_chunks(&request, chunks, place).await;
+        counters.read()
     }
 }
 

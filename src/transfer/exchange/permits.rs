@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Exchange;
-use super::gather::Ask;
+use super::get::ChunkRequest;
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
 use crate::identity::Identity;
@@ -16,7 +16,7 @@ use crate::policy::{Basis, Labels, LocalCaller, PolicyRules, Question, Route, Ru
 use crate::repository::log::State;
 use crate::repository::{Guard as _, Repository};
 use crate::transfer::driver::Client;
-use crate::transfer::policy::{Policies, Standing};
+use crate::transfer::policy::{Policies, PolicyStatus};
 
 /// Labels and rules of one state of a repository.
 #[derive(Debug)]
@@ -50,12 +50,12 @@ impl Permits {
             None
         });
         let standing = policies.standing(repository.id(), policy.as_deref());
-        let lost = outdated || matches!(standing, Standing::Lost);
+        let lost = outdated || matches!(standing, PolicyStatus::Lost);
         let open = state.labels.is_empty() && state.policy.is_none() && !lost;
-        let lapsed = matches!(standing, Standing::Lapsed(_));
+        let lapsed = matches!(standing, PolicyStatus::Lapsed(_));
         let rules = match standing {
-            Standing::InForce(rules) | Standing::Lapsed(rules) => Some(rules),
-            Standing::Unknown | Standing::Lost => None,
+            PolicyStatus::InForce(rules) | PolicyStatus::Lapsed(rules) => Some(rules),
+            PolicyStatus::Unknown | PolicyStatus::Lost => None,
         };
         let mut labels = HashMap::new();
         if !state.labels.is_empty() {
@@ -149,32 +149,32 @@ pub(super) struct Sides<'a> {
 }
 
 impl Exchange {
-    /// The tenant that chunks count for which come for `ask`, if tenants have quotas here.
+    /// The tenant that chunks count for which come for `request`, if tenants have quotas here.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn tenant_of(&self, ask: &Ask<'_>) -> Option<String> {
+    pub(super) async fn tenant_of(&self, request: &ChunkRequest<'_>) -> Option<String> {
         if !self.cache.has_quotas() {
             return None;
         }
-        let served = self.catalog.served_as(ask.repository)?;
-        let state = ask.repository.log().latest_or_refresh().await.ok()?;
-        served.permits(&state).await.tenant(&ask.saved.value.manifest)
+        let served = self.catalog.served_as(request.repository)?;
+        let state = request.repository.log().latest_or_refresh().await.ok()?;
+        served.permits(&state).await.tenant(&request.saved.value.manifest)
     }
 
-    /// Checks that what `ask` is about may come over `link`: each side decides for itself. Gives the rule.
+    /// Checks that what `request` is about may come over `link`: each side decides for itself. Gives the rule.
     ///
     /// # Errors
     /// Denied, if not.
-    pub(super) async fn check_link(&self, ask: &Ask<'_>, link: &Client) -> Result<String> {
+    pub(super) async fn check_link(&self, request: &ChunkRequest<'_>, link: &Client) -> Result<String> {
         let unserved = || Ok("its repository is not served".to_owned());
-        let Some(served) = self.catalog.served_as(ask.repository) else { return unserved() };
-        let state = ask.repository.state_to_rule_by().await?;
+        let Some(served) = self.catalog.served_as(request.repository) else { return unserved() };
+        let state = request.repository.state_to_rule_by().await?;
         let permits = served.permits(&state).await;
-        let sides = Sides { from: link.peer(), to: &self.identity, caller: ask.repository.caller() };
-        let rule = permits.take(sides, link.route(), &ask.saved.name, &ask.saved.value.manifest);
+        let sides = Sides { from: link.peer(), to: &self.identity, caller: request.repository.caller() };
+        let rule = permits.take(sides, link.route(), &request.saved.name, &request.saved.value.manifest);
         rule.ok_or_else(|| {
-            Error::denied("policy does not let this name come from there").at(&ask.saved.name).got(link.peer())
+            Error::denied("policy does not let this name come from there").at(&request.saved.name).got(link.peer())
         })
     }
 }

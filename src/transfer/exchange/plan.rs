@@ -16,12 +16,12 @@ use crate::error::Result;
 use crate::id::PackId;
 use crate::identity::Identity;
 use crate::limits::MIB;
-use crate::transfer::asking::ASK_MAX;
+use crate::transfer::frame_request::REQUEST_CHUNKS_MAX;
 
 /// Bytes of a pack that are fetched together.
 pub(super) const UNIT_LEN: u64 = 8 * MIB;
 /// Units of a pack in one batch, which is divided as evenly as possible.
-const HAND: u64 = 8;
+const ASSIGNMENT_BATCH: u64 = 8;
 
 /// Another agent, for a plan.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Candidate<P> {
     /// Identity.
     pub(super) identity: Identity,
     /// Chunks of the manifest that it holds.
-    pub(super) held: Held,
+    pub(super) held: HeldChunks,
 }
 
 /// Known state of the other agents.
@@ -78,13 +78,13 @@ pub(super) struct Group<P> {
 /// Set of places in a manifest's list. Bases outside the list are not announced: an agent that holds some of the
 /// manifest is assumed to hold them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldChunks {
     words: Vec<u64>,
     listed: u32,
     any: bool,
 }
 
-impl Held {
+impl HeldChunks {
     /// Empty set for a list of `listed` chunks.
     pub(super) fn none_of(listed: u32) -> Self {
         Self { words: vec![0; listed.div_ceil(64) as usize], listed, any: false }
@@ -146,7 +146,7 @@ pub(super) fn plan<P: Clone + Ord>(
         }
         for ((from, through), chunks) in of_unit {
             let some = |some: &[u32]| Group { from: from.clone(), through, chunks: some.to_vec() };
-            groups.extend(chunks.chunks(ASK_MAX).map(some));
+            groups.extend(chunks.chunks(REQUEST_CHUNKS_MAX).map(some));
         }
     }
     Ok(Plan { groups: interleaved(groups), nowhere })
@@ -171,17 +171,17 @@ fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
     }
     let others = view.site.iter().map(|candidate| (&candidate.identity, Some(&candidate.peer)));
     let mut agents: Vec<_> = others.chain([(&view.own, None)]).map(|(agent, peer)| (agent, peer, 0)).collect();
-    let most = HAND.div_ceil(agents.len() as u64);
-    let first = unit.1 - unit.1 % HAND;
-    let mut dealt = None;
+    let most = ASSIGNMENT_BATCH.div_ceil(agents.len() as u64);
+    let first = unit.1 - unit.1 % ASSIGNMENT_BATCH;
+    let mut assigned = None;
     for at in first..=unit.1 {
         let free = agents.iter_mut().filter(|(_, _, has)| *has < most);
         if let Some((_, peer, has)) = free.max_by_key(|(agent, ..)| weight(&(unit.0, at), agent)) {
             *has += 1;
-            dealt = *peer;
+            assigned = *peer;
         }
     }
-    dealt.cloned()
+    assigned.cloned()
 }
 
 /// Groups of all origins in turn, so that all are busy.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn holding(site: &str, n: u32, places: impl IntoIterator<Item = u32>) -> Candidate<u32> {
-        let mut held = Held::none_of(400);
+        let mut held = HeldChunks::none_of(400);
         places.into_iter().for_each(|place| held.insert(place));
         Candidate { peer: n, identity: agent(site, n), held }
     }

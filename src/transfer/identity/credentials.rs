@@ -19,7 +19,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
 use crate::transfer::policy_versions::PolicyVersions;
-use crate::tree::Look;
+use crate::tree::FileStamp;
 
 /// Minimum time between two checks of the files.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -31,10 +31,10 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Good lines hold beside malformed ones, and a file that cannot be read or may be half written removes nobody from the
 /// list.
 #[derive(Clone, Debug)]
-pub struct Credentials(Arc<Watched>);
+pub struct Credentials(Arc<WatchedCredentials>);
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedCredentials {
     folder: PathBuf,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
@@ -45,7 +45,7 @@ struct Watched {
 struct State {
     current: Arc<Loaded>,
     /// State of the certificate files when they were last read, successfully or not.
-    seen: [Look; 3],
+    seen: [FileStamp; 3],
     looked: Timestamp,
     revoked: Revoked,
     /// Problem of the certificate files in their current state.
@@ -87,7 +87,7 @@ impl Credentials {
         let revoked = Revoked::open(folder.join(REVOKED), looked)?;
         let current = Arc::new(Loaded::read(folder, looked, Arc::clone(revoked.list()))?);
         let state = Mutex::new(State { current, seen, looked, revoked, problem: None });
-        Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
+        Ok(Self(Arc::new(WatchedCredentials { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
     }
 
     /// Identity of this agent.
@@ -137,7 +137,7 @@ impl Credentials {
     }
 }
 
-impl Watched {
+impl WatchedCredentials {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,6 +262,6 @@ impl Loaded {
     }
 }
 
-fn look(folder: &Path) -> [Look; 3] {
-    [CERTIFICATE, KEY, AUTHORITY].map(|name| Look::at(&folder.join(name)))
+fn look(folder: &Path) -> [FileStamp; 3] {
+    [CERTIFICATE, KEY, AUTHORITY].map(|name| FileStamp::at(&folder.join(name)))
 }

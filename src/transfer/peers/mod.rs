@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::discovery::{Discovery, discover};
-pub(super) use self::peer::crawl;
+pub(super) use self::peer::min_useful_rate;
 pub use self::peer::{Peer, PeerStat};
 pub(super) use self::rate::Rate;
 use super::identity::Credentials;

@@ -133,11 +133,11 @@ impl Link {
         }
         self.heard = now;
         let greeted = self.theirs.is_some();
-        let room = self.granted - self.admitted;
+        let credit = self.granted - self.admitted;
         let (admitted, assembler) = (&mut self.admitted, self.lanes.entry(lane).or_default());
         let before = input.len();
         let whole = assembler.next(input, |announced| {
-            let charge = admit(announced, lane, greeted, room)?;
+            let charge = admit(announced, lane, greeted, credit)?;
             *admitted += charge;
             Ok(())
         })?;
@@ -317,7 +317,7 @@ impl Link {
 }
 
 /// Admits a message `announced` on `lane`; returns its charge against the credit.
-fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u64, Violation> {
+fn admit(announced: Announced, lane: u32, greeted: bool, credit: u64) -> Result<u64, Violation> {
     let len = u64::from(announced.len);
     let kind = Kind::from_byte(announced.kind);
     let word = kind.map_or("message", Kind::word);
@@ -328,9 +328,9 @@ fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u6
         None if announced.kind < IGNORABLE_FROM => Err(Violation::Unknown(announced.kind)),
         Some(Kind::Frame) => {
             let charge = len + HEADER_LEN as u64;
-            let limit = FRAME_LEN_MAX.min(room.saturating_sub(HEADER_LEN as u64));
+            let limit = FRAME_LEN_MAX.min(credit.saturating_sub(HEADER_LEN as u64));
             // Even an empty frame takes its header's bytes.
-            let fits = len <= limit && charge <= room;
+            let fits = len <= limit && charge <= credit;
             if fits { Ok(charge) } else { Err(Violation::TooLong { kind: word, len, limit }) }
         }
         Some(Kind::Missing | Kind::Ended | Kind::Found) | None => control_len(word, len),

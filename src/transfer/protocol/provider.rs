@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::closed::{Closed, Violation};
-use super::limits::{AHEAD_MAX, FETCHING_AFTER, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
+use super::limits::{FETCHING_AFTER, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
-use super::serving::{Asked, Grant, Next, Serving, Supply, Work};
+use super::serving::{FrameRequest, Grant, Next, OutgoingFrame, Serving, Work};
 use crate::id::{ChunkId, ManifestId};
 use crate::identity::Identity;
 
@@ -46,7 +46,7 @@ pub enum Demand {
         /// Id of the chunk.
         id: ChunkId,
         /// Contents of the request.
-        asked: Asked,
+        asked: FrameRequest,
         /// Maximum length of its frame.
         bound: u64,
     },
@@ -98,7 +98,7 @@ impl Provider {
             sent: 0,
             reserved: 0,
             queued: 0,
-            ahead_max: AHEAD_MAX,
+            ahead_max: READ_AHEAD_MAX,
             moved: now,
             reported: now,
             brought: (0, None),
@@ -132,13 +132,13 @@ impl Provider {
 
     /// True if granted frames are ready to send.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
+    pub fn has_open_requests(&self) -> bool {
         self.serving.values().any(Serving::is_granted)
     }
 
     /// Limits the frames read ahead to `bytes` bytes, or one frame, from now on. Frames already read stay.
     pub fn read_ahead(&mut self, bytes: u64) {
-        self.ahead_max = bytes.min(AHEAD_MAX);
+        self.ahead_max = bytes.min(READ_AHEAD_MAX);
     }
 
     /// Handles bytes that arrived on `lane`.
@@ -164,7 +164,7 @@ impl Provider {
             Message::Hello(_) | Message::Goodbye { .. } => {}
             Message::Request(asked) => {
                 let (request, priority, manifest) = (asked.request, asked.priority, asked.manifest);
-                let asked = Asked { priority, manifest, wanted: Arc::new(asked.wanted) };
+                let asked = FrameRequest { priority, manifest, wanted: Arc::new(asked.wanted) };
                 if self.begin(request, priority, Work::Frames { asked, grant: None })? {
                     self.demands.push_back(Demand::Authorise { request, manifest });
                 }
@@ -242,7 +242,7 @@ impl Provider {
     }
 
     /// Refuses the connection, as the other side has too many.
-    pub fn turn_away(&mut self, text: &str) {
+    pub fn refuse_call(&mut self, text: &str) {
         self.link.give_up(ErrorCode::Busy, text);
     }
 
@@ -281,7 +281,7 @@ impl Provider {
     }
 
     /// Ends a read: the stored chunk, or None if it is not held. Each demand to read gets one call.
-    pub fn supply(&mut self, request: u64, ordinal: u32, supply: Option<Supply>, now: Duration) {
+    pub fn supply(&mut self, request: u64, ordinal: u32, supply: Option<OutgoingFrame>, now: Duration) {
         self.wake(now);
         let Some(bound) = self.reads.remove(&(request, ordinal)) else { return };
         self.reserved -= bound;
@@ -318,8 +318,8 @@ impl Provider {
             let Next::Read { ordinal, id, bound } = serving.next(most) else { continue };
             let ahead = self.reserved + self.queued;
             let credit = self.credit.saturating_sub(self.sent + ahead);
-            let room = ahead == 0 || ahead + bound <= self.ahead_max;
-            if bound > credit || !room || self.reads.len() >= READS_MAX {
+            let fits = ahead == 0 || ahead + bound <= self.ahead_max;
+            if bound > credit || !fits || self.reads.len() >= READS_MAX {
                 return None;
             }
             let Some(asked) = serving.asked().cloned() else { continue };

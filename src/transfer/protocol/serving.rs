@@ -34,7 +34,7 @@ impl Grant {
 
 /// Contents of a request, for the reader of its chunks: it shows which ones are wanted next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct FrameRequest {
     /// Priority.
     pub priority: Priority,
     /// Manifest of the chunks.
@@ -45,7 +45,7 @@ pub struct Asked {
 
 /// Stored chunk to send to a peer.
 #[derive(Clone, Debug)]
-pub struct Supply {
+pub struct OutgoingFrame {
     /// Stored form.
     pub encoded: Encoded,
     /// Bytes of the chunk.
@@ -77,7 +77,7 @@ pub(super) struct Serving {
 #[derive(Debug)]
 pub(super) enum Work {
     /// Frames, once a grant says which.
-    Frames { asked: Asked, grant: Option<Arc<Grant>> },
+    Frames { asked: FrameRequest, grant: Option<Arc<Grant>> },
     /// A survey.
     Survey,
     /// Nothing: it has ended early, or was answered.
@@ -130,7 +130,7 @@ impl Serving {
     }
 
     /// Contents, unless it is a survey.
-    pub(super) fn asked(&self) -> Option<&Asked> {
+    pub(super) fn asked(&self) -> Option<&FrameRequest> {
         match &self.what {
             Work::Frames { asked, .. } => Some(asked),
             Work::Survey | Work::Nothing => None,
@@ -144,12 +144,12 @@ impl Serving {
     }
 
     /// Ends a read; returns the bytes queued because of it.
-    pub(super) fn supply(&mut self, ordinal: u32, supply: Option<Supply>, bound: u64) -> u64 {
+    pub(super) fn supply(&mut self, ordinal: u32, supply: Option<OutgoingFrame>, bound: u64) -> u64 {
         self.reading -= 1;
         if self.ended {
             return 0;
         }
-        let frame = supply.map(|Supply { encoded: Encoded { codec, bytes, base }, plain_len }| Frame {
+        let frame = supply.map(|OutgoingFrame { encoded: Encoded { codec, bytes, base }, plain_len }| Frame {
             request: self.request,
             ordinal,
             codec: codec as u8,

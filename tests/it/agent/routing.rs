@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use towline::ErrorKind;
 use towline::clock::SystemClock;
 use towline::identity::Identity;
-use towline::transfer::calls::{ALPN_HTTP, Line, call};
+use towline::transfer::calls::{ALPN_HTTP, CallStream, call};
 use towline::transfer::identity::Credentials;
 
 use super::together::{EVERYTHING, had, hide_packs, identities, start_peer_with};
@@ -310,7 +310,7 @@ fn forbidden_and_absent_are_answered_alike() {
 }
 
 /// A line that is read and written as a socket is.
-struct Plain(Line, Runtime);
+struct Plain(CallStream, Runtime);
 
 impl Read for Plain {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -379,7 +379,7 @@ fn silent_calls_do_not_keep_out_who_asks() {
     let callee = Identity::new("cloud", "c").unwrap();
     let runtime = Runtime::new().unwrap();
     // One after another: few handshakes may be under way at a time.
-    let silent: Vec<Line> =
+    let silent: Vec<CallStream> =
         (0..300).map(|_| runtime.block_on(call(&address, &credentials, &callee, &Arc::default())).unwrap()).collect();
     let ready = async {
         let mut line = call(&address, &credentials, &callee, &Arc::default()).await.unwrap();

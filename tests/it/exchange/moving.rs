@@ -3,7 +3,7 @@
 use towline::ErrorKind;
 use towline::agent::Pinning;
 use towline::transfer::exchange::Local;
-use towline::transfer::ledger::{Ledger, Way};
+use towline::transfer::ledger::{Direction, Ledger};
 use towline::transfer::local::{LocalSource, attend};
 
 use super::*;
@@ -11,7 +11,7 @@ use crate::data::noise;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_restore_reads_no_pack() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 1, 24).await;
     agent.restore("run/step-1", &folder).await;
@@ -26,7 +26,7 @@ async fn the_second_restore_reads_no_pack() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_site_is_warmed_from_this_one() {
-    let world = World::new();
+    let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
     let folder = world.save(&home.plain, "run/step-1", 2, 24).await;
@@ -42,10 +42,10 @@ async fn another_site_is_warmed_from_this_one() {
     assert_eq!((again.lacking, cloud.figures().from_remote), (0, warmed.bytes));
     // The ledgers of both say so, and what the sockets carried is little more.
     let (came, went) = (cloud.exchange.peers().ledger(), home.exchange.peers().ledger());
-    let moved = |ledger: &Ledger, way: Way| {
+    let moved = |ledger: &Ledger, way: Direction| {
         ledger.entries().iter().filter(|entry| entry.way == way).map(|entry| entry.bytes).sum::<u64>()
     };
-    assert_eq!((moved(came, Way::In), moved(went, Way::Out)), (warmed.bytes, warmed.bytes));
+    assert_eq!((moved(came, Direction::In), moved(went, Direction::Out)), (warmed.bytes, warmed.bytes));
     home.leaving.cancel();
     tokio::time::sleep(Duration::from_millis(500)).await;
     let received: u64 = came.links().iter().map(|link| link.received).sum();
@@ -58,7 +58,7 @@ async fn another_site_is_warmed_from_this_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cold_gang_costs_the_origin_one_copy() {
-    let world = World::new();
+    let world = Fixture::new();
     let mut gang = Vec::new();
     for n in 0..4 {
         gang.push(world.agent("west", &format!("agent-{n}")).await);
@@ -93,7 +93,7 @@ async fn a_cold_gang_costs_the_origin_one_copy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_who_wait_for_the_same_cause_one_fetch() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 4, 32).await;
     let restores = (0..6).map(|_| agent.restore("run/step-1", &folder));
@@ -104,7 +104,7 @@ async fn many_who_wait_for_the_same_cause_one_fetch() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_of_a_node_take_from_its_agent() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 5, 24).await;
     let mut streams = Vec::new();
@@ -130,7 +130,7 @@ async fn processes_of_a_node_take_from_its_agent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_step_moves_what_is_new() {
-    let world = World::new();
+    let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
     let folder = world.path("training");
@@ -165,7 +165,7 @@ async fn the_next_step_moves_what_is_new() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pins_are_renewed_and_refused_with_what_they_lack() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     world.save(&agent.plain, "run/step-1", 11, 12).await;
     let pinned = |owner: &str| WarmOptions {
@@ -192,7 +192,7 @@ async fn pins_are_renewed_and_refused_with_what_they_lack() {
 /// A tree of more chunks than one request may name.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_small_chunks_are_asked_for_in_pieces() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.path("small");
     fs::create_dir_all(&folder).unwrap();

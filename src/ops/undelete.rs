@@ -24,7 +24,7 @@ pub struct NameHistory {
     /// Its value now, if it is there.
     pub present: Option<NameValue>,
     /// Values that it had and that are kept, the latest first.
-    pub kept: Vec<TakenValue>,
+    pub kept: Vec<RemovedValue>,
 }
 
 /// One value.
@@ -47,12 +47,12 @@ pub struct NameValue {
 
 /// A value that the name has no more.
 #[derive(Clone, Debug, Serialize)]
-pub struct TakenValue {
+pub struct RemovedValue {
     /// The value.
     #[serde(flatten)]
     pub value: NameValue,
     /// Event that took it.
-    pub taken: Taken,
+    pub taken: RemovalEvent,
     /// Until when it can be taken back at least, RFC 3339, if collects keep what is removed for as long as they do unless told
     /// otherwise; none, if the store does not tell times.
     pub until: Option<String>,
@@ -60,19 +60,19 @@ pub struct TakenValue {
 
 /// Event that took a value from a name.
 #[derive(Clone, Debug, Serialize)]
-pub struct Taken {
+pub struct RemovalEvent {
     /// The log entry.
     pub entry: u64,
     /// Its time by its writer's clock, RFC 3339.
     pub at: String,
     /// Action of the entry; none, if the log does not tell any more.
-    pub by: Option<TakenBy>,
+    pub by: Option<RemovalCause>,
 }
 
 /// How a name lost a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TakenBy {
+pub enum RemovalCause {
     /// The name was removed.
     Removed,
     /// The name got another value.
@@ -122,9 +122,9 @@ impl Repository {
         for (_, removed) in state.removed_of(name).rev() {
             let since = kept_since(self, removed.at).await?;
             let by = self.taken_by(&state, name, removed.at).await?;
-            kept.push(TakenValue {
+            kept.push(RemovedValue {
                 value: NameValue::of(&removed.value),
-                taken: Taken { entry: removed.at, at: removed.when.to_string(), by },
+                taken: RemovalEvent { entry: removed.at, at: removed.when.to_string(), by },
                 until: since.map(|since| since.after(KEEP_REMOVED).to_string()),
             });
         }
@@ -135,15 +135,15 @@ impl Repository {
     }
 
     /// Effect of entry `at` on `name`.
-    async fn taken_by(&self, state: &State, name: &Name, at: u64) -> Result<Option<TakenBy>> {
+    async fn taken_by(&self, state: &State, name: &Name, at: u64) -> Result<Option<RemovalCause>> {
         if state.version(name) == Some(at) || state.removed_of(name).any(|(version, _)| version == at) {
-            return Ok(Some(TakenBy::Replaced));
+            return Ok(Some(RemovalCause::Replaced));
         }
         // The value after it may be gone without a trace in the state.
         let entry = self.log().past_entry(at).await?;
         let by = |action: &Action| match action {
-            Action::SetRef { name: set, .. } if set == name => Some(TakenBy::Replaced),
-            Action::RemoveRef { name: gone, .. } if gone == name => Some(TakenBy::Removed),
+            Action::SetRef { name: set, .. } if set == name => Some(RemovalCause::Replaced),
+            Action::RemoveRef { name: gone, .. } if gone == name => Some(RemovalCause::Removed),
             _ => None,
         };
         Ok(entry.and_then(|entry| entry.actions.iter().find_map(by)))
@@ -320,7 +320,7 @@ impl Taking<'_> {
         if now.value.map_key != self.removed.value.map_key || self.known < state.forgotten {
             return Ok((Outcome::Again, Vec::new()));
         }
-        let mut actions = match state.vouch(&self.packs, self.known) {
+        let mut actions = match state.check_packs(&self.packs, self.known) {
             Ok(pardons) => pardons,
             Err(lost) => return Ok((Outcome::Lost(lost), Vec::new())),
         };

@@ -22,7 +22,7 @@ pub enum Side {
 
 /// Standing of a connected peer. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Standing(Arc<Inner>);
+pub struct CertificateCheck(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -36,7 +36,7 @@ struct Inner {
     logged: AtomicBool,
 }
 
-impl Standing {
+impl CertificateCheck {
     /// Standing of a peer that has shown `certificates`, its own first.
     ///
     /// # Errors

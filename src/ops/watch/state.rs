@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use super::events::WatchEvent;
-use super::settle::{By, FileMark, Observation, Pace, Series, Standing, is_less};
+use super::settle::{By, CheckpointState, FileMark, Observation, Pace, Series, is_less};
 
 /// The longest wait before a failed save is tried again.
 const RETRY_MAX: Duration = Duration::from_mins(1);
 
 /// One observation of the folder.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct FolderScan {
     /// The checkpoints, by name.
-    pub(super) checkpoints: BTreeMap<String, Sighting>,
+    pub(super) checkpoints: BTreeMap<String, ObservedCheckpoint>,
     /// Devices and inodes of what has a temporary name.
     pub(super) temporaries: HashSet<(u64, u64)>,
     /// Entries that look like checkpoints but cannot be saved as steps, with reasons.
@@ -22,7 +22,7 @@ pub(super) struct Look {
 
 /// One checkpoint in it.
 #[derive(Clone, Debug)]
-pub(super) struct Sighting {
+pub(super) struct ObservedCheckpoint {
     pub(super) step: u64,
     pub(super) folder: bool,
     pub(super) seen: Observation,
@@ -56,7 +56,7 @@ struct Checkpoint {
 
 /// The state of a watch.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct WatchState {
     pace: Pace,
     dir: String,
     checkpoints: BTreeMap<String, Checkpoint>,
@@ -68,7 +68,7 @@ pub(super) struct Board {
     restored: Option<String>,
 }
 
-impl Board {
+impl WatchState {
     /// Creates the state before the first observation.
     pub(super) fn new(dir: String, pace: Pace, restored: Option<String>) -> Self {
         let (checkpoints, temporaries, reported) = Default::default();
@@ -76,7 +76,7 @@ impl Board {
     }
 
     /// Adds an observation; none if the folder does not exist.
-    pub(super) fn look(&mut self, now: Duration, look: Option<Look>) -> Vec<WatchEvent> {
+    pub(super) fn look(&mut self, now: Duration, look: Option<FolderScan>) -> Vec<WatchEvent> {
         let Some(look) = look else { return self.lost() };
         let mut events = Vec::new();
         if std::mem::take(&mut self.gone) {
@@ -111,8 +111,8 @@ impl Board {
         vec![WatchEvent::DirGone { dir: self.dir.clone() }]
     }
 
-    fn sight(&mut self, now: Duration, entry: String, sighting: Sighting) {
-        let Sighting { step, folder, seen } = sighting;
+    fn sight(&mut self, now: Duration, entry: String, sighting: ObservedCheckpoint) {
+        let ObservedCheckpoint { step, folder, seen } = sighting;
         if let Some(known) = self.checkpoints.get_mut(&entry) {
             if known.series.identity() != seen.identity {
                 // Another file or folder has replaced it.
@@ -134,10 +134,10 @@ impl Board {
         let mut passed = Vec::new();
         for (entry, one) in &mut self.checkpoints {
             let reason = match one.trouble(now, self.pace) {
-                Some(Trouble::Unmarked(lacks)) => {
+                Some(NotSavedReason::Unmarked(lacks)) => {
                     (one.reported.replace(lacks) != Some(lacks)).then(|| format!("its writer left off before {lacks}"))
                 }
-                Some(Trouble::Shrunk) => (one.reported.replace("") != Some(""))
+                Some(NotSavedReason::Shrunk) => (one.reported.replace("") != Some(""))
                     .then(|| "files went away from it: it is taken to be on its way out".to_owned()),
                 None => None,
             };
@@ -181,7 +181,7 @@ impl Board {
     /// The finished checkpoints that are not saved, the lowest step first.
     pub(super) fn finished(&self, now: Duration) -> Vec<Due> {
         let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
-            let Standing::Finished(by) = one.series.standing(now, self.pace) else { return None };
+            let CheckpointState::Finished(by) = one.series.standing(now, self.pace) else { return None };
             (one.lacking() && self.holder(one.step) == Some(entry)).then(|| Due {
                 entry: entry.clone(),
                 step: one.step,
@@ -250,7 +250,7 @@ impl Board {
         });
         let why = |one: &Checkpoint| match one.retry {
             Some(_) => "it could not be saved",
-            None if one.series.standing(now, self.pace) == Standing::Writing => "it was still being written",
+            None if one.series.standing(now, self.pace) == CheckpointState::Writing => "it was still being written",
             None => "there was no time left",
         };
         waiting.map(|(entry, one)| (entry.clone(), why(one))).collect()
@@ -258,7 +258,7 @@ impl Board {
 }
 
 /// Reason why a checkpoint is not saved in its current state.
-enum Trouble {
+enum NotSavedReason {
     Unmarked(&'static str),
     Shrunk,
 }
@@ -269,10 +269,10 @@ impl Checkpoint {
         self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))
     }
 
-    fn trouble(&self, now: Duration, pace: Pace) -> Option<Trouble> {
+    fn trouble(&self, now: Duration, pace: Pace) -> Option<NotSavedReason> {
         match self.series.standing(now, pace) {
-            Standing::Unmarked(lacks) if self.lacking() => Some(Trouble::Unmarked(lacks)),
-            Standing::Shrunk if self.lacking() => Some(Trouble::Shrunk),
+            CheckpointState::Unmarked(lacks) if self.lacking() => Some(NotSavedReason::Unmarked(lacks)),
+            CheckpointState::Shrunk if self.lacking() => Some(NotSavedReason::Shrunk),
             _ => None,
         }
     }
