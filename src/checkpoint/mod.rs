@@ -117,7 +117,7 @@ pub enum NotParsed {
 ///
 /// # Errors
 /// It looks like a checkpoint, but cannot be parsed.
-pub fn understand(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotParsed> {
+pub fn parse_layout(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotParsed> {
     let mut first = [0; 16];
     let seen = usize::try_from(len).unwrap_or(usize::MAX).min(first.len());
     let first = first.get_mut(..seen).unwrap_or_default();

@@ -49,7 +49,7 @@ impl Model {
             }
             Act::Replace => self.replace(actor, who, state),
             Act::Repack(which) => (own, self.repack(actor, who, which, state)?),
-            Act::Join => match now.standing(&attempt()) {
+            Act::Join => match now.attempt_state(&attempt()) {
                 AttemptState::Absent => {
                     let joint = session(JOINT + who);
                     (Some(joint), vec![Action::OpenJoint(joint, attempt())])

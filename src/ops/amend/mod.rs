@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use self::changes::amended;
 use super::save::{PartialSave, facts};
-use super::stopping::wind_up;
+use super::stopping::end_stopped;
 use super::{SaveOptions, SaveReport, SaveSource};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
@@ -94,7 +94,7 @@ impl Repository {
                 let tree = amending.partial.report(&value, writer.stored_bytes());
                 Ok(AmendReport { tree, overtaken })
             }
-            Err(error) => Err(wind_up(&mut writer, &options.stop, format!("the change of {name}"), error).await),
+            Err(error) => Err(end_stopped(&mut writer, &options.stop, format!("the change of {name}"), error).await),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{CutChoice, files_of, sharded};
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
 use crate::checkpoint::sharded::Index;
-use crate::checkpoint::{Layout, ReadAt, understand};
+use crate::checkpoint::{Layout, ReadAt, parse_layout};
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::tree::{Walk, WalkEntry};
@@ -49,7 +49,7 @@ impl Formats {
                 continue;
             }
             match metadata(walk, found) {
-                Ok(metadata) if !formats.has_room(metadata.weight()) => {}
+                Ok(metadata) if !formats.try_reserve(metadata.weight()) => {}
                 Ok(metadata) => formats.take(walk, at, metadata),
                 Err(error) => tracing::info!("ignoring unreadable metadata: {error:?}"),
             }
@@ -71,7 +71,7 @@ impl Formats {
     }
 
     /// Reserves `bytes` of that memory; false if too little is left.
-    fn has_room(&self, bytes: u64) -> bool {
+    fn try_reserve(&self, bytes: u64) -> bool {
         if self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |memory| memory.checked_sub(bytes)).is_ok() {
             return true;
         }
@@ -95,10 +95,10 @@ impl Formats {
 
     /// Layout of `file`, which has `len` bytes; None for an unknown format, which is saved as plain bytes.
     pub(super) fn layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
-        self.understood(file, read, len).filter(|layout| self.has_room(layout.weight()))
+        self.detect_layout(file, read, len).filter(|layout| self.try_reserve(layout.weight()))
     }
 
-    fn understood(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
+    fn detect_layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
         if !self.at_tensors() {
             return None;
         }
@@ -113,7 +113,7 @@ impl Formats {
                 }
             }
         }
-        understand(read, len).unwrap_or_else(|error| {
+        parse_layout(read, len).unwrap_or_else(|error| {
             tracing::info!("a file of unknown format is saved as plain bytes: {}", chain(&error));
             None
         })

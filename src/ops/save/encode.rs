@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::contents::{Contents, read_master};
-use super::pace::Choice;
-use super::parent::{Basis, Parent};
+use super::if_faster::EncodeChoice;
+use super::parent::{BaseCandidate, Parent};
 use super::read::Named;
 use crate::budget::{Budget, Buffer};
 use crate::codec::{Compression, Encoded, encode, encode_derived, encode_difference, rounded};
@@ -27,7 +27,7 @@ pub(super) struct New {
     /// Index of its file.
     pub(super) file: usize,
     /// Possible base of a difference.
-    pub(super) basis: Basis,
+    pub(super) base: BaseCandidate,
 }
 
 /// Encoded chunk.
@@ -40,7 +40,7 @@ pub(super) struct Done {
     pub(super) start: u64,
     /// True if it holds numbers of one type.
     pub(super) numbers: bool,
-    pub(super) basis: Basis,
+    pub(super) base: BaseCandidate,
     /// True if it is stored raw because the repository is faster than the encoder.
     pub(super) faster: bool,
 }
@@ -69,9 +69,9 @@ pub(super) struct Encoding {
 
 impl Encoding {
     /// Encodes chunks on workers, keeping their order. `choice` selects raw where that is faster.
-    pub(super) async fn encode(self, new: Vec<New>, choice: Choice) -> Result<Batch> {
-        if self.compression == Compression::Off || choice == Choice::Raw {
-            let faster = choice == Choice::Raw;
+    pub(super) async fn encode(self, new: Vec<New>, choice: EncodeChoice) -> Result<Batch> {
+        if self.compression == Compression::Off || choice == EncodeChoice::Raw {
+            let faster = choice == EncodeChoice::Raw;
             let raw = |new: New| Done { faster, ..Done::new(&new, encode(&new.chunk.bytes, Compression::Off, None)) };
             return Ok(Batch { done: new.into_iter().map(raw).collect(), encoded: None });
         }
@@ -128,7 +128,7 @@ impl Encoding {
         let (Some(parent), Some(budget)) = (&self.parent, &self.budget) else { return (encoded, spent) };
         let mut wanting: HashMap<u32, Vec<usize>> = HashMap::new();
         for (at, (new, _)) in new.iter().zip(derived).enumerate().filter(|(_, (_, derived))| derived.is_none()) {
-            if let (Basis::Chunk(base), Some(_)) = (new.basis, new.chunk.number) {
+            if let (BaseCandidate::Chunk(base), Some(_)) = (new.base, new.chunk.number) {
                 wanting.entry(base).or_default().push(at);
             }
         }
@@ -181,7 +181,7 @@ impl Done {
             file: new.file,
             start: new.chunk.start,
             numbers: new.chunk.number.is_some(),
-            basis: new.basis,
+            base: new.base,
             faster: false,
         }
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::assemble::Assembly;
 use super::encode::Done;
-use super::parent::{Basis, NoParent};
+use super::parent::{BaseCandidate, NoParent};
 use crate::codec::Codec;
 use crate::ops::shown;
 use crate::tree::Walk;
@@ -69,16 +69,16 @@ struct Row {
 #[derive(Debug)]
 pub(super) struct Explanation {
     rows: BTreeMap<(usize, Option<usize>), Row>,
-    orphan: Option<NoParent>,
+    no_parent: Option<NoParent>,
 }
 
 impl Explanation {
-    pub(super) fn new(orphan: Option<NoParent>) -> Self {
-        Self { rows: BTreeMap::new(), orphan }
+    pub(super) fn new(no_parent: Option<NoParent>) -> Self {
+        Self { rows: BTreeMap::new(), no_parent }
     }
 
     /// Records a chunk that was in the repository already.
-    pub(super) fn here(&mut self, assembly: &Assembly, file: usize, start: u64, len: u64) {
+    pub(super) fn present(&mut self, assembly: &Assembly, file: usize, start: u64, len: u64) {
         let row = self.rows.entry((file, assembly.tensor_at(file, start))).or_default();
         row.bytes += len;
         row.here_bytes += len;
@@ -99,7 +99,7 @@ impl Explanation {
     }
 
     fn why(&self, done: &Done) -> NoBaseReason {
-        match (self.orphan, done.basis) {
+        match (self.no_parent, done.base) {
             (Some(NoParent::Off), _) => NoBaseReason::Off,
             _ if done.faster => NoBaseReason::Faster,
             _ if !done.numbers => NoBaseReason::NoNumbers,
@@ -107,10 +107,10 @@ impl Explanation {
             (Some(NoParent::KeyStep), _) => NoBaseReason::KeyStep,
             (Some(NoParent::Unfit), _) => NoBaseReason::Unfit,
             (Some(NoParent::Stricter), _) => NoBaseReason::Stricter,
-            (None, Basis::NoTensor) => NoBaseReason::NoTensor,
-            (None, Basis::Unusable) => NoBaseReason::Unusable,
-            (None, Basis::Far) => NoBaseReason::Far,
-            (None, Basis::Chunk(_) | Basis::NotWorth) => NoBaseReason::NotWorth,
+            (None, BaseCandidate::NoTensor) => NoBaseReason::NoTensor,
+            (None, BaseCandidate::Unusable) => NoBaseReason::Unusable,
+            (None, BaseCandidate::Far) => NoBaseReason::Far,
+            (None, BaseCandidate::Chunk(_) | BaseCandidate::NotWorth) => NoBaseReason::NotWorth,
         }
     }
 

@@ -9,7 +9,7 @@ mod contents;
 mod detect;
 mod encode;
 mod explain;
-mod pace;
+mod if_faster;
 mod parent;
 mod partial;
 mod ranks;
@@ -43,7 +43,7 @@ use self::unchanged::Unchanged;
 use super::label::Bound;
 use super::names::{Replaced, exists};
 use super::shown;
-use super::stopping::{unless_stopped, wind_up};
+use super::stopping::{end_stopped, unless_stopped};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
@@ -256,19 +256,19 @@ impl Repository {
         let begun = std::time::Instant::now();
         let Bound { options, labels } = &self.bind(name, options).await?;
         let started = coarse_now();
-        let (walk, formats) = unless_stopped(&options.stop, self.look(source, options)).await?;
+        let (walk, formats) = unless_stopped(&options.stop, self.scan(source, options)).await?;
         let state = self.state().await?;
         let before = state.refs.get(name);
         let expected = before.map(|value| value.version);
         options.expected.check(name, expected)?;
-        let parent = self.parent(&state, name, (options, labels)).await?;
+        let parent = self.parent(ParentQuery { state: &state, name, options, labels }).await?;
         let derive = AtomicBool::new(true);
         let labels = labels.clone();
         let saving = Saving { repository: self, name, options, labels, walk, formats, parent, derive, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
-            match saving.pass(&mut writer, &mut counts, expected).await {
+            match saving.attempt(&mut writer, &mut counts, expected).await {
                 Ok(Some(value)) => {
                     let stored_bytes = writer.stored_bytes();
                     let replaced = before.filter(|before| before.version != value.version);
@@ -276,9 +276,9 @@ impl Repository {
                     let report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
                     return Ok(SaveReport { replaced, ..report });
                 }
-                Ok(None) => tracing::info!("something that this save relied on is not there: starting over"),
+                Ok(None) => tracing::info!("a pack or chunk that this save relied on is gone: starting over"),
                 Err(error) => {
-                    return Err(wind_up(&mut writer, &options.stop, format!("the save of {name}"), error).await);
+                    return Err(end_stopped(&mut writer, &options.stop, format!("the save of {name}"), error).await);
                 }
             }
         }
@@ -288,7 +288,7 @@ impl Repository {
     }
 
     /// Lists the files to save.
-    async fn look(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
+    async fn scan(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
         options.progress.phase("scanning", 0);
         let rules = Rules {
             excludes: options.exclude.clone(),
@@ -298,7 +298,7 @@ impl Repository {
         };
         let (cut, now) = (options.cut, self.clock().now());
         let memory = self.budget().total() / 2;
-        let look = move || {
+        let scan = move || {
             let walked = match source {
                 SaveSource::Path(root) => walk(&root, &rules)?,
                 SaveSource::Memory(files) => Walk::in_memory(files, now)?,
@@ -306,23 +306,19 @@ impl Repository {
             let formats = Formats::new(&walked, cut, memory);
             Ok((Arc::new(walked), Arc::new(formats)))
         };
-        blocking(look).await
+        blocking(scan).await
     }
 
     /// Parent of the tree, or the reason why there is none.
-    async fn parent(
-        &self,
-        state: &State,
-        name: &Name,
-        (options, labels): (&SaveOptions, &Labels),
-    ) -> Result<ParentChoice> {
+    async fn parent(&self, query: ParentQuery<'_>) -> Result<ParentChoice> {
+        let ParentQuery { state, name, options, labels } = query;
         if options.compression == Compression::Off {
             return Ok(Err(NoParent::Off));
         }
         let key_every = options.key_every.map_or(KEY_EVERY, NonZeroU32::get);
         let (parent, value) = match parent::choose(state, name, options.base.as_ref(), key_every) {
             Ok(chosen) => chosen,
-            Err(orphan) => return Ok(Err(orphan)),
+            Err(reason) => return Ok(Err(reason)),
         };
         let view = self.label_view(state);
         if !view.of(name).joined(labels).imply(&view.of(&parent)) {
@@ -338,6 +334,15 @@ impl Repository {
             Err(error) => Err(error),
         }
     }
+}
+
+/// A tree that needs a parent: its name, the options of its save, and the labels that bind it; `state` has the candidates.
+#[derive(Clone, Copy)]
+struct ParentQuery<'a> {
+    state: &'a State,
+    name: &'a Name,
+    options: &'a SaveOptions,
+    labels: &'a Labels,
 }
 
 /// Manifest, its chunks in order, and the place of each.
@@ -362,7 +367,12 @@ struct Saving<'a> {
 
 impl Saving<'_> {
     /// Reads, stores and publishes the tree; `None` if packs or chunks that it relied on are gone.
-    async fn pass(&self, writer: &mut Writer, counts: &mut Counts, expected: Option<u64>) -> Result<Option<RefValue>> {
+    async fn attempt(
+        &self,
+        writer: &mut Writer,
+        counts: &mut Counts,
+        expected: Option<u64>,
+    ) -> Result<Option<RefValue>> {
         let mut known = self.repository.stored_for(self.name).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {

@@ -52,7 +52,7 @@ pub(super) struct Pairs(Vec<(Range<u64>, TensorStart)>);
 
 /// Candidate for the base of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Basis {
+pub(super) enum BaseCandidate {
     /// This chunk of the parent.
     Chunk(u32),
     /// The parent has no such tensor, or has other chunk boundaries in it.
@@ -168,14 +168,14 @@ impl Parent {
     }
 
     /// Candidate for the base of a chunk that fills `range` of a file with these `pairs`.
-    pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> Basis {
-        let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
+    pub(super) fn base_candidate(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> BaseCandidate {
+        let Some((chunk, located)) = self.counterpart(pairs, range) else { return BaseCandidate::NoTensor };
         match (located.place.codec, located.base) {
-            (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => Basis::Far,
-            (Codec::Difference, Some(base)) => Basis::Chunk(base),
-            (Codec::Difference | Codec::Derived, _) => Basis::Unusable,
-            _ if self.was_not_worth(&located, number) => Basis::NotWorth,
-            _ => Basis::Chunk(chunk),
+            (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => BaseCandidate::Far,
+            (Codec::Difference, Some(base)) => BaseCandidate::Chunk(base),
+            (Codec::Difference | Codec::Derived, _) => BaseCandidate::Unusable,
+            _ if self.was_not_worth(&located, number) => BaseCandidate::NotWorth,
+            _ => BaseCandidate::Chunk(chunk),
         }
     }
 

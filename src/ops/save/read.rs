@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use super::CutChoice;
 use super::detect::Formats;
 use super::source::{check_unchanged, open};
-use super::units::{Cuts, FileDetails, FilePart, Unit, about};
+use super::units::{Cuts, FileDetails, FilePart, Unit, details};
 use crate::budget::Buffer;
 use crate::checkpoint::{Layout, in_memory};
 use crate::chunker::{content, fixed, tensor};
@@ -22,7 +22,7 @@ use crate::tree::{self, Opened, Walk};
 #[derive(Debug)]
 pub(super) struct ReadPart {
     pub(super) file: usize,
-    pub(super) about: Option<FileDetails>,
+    pub(super) details: Option<FileDetails>,
     pub(super) found: PartContent,
 }
 
@@ -94,13 +94,13 @@ fn read_part(walk: &Walk, part: &FilePart, out: &mut [u8]) -> Result<()> {
 }
 
 fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
-    let FilePart { file, range, cuts, layout, about: said, .. } = part;
-    let (about, found) = match cuts {
+    let FilePart { file, range, cuts, layout, details: said, .. } = part;
+    let (details, found) = match cuts {
         Cuts::Known(ends) => (said, PartContent::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look => {
             let (layout, ends) = look(formats, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
-            (Some(about(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))
+            (Some(details(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))
         }
         Cuts::Window { first, last } => {
             let mut candidates = Vec::new();
@@ -108,7 +108,7 @@ fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
             (said, PartContent::Window { first, last, start: range.start, bytes, candidates })
         }
     };
-    ReadPart { file, about, found }
+    ReadPart { file, details, found }
 }
 
 /// Layout and cuts of a whole file in memory.
@@ -152,9 +152,9 @@ pub(super) struct Settler {
 impl Settler {
     /// Adds the next part; a window is replaced by the chunks that it completes.
     pub(super) fn settle(&mut self, part: ReadPart) -> ReadPart {
-        let ReadPart { file, about, found } = part;
+        let ReadPart { file, details, found } = part;
         let PartContent::Window { first, last, start, bytes, candidates } = found else {
-            return ReadPart { file, about, found };
+            return ReadPart { file, details, found };
         };
         if first {
             *self = Self { origin: start, ..Self::default() };
@@ -168,7 +168,7 @@ impl Settler {
         let keep = bytes.len().saturating_sub(content::LOOKBACK);
         self.lookback = bytes.slice(keep..).to_vec();
         let cut = self.divide(start, &bytes, &cuts);
-        ReadPart { file, about, found: PartContent::Cut(cut) }
+        ReadPart { file, details, found: PartContent::Cut(cut) }
     }
 
     /// Windows are searched without their predecessor, so the start is searched again with it.
@@ -219,5 +219,5 @@ pub(super) fn hash(part: ReadPart) -> (usize, Option<FileDetails>, Vec<Named>) {
             .collect(),
         PartContent::Window { .. } => Vec::new(),
     };
-    (part.file, part.about, named)
+    (part.file, part.details, named)
 }

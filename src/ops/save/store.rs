@@ -16,8 +16,8 @@ use super::contents::Contents;
 use super::detect::Formats;
 use super::encode::{Batch, Encoding, New};
 use super::explain::{Explained, Explanation};
-use super::pace::{Choice, Pace};
-use super::parent::{Basis, Pairs, Parent};
+use super::if_faster::{EncodeChoice, IfFaster};
+use super::parent::{BaseCandidate, Pairs, Parent};
 use super::read::{Named, PartContent, ReadPart, Settler, hash, read, view};
 use super::units::{FileDetails, Unit, make_units};
 use crate::codec::Compression;
@@ -65,8 +65,8 @@ pub(super) async fn store(
     let mut tasks = JoinSet::new();
     let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
     let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
-    let mut sifting = Deduplicator { saving, parent: encode.parent.clone(), pending, pairs };
-    let mut pace = (encode.compression == Compression::IfFaster).then(|| Pace::new(depth));
+    let mut deduplicator = Deduplicator { saving, parent: encode.parent.clone(), pending, pairs };
+    let mut if_faster = (encode.compression == Compression::IfFaster).then(|| IfFaster::new(depth));
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
     loop {
@@ -75,16 +75,16 @@ pub(super) async fn store(
             biased;
             Some(ready) = encoding.next() => {
                 let ready: Ready = ready?;
-                if let Some(pace) = &mut pace {
-                    pace.done(ready.0.encoded, saving.repository.clock().now());
+                if let Some(if_faster) = &mut if_faster {
+                    if_faster.done(ready.0.encoded, saving.repository.clock().now());
                 }
-                write(ready, known, writer, &mut sifting.pending, (assembly, counts)).await?;
+                write(ready, known, writer, &mut deduplicator.pending, (assembly, counts)).await?;
             }
             hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
                 Some(hashed) => {
-                    let fresh = sifting.sift(hashed, known, assembly, counts).await?;
-                    let choice = pace.as_mut().map(|pace| pace.next(fresh.bytes(), writer.throughput()));
-                    encoding.push_back(prepare(encode.clone(), fresh, choice.unwrap_or(Choice::Encode)));
+                    let fresh = deduplicator.separate_new(hashed, known, assembly, counts).await?;
+                    let choice = if_faster.as_mut().map(|if_faster| if_faster.next(fresh.bytes(), writer.throughput()));
+                    encoding.push_back(prepare(encode.clone(), fresh, choice.unwrap_or(EncodeChoice::Encode)));
                 }
                 None => reading = false,
             },
@@ -102,7 +102,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     let (walk, formats, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats), to_read.to_vec());
     let compression = saving.options.compression;
     let derive = compression != Compression::Off && saving.derive.load(Ordering::Relaxed);
-    let contents = blocking(move || Contents::look(&walk, &formats, &to_read, derive)).await?;
+    let contents = blocking(move || Contents::parse(&walk, &formats, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
         // Memory for each concurrent encoding: a base, and the chunk that needs it.
@@ -118,7 +118,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
 }
 
 /// Encodes on workers.
-async fn prepare(encoding: Encoding, fresh: NewChunks, choice: Choice) -> Result<Ready> {
+async fn prepare(encoding: Encoding, fresh: NewChunks, choice: EncodeChoice) -> Result<Ready> {
     let share = fresh.bytes() * 2 >= fresh.read_bytes;
     Ok((encoding.encode(fresh.chunks, choice).await?, share))
 }
@@ -207,7 +207,7 @@ struct Deduplicator<'a> {
 
 impl Deduplicator<'_> {
     /// Passes every chunk to the assembly; returns the new ones.
-    async fn sift(
+    async fn separate_new(
         &mut self,
         hashed: Hashed,
         known: &mut StoredChunks,
@@ -217,10 +217,10 @@ impl Deduplicator<'_> {
         let ids: Vec<ChunkId> = hashed.iter().flat_map(|(_, _, named)| named.iter().map(|named| named.id)).collect();
         let mut places = known.locate(&ids).await?.into_iter();
         let mut fresh = NewChunks { chunks: Vec::new(), read_bytes: 0 };
-        for (file, about, named) in hashed {
-            if let Some(about) = about {
-                self.pairs = (file, self.pair(file, &about));
-                assembly.describe(file, about);
+        for (file, details, named) in hashed {
+            if let Some(details) = details {
+                self.pairs = (file, self.pair(file, &details));
+                assembly.describe(file, details);
             }
             for chunk in named {
                 let len = chunk.bytes.len() as u64;
@@ -229,10 +229,10 @@ impl Deduplicator<'_> {
                 if places.next().flatten().is_none() && self.pending.insert(chunk.id) {
                     counts.new_chunks += 1;
                     counts.new_bytes += len;
-                    let basis = self.basis(file, &chunk, known);
-                    fresh.chunks.push(New { chunk, file, basis });
+                    let base = self.base(file, &chunk, known);
+                    fresh.chunks.push(New { chunk, file, base });
                 } else if let Some(explanation) = &mut counts.explanation {
-                    explanation.here(assembly, file, chunk.start, len);
+                    explanation.present(assembly, file, chunk.start, len);
                 }
             }
         }
@@ -240,22 +240,22 @@ impl Deduplicator<'_> {
         Ok(fresh)
     }
 
-    fn pair(&self, file: usize, about: &FileDetails) -> Pairs {
+    fn pair(&self, file: usize, details: &FileDetails) -> Pairs {
         let found = self.saving.walk.found.get(file);
-        let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &about.tensors);
+        let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &details.tensors);
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
     }
 
     /// Possible base of a chunk; only chunks in live packs qualify.
-    fn basis(&self, file: usize, chunk: &Named, known: &StoredChunks) -> Basis {
+    fn base(&self, file: usize, chunk: &Named, known: &StoredChunks) -> BaseCandidate {
         let (of, pairs) = &self.pairs;
-        let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };
-        let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
-        match basis {
-            Basis::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
-                Basis::Unusable
+        let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return BaseCandidate::NoTensor };
+        let base = parent.base_candidate(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
+        match base {
+            BaseCandidate::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
+                BaseCandidate::Unusable
             }
-            basis => basis,
+            base => base,
         }
     }
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use self::view::View;
-use super::stopping::{unless_stopped, wind_up};
+use super::stopping::{end_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::policy::Labels;
@@ -113,7 +113,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     };
     for name in &names {
         if let Err(error) = syncing.name(name).await {
-            return Err(wind_up(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
+            return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })

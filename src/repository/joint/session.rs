@@ -41,7 +41,7 @@ pub enum Parts {
 impl State {
     /// State of an attempt.
     #[must_use]
-    pub fn standing(&self, attempt: &Attempt) -> AttemptState {
+    pub fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
         if let Some(value) = self.completed(attempt) {
             return AttemptState::Complete(Box::new(value.clone()));
         }
@@ -59,11 +59,11 @@ impl Repository {
     /// Safe: the next rank finds a session that was opened.
     pub async fn join(&self, attempt: &Attempt) -> Result<AttemptState> {
         let session = SessionId::random();
-        let joined = self.log().commit(Some(session), |state| match state.standing(attempt) {
+        let joined = self.log().commit(Some(session), |state| match state.attempt_state(attempt) {
             AttemptState::Absent => Ok(vec![Action::OpenJoint(session, attempt.clone())]),
             _ => Ok(Vec::new()),
         });
-        Ok(joined.await?.state.standing(attempt))
+        Ok(joined.await?.state.attempt_state(attempt))
     }
 
     /// Creates a part. Returns the stored part of that rank: this one, unless another process of the rank was first.

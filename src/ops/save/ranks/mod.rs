@@ -18,13 +18,13 @@ use serde::Serialize;
 pub(in crate::ops) use self::union::facts;
 use self::union::{RankTree, lacking, union};
 use super::store::Counts;
-use super::{Expected, SaveOptions, SaveReport, SaveSource, Saving};
+use super::{Expected, ParentQuery, SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ManifestId, PackId, SessionId};
 use crate::name::Name;
 use crate::ops::names::{Replaced, exists};
-use crate::ops::stopping::{unless_stopped, wind_up};
+use crate::ops::stopping::{end_stopped, unless_stopped};
 use crate::policy::Labels;
 use crate::repository::log::{Attempt, AttemptId, Joint, RefValue};
 use crate::repository::{AttemptState, Completed, JointTree, Parts, PlacedTree, RankPart, Repository, Saved, Writer};
@@ -108,7 +108,7 @@ impl Repository {
         let options = self.bind_first(name, &with_ranks(part, options)?).await?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
-        let (walk, formats) = unless_stopped(&options.stop, self.look(source, &options)).await?;
+        let (walk, formats) = unless_stopped(&options.stop, self.scan(source, &options)).await?;
         if walk.is_file() {
             let root = walk.root().unwrap_or(Path::new(""));
             return Err(Error::usage("a rank saves a folder").at(root.display()).got("a file"));
@@ -116,14 +116,15 @@ impl Repository {
         let state = self.state().await?;
         let before = state.refs.get(name).filter(|value| value.attempt.as_ref() != Some(&part.attempt));
         let labels = Labels::default();
-        let parent = self.parent(&state, name, (&options, &labels)).await?;
+        let query = ParentQuery { state: &state, name, options: &options, labels: &labels };
+        let parent = self.parent(query).await?;
         let derive = AtomicBool::new(true);
         let saving =
             Saving { repository: self, name, options: &options, labels, walk, formats, parent, derive, started };
         let ranked = Ranked { saving, attempt, rank: part.rank };
         let (mut counts, mut stored_bytes) = (Counts::default(), 0);
         for _ in 0..ATTEMPTS {
-            if let TryOutcome::Done(own, step) = ranked.turn(&mut counts, &mut stored_bytes).await? {
+            if let TryOutcome::Done(own, step) = ranked.attempt(&mut counts, &mut stored_bytes).await? {
                 let seconds = begun.elapsed().as_secs_f64();
                 // Files that an index names and that this rank lacks belong to other ranks.
                 counts.lacking.clear();
@@ -182,30 +183,31 @@ impl Ranked<'_> {
     }
 
     /// Reads the state of the attempt and does the next step.
-    async fn turn(&self, counts: &mut Counts, stored_bytes: &mut u64) -> Result<TryOutcome> {
+    async fn attempt(&self, counts: &mut Counts, stored_bytes: &mut u64) -> Result<TryOutcome> {
         if self.saving.options.expected == Expected::Nothing {
             let state = self.repository().state().await?;
-            if state.standing(&self.attempt) == AttemptState::Absent && state.refs.contains_key(&self.attempt.name) {
+            if state.attempt_state(&self.attempt) == AttemptState::Absent && state.refs.contains_key(&self.attempt.name)
+            {
                 return Err(exists(&self.attempt.name));
             }
         }
-        let standing = self.repository().join(&self.attempt).await?;
-        let mut writer = match &standing {
+        let state = self.repository().join(&self.attempt).await?;
+        let mut writer = match &state {
             AttemptState::Open(session, _) => {
                 Writer::within(self.repository(), &self.saving.options.progress, *session)
             }
             _ => Writer::new(self.repository(), &self.saving.options.progress),
         };
-        let turn = match &standing {
+        let outcome = match &state {
             AttemptState::Open(session, joint) => self.contribute((*session, joint), &mut writer, counts).await,
             AttemptState::Complete(value) => self.compare(value, &mut writer, counts).await,
             AttemptState::Absent => Ok(TryOutcome::Again),
         };
         *stored_bytes += writer.stored_bytes();
-        let turn = match turn {
+        let outcome = match outcome {
             Err(error) => {
                 let what = format!("the save of {}", self.at());
-                Err(wind_up(&mut writer, &self.saving.options.stop, what, error).await)
+                Err(end_stopped(&mut writer, &self.saving.options.stop, what, error).await)
             }
             Ok(done) => {
                 if let Err(left) = writer.give_up().await {
@@ -214,10 +216,10 @@ impl Ranked<'_> {
                 Ok(done)
             }
         };
-        match turn {
+        match outcome {
             // Objects of a closed session may be deleted.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
-                self.outpaced(standing, error).await
+                self.outpaced(state, error).await
             }
             other => other,
         }
@@ -225,7 +227,7 @@ impl Ranked<'_> {
 
     /// A refused commit may only mean that other ranks were faster.
     async fn outpaced(&self, before: AttemptState, error: Error) -> Result<TryOutcome> {
-        let now = self.repository().state().await?.standing(&self.attempt);
+        let now = self.repository().state().await?.attempt_state(&self.attempt);
         match (before, now) {
             (AttemptState::Open(..), AttemptState::Complete(_)) => Ok(TryOutcome::Again),
             (AttemptState::Open(session, _), AttemptState::Open(now, _)) if session != now => Ok(TryOutcome::Again),
@@ -308,7 +310,7 @@ impl Ranked<'_> {
             Parts::All(parts) => parts,
             Parts::Missing(rank) => {
                 // Parts under a closed session do not count.
-                return match self.repository().state().await?.standing(&self.attempt) {
+                return match self.repository().state().await?.attempt_state(&self.attempt) {
                     AttemptState::Open(now, _) if now == session => {
                         Ok(TryOutcome::Done(Box::new(part.value), Err(rank)))
                     }
