@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::LETTING_GO;
+use super::SHUTDOWN_MAX;
 use super::config::AuditConfig;
 use super::dial::Dialled;
 use super::state::AgentState;
@@ -141,7 +141,7 @@ impl Publication {
                 _ => Ok(()),
             }
         };
-        let problem = match timeout(LETTING_GO, published).await {
+        let problem = match timeout(SHUTDOWN_MAX, published).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(format!("{error:?}")),
             Err(_) => Some("the store does not answer in time".to_owned()),
@@ -150,7 +150,7 @@ impl Publication {
             tracing::error!("last head of the audit log is not published, until the agent runs again: {problem}");
         }
         // It is closed already, unless its head is not published.
-        let _ = timeout(LETTING_GO, self.recorder.close()).await;
+        let _ = timeout(SHUTDOWN_MAX, self.recorder.close()).await;
     }
 }
 

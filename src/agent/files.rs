@@ -143,7 +143,7 @@ impl File {
             if readers.send_timeout(Ok(piece), PATIENCE).await.is_err() {
                 return Ok(false);
             }
-            self.state.handed_out.fetch_add(len, Ordering::Relaxed);
+            self.state.file_bytes_sent.fetch_add(len, Ordering::Relaxed);
         }
         Ok(true)
     }

@@ -49,7 +49,7 @@ impl Collector for AgentMetrics {
             scrape.one(&metrics::RESIDENT, resident)?;
         }
         tasks(&mut scrape, state)?;
-        scrape.one(&metrics::FILE_BYTES, state.handed_out.load(Ordering::Relaxed))?;
+        scrape.one(&metrics::FILE_BYTES, state.file_bytes_sent.load(Ordering::Relaxed))?;
         for metric in Metric::ALL {
             let stores = state.stores().iter().map(Repository::store);
             let locations: Vec<_> = stores.clone().map(|store| store.location().to_string()).collect();

@@ -115,7 +115,7 @@ impl Context {
             format!("listening at {}{http}{peers}", printable(&listening.socket))
         })?;
         asked().await;
-        agent.leave(asked()).await
+        agent.shut_down(asked()).await
     }
 
     /// Begins to warm each name; follows them if asked to.
@@ -324,20 +324,20 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
         0 => String::new(),
         _ => {
             let why = if is_full(task) {
-                "the cache has no room for them (capacity, free_floor; the agent's log says more)"
+                "the cache is full (capacity, free_floor); see the log of the agent"
             } else {
-                "nobody who may be asked gave them, the agent's log says more"
+                "no permitted source has them; see the log of the agent"
             };
             format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
         }
     };
     if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let lacking_space = match number_of(task, "room_lacking") {
+        let shortfall = match number_of(task, "shortfall_bytes") {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };
-        return format!("would warm: {name}, {all}; would fetch {lacking}{lacking_space}\n");
+        return format!("would warm: {name}, {all}; would fetch {lacking}{shortfall}\n");
     }
     format!(
         "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
@@ -457,7 +457,11 @@ mod tests {
                         the agent's log says more\n";
         assert_eq!(text, expected);
         begun.what.report.as_mut().unwrap()["full"] = true.into();
-        assert!(warmed(&begun).contains("512 B in 3 chunks: the cache has no room for them"), "{}", warmed(&begun));
+        assert!(
+            warmed(&begun).contains("512 B in 3 chunks: the cache is full (capacity, free_floor)"),
+            "{}",
+            warmed(&begun)
+        );
         begun.what.report.as_mut().unwrap()["full"] = false.into();
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));

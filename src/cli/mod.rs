@@ -63,7 +63,7 @@ use crate::progress::Progress;
 /// More threads that only await buy nothing: hashing, coding and files have threads of their own.
 const WORKERS_MAX: usize = 4;
 /// Time that an interrupted command has to release what it holds.
-const LETTING_GO: Duration = Duration::from_secs(3);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
 
 /// Runs the command that the process was started with.
 #[must_use]
@@ -144,7 +144,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
         }
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.
-    runtime.shutdown_timeout(LETTING_GO);
+    runtime.shutdown_timeout(SHUTDOWN_MAX);
     result
 }
 

@@ -7,7 +7,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::LETTING_GO;
+use super::SHUTDOWN_MAX;
 use super::output::Output;
 use crate::error::{Error, Result};
 
@@ -109,7 +109,7 @@ pub(super) async fn interruptible(
     }
     task.abort();
     // Dropping it removes what it left half done; how it ends does not matter any more.
-    let _ = tokio::time::timeout(LETTING_GO, task).await;
+    let _ = tokio::time::timeout(SHUTDOWN_MAX, task).await;
     Err(Failed { error: interrupted, code: caught.exit_code() })
 }
 

@@ -31,7 +31,7 @@ fn anybody() -> Result<Identity> {
 ///
 /// # Cancel safety
 /// Safe: the connection is dropped.
-pub async fn attend(
+pub async fn serve_local(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     served_chunks: Arc<dyn ServedChunks>,
     leaving: CancellationToken,

@@ -162,16 +162,16 @@ impl Stage {
 
 impl Stage {
     fn region(&self) -> PyResult<Arc<Region>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(given_away)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(moved_away)
     }
 
     /// Moves the bytes out: the stage cannot be filled any more.
     pub(crate) fn give_away(&self) -> PyResult<Bytes> {
         let region = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        region.map(OwnedRegion).map(Bytes::from_owner).ok_or_else(given_away)
+        region.map(OwnedRegion).map(Bytes::from_owner).ok_or_else(moved_away)
     }
 }
 
-fn given_away() -> PyErr {
+fn moved_away() -> PyErr {
     PyValueError::new_err("this stage was given away already")
 }

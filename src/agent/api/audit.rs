@@ -52,9 +52,9 @@ pub(super) struct HeadOfAgent {
 )]
 pub(super) async fn sign(
     State(state): State<Arc<AgentState>>,
-    JsonBody(asked): JsonBody<HeadOfCommands>,
+    JsonBody(body): JsonBody<HeadOfCommands>,
 ) -> Result<(axum::http::StatusCode, Json<view::AuditHead>), ApiError> {
-    let HeadOfCommands { log, origin, seq, hash } = asked;
+    let HeadOfCommands { log, origin, seq, hash } = body;
     // The agent's own name is not anybody's to sign with.
     if !origin.starts_with(CLI_ORIGIN) {
         let error = Error::usage("this is not the command line's audit log").expected("cli:USER").got(origin);
@@ -82,19 +82,19 @@ pub(super) async fn sign(
 pub(super) async fn publish(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<HeadOfAgent>,
+    JsonBody(body): JsonBody<HeadOfAgent>,
 ) -> Result<(axum::http::StatusCode, Json<view::AuditHead>), ApiError> {
-    caller.may_name(asked.repository.as_deref())?;
+    caller.check_repository_name(body.repository.as_deref())?;
     let by = caller.agent().ok_or_else(|| Error::denied("only other agents have their heads published here"))?;
     let malformed = || Error::usage("head of an audit log is malformed").expected("hexadecimal digits");
-    let signed = SignedHead::decode(&from_hex(&asked.signed).ok_or_else(malformed)?)?;
+    let signed = SignedHead::decode(&from_hex(&body.signed).ok_or_else(malformed)?)?;
     let SignedHead { head, signature } = &signed;
     let trusted = state.credentials()?.trusted();
     let signer = trusted.verify(&Signature::decode(signature)?, Context::AuditHead, &head.encode(), state.now())?;
     if signer.agent()? != by || head.origin != by.to_string() && !head.origin.starts_with(CLI_ORIGIN) {
         return Err(Error::denied("head is another agent's").expected(by).got(&head.origin).into());
     }
-    let repository = state.origin(asked.repository.as_deref())?;
+    let repository = state.origin(body.repository.as_deref())?;
     repository.put_audit_head(by, head.time, &signed.encode()).await?;
     Ok((axum::http::StatusCode::CREATED, Json(view::AuditHead { seq: head.seq })))
 }

@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::ending::until;
 use super::error::{ApiError, redacted};
-use super::rights::{Need, leads, need};
+use super::rights::{Need, matches_route, need};
 use super::slots::with_guard;
 use crate::agent::AT;
 use crate::agent::config::Accepts;
@@ -65,9 +65,9 @@ pub(super) const HANDOFFS: &str = "/v1/handoffs";
 #[derive(Clone, Debug, Default)]
 pub(in crate::agent) struct Callers {
     /// Callers of all routes of [`REMOTE`] except handoff.
-    pub(in crate::agent) to_ask: Agents,
+    pub(in crate::agent) api_callers: Agents,
     /// Callers of the handoff routes.
-    pub(in crate::agent) to_give: Accepts,
+    pub(in crate::agent) handoff_senders: Accepts,
 }
 
 /// Origin of a request.
@@ -166,7 +166,7 @@ impl Caller {
     ///
     /// # Errors
     /// Usage, for another agent that gives anything but an id.
-    pub(super) fn may_name(&self, named: Option<&str>) -> Result<(), Error> {
+    pub(super) fn check_repository_name(&self, named: Option<&str>) -> Result<(), Error> {
         match named {
             Some(named) if self.requester().is_some() && named.parse::<RepositoryId>().is_err() => {
                 let whose = if self.agent().is_some() { "another agent" } else { "a token" };
@@ -218,17 +218,17 @@ pub(super) struct Auth {
 
 /// A request that may go on.
 #[derive(Debug)]
-struct Passed {
+struct Authorized {
     visibility: Visibility,
     /// The token that was shown, if it is one that can be revoked.
     grant: Option<Arc<Grant>>,
     /// Its place among the requests of that token.
-    place: Option<OwnedSemaphorePermit>,
+    request_slot: Option<OwnedSemaphorePermit>,
 }
 
-impl From<Visibility> for Passed {
+impl From<Visibility> for Authorized {
     fn from(visibility: Visibility) -> Self {
-        Self { visibility, grant: None, place: None }
+        Self { visibility, grant: None, request_slot: None }
     }
 }
 
@@ -253,32 +253,37 @@ impl Auth {
 
     /// # Errors
     /// The reason why the request is refused.
-    fn judge(&self, caller: &Caller, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<Passed, ApiError> {
+    fn authorize(
+        &self,
+        caller: &Caller,
+        (method, path): (&Method, &str),
+        headers: &HeaderMap,
+    ) -> Result<Authorized, ApiError> {
         match caller {
             Caller::Socket(_) => Ok(Visibility::All.into()),
-            Caller::Loopback | Caller::Admin(_) | Caller::Token(_) => self.judge_local((method, path), headers),
+            Caller::Loopback | Caller::Admin(_) | Caller::Token(_) => self.authorize_loopback((method, path), headers),
             Caller::Remote(caller) => {
                 // Counts every call against the limit, even a refused one.
                 caller.admit_request().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
-                self.judge_call(caller.identity(), method, path)?;
+                self.authorize_remote(caller.identity(), method, path)?;
                 Ok(Visibility::Remote.into())
             }
         }
     }
 
-    fn judge_call(&self, caller: &Identity, method: &Method, path: &str) -> Result<(), Error> {
+    fn authorize_remote(&self, caller: &Identity, method: &Method, path: &str) -> Result<(), Error> {
         let (own, gives) = (&self.own, path.starts_with(HANDOFFS));
-        if gives && !self.callers.to_give.include(caller) {
+        if gives && !self.callers.handoff_senders.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} keeps nothing for {caller}"))
                 .help(format!("add a [[handoff.accept]] entry with from = \"{caller}\" and names to its settings")));
         }
-        if !gives && !self.callers.to_ask.include(caller) {
+        if !gives && !self.callers.api_callers.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} does not let {caller} ask it"))
                 .help(format!("add callers = [\"{caller}\"] to its settings")));
         }
-        if REMOTE.iter().any(|&(may, route)| may == method.as_str() && leads(path, route)) {
+        if REMOTE.iter().any(|&(may, route)| may == method.as_str() && matches_route(path, route)) {
             return Ok(());
         }
         Err(Error::denied(format!("agent {own} does not serve this to other agents"))
@@ -286,7 +291,7 @@ impl Auth {
             .help("use its API on its own node"))
     }
 
-    fn judge_local(&self, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<Passed, ApiError> {
+    fn authorize_loopback(&self, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<Authorized, ApiError> {
         // Protects against DNS rebinding: the rebound name resolves to this machine, but the browser sends it as the host.
         let mut hosts = headers.get_all(header::HOST).iter();
         let only = hosts.next().filter(|_| hosts.next().is_none());
@@ -306,7 +311,7 @@ impl Auth {
         if let Some(grant) = &grant
             && grant.scopes().is_admin()
         {
-            return Ok(Passed { visibility: Visibility::All, grant: Some(Arc::clone(grant)), place: None });
+            return Ok(Authorized { visibility: Visibility::All, grant: Some(Arc::clone(grant)), request_slot: None });
         }
         // A forwarded request is authenticated by this agent's certificate, so it needs the token here.
         let is_own = !headers.contains_key(AT);
@@ -315,8 +320,13 @@ impl Auth {
         }
         if let Some(grant) = grant {
             check_scope(&grant, need(method, path))?;
-            let place = grant.begin_request().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
-            return Ok(Passed { visibility: Visibility::Remote, grant: Some(grant), place: Some(place) });
+            let request_slot =
+                grant.begin_request().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
+            return Ok(Authorized {
+                visibility: Visibility::Remote,
+                grant: Some(grant),
+                request_slot: Some(request_slot),
+            });
         }
         if shown.is_some()
             && let Some(kept_back) = WRONG_TOKENS.may()
@@ -372,8 +382,8 @@ pub(super) async fn check(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match auth.judge(&caller, (request.method(), request.uri().path()), request.headers()) {
-        Ok(Passed { visibility, grant, place }) => {
+    match auth.authorize(&caller, (request.method(), request.uri().path()), request.headers()) {
+        Ok(Authorized { visibility, grant, request_slot }) => {
             request.extensions_mut().insert(visibility);
             if let Some(grant) = &grant {
                 let all = grant.scopes().is_admin();
@@ -386,7 +396,7 @@ pub(super) async fn check(
                 (Some(grant), Some(tokens)) => until(response, tokens.ended(grant)),
                 _ => response,
             };
-            if let Some(place) = place { with_guard(response, place) } else { response }
+            if let Some(request_slot) = request_slot { with_guard(response, request_slot) } else { response }
         }
         Err(error) => error.into_response(),
     }
@@ -404,36 +414,39 @@ mod tests {
     use crate::pattern::Patterns;
     use crate::policy::Scopes;
 
-    fn judged(caller: &Caller, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
+    fn authorized(caller: &Caller, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
         let headers = &headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
         let auth = Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
-        auth.judge(caller, (&Method::GET, path), headers).is_ok()
+        auth.authorize(caller, (&Method::GET, path), headers).is_ok()
     }
 
     /// Answer to `home/a` by an agent that lets `callers` ask.
     fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
-        let to_ask = Agents::of(Patterns::of(callers).unwrap());
-        let to_give = accepts("[[accept]]\nfrom = 'home/a'\nnames = '**'", 1).unwrap();
+        let api_callers = Agents::of(Patterns::of(callers).unwrap());
+        let handoff_senders = accepts("[[accept]]\nfrom = 'home/a'\nnames = '**'", 1).unwrap();
         let auth = Auth::new(
             Some(("secret", Path::new("/run/agent.token"))),
-            Callers { to_ask, to_give },
+            Callers { api_callers, handoff_senders },
             Some(&agent("cloud", "b")),
         );
-        auth.judge_call(&agent("home", "a"), method, path)
+        auth.authorize_remote(&agent("home", "a"), method, path)
     }
 
     #[test]
     fn loopback_wants_the_host_and_the_token() {
         use header::{AUTHORIZATION, HOST};
-        assert!(judged(&Caller::Socket(getuid()), "/v1/pins", &[]));
+        assert!(authorized(&Caller::Socket(getuid()), "/v1/pins", &[]));
         for host in ["localhost", "127.0.0.1:7070", "[::1]:7070"] {
-            assert!(judged(&Caller::Loopback, "/health", &[(HOST, host)]), "{host}");
-            assert!(judged(&Caller::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, "Bearer secret")]), "{host}");
+            assert!(authorized(&Caller::Loopback, "/health", &[(HOST, host)]), "{host}");
+            assert!(
+                authorized(&Caller::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, "Bearer secret")]),
+                "{host}"
+            );
             for shown in ["Bearer wrong", "Bearer", "secret", "Basic secret", "Bearer secret2"] {
-                assert!(!judged(&Caller::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, shown)]), "{shown}");
+                assert!(!authorized(&Caller::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, shown)]), "{shown}");
             }
-            assert!(!judged(&Caller::Loopback, "/v1/pins", &[(HOST, host)]));
+            assert!(!authorized(&Caller::Loopback, "/v1/pins", &[(HOST, host)]));
         }
         let two = [(HOST, "localhost"), (HOST, "evil.example")];
         let mut both = HeaderMap::new();
@@ -441,14 +454,14 @@ mod tests {
             both.append(name, value.parse().unwrap());
         }
         let auth = Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
-        assert!(auth.judge(&Caller::Loopback, (&Method::GET, "/health"), &both).is_err(), "one host");
+        assert!(auth.authorize(&Caller::Loopback, (&Method::GET, "/health"), &both).is_err(), "one host");
         for host in
             ["x@localhost", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "10.0.0.1:7070"]
         {
-            assert!(!judged(&Caller::Loopback, "/health", &[(HOST, host)]), "{host}");
+            assert!(!authorized(&Caller::Loopback, "/health", &[(HOST, host)]), "{host}");
         }
-        assert!(!judged(&Caller::Loopback, "/health", &[]));
-        assert!(!judged(&Caller::Loopback, "/health/", &[(HOST, "localhost")]));
+        assert!(!authorized(&Caller::Loopback, "/health", &[]));
+        assert!(!authorized(&Caller::Loopback, "/health/", &[(HOST, "localhost")]));
     }
 
     #[test]
@@ -456,8 +469,8 @@ mod tests {
         let visibility_of = |auth: &Auth, path: &str, token: Option<&str>| {
             let headers = [(header::HOST, Some("localhost")), (header::AUTHORIZATION, token)];
             let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value?.parse().unwrap())));
-            let passed = auth.judge(&Caller::Loopback, (&Method::GET, path), &headers.collect());
-            passed.ok().map(|passed| passed.visibility)
+            let authorized = auth.authorize(&Caller::Loopback, (&Method::GET, path), &headers.collect());
+            authorized.ok().map(|authorized| authorized.visibility)
         };
         let auth = || Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
         let (closed, open) = (auth(), auth().open_metrics(true));
@@ -488,8 +501,8 @@ mod tests {
         let ask = |method: Method, path: &str, token: &str| {
             let headers = [(header::HOST, "localhost".to_owned()), (header::AUTHORIZATION, format!("Bearer {token}"))];
             let headers = headers.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect();
-            let judged = auth.judge(&Caller::Loopback, (&method, path), &headers);
-            judged.map(|passed| passed.visibility).map_err(|error| format!("{error:?}"))
+            let authorized = auth.authorize(&Caller::Loopback, (&method, path), &headers);
+            authorized.map(|authorized| authorized.visibility).map_err(|error| format!("{error:?}"))
         };
         assert_eq!(ask(Method::GET, "/v1/names", &reads), Ok(Visibility::Remote));
         assert_eq!(ask(Method::HEAD, "/v1/files/a/b", &reads), Ok(Visibility::Remote));
@@ -517,7 +530,9 @@ mod tests {
     fn without_a_token_nothing_is_let_through() {
         let headers = [(header::HOST, "localhost"), (header::AUTHORIZATION, "Bearer ")];
         let headers = headers.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect();
-        assert!(Auth::new(None, Callers::default(), None).judge_local((&Method::GET, "/v1/pins"), &headers).is_err());
+        assert!(
+            Auth::new(None, Callers::default(), None).authorize_loopback((&Method::GET, "/v1/pins"), &headers).is_err()
+        );
     }
 
     #[test]
@@ -530,9 +545,9 @@ mod tests {
             assert!(called(callers, &Method::GET, "/health").is_err());
         }
         assert!(called(&[], &Method::POST, HANDOFFS).is_ok(), "who may give need not be able to ask");
-        let to_ask = Agents::of(Patterns::of(&["**"]).unwrap());
-        let auth = Auth::new(None, Callers { to_ask, ..Callers::default() }, None);
-        let error = auth.judge_call(&Identity::new("home", "a").unwrap(), &Method::POST, HANDOFFS).unwrap_err();
+        let api_callers = Agents::of(Patterns::of(&["**"]).unwrap());
+        let auth = Auth::new(None, Callers { api_callers, ..Callers::default() }, None);
+        let error = auth.authorize_remote(&Identity::new("home", "a").unwrap(), &Method::POST, HANDOFFS).unwrap_err();
         assert_eq!(error.to_string(), "agent here keeps nothing for home/a");
         let help = "add a [[handoff.accept]] entry with from = \"home/a\" and names to its settings";
         assert_eq!(error.help_text(), Some(help));

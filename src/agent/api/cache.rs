@@ -139,24 +139,24 @@ pub(super) async fn pins(
 pub(super) async fn pin(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Pinning>,
+    JsonBody(body): JsonBody<Pinning>,
 ) -> Result<(StatusCode, Json<view::Pinned>), ApiError> {
-    let selector: Selector = asked.name.parse()?;
-    caller.may_name(asked.repository.as_deref())?;
-    let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
+    let selector: Selector = body.name.parse()?;
+    caller.check_repository_name(body.repository.as_deref())?;
+    let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
     let requester = caller.requester();
-    let recorded = apart(&caller, Action::Pin, Some(&repository));
+    let recorded = recorded_separately(&caller, Action::Pin, Some(&repository));
     let name = match resolve(state.exchange()?, &repository, requester.as_ref(), &selector).await {
         Ok(name) => name,
         Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
     };
-    let lasting = asked.lasting.map(|span| span.0);
+    let lasting = body.lasting.map(|span| span.0);
     let (expires, limit) = match state.pin_bounds(requester.as_ref(), lasting) {
         Ok(bounds) => bounds,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
     };
     let request = recorded.allow(&state, &name).await?;
-    let pinned = pin_whole(&state, (&repository, &name), (&caller, &asked), (expires, limit));
+    let pinned = pin_whole(&state, (&repository, &name), (&caller, &body), (expires, limit));
     match ended(request.as_ref(), pinned.await) {
         Ok(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
         Err(error) => Err(error.into()),
@@ -167,12 +167,12 @@ pub(super) async fn pin(
 async fn pin_whole(
     state: &AgentState,
     (repository, name): (&Repository, &Name),
-    (caller, asked): (&Caller, &Pinning),
+    (caller, body): (&Caller, &Pinning),
     (expires, limit): (Option<Timestamp>, Option<PinLimit>),
 ) -> Result<Pin> {
     let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
-    let owner = caller.owner(asked.owner.clone());
-    let reason = asked.reason.clone().unwrap_or_else(|| name.to_string());
+    let owner = caller.owner(body.owner.clone());
+    let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
         cache.pin_within(request, limit.as_ref())
@@ -184,7 +184,7 @@ async fn pin_whole(
 }
 
 /// Ends the entry of a pin by what came of it.
-fn ended(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
+fn record_outcome(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
     if let Some(request) = request {
         request.end(match &pinned {
             Ok(pin) => format!("done: pin {}", pin.id),
@@ -195,8 +195,12 @@ fn ended(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
 }
 
 /// A request whose every repeat is an entry of the audit log.
-fn apart<'a>(caller: &'a Caller, action: Action, repository: Option<&'a Repository>) -> AccessRequest<'a> {
-    AccessRequest { caller, action, repository, repeats: Repeats::Apart }
+fn recorded_separately<'a>(
+    caller: &'a Caller,
+    action: Action,
+    repository: Option<&'a Repository>,
+) -> AccessRequest<'a> {
+    AccessRequest { caller, action, repository, repeats: Repeats::Separate }
 }
 
 /// Ends a pin.
@@ -217,7 +221,7 @@ pub(super) async fn unpin(
     let pin: PinId = id.parse().map_err(|_| unknown())?;
     let (looked, holder) = (Arc::clone(&cache), caller.clone());
     let find = move || Ok(looked.pins().into_iter().find(|kept| kept.id == pin && holder.has(kept)));
-    let recorded = apart(&caller, Action::Unpin, None);
+    let recorded = recorded_separately(&caller, Action::Unpin, None);
     let Some(found) = blocking(find).await? else {
         return Err(recorded.refuse(&state, format!("pin {pin}"), unknown()).await.into());
     };

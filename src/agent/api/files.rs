@@ -104,10 +104,10 @@ pub(super) async fn file(
 ) -> Result<Response, ApiError> {
     let FileQuery { repository, after, limit } = parse_query(which)?;
     let (selector, path) = target(uri.path())?;
-    caller.may_name(repository.as_deref())?;
+    caller.check_repository_name(repository.as_deref())?;
     let served = state.repository(repository.as_deref())?;
     let asked =
-        AccessRequest { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Together };
+        AccessRequest { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Merged };
     let read_by = served.for_caller(caller.local());
     let node = match TreeNode::open(&state, &read_by, caller.grant(), &selector, path).await {
         Ok(node) => node,

@@ -81,22 +81,22 @@ pub(super) async fn list(
 pub(super) async fn promise(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Announcement>,
+    JsonBody(body): JsonBody<Announcement>,
 ) -> Result<(StatusCode, Json<view::HandoffId>), ApiError> {
     let from = sender(&caller)?;
-    caller.may_name(Some(&asked.repository))?;
-    state.origin(Some(&asked.repository))?;
-    let malformed = |source| Error::usage("repository is not an id").got(&asked.repository).source(source);
-    let repository: RepositoryId = asked.repository.parse().map_err(malformed)?;
-    let what = Announced { name: asked.name.parse()?, repository, labels: asked.labels, bytes: asked.bytes };
+    caller.check_repository_name(Some(&body.repository))?;
+    state.origin(Some(&body.repository))?;
+    let malformed = |source| Error::usage("repository is not an id").got(&body.repository).source(source);
+    let repository: RepositoryId = body.repository.parse().map_err(malformed)?;
+    let what = Announced { name: body.name.parse()?, repository, labels: body.labels, bytes: body.bytes };
     if state.tasks.is_closed() || state.is_preempted() {
         return Err(Error::unreachable("agent is shutting down").help("hand it off to another one").into());
     }
     let recorded = AccessRequest {
         caller: &caller,
         action: Action::Handoff,
-        repository: Some(state.origin(Some(&asked.repository))?),
-        repeats: Repeats::Apart,
+        repository: Some(state.origin(Some(&body.repository))?),
+        repeats: Repeats::Separate,
     };
     let name = what.name.clone();
     let id = match store(&state)?.promise(from, what) {

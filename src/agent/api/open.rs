@@ -39,7 +39,7 @@ pub(super) async fn health(
     Extension(visibility): Extension<Visibility>,
 ) -> Response {
     let answer = match visibility {
-        Visibility::HealthSummary => HealthAnswer::HealthSummary(state.vitals()),
+        Visibility::HealthSummary => HealthAnswer::HealthSummary(state.health_summary()),
         Visibility::Remote => HealthAnswer::Health(without_locations(state.health())),
         Visibility::All => HealthAnswer::Health(state.health()),
     };

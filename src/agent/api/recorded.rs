@@ -79,7 +79,7 @@ impl AccessRequest<'_> {
         }
         let decision = self.decision(state, Some(name.to_string()), Verdict::Deny, error.to_string());
         // It is refused all the same.
-        state.record(decision, Repeats::Together).await.err().unwrap_or(error)
+        state.record(decision, Repeats::Merged).await.err().unwrap_or(error)
     }
 
     fn decision(&self, state: &AgentState, name: Option<String>, verdict: Verdict, rule: String) -> Decision {

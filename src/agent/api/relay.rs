@@ -120,7 +120,7 @@ async fn recorded(
     };
     // The other agent may have one that this one lacks.
     let repository = state.origin(text("repository")).ok();
-    let asking = AccessRequest { caller, action, repository, repeats: Repeats::Apart };
+    let asking = AccessRequest { caller, action, repository, repeats: Repeats::Separate };
     asking.pass_on(state, text("name"), callee, &details).await
 }
 

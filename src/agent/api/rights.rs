@@ -66,12 +66,12 @@ pub(super) const NEEDS: [(&str, &str, Need); 34] = [
 /// Right that a request needs of a token.
 pub(super) fn need(method: &Method, path: &str) -> Need {
     let method = if method == Method::HEAD { "GET" } else { method.as_str() };
-    let found = NEEDS.iter().find(|(of, route, _)| *of == method && leads(path, route));
+    let found = NEEDS.iter().find(|(of, route, _)| *of == method && matches_route(path, route));
     found.map_or(ADMIN, |(_, _, need)| *need)
 }
 
 /// Does `path` take `route`, in which a name in braces stands for one part, and `{path}` for one or more?
-pub(super) fn leads(path: &str, route: &str) -> bool {
+pub(super) fn matches_route(path: &str, route: &str) -> bool {
     let (mut parts, mut names) = (path.split('/'), route.split('/'));
     loop {
         match (parts.next(), names.next()) {
@@ -109,15 +109,16 @@ mod tests {
     #[test]
     fn a_name_in_braces_is_one_part_and_a_path_is_several() {
         assert!(
-            leads("/v1/tasks/a/events", "/v1/tasks/{id}/events")
-                && !leads("/v1/tasks//events", "/v1/tasks/{id}/events")
+            matches_route("/v1/tasks/a/events", "/v1/tasks/{id}/events")
+                && !matches_route("/v1/tasks//events", "/v1/tasks/{id}/events")
         );
         assert!(
-            leads("/v1/files/a/b/c", "/v1/files/{reference}/{path}")
-                && leads("/v1/files/a/b/", "/v1/files/{reference}/{path}")
+            matches_route("/v1/files/a/b/c", "/v1/files/{reference}/{path}")
+                && matches_route("/v1/files/a/b/", "/v1/files/{reference}/{path}")
         );
         assert!(
-            !leads("/v1/files/a/", "/v1/files/{reference}/{path}") && leads("/v1/files/a/", "/v1/files/{reference}/")
+            !matches_route("/v1/files/a/", "/v1/files/{reference}/{path}")
+                && matches_route("/v1/files/a/", "/v1/files/{reference}/")
         );
     }
 }

@@ -172,39 +172,39 @@ type TaskStarted = Result<(StatusCode, Json<view::Task>), ApiError>;
 pub(super) async fn save(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Save>,
+    JsonBody(body): JsonBody<Save>,
 ) -> TaskStarted {
-    let name: Name = asked.name.parse()?;
-    caller.may_name(asked.repository.as_deref())?;
-    let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
-    let base: Option<Selector> = asked.base.as_deref().map(str::parse).transpose()?;
-    let recorded = apart(&caller, Action::Save, &repository);
-    let path = match allowed(&caller, &name, absolute(asked.path)?).await {
+    let name: Name = body.name.parse()?;
+    caller.check_repository_name(body.repository.as_deref())?;
+    let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
+    let base: Option<Selector> = body.base.as_deref().map(str::parse).transpose()?;
+    let recorded = recorded_separately(&caller, Action::Save, &repository);
+    let path = match allowed(&caller, &name, absolute(body.path)?).await {
         Ok(path) => path,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
     };
     let root_link = if caller.grant().is_some() { RootLink::Refuse } else { RootLink::Follow };
     let mut facts = StepFacts::default();
-    for (name, value) in &asked.metrics {
+    for (name, value) in &body.metrics {
         facts = facts.metric(name, *value)?;
     }
-    if let Some(ranks) = asked.world_size {
+    if let Some(ranks) = body.world_size {
         facts = facts.world_size(ranks);
     }
-    if let Some(framework) = &asked.framework {
+    if let Some(framework) = &body.framework {
         facts = facts.framework(framework)?;
     }
     if let Some(grant) = caller.grant() {
-        check_origins(grant, &asked.labels)?;
+        check_origins(grant, &body.labels)?;
     }
     let mut options = SaveOptions {
-        cut: asked.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        labels: asked.labels,
+        cut: body.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        labels: body.labels,
         facts,
-        exclude: asked.exclude,
-        reread: asked.reread,
-        compression: asked.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        key_every: asked.key_every,
+        exclude: body.exclude,
+        reread: body.reread,
+        compression: body.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        key_every: body.key_every,
         root_link,
         ..SaveOptions::default()
     };
@@ -253,20 +253,20 @@ async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf>
 pub(super) async fn restore(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Restore>,
+    JsonBody(body): JsonBody<Restore>,
 ) -> TaskStarted {
     let restoring = RestoreRequest {
-        name: asked.name.parse()?,
-        below: below(asked.path)?,
-        to: absolute(asked.to)?,
-        overwrite: asked.overwrite,
-        delete: asked.delete,
-        only: asked.paths,
+        name: body.name.parse()?,
+        below: below(body.path)?,
+        to: absolute(body.to)?,
+        overwrite: body.overwrite,
+        delete: body.delete,
+        only: body.paths,
         by: caller.local(),
     };
-    let repository = state.repository(asked.repository.as_deref())?;
-    let request = apart(&caller, Action::Restore, repository).allow(&state, &restoring.name).await?;
-    let begun = follow(request, tasks::restore(&state, asked.repository.as_deref(), restoring))?;
+    let repository = state.repository(body.repository.as_deref())?;
+    let request = recorded_separately(&caller, Action::Restore, repository).allow(&state, &restoring.name).await?;
+    let begun = follow(request, tasks::restore(&state, body.repository.as_deref(), restoring))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
@@ -281,14 +281,14 @@ pub(super) async fn restore(
 pub(super) async fn fetch(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Fetch>,
+    JsonBody(body): JsonBody<Fetch>,
 ) -> TaskStarted {
-    caller.may_name(asked.repository.as_deref())?;
-    let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let (mut name, below) = (asked.name.parse()?, below(asked.path)?);
+    caller.check_repository_name(body.repository.as_deref())?;
+    let from = body.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+    let (mut name, below) = (body.name.parse()?, below(body.path)?);
     let requester = caller.requester();
-    let repository = state.origin(asked.repository.as_deref())?;
-    let recorded = apart(&caller, Action::Warm, repository);
+    let repository = state.origin(body.repository.as_deref())?;
+    let recorded = recorded_separately(&caller, Action::Warm, repository);
     if let Some(grant) = caller.grant() {
         name = match resolve_for(repository, Some(grant), &name).await {
             Ok(name) => Selector::Name(name),
@@ -300,14 +300,14 @@ pub(super) async fn fetch(
         below,
         kind: TaskKind::Fetch,
         from,
-        or_repository: asked.or_repository,
+        or_repository: body.or_repository,
         pin: None,
         dry_run: false,
         caller: requester.clone(),
         by: caller.local(),
     };
     let request = recorded.allow(&state, &warming.name).await?;
-    let begun = follow(request, tasks::warm(&state, asked.repository.as_deref(), warming))?;
+    let begun = follow(request, tasks::warm(&state, body.repository.as_deref(), warming))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
@@ -322,31 +322,32 @@ pub(super) async fn fetch(
 pub(super) async fn warm(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Warm>,
+    JsonBody(body): JsonBody<Warm>,
 ) -> TaskStarted {
-    caller.may_name(asked.repository.as_deref())?;
+    caller.check_repository_name(body.repository.as_deref())?;
     let requester = caller.requester();
-    let pin = match asked.pin {
+    let pin = match body.pin {
         Some(Span(span)) => {
             if let Some(grant) = caller.grant() {
                 check_scope(grant, Need::Scope(Scope::Pins))?;
             }
             let (expires, limit) = state.pin_bounds(requester.as_ref(), Some(span))?;
-            Some(Pinning { owner: caller.owner(asked.owner), expires, limit })
+            Some(Pinning { owner: caller.owner(body.owner), expires, limit })
         }
         None => None,
     };
     let policy = FetchPolicy {
-        from: asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        or_repository: asked.or_repository,
+        from: body.from.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        or_repository: body.or_repository,
         ..FetchPolicy::default()
     };
-    let below = below(asked.path)?;
+    let below = below(body.path)?;
     // Resolves the selector before the response, so that the response names the step. Errors of this node's callers are
     // reported here as well; for other agents and tokens the task checks them, since forbidden and absent names must look alike.
-    let repository = state.origin(asked.repository.as_deref())?;
+    let repository = state.origin(body.repository.as_deref())?;
     let exchange = state.exchange()?;
-    let (selector, recorded): (Selector, _) = (asked.name.parse()?, apart(&caller, Action::Warm, repository));
+    let (selector, recorded): (Selector, _) =
+        (body.name.parse()?, recorded_separately(&caller, Action::Warm, repository));
     let name = match resolve(exchange, repository, requester.as_ref(), &selector).await {
         Ok(name) => name,
         Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
@@ -367,16 +368,18 @@ pub(super) async fn warm(
         from: policy.from,
         or_repository: policy.or_repository,
         pin,
-        dry_run: asked.dry_run,
+        dry_run: body.dry_run,
         caller: requester.clone(),
         by: caller.local(),
     };
     let request = recorded.allow(&state, &warming.name).await?;
     let pinning = match &warming.pin {
-        Some(_) if !warming.dry_run => apart(&caller, Action::Pin, repository).allow(&state, &warming.name).await?,
+        Some(_) if !warming.dry_run => {
+            recorded_separately(&caller, Action::Pin, repository).allow(&state, &warming.name).await?
+        }
         _ => None,
     };
-    let begun = follow_with(request, pinning, tasks::warm(&state, asked.repository.as_deref(), warming))?;
+    let begun = follow_with(request, pinning, tasks::warm(&state, body.repository.as_deref(), warming))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
@@ -504,8 +507,8 @@ fn below(path: Option<String>) -> Result<Option<String>> {
 }
 
 /// A request whose every repeat is an entry of the audit log.
-fn apart<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> AccessRequest<'a> {
-    AccessRequest { caller, action, repository: Some(repository), repeats: Repeats::Apart }
+fn recorded_separately<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> AccessRequest<'a> {
+    AccessRequest { caller, action, repository: Some(repository), repeats: Repeats::Separate }
 }
 
 /// Checks that the path is absolute: callers have other working directories than the agent.

@@ -55,7 +55,7 @@ pub struct Config {
     /// The settings file.
     pub file: PathBuf,
     /// State of the settings file when it was read.
-    pub(super) seen: FileStamp,
+    pub(super) stamp: FileStamp,
     /// Unix socket.
     pub socket: PathBuf,
     /// Loopback address of the API, if any.
@@ -168,12 +168,12 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self> {
         let io = |error| Error::io("cannot read the agent's settings", path, error);
         let path = &std::path::absolute(path).map_err(io)?;
-        let seen = FileStamp::at(path);
+        let stamp = FileStamp::at(path);
         let text = read_own_target(path, FILE_LEN_MAX).map_err(|error| match error.kind() {
             ErrorKind::NotFound => error.help("write the file first; `towline help agent` has an example"),
             _ => error,
         })?;
-        Ok(Self { seen, ..Self::parse(&text, path)? })
+        Ok(Self { stamp, ..Self::parse(&text, path)? })
     }
 
     /// Parses the settings in `text`; relative paths are relative to the folder of `path`, the settings file.
@@ -218,7 +218,7 @@ impl File {
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
             file: path.to_owned(),
-            seen: FileStamp::default(),
+            stamp: FileStamp::default(),
             socket,
             http: self.http,
             open_metrics: self.open_metrics,

@@ -122,7 +122,7 @@ impl Sender {
             verdict: if denied.is_some() { Verdict::Deny } else { Verdict::Allow },
             rule: denied.map_or_else(|| "handoff_to".to_owned(), ToString::to_string),
         };
-        self.state.record(decision, Repeats::Apart).await
+        self.state.record(decision, Repeats::Separate).await
     }
 
     /// Sends `contents` to `receiver` with these labels; its bytes are counted for the entry of the audit log.
@@ -250,7 +250,7 @@ impl Sender {
 #[async_trait]
 impl HandoffTarget for Sender {
     async fn needed(&self) {
-        self.state.short_of_time().await;
+        self.state.until_stopping().await;
     }
 
     async fn send(&self, checkpoint: &UnsavedCheckpoint<'_>) -> Result<String> {

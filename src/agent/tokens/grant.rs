@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::policy::Scopes;
 
 /// Interval between looks at the clock while an answer to a token is under way: clocks are set, and machines sleep.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time of a last use of a token that was not used yet.
 const NEVER: i64 = i64::MIN;
 /// Requests of one token in progress at a time. The API serves 256 connections, so no single token can take all of them.
@@ -145,7 +145,7 @@ impl Grant {
     /// Safe.
     pub(in crate::agent) async fn ended(self: Arc<Self>, clock: Arc<dyn Clock>) {
         while !self.is_over(clock.now()) {
-            let left = self.expires.map_or(LOOK_EVERY, |at| at.since(clock.now()).min(LOOK_EVERY));
+            let left = self.expires.map_or(POLL_INTERVAL, |at| at.since(clock.now()).min(POLL_INTERVAL));
             tokio::select! {
                 () = self.revoked.cancelled() => {}
                 () = tokio::time::sleep(left) => {}

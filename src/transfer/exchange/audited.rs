@@ -91,7 +91,7 @@ impl Exchange {
             // Absent, so not refused.
             return Ok(());
         }
-        let request = recorder.record(decision, Repeats::Together).await?;
+        let request = recorder.record(decision, Repeats::Merged).await?;
         if granted {
             self.audited.remember(PeerRole::Requester(requester.cloned()), *manifest, request);
         }
@@ -157,7 +157,7 @@ impl Exchange {
             verdict,
             rule,
         };
-        let request = recorder.record(decision, Repeats::Together).await?;
+        let request = recorder.record(decision, Repeats::Merged).await?;
         checked?;
         self.audited.remember(key.0, manifest, request.clone());
         Ok(PeerRequest { request: Some(request), late: 0 })

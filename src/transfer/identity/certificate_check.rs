@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::certificate::Certificate;
-use super::credentials::{LOOK_EVERY, Loaded};
+use super::credentials::{Loaded, POLL_INTERVAL};
 use super::{Credentials, refused};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl CertificateCheck {
                 }
                 return error;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

@@ -22,7 +22,7 @@ use crate::transfer::policy_versions::PolicyVersions;
 use crate::tree::FileStamp;
 
 /// Minimum time between two checks of the files.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Credentials of this agent. Clones share them.
 ///
@@ -46,7 +46,7 @@ struct State {
     current: Arc<Loaded>,
     /// State of the certificate files when they were last read, successfully or not.
     seen: [FileStamp; 3],
-    looked: Timestamp,
+    last_poll: Timestamp,
     revoked: Revoked,
     /// Problem of the certificate files in their current state.
     problem: Option<String>,
@@ -83,10 +83,10 @@ impl Credentials {
     /// Not found, if a file is missing; damaged, if one is malformed; denied, if the certificate has expired, names no
     /// agent, was revoked, or was not signed by an authority in `ca.crt`; errors of the file system.
     pub fn open(folder: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
-        let (seen, looked) = (look(folder), clock.now());
-        let revoked = Revoked::open(folder.join(REVOKED), looked)?;
-        let current = Arc::new(Loaded::read(folder, looked, Arc::clone(revoked.list()))?);
-        let state = Mutex::new(State { current, seen, looked, revoked, problem: None });
+        let (seen, last_poll) = (look(folder), clock.now());
+        let revoked = Revoked::open(folder.join(REVOKED), last_poll)?;
+        let current = Arc::new(Loaded::read(folder, last_poll, Arc::clone(revoked.list()))?);
+        let state = Mutex::new(State { current, seen, last_poll, revoked, problem: None });
         Ok(Self(Arc::new(WatchedCredentials { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
     }
 
@@ -129,8 +129,8 @@ impl Credentials {
         let now = self.0.clock.now();
         let mut state = self.0.state();
         // A clock that went back must not prevent the check.
-        if now.since(state.looked) >= LOOK_EVERY || now < state.looked {
-            state.looked = now;
+        if now.since(state.last_poll) >= POLL_INTERVAL || now < state.last_poll {
+            state.last_poll = now;
             state.look(&self.0.folder, now);
         }
         Arc::clone(&state.current)

@@ -123,7 +123,7 @@ impl Peers {
         self.known().entry(Arc::clone(&address)).or_insert_with(|| {
             let (peer, over) = (Arc::new(Peer::new(address, dialing.options.transports)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
-            tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
+            tokio::spawn(peer::keep_connected(Arc::clone(&peer), Arc::clone(dialing), over));
             KnownPeer { peer, _link_up: link_up }
         });
         Ok(())

@@ -323,7 +323,7 @@ impl Peer {
 }
 
 /// Keeps the link of `peer` up until `over`.
-pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
+pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
     let mut backoff = BACKOFF;
     let mut linked: Option<Instant> = None;
     let kept = async {

@@ -233,7 +233,7 @@ impl Listener {
             }
             let listening = listening.clone();
             connections.spawn(async move {
-                if let Err(error) = listening.attend(incoming, pending, unfinished).await
+                if let Err(error) = listening.serve_local(incoming, pending, unfinished).await
                     && let Some(kept_back) = REFUSED.may()
                 {
                     tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
@@ -248,7 +248,7 @@ impl Listener {
 
 impl Listening {
     /// Serves a connection from its beginning to its end.
-    async fn attend(self, incoming: Incoming, pending: PendingConnection, unfinished: Unfinished) -> Result<()> {
+    async fn serve_local(self, incoming: Incoming, pending: PendingConnection, unfinished: Unfinished) -> Result<()> {
         let late = |_| Error::unreachable("peer does not answer in time");
         let shaken = tokio::select! {
             shaken = timeout(self.gate.handshake_timeout(), incoming.into_future()) => {

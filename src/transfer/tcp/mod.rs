@@ -147,7 +147,7 @@ impl Listener {
                 Ok((stream, from)) => {
                     let (pending, listening) = (listening.gate.accept(from.ip()), listening.clone());
                     connections.spawn(async move {
-                        if let Err(error) = Box::pin(listening.attend(stream, pending)).await
+                        if let Err(error) = Box::pin(listening.serve_local(stream, pending)).await
                             && let Some(kept_back) = REFUSED.may()
                         {
                             tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
@@ -180,7 +180,7 @@ async fn unless_displaced(served: impl Future<Output = ()>, pending: &PendingCon
 
 impl Listening {
     /// Serves a connection from its beginning to its end.
-    async fn attend(self, stream: TcpStream, pending: PendingConnection) -> Result<()> {
+    async fn serve_local(self, stream: TcpStream, pending: PendingConnection) -> Result<()> {
         let (wire, way) = (Arc::<ByteCounters>::default(), route(&stream));
         let accepted = async {
             stream.set_nodelay(true)?;

@@ -300,7 +300,7 @@ fn a_warm_that_does_not_fit_reads_nothing() {
         user.write("small.toml", text.as_bytes());
         let agent = Running::from_file(&user, "small.toml");
         let dry = told_json(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
-        assert!(dry["tasks"][0]["report"]["room_lacking"].as_u64().unwrap() > 0, "{dry}");
+        assert!(dry["tasks"][0]["report"]["shortfall_bytes"].as_u64().unwrap() > 0, "{dry}");
         let said = told(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
         assert!(said.contains("it does not fit: the cache has "), "{said}");
         let output =
