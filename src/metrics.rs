@@ -149,7 +149,7 @@ families! {
     CACHE_HITS = Counter "towline_cache_hits_total" "Reads of the cache that found their chunk";
     CACHE_MISSES = Counter "towline_cache_misses_total" "Reads of the cache that did not";
     CACHE_INSERTS = Counter "towline_cache_inserts_total" "Chunks put into the cache";
-    CACHE_REFUSALS = Counter "towline_cache_refusals_total" "Chunks that the cache had no room for, or could not write";
+    CACHE_REFUSALS = Counter "towline_cache_refusals_total" "Chunks that the cache could not store: it was full, or a write failed";
     CACHE_EVICTIONS = Counter "towline_cache_evictions_total" "Chunks evicted from the cache";
     CACHE_TENANT_BYTES = Gauge "towline_cache_tenant_bytes" "Bytes that count for a tenant, where tenants have quotas";
     CACHE_TENANT_QUOTA = Gauge "towline_cache_tenant_quota_bytes" "Bytes that a tenant may take in the cache";

@@ -59,7 +59,7 @@ pub(super) fn signer(credentials: &Credentials) -> Signer {
     Arc::new(move |head: &[u8]| credentials.sign(Context::AuditHead, head)?.encode())
 }
 
-/// Publication by other agents, for one whose credentials do not let it write to the repository.
+/// Publication by other agents, for an agent whose credentials do not permit writing to the repository.
 pub(super) struct ByPeers(pub(super) Arc<AgentState>);
 
 #[async_trait]
@@ -79,7 +79,7 @@ impl FallbackPublisher for ByPeers {
             }
         }
         let got = if refused.is_empty() { "no other agent is known".to_owned() } else { refused.join("; ") };
-        Err(Error::unreachable("nobody publishes the head of the audit log")
+        Err(Error::unreachable("no agent publishes the head of the audit log")
             .got(got)
             .help("give the agent the right to put objects below audit/, or add it to `callers` of one that has it"))
     }
@@ -100,7 +100,7 @@ async fn told(state: &AgentState, (who, address): (&Identity, &str), body: Strin
     }
     let said: Option<Value> = serde_json::from_slice(&answer).ok();
     let message = said.as_ref().and_then(|said| said["error"]["message"].as_str()).unwrap_or("no reason is given");
-    Err(Error::denied("agent does not publish it").got(format!("{status}: {message:.200}")))
+    Err(Error::denied("agent refuses to publish it").got(format!("{status}: {message:.200}")))
 }
 
 /// Publication of the log's heads while the agent runs.
@@ -131,7 +131,7 @@ impl Publication {
     /// Closes the log, and publishes its last head.
     ///
     /// # Cancel safety
-    /// The log is closed all the same.
+    /// The log is closed in any case.
     pub(super) async fn end(mut self) {
         self.ending.cancel();
         let publishing = &mut self.publishing;
@@ -155,7 +155,7 @@ impl Publication {
 }
 
 impl AgentState {
-    /// Records `decision`, if there is an audit log. Who gets an error must refuse the request.
+    /// Records `decision`, if there is an audit log. After an error the caller must refuse the request.
     ///
     /// # Errors
     /// As [`Recorder::record`].
@@ -170,7 +170,7 @@ impl AgentState {
     }
 }
 
-/// Follows the task that `begun` gives, so that the end of `request` tells what it moved, and what came of it. Within a runtime.
+/// Follows the started task `begun`, so that the end entry of `request` has its bytes and its outcome. Needs a runtime.
 ///
 /// # Errors
 /// The task's own, if it was not begun.
@@ -178,7 +178,7 @@ pub(super) fn follow(request: Option<Request>, begun: Result<Arc<Task>>) -> Resu
     follow_with(request, None, begun)
 }
 
-/// As [`follow`]; `beside` is a request that the same task carries out, and that moves nothing by itself.
+/// As [`follow`]; `beside` is a second request that the same task carries out; no bytes are counted for it.
 ///
 /// # Errors
 /// The task's own, if it was not begun.

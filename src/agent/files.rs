@@ -23,7 +23,7 @@ use crate::selector::Selector;
 
 /// Approximate size of a window, in bytes.
 const WINDOW: u64 = 8 * MIB;
-/// Bytes that are sent at once, at most: what is on its way when the policy changes.
+/// Maximum bytes that are sent at once, and so may still be sent after a change of the policy.
 const PIECE: usize = 256 << 10;
 /// Timeout for a client that reads nothing.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -63,7 +63,7 @@ impl TreeNode {
         let name = resolve_for(repository, grant, selector).await?;
         let saved = state.open_trees.open(repository, &name).await.map_err(|error| match grant {
             // It was there a moment ago; the error would offer names that the token may not read.
-            Some(_) if error.kind() == ErrorKind::NotFound => Error::not_found("name is gone meanwhile").at(&name),
+            Some(_) if error.kind() == ErrorKind::NotFound => Error::not_found("name was removed meanwhile").at(&name),
             _ => error,
         })?;
         if path.last() == Some(&b'/') {

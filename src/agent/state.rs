@@ -58,7 +58,7 @@ pub(super) struct AgentState {
     credentials: Option<Credentials>,
     /// The audit log, if decisions are recorded.
     pub(super) recorder: Option<Recorder>,
-    /// Processes of this node that take chunks.
+    /// Processes of this node that read chunks.
     pub(super) local_readers: TaskTracker,
     pub(super) local_reader_slots: Arc<Semaphore>,
     /// Shutdown signal for watchers.
@@ -76,9 +76,9 @@ pub(super) struct AgentState {
     /// Limits of the pins of other agents, and of those of tokens.
     caller_pins: CallerPins,
     token_pins: CallerPins,
-    /// Tokens for its API, if there may be any.
+    /// Tokens for its API, if configured.
     tokens: Option<Arc<Tokens>>,
-    /// Connections are to end.
+    /// Cancelled at shutdown: connections must end.
     pub(super) leaving: CancellationToken,
     pub(super) tasks: Tasks,
     /// Limits of connections of other agents.
@@ -230,13 +230,13 @@ impl AgentState {
     /// Not found, if its settings name no file for them.
     pub(super) fn tokens(&self) -> Result<&Arc<Tokens>> {
         self.tokens.as_ref().ok_or_else(|| {
-            Error::not_found("this agent keeps no tokens").help(
-                "set `http` and `tokens`, a file in a folder of the agent's own, in its settings; then start it again",
+            Error::not_found("this agent has no tokens").help(
+                "set `http` and `tokens` (a file in a folder that belongs to the agent's user) in its settings, and restart it",
             )
         })
     }
 
-    /// End and limit of a pin for which `asker` asks; None is this node's user, who has no limit.
+    /// Expiry and limit of a pin that `asker` requests; None is this node's user, who has no limit.
     ///
     /// # Errors
     /// Denied, for longer than it may.

@@ -104,11 +104,11 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     let saved = repository.saved(name).await?.shared();
     let (tree, below) = (Arc::clone(&saved), options.below.clone());
     let wanted = Arc::new(blocking(move || chunks_below(&tree, below.as_deref())).await?);
-    let coverage = || {
+    let measure = || {
         let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
         blocking(move || coverage(&tree, &wanted, &cache))
     };
-    let coverage = coverage().await?;
+    let coverage = measure().await?;
     if !coverage.lacking.is_empty() {
         exchange.check_reachable(&options.policy).await?;
     }
@@ -147,7 +147,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     };
     options.progress.phase("warming", coverage.lacking_plain);
     let fetched = exchange.warm(repository, &saved, &coverage.lacking, &options.policy, &options.progress).await;
-    let left = coverage().await?;
+    let left = measure().await?;
     let sums = sum(&wanted, &coverage.lacking, &left.lacking, stored_len);
     Ok(Warmed {
         hits: sums.hits.chunks,
@@ -280,7 +280,7 @@ fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
 /// Error for `cache`, which is `bytes` too small for `name`.
 fn cache_too_small(cache: &Cache, name: &Name, bytes: u64) -> Error {
     let (capacity, floor) = (show(cache.stat().capacity), show(cache.free_floor()));
-    Error::exhausted("cache has no room for it: nothing was fetched")
+    Error::exhausted("cache is too small for it: nothing was fetched")
         .at(name)
         .got(format!("{} too few: capacity is {capacity}, and free_floor keeps {floor} of the disk free", show(bytes)))
         .help("warm a part of it (NAME:PATH), end pins (towline unpin), raise `capacity` in [cache], free disk space, or lower `free_floor`")

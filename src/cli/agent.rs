@@ -453,8 +453,8 @@ mod tests {
         }));
         let text = warmed(&begun);
         let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
-                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: nobody who may be asked gave them, \
-                        the agent's log says more\n";
+                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no permitted source has them; \
+                        see the log of the agent\n";
         assert_eq!(text, expected);
         begun.what.report.as_mut().unwrap()["full"] = true.into();
         assert!(

@@ -450,7 +450,7 @@ fn taken_values(report: &CollectReport, dry_run: bool) -> String {
     if report.kept_values > 0 {
         let _ = writeln!(
             text,
-            "  kept of removed and replaced names: {} in {} that `towline undelete` takes back",
+            "  kept of removed and replaced names: {} in {} that `towline undelete` can restore",
             show(report.kept_bytes),
             counted(report.kept_values, "value"),
         );

@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         self.keep(count.saturating_mul(size_of::<T>()))
     }
 
-    /// Reads `bytes`, a part of this structure, with the same room for memory.
+    /// Reads `bytes`, a part of this structure, with the same limit of memory.
     pub fn nested<T, E>(&mut self, bytes: &'a [u8], read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let mut reader = Self::within(bytes, self.memory);
         let value = read(&mut reader)?;

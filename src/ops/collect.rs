@@ -36,7 +36,7 @@ pub struct CollectOptions {
     /// Time that an object is kept after a collect found it unneeded, by the store's clock. It avoids retries of slow readers and
     /// writers, and leaves time to notice the misuse of a stolen key. Safety with concurrent writers does not depend on it.
     pub grace: Duration,
-    /// Time for which the values of removed and replaced names stay, by the store's clock: so long they can be taken back. The
+    /// Time for which the values of removed and replaced names are kept and can be restored, by the store's clock. The
     /// grace begins after it.
     pub keep_removed: Duration,
     /// Progress counters.
@@ -69,7 +69,7 @@ pub struct CollectReport {
     pub freed_bytes: u64,
     /// Values of removed and replaced names that are forgotten: they were kept for as long as they were to be.
     pub forgotten_values: u64,
-    /// Values of removed and replaced names that can be taken back.
+    /// Values of removed and replaced names that can be restored.
     pub kept_values: u64,
     /// Stored bytes of chunks that stay only because of these.
     pub kept_bytes: u64,

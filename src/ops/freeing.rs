@@ -17,7 +17,7 @@ pub struct RemovePlan {
     /// Stored bytes that nothing would need any more once the names are not kept; the next collect frees them then. None, if a
     /// damaged map keeps this from being told.
     pub freed_bytes: Option<u64>,
-    /// Values of removed names that can be taken back now and could not be then.
+    /// Values of removed names that can be restored now and could not be then.
     pub forgotten: u64,
 }
 

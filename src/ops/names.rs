@@ -175,7 +175,7 @@ pub struct Replaced {
     /// Metrics that it had and the new value lacks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost_metrics: Vec<String>,
-    /// True if it can be taken back for a while: not if the new value is the same tree.
+    /// True if it can be restored for a while; false if the new value is the same tree.
     pub kept: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Taking back: what names stood for before they were removed or replaced, and the one commit that brings it back.
+//! Undelete: the values that names had before they were removed or replaced, and the commit that restores one.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use crate::repository::Repository;
 use crate::repository::collect::{KEEP_REMOVED, kept_since, store_time};
 use crate::repository::log::{Action, RefValue, Removed, RemovedKey, State, StepFacts};
 
-/// Readings of a value that keeps being repacked before giving up.
+/// Limit of retries if the value is repacked while it is read.
 const ATTEMPTS: usize = 5;
 
-/// Values of one name: the present one, and those that can be taken back.
+/// Values of one name: the present one, and those that `undelete` can restore.
 #[derive(Clone, Debug, Serialize)]
 pub struct NameHistory {
     /// The name.
@@ -45,52 +45,52 @@ pub struct NameValue {
     pub facts: StepFacts,
 }
 
-/// A value that the name has no more.
+/// An earlier value of the name.
 #[derive(Clone, Debug, Serialize)]
 pub struct RemovedValue {
     /// The value.
     #[serde(flatten)]
     pub value: NameValue,
-    /// Event that took it.
+    /// Its removal or replacement.
     pub taken: RemovalEvent,
-    /// Until when it can be taken back at least, RFC 3339, if collects keep what is removed for as long as they do unless told
-    /// otherwise; none, if the store does not tell times.
+    /// Time until which it can be restored, RFC 3339, if collects keep removed values for the default time; none, if the store has no
+    /// times.
     pub until: Option<String>,
 }
 
-/// Event that took a value from a name.
+/// Removal or replacement of a value.
 #[derive(Clone, Debug, Serialize)]
 pub struct RemovalEvent {
     /// The log entry.
     pub entry: u64,
     /// Its time by its writer's clock, RFC 3339.
     pub at: String,
-    /// Action of the entry; none, if the log does not tell any more.
+    /// Action of the entry; none, if the log no longer has it.
     pub by: Option<RemovalCause>,
 }
 
-/// How a name lost a value.
+/// Cause of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RemovalCause {
     /// The name was removed.
     Removed,
-    /// The name got another value.
+    /// The name was given another value.
     Replaced,
 }
 
-/// Options of taking back.
+/// Options of undelete.
 #[derive(Clone, Debug, Default)]
 pub struct UndeleteOptions {
-    /// The version to take back, rather than the latest that is kept.
+    /// Version to restore; by default the latest that is kept.
     pub version: Option<u64>,
-    /// Another name to give it.
+    /// Name to restore it under; by default its own.
     pub to: Option<Name>,
-    /// Replace what the name stands for now; that is kept in turn.
+    /// Replace the current value of the name, which is kept in turn.
     pub replace: bool,
 }
 
-/// Result of taking back.
+/// Result of undelete.
 #[derive(Clone, Debug, Serialize)]
 pub struct UndeleteReport {
     /// The name that has the value now.
@@ -100,7 +100,7 @@ pub struct UndeleteReport {
     /// The value as it is now.
     #[serde(flatten)]
     pub value: NameValue,
-    /// Version that it had before it was taken.
+    /// Version that it had before it was removed.
     pub was: u64,
     /// Value that it replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,10 +108,10 @@ pub struct UndeleteReport {
 }
 
 impl Repository {
-    /// Tells what `name` stands for, and what it stood for that can be taken back.
+    /// Current value of `name`, and its earlier values that can be restored.
     ///
     /// # Errors
-    /// Not found, if it stands for nothing and nothing is kept of it.
+    /// Not found, if it has no value and none is kept.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -149,8 +149,8 @@ impl Repository {
         Ok(entry.and_then(|entry| entry.actions.iter().find_map(by)))
     }
 
-    /// Gives a name back what it stood for, in one commit: the latest value that is kept of it, unless the options say otherwise.
-    /// It passes the check of every commit that makes a tree reachable: all packs that it needs are there and sound.
+    /// Restores a kept value of a name in one commit: the latest one, unless the options name another.
+    /// As for every commit that makes a tree reachable, all packs that it needs must exist and be intact.
     ///
     /// # Errors
     /// Not found, if nothing is kept of the name, or a pack that it needs is gone; damaged, if one is known to be damaged;
@@ -170,7 +170,7 @@ impl Repository {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     let now = self.state().await?;
                     if now.removed.get(&key) == Some(&removed) {
-                        let what = format!("what was kept of {name} cannot be taken back: its manifest or map is gone");
+                        let what = format!("the kept value of {name} cannot be restored: its manifest or map is gone");
                         return Err(Error::not_found(what).source(error));
                     }
                     continue;
@@ -186,10 +186,10 @@ impl Repository {
                 return Ok(report);
             }
         }
-        Err(Error::conflict("what is kept moves faster than it can be taken back").at(name).help("try again"))
+        Err(Error::conflict("the kept value is repacked faster than it can be restored").at(name).help("try again"))
     }
 
-    /// Commits it; none if it has to be read again.
+    /// Commits it; None if it must be read again.
     async fn take_back(&self, taking: &Taking<'_>) -> Result<Option<UndeleteReport>> {
         let (name, to) = (&taking.key.0, taking.to());
         let mut outcome = Outcome::Again;
@@ -211,9 +211,9 @@ impl Repository {
         Ok(Some(UndeleteReport { name: to.clone(), from: name.clone(), value, was: taking.key.1, replaced }))
     }
 
-    /// The error about a kept value that needs packs which cannot be relied on.
+    /// Error for a kept value whose packs are damaged or purged.
     async fn lost(&self, state: &State, name: &Name, packs: &[PackId]) -> Error {
-        let what = format!("what was kept of {name} cannot be taken back");
+        let what = format!("the kept value of {name} cannot be restored");
         let Some(pack) = packs.first() else { return Error::conflict(what).help("run the command again") };
         let others = packs.len() - 1;
         let others = if others == 0 { String::new() } else { format!(", and {others} more packs like it") };
@@ -237,11 +237,11 @@ impl Repository {
             .help("save the same content again, if it is still somewhere")
     }
 
-    /// The error about a name of which nothing is kept.
+    /// Error for a name without kept values.
     async fn nothing_kept(&self, state: &State, name: &Name) -> Error {
         let there = if state.refs.contains_key(name) { "; the name is there" } else { "" };
         let nothing = |why: String| {
-            Error::not_found(format!("nothing is kept of `{name}` that could be taken back{there}{why}"))
+            Error::not_found(format!("no value of `{name}` is kept that could be restored{there}{why}"))
                 .help("save the same content again, if it is still somewhere")
         };
         let forgets = |action: &Action| matches!(action, Action::Forget { name: forgotten, .. } if forgotten == name);
@@ -257,7 +257,7 @@ impl Repository {
         let was = if !actions.iter().any(forgets) {
             "it was removed for good"
         } else if actions.iter().any(|action| matches!(action, Action::SetRef { .. })) {
-            "what was kept was taken back, or replaced by later values,"
+            "the kept values were restored, or replaced by later ones,"
         } else {
             "what was kept was forgotten"
         };
@@ -271,7 +271,7 @@ impl Repository {
     }
 }
 
-/// The version to take back: that one, or the latest that is kept.
+/// Version to restore: the given one, or the latest that is kept.
 fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(RemovedKey, Removed)> {
     let found = match version {
         Some(version) => state.removed_of(name).find(|(kept, _)| *kept == version),
@@ -280,13 +280,13 @@ fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(RemovedKe
     found.map(|(version, removed)| ((name.clone(), version), removed.clone()))
 }
 
-/// A value to take back, and what is known of it.
+/// A value to restore, with its packs.
 struct Taking<'a> {
     key: &'a RemovedKey,
     removed: &'a Removed,
     /// Packs that its map names.
     packs: BTreeSet<PackId>,
-    /// The entry after which they were known.
+    /// Log entry as of which they were read.
     known: u64,
     options: &'a UndeleteOptions,
 }
@@ -294,11 +294,11 @@ struct Taking<'a> {
 /// Outcome of a decision.
 #[derive(Debug)]
 enum Outcome {
-    /// Its actions take the value back.
+    /// Its actions restore the value.
     Done,
     /// The value has another map now.
     Again,
-    /// These packs cannot be relied on.
+    /// These packs are damaged or purged.
     Lost(Vec<PackId>),
 }
 
@@ -307,7 +307,7 @@ impl Taking<'_> {
         self.options.to.as_ref().unwrap_or(&self.key.0)
     }
 
-    /// Actions on `state`; none, if the value cannot be taken back there.
+    /// Actions on `state`; none, if the value cannot be restored there.
     fn decide(&self, state: &State) -> Result<(Outcome, Vec<Action>)> {
         let (name, to) = (&self.key.0, self.to());
         if state.refs.contains_key(to) && !self.options.replace {

@@ -63,7 +63,7 @@ pub trait Guard: fmt::Debug + Send + Sync {
     }
 
     /// Time since which the log must have been read before something is ruled by it: somebody told of a later policy then. None: any.
-    fn heard(&self, repository: RepositoryId) -> Option<Instant> {
+    fn announced_at(&self, repository: RepositoryId) -> Option<Instant> {
         let _ = repository;
         None
     }
@@ -154,7 +154,7 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn state_to_rule_by(&self) -> Result<Arc<State>> {
-        self.log().as_of(self.guard().heard(self.id())).await
+        self.log().as_of(self.guard().announced_at(self.id())).await
     }
 
     /// Checks that what `name` stands for may come to this process.

@@ -95,7 +95,7 @@ struct VerifiedVersion {
     digest: Option<[u8; 32]>,
 }
 
-/// Standing of a repository's policy on this machine.
+/// Status of a repository's policy on this machine.
 #[derive(Debug)]
 pub(super) enum PolicyStatus {
     /// It is verified.
@@ -320,7 +320,7 @@ impl Guard for Policies {
         verified.is_ok()
     }
 
-    fn heard(&self, repository: RepositoryId) -> Option<Instant> {
+    fn announced_at(&self, repository: RepositoryId) -> Option<Instant> {
         self.credentials.as_ref()?.versions().announced(repository, Instant::now())
     }
 

@@ -33,12 +33,12 @@ struct KnownVersion {
     announced: Option<AnnouncedVersion>,
 }
 
-/// The word of peers that there is a later version.
+/// Announcement of a later version by a peer.
 #[derive(Debug)]
 struct AnnouncedVersion {
     /// Time since which the log must have been read.
     since: Instant,
-    /// Time that takes its place, once it has come: the word was given again too soon.
+    /// Time that replaces it once it has passed: another announcement came too soon.
     next: Option<Instant>,
 }
 

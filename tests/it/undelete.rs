@@ -393,7 +393,7 @@ async fn of_many_that_take_it_back_one_does() {
     }
 }
 
-/// B1, killed and raced: savers that replace, removals, collects that forget everything older, and who takes back what is there.
+/// B1, killed and raced: savers that replace, removals, collects that forget everything older, and undeletes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_taken_back_while_others_collect_is_whole() {
     let fixture = Arc::new(Fixture::new().await);

@@ -353,7 +353,7 @@ impl Repository {
         })
     }
 
-    /// Present value of a name, and the earlier ones that can be taken back.
+    /// Current value of a name, and the earlier ones that can be restored.
     fn history(&self, py: Python<'_>, name: &str) -> PyResult<String> {
         let name = parsed::<Name>(py, name)?;
         self.report(py, |engine| async move { engine.history(&name).await })

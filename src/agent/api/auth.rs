@@ -35,7 +35,7 @@ use crate::transfer::calls::RemoteCaller;
 pub(super) const OPEN: [&str; 3] = ["/health", "/ready", "/openapi.json"];
 /// Path that needs no token on loopback if `open_metrics` is set.
 const METRICS: &str = "/metrics";
-/// Lines of the log about tokens that do not hold.
+/// Limit of log lines about invalid tokens.
 static WRONG_TOKENS: LogLimit = LogLimit::new();
 
 /// Routes that other agents may use: to fetch and pin chunks on this node and follow the task; with handoff rights, to hand off
@@ -79,7 +79,7 @@ pub(in crate::agent) enum Caller {
     Loopback,
     /// The loopback listener, with a token with the scope `admin`: all rights.
     Admin(Arc<Grant>),
-    /// The loopback listener, with a token that has a part of the rights.
+    /// The loopback listener, with a token with limited rights.
     Token(Arc<Grant>),
     /// The port for peers, with the calling agent.
     Remote(RemoteCaller),
@@ -94,7 +94,7 @@ impl Caller {
         }
     }
 
-    /// The token that is shown, if it has only a part of the rights.
+    /// Token of the request, if its rights are limited.
     pub(super) fn grant(&self) -> Option<&Arc<Grant>> {
         match self {
             Self::Token(grant) => Some(grant),
@@ -102,7 +102,7 @@ impl Caller {
         }
     }
 
-    /// Whoever has only a part of the rights of this node's user; None for that user.
+    /// Caller with limited rights; None for this node's user, who has all rights.
     pub(super) fn requester(&self) -> Option<Requester> {
         match self {
             Self::Remote(caller) => Some(Requester::Agent(caller.identity().clone())),
@@ -152,7 +152,7 @@ impl Caller {
         }
     }
 
-    /// The rule by which the caller may ask.
+    /// Rule that admits the caller.
     pub(super) fn rule(&self) -> &'static str {
         match self {
             Self::Remote(_) => "callers",
@@ -212,17 +212,17 @@ pub(super) struct Auth {
     own: String,
     /// True if any process of this machine may read the metrics.
     open_metrics: bool,
-    /// Tokens with a part of the rights.
+    /// Tokens with limited rights.
     tokens: Option<Arc<Tokens>>,
 }
 
-/// A request that may go on.
+/// An authorised request.
 #[derive(Debug)]
 struct Authorized {
     visibility: Visibility,
-    /// The token that was shown, if it is one that can be revoked.
+    /// Token of the request, if it can be revoked.
     grant: Option<Arc<Grant>>,
-    /// Its place among the requests of that token.
+    /// Permit among the concurrent requests of that token.
     request_slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -246,13 +246,15 @@ impl Auth {
         Self { open_metrics: open, ..self }
     }
 
-    /// The same, and `tokens` are let in on loopback with the rights that each has.
+    /// Also admits `tokens` on loopback, each with its rights.
     pub(super) fn tokens(self, tokens: Option<Arc<Tokens>>) -> Self {
         Self { tokens, ..self }
     }
 
+    /// Authorises a request.
+    ///
     /// # Errors
-    /// The reason why the request is refused.
+    /// The reason of a refusal.
     fn authorize(
         &self,
         caller: &Caller,
@@ -275,12 +277,12 @@ impl Auth {
         let (own, gives) = (&self.own, path.starts_with(HANDOFFS));
         if gives && !self.callers.handoff_senders.include(caller) {
             let caller = caller.path();
-            return Err(Error::denied(format!("agent {own} keeps nothing for {caller}"))
+            return Err(Error::denied(format!("agent {own} accepts no handoffs of {caller}"))
                 .help(format!("add a [[handoff.accept]] entry with from = \"{caller}\" and names to its settings")));
         }
         if !gives && !self.callers.api_callers.include(caller) {
             let caller = caller.path();
-            return Err(Error::denied(format!("agent {own} does not let {caller} ask it"))
+            return Err(Error::denied(format!("agent {own} accepts no requests of {caller}"))
                 .help(format!("add callers = [\"{caller}\"] to its settings")));
         }
         if REMOTE.iter().any(|&(may, route)| may == method.as_str() && matches_route(path, route)) {
@@ -331,12 +333,12 @@ impl Auth {
         if shown.is_some()
             && let Some(kept_back) = WRONG_TOKENS.may()
         {
-            tracing::warn!(kept_back, "a request on loopback shows a token that does not hold");
+            tracing::warn!(kept_back, "a request on loopback has an invalid token");
         }
         Err(self.no_token())
     }
 
-    /// The answer to whoever shows no token that holds: the same whether it never did, has expired or was revoked.
+    /// Response to a request without a valid token: the same for an unknown, an expired and a revoked token.
     fn no_token(&self) -> ApiError {
         let file = self.token.as_ref().map_or_else(String::new, |token| {
             let file = token.file.display();
@@ -349,22 +351,22 @@ impl Auth {
     }
 }
 
-/// The token that a request shows, if it shows one.
+/// Token of a request, if it has one.
 fn shown(headers: &HeaderMap) -> Option<&str> {
     let shown = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = shown.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Checks that a token has what a route needs.
+/// Checks that a token has the scope that a route needs.
 ///
 /// # Errors
-/// Denied, if the token lacks what a route needs, whatever it asks about.
+/// Denied, if it does not.
 pub(super) fn check_scope(grant: &Grant, need: Need) -> Result<(), Error> {
     match need {
         Need::Scope(scope) if !grant.scopes().has(scope) => {
             Err(Error::denied(format!("token lacks the scope `{}`", scope.word()))
-                .help("ask the agent's user for a token that has it: towline token new"))
+                .help("the agent's user can create a token with it: towline token new"))
         }
         Need::Scope(_) | Need::Own | Need::Nothing => Ok(()),
     }
@@ -540,7 +542,7 @@ mod tests {
         let warm = "/v1/warm";
         for callers in [&[][..], &["home/b", "homer/*", "cloud/*"]] {
             let error = called(callers, &Method::POST, warm).unwrap_err();
-            assert_eq!(error.to_string(), "agent cloud/b does not let home/a ask it");
+            assert_eq!(error.to_string(), "agent cloud/b accepts no requests of home/a");
             assert_eq!(error.help_text(), Some("add callers = [\"home/a\"] to its settings"));
             assert!(called(callers, &Method::GET, "/health").is_err());
         }
@@ -548,7 +550,7 @@ mod tests {
         let api_callers = Agents::of(Patterns::of(&["**"]).unwrap());
         let auth = Auth::new(None, Callers { api_callers, ..Callers::default() }, None);
         let error = auth.authorize_remote(&Identity::new("home", "a").unwrap(), &Method::POST, HANDOFFS).unwrap_err();
-        assert_eq!(error.to_string(), "agent here keeps nothing for home/a");
+        assert_eq!(error.to_string(), "agent here accepts no handoffs of home/a");
         let help = "add a [[handoff.accept]] entry with from = \"home/a\" and names to its settings";
         assert_eq!(error.help_text(), Some(help));
         for callers in [&["home/a"][..], &["home/*"], &["x/y", "**"]] {

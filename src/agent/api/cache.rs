@@ -33,14 +33,14 @@ use crate::work::blocking;
 pub(super) struct Pinning {
     /// A name, or RUN@CHOICE.
     name: String,
-    /// Time to keep it; for ever, if it is not given.
+    /// Duration; without one, the pin does not expire.
     #[serde(rename = "for")]
     lasting: Option<Span>,
     /// Owner of the pin.
     owner: Option<String>,
     /// Reason for it.
     reason: Option<String>,
-    /// The repository, if not the usual one.
+    /// The repository, if not the default one.
     repository: Option<String>,
 }
 
@@ -52,12 +52,12 @@ pub(super) struct Evicting {
     bytes: Bytes,
 }
 
-/// The cache's figures.
+/// Statistics of the cache.
 #[utoipa::path(
     get,
     path = "/v1/cache",
     operation_id = "showCache",
-    responses((status = 200, description = "The figures", body = view::Cache)),
+    responses((status = 200, description = "The statistics", body = view::Cache)),
 )]
 pub(super) async fn stat(
     State(state): State<Arc<AgentState>>,
@@ -71,12 +71,12 @@ pub(super) async fn stat(
     Ok(Json(stat))
 }
 
-/// Begins to read all of the cache, and drops what is damaged.
+/// Starts a check of the whole cache, which drops damaged chunks.
 #[utoipa::path(
     post,
     path = "/v1/cache/check",
     operation_id = "checkCache",
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(StatusCode, Json<view::Task>), ApiError> {
     let cache = state.cache()?;
@@ -94,13 +94,13 @@ pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(Statu
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
-/// Makes room in the cache; what is pinned stays.
+/// Evicts chunks until the given number of bytes is free; pinned chunks stay.
 #[utoipa::path(
     post,
     path = "/v1/cache/evict",
     operation_id = "evict",
     request_body = Evicting,
-    responses((status = 200, description = "What came free", body = view::Evicted)),
+    responses((status = 200, description = "Bytes that were freed", body = view::Evicted)),
 )]
 pub(super) async fn evict(
     State(state): State<Arc<AgentState>>,
@@ -111,7 +111,7 @@ pub(super) async fn evict(
     Ok(Json(view::Evicted { freed_bytes }))
 }
 
-/// The pins that stand.
+/// Lists the pins.
 #[utoipa::path(
     get,
     path = "/v1/pins",
@@ -128,7 +128,7 @@ pub(super) async fn pins(
     Ok(Json(view::PinList { pins }))
 }
 
-/// Pins in the cache what a name stands for now.
+/// Pins the chunks of the current value of a name in the cache.
 #[utoipa::path(
     post,
     path = "/v1/pins",
@@ -157,13 +157,13 @@ pub(super) async fn pin(
     };
     let request = recorded.allow(&state, &name).await?;
     let pinned = pin_whole(&state, (&repository, &name), (&caller, &body), (expires, limit));
-    match ended(request.as_ref(), pinned.await) {
+    match record_outcome(request.as_ref(), pinned.await) {
         Ok(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Pins all that a restore of `name` needs.
+/// Pins all chunks that a restore of `name` needs.
 async fn pin_whole(
     state: &AgentState,
     (repository, name): (&Repository, &Name),
@@ -183,7 +183,7 @@ async fn pin_whole(
     }
 }
 
-/// Ends the entry of a pin by what came of it.
+/// Records the outcome of a pin in its audit entry.
 fn record_outcome(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
     if let Some(request) = request {
         request.end(match &pinned {
@@ -194,7 +194,7 @@ fn record_outcome(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin>
     pinned
 }
 
-/// A request whose every repeat is an entry of the audit log.
+/// A request that is recorded separately each time.
 fn recorded_separately<'a>(
     caller: &'a Caller,
     action: Action,
@@ -233,7 +233,7 @@ pub(super) async fn unpin(
     if ended? { Ok(Json(view::Unpinned { unpinned: id })) } else { Err(unknown().into()) }
 }
 
-/// All that a restore of the tree needs: its chunks, and what they are differences to.
+/// All chunks that a restore of the tree needs: its own, and their bases.
 fn chunks(saved: &Saved) -> Vec<PinChunk> {
     let further = saved.map.further.iter().map(|(id, _)| id);
     let ids = saved.manifest.chunks.ids.iter().chain(further);

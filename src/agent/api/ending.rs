@@ -1,4 +1,4 @@
-//! Answers that end when the right to them does.
+//! Responses that are cut off when their token ends.
 
 use std::io;
 use std::pin::pin;
@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 use futures::stream::unfold;
 use hyper::body::Body as _;
 
-/// `response`, broken off once `ended` returns, unless all of it is at hand already.
+/// `response`, cut off once `ended` returns, unless its body is complete in memory.
 pub(super) fn until(response: Response, ended: impl Future<Output = ()> + Send + 'static) -> Response {
     response.map(|body| {
         if body.size_hint().exact().is_some() {
@@ -27,7 +27,7 @@ pub(super) fn until(response: Response, ended: impl Future<Output = ()> + Send +
                 }
             };
             match next {
-                // An error: whoever reads must not take what came for all of it.
+                // An error, so that the client does not take the part for the whole.
                 None => Some((Err(io::Error::from(io::ErrorKind::PermissionDenied)), None)),
                 Some(piece) => Some((piece?.map_err(io::Error::other), Some((body, ended)))),
             }

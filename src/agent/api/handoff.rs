@@ -30,7 +30,7 @@ use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::work::blocking;
 
-/// Time without a byte after which a sender is gone.
+/// Time without a byte after which a sender counts as gone.
 const STALL: Duration = Duration::from_secs(30);
 
 /// Body of an announcement.
@@ -114,7 +114,7 @@ pub(super) async fn promise(
 }
 
 /// Receives a checkpoint as an archive (docs/protocol.md); only from other agents.
-/// Once it is answered, the checkpoint survives the loss of its sender, and a power loss here.
+/// After the response, the checkpoint survives the loss of its sender, and a power loss here.
 #[utoipa::path(
     put,
     path = "/v1/handoffs/{id}",

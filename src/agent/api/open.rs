@@ -17,7 +17,7 @@ use crate::agent::state::AgentState;
 use crate::agent::view;
 use crate::work::blocking;
 
-/// Response of `/health` and `/ready`; without the token on loopback, only the vitals.
+/// Response of `/health` and `/ready`; without the token on loopback, only a summary.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum HealthAnswer {

@@ -44,12 +44,12 @@ pub(super) async fn pass_on(
     let answered = match wanted(request.headers()) {
         Ok(None) => return next.run(request).await,
         Ok(Some(_)) if caller.agent().is_some() => {
-            Err(Error::denied("requests of other agents are not passed on").help("call that agent directly").into())
+            Err(Error::denied("requests of other agents are not forwarded").help("call that agent directly").into())
         }
-        // The other agent sees this one's certificate, and knows nothing of the token's scopes.
+        // The other agent sees this agent's certificate, not the token's scopes.
         Ok(Some(_)) if caller.grant().is_some() => {
-            Err(Error::denied("requests of tokens are not passed on to other agents")
-                .help("leave Towline-At out, or have the agent's user ask over the socket")
+            Err(Error::denied("requests of tokens are not forwarded to other agents")
+                .help("omit Towline-At, or send the request over the socket as the agent's user")
                 .into())
         }
         Ok(Some(at)) => routed_to(&state, &at, &caller, request, next).await,

@@ -126,13 +126,13 @@ impl ConnectionSlot {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let ConnectionSlot { slots, number, .. } = &*self.0;
-        let mut slots = slots.slots();
+        let ConnectionSlot { slots: all, number, .. } = &*self.0;
+        let mut slots = all.slots();
         let now = slots.tick();
         if let Some(own) = slots.connections.get_mut(number) {
             own.idle_since = Some(now);
         }
-        slots.0.changed.notify_one();
+        all.0.changed.notify_one();
     }
 }
 

@@ -167,7 +167,7 @@ type TaskStarted = Result<(StatusCode, Json<view::Task>), ApiError>;
     path = "/v1/save",
     operation_id = "save",
     request_body = Save,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn save(
     State(state): State<Arc<AgentState>>,
@@ -248,7 +248,7 @@ async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf>
     path = "/v1/restore",
     operation_id = "restore",
     request_body = Restore,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn restore(
     State(state): State<Arc<AgentState>>,
@@ -276,7 +276,7 @@ pub(super) async fn restore(
     path = "/v1/fetch",
     operation_id = "fetch",
     request_body = Fetch,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn fetch(
     State(state): State<Arc<AgentState>>,
@@ -317,7 +317,7 @@ pub(super) async fn fetch(
     path = "/v1/warm",
     operation_id = "warm",
     request_body = Warm,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn warm(
     State(state): State<Arc<AgentState>>,

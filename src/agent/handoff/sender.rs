@@ -40,10 +40,10 @@ use crate::work::blocking;
 const WINDOW: usize = 1 << 20;
 /// Time without progress after which a receiver counts as gone.
 const STALL: Duration = Duration::from_secs(30);
-/// Timeouts of the promise of space, and of the answer after the last byte, which waits for a sync.
+/// Timeouts of the promise of space, and of the response after the last byte, which waits for a sync.
 const PROMISE_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_mins(5);
-/// Time that the log has to tell the labels of a name.
+/// Time limit to read the labels of a name from the log.
 const LABELS_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout of a release. If it is lost, the receiver saves the checkpoint once more, which stores nothing.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ pub(in crate::agent) struct Sender {
     to: AgentSelector,
     /// Repository of the saves.
     repository: RepositoryId,
-    /// State of the repository, if nothing else in this agent has read its log: asked for once, as the store may be away.
+    /// State of the repository, if this agent has not read its log yet: read once, because the store may be unreachable.
     looked: OnceCell<Option<Arc<State>>>,
     /// Copies sent, by name, the latest last. Earlier ones are released once a later one is complete.
     sent: Mutex<BTreeMap<Name, Vec<SentCopy>>>,
@@ -170,13 +170,13 @@ impl Sender {
             }
         };
         match tokio::join!(sending, answer) {
-            // A file that changed breaks the request off: report that, not the error of the receiver that follows from it.
+            // A changed file cuts off the request: that is the cause, not the receiver's error.
             (Err(error), _) if error.kind() == ErrorKind::Conflict => Err(error),
             (sent, answer) => answer.and(sent),
         }
     }
 
-    /// All labels of `checkpoint`, those that bind its name among them, if the policy lets it go to `receiver`.
+    /// All labels of `checkpoint`, including those that bind its name, if the policy permits sending it to `receiver`.
     async fn labels_for(
         &self,
         receiver: &Receiver,
@@ -193,7 +193,7 @@ impl Sender {
             // Without a policy nothing has labels that restrict, and this machine has never seen one.
             repository.guard().check_version(repository.id(), None)?;
             if given.restrict() {
-                return Err(Error::denied("labels cannot be read while the store is away").at(checkpoint.name));
+                return Err(Error::denied("labels cannot be read while the store is unreachable").at(checkpoint.name));
             }
             return Ok(checkpoint.labels.clone());
         };

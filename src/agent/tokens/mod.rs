@@ -1,4 +1,4 @@
-//! Tokens: made for processes that get part of what this node's user may do at the API, kept as hashes, revoked.
+//! Tokens for processes with limited rights at the API: created, stored as hashes, revoked.
 
 mod file;
 mod grant;

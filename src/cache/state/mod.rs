@@ -30,7 +30,7 @@ pub(super) enum Admission {
     Clear(Range<u32>),
     /// All space is pinned, or being written.
     Full,
-    /// The tenant's quota has no room: what it has is pinned, or being written.
+    /// The tenant's quota is used up: its chunks are pinned, or being written.
     OverQuota,
 }
 

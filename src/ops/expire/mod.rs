@@ -39,7 +39,7 @@ impl Repository {
         self.carry_out_expire(plan, false).await
     }
 
-    /// As [`Repository::expire`], but the steps that go can be taken back for a while, like removed names.
+    /// As [`Repository::expire`], but the removed steps can be restored for a while, like removed names.
     ///
     /// # Errors
     /// As [`Repository::expire`].

@@ -474,7 +474,7 @@ impl Saving<'_> {
         };
         let mut assembly = Assembly::new(&self.walk, self.options.labels.clone(), &self.options.modes);
         let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.take(&self.walk, &self.formats, &mut assembly),
+            Some(unchanged) => unchanged.add_unchanged(&self.walk, &self.formats, &mut assembly),
             None => files_of(&self.walk).collect(),
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();

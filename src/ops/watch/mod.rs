@@ -116,7 +116,7 @@ impl WatchReport {
             Some(WatchFailure { error: cause, help, .. }) => {
                 let help = help
                     .clone()
-                    .unwrap_or_else(|| "mend what it failed with; what is not saved stays in the folder".to_owned());
+                    .unwrap_or_else(|| "fix the cause; checkpoints that are not saved stay in the folder".to_owned());
                 error.source(cause.clone()).help(help)
             }
             None => error.help(time),

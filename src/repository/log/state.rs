@@ -128,7 +128,7 @@ impl fmt::Display for Refusal {
             Self::PolicyStep(version) => {
                 write!(f, "policy has a version that is more than {POLICY_STEP_MAX} above {version}, the one in force")
             }
-            Self::Removed(name) => write!(f, "what was kept of {name} was taken back or forgotten meanwhile"),
+            Self::Removed(name) => write!(f, "the kept value of {name} was restored or forgotten meanwhile"),
         }
     }
 }

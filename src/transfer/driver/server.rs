@@ -1,4 +1,4 @@
-//! The serving side as a future: sends demands to the holdings, and their answers back.
+//! The serving side as a future: executes demands of the protocol on the served chunks, and returns their answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::transfer::{ConnectionPermit, ReadAheadShare, ServedChunks};
 /// Rate limit of log lines about requests that cannot be served.
 static NOT_SERVED: LogLimit = LogLimit::new();
 
-/// Answer of the holdings to a demand.
+/// Answer to a demand.
 enum Answer {
     Granted(u64, Result<Option<Arc<Grant>>>),
     Surveyed(u64, Result<Option<Survey>>),
@@ -181,7 +181,7 @@ impl Answers {
     }
 }
 
-/// Requests of one peer to the holdings.
+/// Executes the requests of one peer on the served chunks.
 struct RequestHandler {
     served_chunks: Arc<dyn ServedChunks>,
     peer: Arc<Identity>,

@@ -1,5 +1,5 @@
-//! The audit log of what peers are granted and refused, and of what they are asked for: an entry for a request for a manifest, and its
-//! bytes; never one for a chunk.
+//! Audit entries of requests of peers, granted and refused, and of requests to peers: one entry for each request for a manifest, with
+//! its bytes; none for single chunks.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -25,9 +25,9 @@ type Requester<'a> = Option<&'a Identity>;
 /// The other side of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum PeerRole {
-    /// It asked.
+    /// It sends the request.
     Requester(Option<Identity>),
-    /// It was asked.
+    /// It serves the request.
     Provider(Identity),
 }
 
@@ -61,8 +61,8 @@ pub(super) struct PeerRequest {
 }
 
 impl PeerRequest {
-    /// Counts `bytes` that the peer gave.
-    pub(super) fn came(&mut self, bytes: u64) {
+    /// Counts `bytes` that the peer has sent.
+    pub(super) fn received(&mut self, bytes: u64) {
         if self.request.as_ref().is_some_and(|request| !request.moved(bytes)) {
             self.late += bytes;
         }
@@ -120,11 +120,11 @@ impl Exchange {
         Ok(())
     }
 
-    /// Checks that what `chunk_request` is about may come over `link`, and records that the peer is asked for it, or why not: one entry for all
-    /// of it within a minute. Bytes are counted by [`PeerRequest::came`].
+    /// Checks that the policy permits to fetch the tree of `chunk_request` over `link`, and records the request or its refusal: one entry for
+    /// all requests within a minute. Bytes are counted by [`PeerRequest::received`].
     ///
     /// # Errors
-    /// Denied, if it may not come; as [`Recorder::record`].
+    /// Denied, if the policy does not permit it; as [`Recorder::record`].
     ///
     /// # Cancel safety
     /// Safe.
@@ -163,7 +163,7 @@ impl Exchange {
         Ok(PeerRequest { request: Some(request), late: 0 })
     }
 
-    /// Records what came after a minute's silence, when the entry had ended: under a new one.
+    /// Records bytes that arrived after the entry had ended, a minute without any, under a new entry.
     ///
     /// # Errors
     /// As [`Exchange::begin_peer_request`].
@@ -190,7 +190,7 @@ impl Exchange {
             Some(agent) => self.allow.rule(&self.catalog.agent_in(*repository, agent)?, name),
             None => Some(LOCAL.to_owned()),
         };
-        // The name by which it may be read; else any, which nobody but this log is told.
+        // The name by which it may be read; else any name, which only this log shows.
         let ruled = known.iter().find_map(|(repository, name)| Some((repository, name, rule_of(repository, name)?)));
         let rule = match &ruled {
             Some((_, _, rule)) if granted => rule.clone(),
@@ -200,7 +200,7 @@ impl Exchange {
                     let sides = Sides { from: &self.identity, to: agent, caller: None };
                     self.catalog.refusal(sides, name, manifest)
                 });
-                refused.unwrap_or_else(|| "its name was not there when it was asked for".to_owned())
+                refused.unwrap_or_else(|| "its name did not exist at the time of the request".to_owned())
             }
             None if known.is_empty() => "no name has the requested manifest".to_owned(),
             None => "no [[allow]] lets the agent read the name".to_owned(),
@@ -214,7 +214,7 @@ impl Exchange {
             },
             action: Action::Serve,
             name: named.map(|(_, name)| name.to_string()),
-            // Unknown manifests are invented by the asker: repeats share one entry.
+            // The requester can invent unknown manifests: these requests share one entry.
             manifest: (!known.is_empty() || granted).then(|| manifest.to_string()),
             repository: named.map(|(repository, _)| repository.to_string()),
             to: Some(requester.unwrap_or(&self.identity).site().to_owned()),

@@ -111,7 +111,7 @@ impl Catalog {
         lock(&self.served).push(Arc::new(Served::new(repository, policies)));
     }
 
-    /// The tree whose manifest is `manifest`, if a name that is `allowed` stands for it and the policy lets it go to who asks: the agent
+    /// The tree whose manifest is `manifest`, if an `allowed` name has it and the policy permits sending it to the requester: the agent
     /// by its certificate, or the one that the policy maps its SPIFFE id to.
     /// Forbidden and absent manifests take the same path: rights are checked first, so both are misses.
     ///
@@ -196,7 +196,7 @@ impl Catalog {
         lock(&self.open).iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
     }
 
-    /// True if neither labels nor a policy restricted anybody in `repository` at the last read.
+    /// True if neither labels nor a policy restricted any reader of `repository` at the last read.
     pub(super) fn is_open(&self, repository: &Repository) -> bool {
         self.served_as(repository).is_some_and(|served| served.is_open())
     }
@@ -230,12 +230,12 @@ impl Catalog {
         found
     }
 
-    /// Why the policy, as it was read last, lets nothing of `name` go to an agent; none, if it does.
+    /// Reason why the policy, as read last, does not permit sending `name` to an agent; None if it does.
     pub(super) fn refusal(&self, sides: Sides<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
         self.served().iter().find_map(|served| served.last_permits()?.refusal(sides, name, tree))
     }
 
-    /// The agent that `identity` is by the policy of `repository`, as it was read last.
+    /// Agent that the policy of `repository`, as read last, maps `identity` to.
     pub(super) fn agent_in(&self, repository: RepositoryId, identity: &Identity) -> Option<Identity> {
         let served = self.served().into_iter().find(|served| served.repository.id() == repository)?;
         served.last_permits()?.agent(identity).map(Cow::into_owned)

@@ -1,5 +1,5 @@
-//! Fetching of chunks by plan: from peers and from packs. Chunks that one source does not give are planned again
-//! without it.
+//! Fetching of chunks by plan: from peers and from packs. Chunks that a source fails to deliver are planned
+//! again without that source.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -43,12 +43,12 @@ struct ReceivedCounts {
 /// Outcome of a group.
 struct GroupOutcome {
     lacking: Vec<u32>,
-    /// Peer that is not asked again.
+    /// Peer that is excluded from now on.
     without: Option<Arc<str>>,
 }
 
 impl Exchange {
-    /// Fetches `chunks`, none of which is a base of another; returns those that nobody gave.
+    /// Fetches `chunks`, none of which is a base of another; returns those that no source delivered.
     pub(super) async fn fetch_missing(
         &self,
         request: &ChunkRequest<'_>,
@@ -147,7 +147,7 @@ impl Exchange {
         let taking = self.take(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
-            asked.came(frame.bytes().len() as u64);
+            asked.received(frame.bytes().len() as u64);
             hand(placing, chunk, frame);
             lacking.retain(|&left| left != chunk);
         });

@@ -1,4 +1,4 @@
-//! Gathering of chunks: those in the cache, those that another task is fetching, and those to fetch.
+//! Chunks on request: from the cache, from another task that is fetching them, or by a new fetch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct ChunkRequest<'a> {
 }
 
 impl Exchange {
-    /// Gathers `chunks`, handing each to `place` as it arrives; bases first. Returns those that did not arrive.
+    /// Gets `chunks`, and passes each to `place` as it arrives; bases first. Returns those that did not arrive.
     ///
     /// # Cancel safety
     /// Safe: arrived chunks are in the cache, and other tasks take over the fetches that they wait for.
@@ -51,13 +51,13 @@ impl Exchange {
         for level in levels(request.saved, chunks) {
             match self.get_level(request, level, place).await {
                 Ok(left) => lacking.extend(left),
-                Err(error) => tracing::warn!(name = %request.saved.name, "cannot gather chunks: {error:?}"),
+                Err(error) => tracing::warn!(name = %request.saved.name, "cannot get chunks: {error:?}"),
             }
         }
         lacking
     }
 
-    /// Gathers chunks none of which is a base of another.
+    /// Gets chunks none of which is a base of another.
     async fn get_level(
         &self,
         request: &ChunkRequest<'_>,

@@ -12,7 +12,7 @@ use crate::id::ChunkId;
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Arc<Mutex<HashMap<ChunkId, CancellationToken>>>);
 
-/// Right to fetch a chunk. Dropping it wakes the waiters, whether the chunk came or not.
+/// The only fetch of a chunk (single flight). Dropping it wakes the waiters, whether the chunk has arrived or not.
 #[derive(Debug)]
 pub(super) struct FetchGuard {
     id: ChunkId,
@@ -24,7 +24,7 @@ pub(super) struct FetchGuard {
 pub(super) type Done = CancellationToken;
 
 impl InFlight {
-    /// Takes the lead for `id`, or returns the token to wait for.
+    /// Starts the fetch of `id`, or returns the token of the fetch in progress.
     pub(super) fn begin(&self, id: ChunkId) -> Result<FetchGuard, Done> {
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id) {
             Entry::Occupied(fetching) => Err(fetching.get().clone()),

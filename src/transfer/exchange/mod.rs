@@ -2,10 +2,10 @@
 //! repository; and serves them to processes of its node and to peers.
 //!
 //! ```text
-//! restore, towline's processes (Local), peers (Exchange)        who asks: a ChunkSource, or Holdings
-//!   gather.rs    cache? -> being fetched already? -> bring      each chunk is fetched once (in_flight.rs)
-//!   plan.rs      which chunks from whom                         pure
-//!   bring.rs     from peers, from packs (limiter.rs)            verify.rs verifies, and puts into the cache
+//! restore (ChunkSource), processes of the node (Local), peers (ServedChunks)
+//!   get.rs       cache? -> being fetched already? -> fetch      each chunk is fetched once (in_flight.rs)
+//!   plan.rs      selects a source for each chunk                pure
+//!   fetch.rs     from peers, from packs (limiter.rs)            verify.rs verifies, and puts into the cache
 //! ```
 //!
 //! **No circular waits.** One task fetches a chunk and waits for no other task's chunk: bases come first, level by
@@ -66,11 +66,11 @@ use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes}
 pub struct ExchangeOptions {
     /// Identity.
     pub identity: Identity,
-    /// Memory budget of its own buffers, separate from the budgets of the tasks that wait for them.
+    /// Cache.
     pub cache: Arc<Cache>,
-    /// Memory budget of frames that are read ahead of sending.
+    /// Memory budget of its own buffers, separate from the budgets of the tasks that wait for them.
     pub budget: Budget,
-    /// Memory of frames that are read before they are sent.
+    /// Memory budget of frames that are read before they are sent.
     pub ahead: Budget,
     /// Other agents.
     pub peers: Arc<Peers>,
@@ -82,7 +82,7 @@ pub struct ExchangeOptions {
     pub limits: Limits,
 }
 
-/// Limit of reads of the repository for other agents of the site.
+/// Exchange of an agent.
 #[derive(Debug)]
 pub struct Exchange {
     identity: Identity,
@@ -97,11 +97,11 @@ pub struct Exchange {
     verifier: Verifier,
     catalog: Catalog,
     in_flight: InFlight,
-    /// Recent rate of repositories, by groups of chunks.
+    /// Limit of reads of the repository for other agents of the site.
     origin_reads: AdaptiveLimiter,
     counts: Counts,
     audited: Audited,
-    /// Recent rate of repositories, a group of chunks at a time.
+    /// Recent rate of repositories, by groups of chunks.
     origin: Mutex<Rate>,
 }
 

@@ -92,7 +92,7 @@ impl Served {
     /// # Cancel safety
     /// Safe: it only reads.
     pub(super) async fn state_to_rule_by(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
-        match self.policies.heard(self.repository.id()) {
+        match self.policies.announced_at(self.repository.id()) {
             Some(heard) if since.is_none_or(|since| since < heard) => {
                 let outdated = lock(&self.cached).state.as_ref().is_none_or(|(began, _)| *began < heard);
                 self.state(Some(heard), hurry || outdated).await

@@ -1,5 +1,5 @@
-//! Holdings of an exchange. Processes of its node get all chunks that it can fetch; agents of its site those that it
-//! can fetch from further away; others only those that it holds, in its cache or in a repository on this node's disk.
+//! Serving of chunks. Processes of the node get all chunks that the exchange can fetch; agents of its site those that it
+//! can fetch from other sites or the repository; others only those in its cache or in a repository on this node's disk.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -34,7 +34,7 @@ const GRANTS_MAX: usize = 4096;
 const LASTING: Duration = Duration::from_secs(1);
 const LASTING_OPEN: Duration = Duration::from_secs(10);
 
-/// Holdings of an exchange for processes of its own node.
+/// Chunks of an exchange for processes of its own node.
 #[derive(Clone, Debug)]
 pub struct Local(pub Arc<Exchange>);
 

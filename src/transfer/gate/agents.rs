@@ -97,7 +97,7 @@ impl Agents {
 }
 
 impl ConnectionPermit {
-    /// Pass of a process of this node, whose requests are not limited.
+    /// Permit of a process of this node, whose requests are not limited.
     pub(in crate::transfer) fn of_this_node() -> Self {
         let work = Arc::new(Semaphore::new(REQUESTS_MAX as usize));
         Self { agents: None, work, requested: Arc::default(), own: AtomicU64::new(0) }

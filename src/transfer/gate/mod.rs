@@ -2,7 +2,7 @@
 //! certificate and after.
 //!
 //! ```text
-//! accept -> Knock (pool.rs: few wait, few of one address) -> handshake -> Pass (agents.rs: links and requests of one agent)
+//! accept -> PendingConnection (pool.rs: limits in total and per address) -> handshake -> ConnectionPermit (agents.rs: limits per agent)
 //! ```
 
 mod agents;

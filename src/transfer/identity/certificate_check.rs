@@ -20,7 +20,7 @@ pub enum Side {
     Asks,
 }
 
-/// Standing of a connected peer. Clones share it.
+/// Repeated check of the certificate of a connected peer. Clones share it.
 #[derive(Clone, Debug)]
 pub struct CertificateCheck(Arc<Inner>);
 
@@ -37,7 +37,7 @@ struct Inner {
 }
 
 impl CertificateCheck {
-    /// Standing of a peer that has shown `certificates`, its own first.
+    /// Check of a peer that has shown `certificates`, its own first.
     ///
     /// # Errors
     /// Denied, if there are none; damaged, if one is malformed.

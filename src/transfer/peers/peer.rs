@@ -1,4 +1,4 @@
-//! Another agent: its link, its holdings, its speed.
+//! Another agent: its link, its chunks, its speed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -68,7 +68,7 @@ pub(super) struct Serving {
     next: u64,
     /// True once no more answers are made.
     ended: bool,
-    /// True while rights or holdings are looked up: until then nothing is sent, and the request counts.
+    /// True while rights or chunks are looked up: until then nothing is sent, and the request counts.
     working: bool,
     /// Bytes of memory of its lists, until it has ended.
     memory: u64,
@@ -108,7 +108,7 @@ impl Serving {
         self.memory
     }
 
-    /// No work: it has ended early, or was answered.
+    /// True if it requests frames and a grant was found.
     pub(super) fn is_granted(&self) -> bool {
         matches!(&self.what, Work::Frames { grant: Some(_), .. })
     }

@@ -158,7 +158,7 @@ fn who_may_not_is_told_why() {
     for args in [&["warm", "run/step-1", "--at", "cloud"][..], &["pins", "--at", "cloud/c"], &["top", "--at", "cloud"]]
     {
         let error = fails(&user, &home, args, 7);
-        assert!(text(&error, "message").contains("agent cloud/c does not let home/a ask it"), "{error}");
+        assert!(text(&error, "message").contains("agent cloud/c accepts no requests of home/a"), "{error}");
         assert!(text(&error, "help").contains("callers = [\"home/a\"]"), "{error}");
     }
     assert_eq!(cloud.get("/v1/tasks"), json!({ "tasks": [] }));

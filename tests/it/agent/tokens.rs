@@ -305,7 +305,7 @@ fn a_token_ends_when_it_expires_or_is_revoked_and_not_when_the_agent_does() {
     agent.signal(Signal::TERM);
     let (code, log) = agent.ended();
     assert!(code == Some(0) && !log.contains(&secret), "{log}");
-    assert_eq!(log.matches("shows a token that does not hold").count(), 10, "{log}");
+    assert_eq!(log.matches("has an invalid token").count(), 10, "{log}");
 }
 
 #[test]

@@ -73,10 +73,10 @@ async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs
 }
 
 /// Says that it holds everything, and gives something else.
-struct Liar(Arc<Exchange>);
+struct MaliciousPeer(Arc<Exchange>);
 
 #[async_trait]
-impl ServedChunks for Liar {
+impl ServedChunks for MaliciousPeer {
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
         ServedChunks::authorise(&*self.0, identity, manifest).await
     }
@@ -98,7 +98,8 @@ async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
     let agent = world.agent("west", "a").await;
     let other = world.agent("west", "other").await;
     let leaving = CancellationToken::new();
-    let liar = serve(&world.credentials("west", "liar"), Arc::new(Liar(Arc::clone(&other.exchange))), &leaving).await;
+    let liar =
+        serve(&world.credentials("west", "liar"), Arc::new(MaliciousPeer(Arc::clone(&other.exchange))), &leaving).await;
     agent.exchange.peers().add(&liar).unwrap();
     let folder = world.save(&agent.plain, "run/step-1", 8, 24).await;
     agent.restore("run/step-1", &folder).await;

@@ -4,7 +4,7 @@ use towline::ErrorKind;
 use towline::agent::Pinning;
 use towline::transfer::exchange::Local;
 use towline::transfer::ledger::{Direction, Ledger};
-use towline::transfer::local::{LocalSource, attend};
+use towline::transfer::local::{LocalSource, serve_local};
 
 use super::*;
 use crate::data::noise;
@@ -111,7 +111,7 @@ async fn processes_of_a_node_take_from_its_agent() {
     for _ in 0..2 {
         let (here, there) = tokio::net::UnixStream::pair().unwrap();
         streams.push(here);
-        tokio::spawn(attend(there, Arc::new(Local(Arc::clone(&agent.exchange))), agent.leaving.clone()));
+        tokio::spawn(serve_local(there, Arc::new(Local(Arc::clone(&agent.exchange))), agent.leaving.clone()));
     }
     let process = world.repository("index-process").await;
     let source = LocalSource::new(streams, process.budget(), 8 * MIB).await.unwrap();
@@ -203,7 +203,7 @@ async fn many_small_chunks_are_asked_for_in_pieces() {
     assert_eq!(agent.warm("small", From::Anywhere).await.missing, 0);
     world.remove_packs().await;
     let (here, there) = tokio::net::UnixStream::pair().unwrap();
-    tokio::spawn(attend(there, Arc::new(Local(Arc::clone(&agent.exchange))), agent.leaving.clone()));
+    tokio::spawn(serve_local(there, Arc::new(Local(Arc::clone(&agent.exchange))), agent.leaving.clone()));
     let process = world.repository("index-process").await;
     let source = LocalSource::new(vec![here], process.budget(), 8 * MIB).await.unwrap();
     let to = world.path("out");

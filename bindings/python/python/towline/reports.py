@@ -178,7 +178,7 @@ class Taken(_Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Value):
-    """A value that `undelete` takes back."""
+    """A value that `undelete` can restore."""
 
     #: What took it.
     taken: Taken
@@ -199,7 +199,7 @@ class History(_Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted(Value):
-    """What was taken back."""
+    """The result of `undelete`."""
 
     #: The name that has it now.
     name: str
@@ -326,7 +326,7 @@ class CollectReport(_Report):
     freed_bytes: int = 0
     #: Values of removed and replaced names that were forgotten: they were kept for as long as they were to be.
     forgotten_values: int = 0
-    #: Those that `undelete` takes back, and stored bytes that stay only because of them.
+    #: Values that `undelete` can restore, and stored bytes that are kept only for them.
     kept_values: int = 0
     kept_bytes: int = 0
     #: Stored bytes of the chunks in use, those included.

@@ -227,7 +227,7 @@ class Repository:
         return Undeleted.read(json.loads(self._engine.undelete(name, version, to, replace)))
 
     def history(self, name: str) -> History:
-        """What `name` stands for, and what it stood for that `undelete` takes back, the latest first."""
+        """The current value of `name`, and the earlier values that `undelete` can restore, the latest first."""
         return History.read(json.loads(self._engine.history(name)))
 
     def copy(self, source: str, name: str) -> None:

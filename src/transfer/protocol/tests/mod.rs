@@ -1,4 +1,4 @@
-//! Tests of the protocol: changed messages, both sides against liars, and whole transfers over a network in virtual
+//! Tests of the protocol: changed messages, both sides against malicious peers, and whole transfers over a network in virtual
 //! time.
 
 mod malicious_peers;
