@@ -91,7 +91,7 @@ fn tasks(scrape: &mut Scrape<'_>, state: &AgentState) -> fmt::Result {
 }
 
 fn exchanged(scrape: &mut Scrape<'_>, exchange: &Exchange) -> fmt::Result {
-    let moved = exchange.figures();
+    let moved = exchange.stats();
     let sources = [
         ("cache", moved.from_cache),
         ("site", moved.from_site),
@@ -101,7 +101,7 @@ fn exchanged(scrape: &mut Scrape<'_>, exchange: &Exchange) -> fmt::Result {
     scrape.family(&metrics::FROM_BYTES, sources.map(|(source, bytes)| ([("source", source)], bytes)))?;
     let destinations = [("local", moved.to_local), ("site", moved.to_site), ("remote", moved.to_remote)];
     scrape.family(&metrics::TO_BYTES, destinations.map(|(to, bytes)| ([("destination", to)], bytes)))?;
-    scrape.one(&metrics::UNTRUE, moved.untrue)?;
+    scrape.one(&metrics::CORRUPT, moved.corrupt)?;
     let peers = exchange.peers().list();
     let up = peers.iter().filter(|peer| peer.transport.is_some()).count() as u64;
     let states = [([("state", "up")], up), ([("state", "down")], peers.len() as u64 - up)];

@@ -52,7 +52,7 @@ use self::audit::Publication;
 pub use self::client::Client;
 pub use self::commands::command_log;
 pub use self::config::{
-    Accepts, Allowance, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SidecarConfig,
+    Accepts, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SenderQuota, SidecarConfig,
     WatchedFolder,
 };
 use self::handoff::{ReceiverOptions, run_receiver};

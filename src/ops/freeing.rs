@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::repository::Repository;
 use crate::repository::collect::Marks;
-use crate::repository::log::{Action, RefValue, Removed, RemovedKey, State};
+use crate::repository::log::{Action, KeptKey, KeptValue, RefValue, State};
 
 /// Plan of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -75,6 +75,6 @@ impl Repository {
     }
 }
 
-fn root<'a>((key, removed): (&'a RemovedKey, &'a Removed)) -> (&'a Name, &'a RefValue) {
+fn root<'a>((key, removed): (&'a KeptKey, &'a KeptValue)) -> (&'a Name, &'a RefValue) {
     (&key.0, &removed.value)
 }

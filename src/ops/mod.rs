@@ -35,12 +35,12 @@ pub use label::Labelled;
 pub(crate) use label::all_labels;
 pub use names::{Listed, NameRange, Replaced};
 pub use remove::{RemoveOptions, RemoveReport};
-pub use restore::{Removed, RestoreOptions, RestoreReport};
+pub use restore::{RemovedFiles, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{
     CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
 };
-pub use show::{Shown, ShownEntry, ShownTensor};
+pub use show::{ShownEntry, ShownTensor, TreeSummary};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};

@@ -11,7 +11,7 @@ use crate::id::PackId;
 use crate::name::Name;
 use crate::repository::Repository;
 use crate::repository::collect::{KEEP_REMOVED, kept_since, store_time};
-use crate::repository::log::{Action, RefValue, Removed, RemovedKey, State, StepFacts};
+use crate::repository::log::{Action, KeptKey, KeptValue, RefValue, State, StepFacts};
 
 /// Limit of retries if the value is repacked while it is read.
 const ATTEMPTS: usize = 5;
@@ -272,7 +272,7 @@ impl Repository {
 }
 
 /// Version to restore: the given one, or the latest that is kept.
-fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(RemovedKey, Removed)> {
+fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(KeptKey, KeptValue)> {
     let found = match version {
         Some(version) => state.removed_of(name).find(|(kept, _)| *kept == version),
         None => state.removed_of(name).next_back(),
@@ -282,8 +282,8 @@ fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(RemovedKe
 
 /// A value to restore, with its packs.
 struct Taking<'a> {
-    key: &'a RemovedKey,
-    removed: &'a Removed,
+    key: &'a KeptKey,
+    removed: &'a KeptValue,
     /// Packs that its map names.
     packs: BTreeSet<PackId>,
     /// Log entry as of which they were read.

@@ -183,7 +183,7 @@ pub async fn call(
     let stream = called.map_err(|error| broken(error).at(address))?;
     let shown = stream.get_ref().1.peer_certificates();
     peer_identity(shown, Some(callee)).map_err(|error| error.at(address))?;
-    let certificate_check = CertificateCheck::of(credentials, shown, Side::Serves)?;
+    let certificate_check = CertificateCheck::of(credentials, shown, Side::Server)?;
     Ok(Box::new(Guarded::new(stream, &certificate_check)))
 }
 

@@ -68,13 +68,13 @@ pub struct Ledger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
 struct LedgerState {
-    entries: BTreeMap<(Identity, Direction, ManifestId), Moved>,
+    entries: BTreeMap<(Identity, Direction, ManifestId), MovedTotals>,
     links: BTreeMap<(Identity, &'static str), LinkTotals>,
     turn: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Moved {
+struct MovedTotals {
     chunks: u64,
     bytes: u64,
     time: Duration,
@@ -143,7 +143,7 @@ impl Ledger {
     /// The entries, by agent.
     #[must_use]
     pub fn entries(&self) -> Vec<LedgerEntry> {
-        let entry = |((peer, way, manifest), moved): (&(Identity, Direction, ManifestId), &Moved)| LedgerEntry {
+        let entry = |((peer, way, manifest), moved): (&(Identity, Direction, ManifestId), &MovedTotals)| LedgerEntry {
             peer: peer.to_string(),
             way: *way,
             manifest: manifest.to_string(),

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use super::driver::{Client, ConnectionClock, Lanes, Reply, Served, Window, hello, serve};
+use super::driver::{Client, ConnectionClock, Lanes, Reply, ServedConnection, Window, hello, serve};
 use super::frame_request::{REQUEST_CHUNKS_MAX, frame_request};
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Closed, Priority, Provider, Requester};
@@ -38,8 +38,13 @@ pub async fn serve_local(
 ) -> Result<Closed> {
     let clock = ConnectionClock::start();
     let provider = Provider::new(hello(&anybody()?, 0), anybody()?, 0, clock.now());
-    let served =
-        Served { served_chunks, permit: ConnectionPermit::of_this_node(), route: Route::Node, leaving, versions: None };
+    let served = ServedConnection {
+        served_chunks,
+        permit: ConnectionPermit::of_this_node(),
+        route: Route::Node,
+        leaving,
+        versions: None,
+    };
     Ok(serve(provider, Lanes::both_ways(stream), clock, served).await)
 }
 

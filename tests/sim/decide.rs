@@ -4,7 +4,7 @@ use towline::clock::Timestamp;
 use towline::id::SessionId;
 use towline::repository::AttemptState;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, LogEntry, RefValue, Removed, State, StepFacts};
+use towline::repository::log::{Action, KeptValue, LogEntry, RefValue, State, StepFacts};
 
 use super::actor::{Act, Actor};
 use super::book::{JOINT, Set, attempt, joint_in, members, name, session};
@@ -167,7 +167,7 @@ impl Model {
 
     /// As `towline undelete`: what is kept is what it was when its map was read, and its packs are checked.
     fn undelete(&mut self, actor: &Actor, which: &str, state: u32) -> Option<Vec<Action>> {
-        let kept = |(version, removed): (u64, &Removed)| ((name(which), version), removed.clone());
+        let kept = |(version, removed): (u64, &KeptValue)| ((name(which), version), removed.clone());
         let (key, removed) = self.book.state(actor.known).removed_of(&name(which)).next_back().map(kept)?;
         let blindly = self.broken(Mutation::UndeleteBlindly);
         let still = self.book.state(state).removed.get(&key).is_some_and(|now| *now == removed);

@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 #[cfg(test)]
 pub(super) use self::accept::tests::accepts;
-pub use self::accept::{Accepts, Allowance};
+pub use self::accept::{Accepts, SenderQuota};
 use self::admission::AdmissionSection;
 pub use self::audit::AuditConfig;
 use self::audit::AuditSection;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use super::archive::receive;
-use super::register::{Deleting, Promised, Register};
+use super::register::{Deleting, Promise, Register};
 use super::stored::{Announced, StoredCheckpoint, names, write_modes};
 use crate::agent::audit::outcome;
 use crate::agent::config::{Accepts, HandoffConfig};
@@ -124,7 +124,7 @@ impl HandoffStore {
         register.forget(self.deadline);
         register.admit(from, &what, allowance, self.capacity)?;
         let from = from.clone();
-        register.promised.insert(id, Promised { from, what, since: Instant::now(), incoming: false, recorded: None });
+        register.promised.insert(id, Promise { from, what, since: Instant::now(), incoming: false, recorded: None });
         Ok(id)
     }
 

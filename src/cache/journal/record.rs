@@ -26,7 +26,7 @@ pub(crate) enum Record {
     /// The chunk of this key has moved to the main queue.
     Promote(u64),
     /// The chunk of this key counts for a tenant.
-    Charge(u64, TenantNumber),
+    TenantCharge(u64, TenantNumber),
 }
 
 impl Record {
@@ -49,7 +49,7 @@ impl Record {
                 out[0] = 3;
                 key
             }
-            Self::Charge(key, tenant) => {
+            Self::TenantCharge(key, tenant) => {
                 out[0] = 4;
                 out[2..4].copy_from_slice(&tenant.to_le_bytes());
                 key
@@ -74,7 +74,7 @@ impl Record {
             1 if weight > 0 => Some(Self::Insert(Resident { key, place, weight, standing, frequency: heat & 3 })),
             2 => Some(Self::Remove(key)),
             3 => Some(Self::Promote(key)),
-            4 if weight > 0 => Some(Self::Charge(key, weight)),
+            4 if weight > 0 => Some(Self::TenantCharge(key, weight)),
             _ => None,
         }
     }
@@ -123,7 +123,9 @@ mod tests {
     #[test]
     fn records_survive_and_no_flipped_bit_passes() {
         let chunk = Resident { key: 77 << 40, place: 123_456, weight: 513, standing: QueueKind::Main, frequency: 2 };
-        for record in [Record::Insert(chunk), Record::Remove(u64::MAX), Record::Promote(5), Record::Charge(6, 65_535)] {
+        for record in
+            [Record::Insert(chunk), Record::Remove(u64::MAX), Record::Promote(5), Record::TenantCharge(6, 65_535)]
+        {
             let bytes = record.encode(99, 7);
             assert_eq!(Record::decode(&bytes, 99, 7), Some(record));
             assert_eq!(Record::decode(&bytes, 99, 8), None);

@@ -36,14 +36,14 @@ pub(super) enum Admission {
 
 /// The tenant that a new chunk counts for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Charge {
+pub(super) struct TenantCharge {
     /// None: it counts for nobody.
     pub(super) tenant: Option<TenantNumber>,
     /// The quota was used up: only chunks of the tenant make way.
     beyond: bool,
 }
 
-impl Charge {
+impl TenantCharge {
     pub(super) fn to(tenant: Option<TenantNumber>) -> Self {
         Self { tenant, beyond: false }
     }
@@ -79,12 +79,12 @@ impl State {
     /// Finds a place for a chunk; evicts others if needed and if no slab may be added.
     #[cfg(test)]
     pub(super) fn admit(&mut self, key: u64, weight: u16, may_grow: bool) -> Admission {
-        self.admit_for(key, weight, may_grow, &mut Charge::default())
+        self.admit_for(key, weight, may_grow, &mut TenantCharge::default())
     }
 
     /// The same, for a tenant. One whose quota is used up lets go of its own chunks, and never of another's; a chunk that a pin expects
     /// is admitted beyond it. The units count for the tenant from now on.
-    pub(super) fn admit_for(&mut self, key: u64, weight: u16, may_grow: bool, charge: &mut Charge) -> Admission {
+    pub(super) fn admit_for(&mut self, key: u64, weight: u16, may_grow: bool, charge: &mut TenantCharge) -> Admission {
         if self.queue.peek(key).is_some() {
             return Admission::Known;
         }
@@ -207,7 +207,7 @@ impl State {
         if let Some(tenant) = tenant
             && self.quotas.charge(key, tenant, weight)
         {
-            self.pending.push(Record::Charge(key, tenant));
+            self.pending.push(Record::TenantCharge(key, tenant));
         }
         true
     }
@@ -237,7 +237,7 @@ impl State {
         self.queue.relocate(key, to);
         self.allocator.give(place, weight);
         self.pending.extend([Record::Remove(key), Record::Insert(Resident { place: to, ..found })]);
-        self.pending.extend(self.quotas.holder(key).map(|tenant| Record::Charge(key, tenant)));
+        self.pending.extend(self.quotas.holder(key).map(|tenant| Record::TenantCharge(key, tenant)));
         true
     }
 
@@ -245,7 +245,7 @@ impl State {
     pub(super) fn replay_all(&mut self, records: &[Record]) -> bool {
         self.queue.approach(records.iter().map(|record| match record {
             Record::Insert(chunk) => chunk.key,
-            Record::Remove(key) | Record::Promote(key) | Record::Charge(key, _) => *key,
+            Record::Remove(key) | Record::Promote(key) | Record::TenantCharge(key, _) => *key,
         }));
         records.iter().all(|record| self.replay(*record))
     }
@@ -277,7 +277,7 @@ impl State {
                 self.queue.promote(key);
                 self.queue.peek(key).is_some()
             }
-            Record::Charge(key, tenant) => {
+            Record::TenantCharge(key, tenant) => {
                 let found = self.queue.peek(key);
                 self.has_unknown_tenants |= found.is_some_and(|chunk| !self.quotas.charge(key, tenant, chunk.weight));
                 found.is_some()
@@ -288,7 +288,7 @@ impl State {
     /// Shortest journal that yields this state.
     pub(super) fn snapshot(&self) -> Vec<Record> {
         let records = self.queue.in_order().flat_map(|chunk| {
-            let charge = self.quotas.holder(chunk.key).map(|tenant| Record::Charge(chunk.key, tenant));
+            let charge = self.quotas.holder(chunk.key).map(|tenant| Record::TenantCharge(chunk.key, tenant));
             [Some(Record::Insert(chunk)), charge]
         });
         records.flatten().collect()

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use self::items::{Item, Items};
 use self::place::{Placing, resume};
-pub use self::surplus::Removed;
+pub use self::surplus::RemovedFiles;
 use self::surplus::Surplus;
 use self::survey::{Survey, survey};
 use crate::chunk::Chunk;
@@ -79,7 +79,7 @@ pub struct RestoreReport {
     pub replaced_files: u64,
     /// Files removed by `delete`, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub removed: Option<Removed>,
+    pub removed: Option<RemovedFiles>,
     /// Duration in seconds.
     pub seconds: f64,
 }
@@ -152,7 +152,7 @@ impl Repository {
         };
         match target.filter(|_| !dry_run) {
             Some(target) => {
-                let plan = Planned { saved, items, target, surveyed, surplus };
+                let plan = PlannedRestore { saved, items, target, surveyed, surplus };
                 report.sources = self.place(plan, &options.progress).await?;
                 report.fetched_bytes = report.sources.total();
             }
@@ -175,8 +175,8 @@ impl Repository {
     }
 
     /// Executes the plan; returns the stored bytes that were fetched.
-    async fn place(&self, plan: Planned, progress: &Progress) -> Result<SourceBytes> {
-        let Planned { saved, items, target, surveyed, surplus } = plan;
+    async fn place(&self, plan: PlannedRestore, progress: &Progress) -> Result<SourceBytes> {
+        let PlannedRestore { saved, items, target, surveyed, surplus } = plan;
         let surveyed = Arc::new(surveyed);
         let mut resumed = {
             let (saved, items, target, surveyed) =
@@ -262,7 +262,7 @@ impl Repository {
 }
 
 /// A restore that is ready to be executed.
-struct Planned {
+struct PlannedRestore {
     saved: Arc<Saved>,
     items: Arc<Items>,
     target: Arc<Target>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::contents::{Contents, read_master};
 use super::if_faster::EncodeChoice;
 use super::parent::{BaseCandidate, Parent};
-use super::read::Named;
+use super::read::HashedChunk;
 use crate::budget::{Budget, Buffer};
 use crate::codec::{Compression, Encoded, encode, encode_derived, encode_difference, rounded};
 use crate::error::Result;
@@ -22,8 +22,8 @@ const BASES_READ_MAX: u64 = 2 * MIB;
 
 /// Chunk that is not in the repository yet.
 #[derive(Debug)]
-pub(super) struct New {
-    pub(super) chunk: Named,
+pub(super) struct NewChunk {
+    pub(super) chunk: HashedChunk,
     /// Index of its file.
     pub(super) file: usize,
     /// Possible base of a difference.
@@ -32,7 +32,7 @@ pub(super) struct New {
 
 /// Encoded chunk.
 #[derive(Debug)]
-pub(super) struct Done {
+pub(super) struct EncodedChunk {
     pub(super) id: ChunkId,
     pub(super) encoded: Encoded,
     pub(super) plain_len: u32,
@@ -48,7 +48,7 @@ pub(super) struct Done {
 /// Batch of encoded chunks.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) done: Vec<Done>,
+    pub(super) done: Vec<EncodedChunk>,
     /// Bytes that were encoded, and the sum of the workers' time; None if the batch is raw.
     pub(super) encoded: Option<(u64, Duration)>,
 }
@@ -69,10 +69,13 @@ pub(super) struct Encoding {
 
 impl Encoding {
     /// Encodes chunks on workers, keeping their order. `choice` selects raw where that is faster.
-    pub(super) async fn encode(self, new: Vec<New>, choice: EncodeChoice) -> Result<Batch> {
+    pub(super) async fn encode(self, new: Vec<NewChunk>, choice: EncodeChoice) -> Result<Batch> {
         if self.compression == Compression::Off || choice == EncodeChoice::Raw {
             let faster = choice == EncodeChoice::Raw;
-            let raw = |new: New| Done { faster, ..Done::new(&new, encode(&new.chunk.bytes, Compression::Off, None)) };
+            let raw = |new: NewChunk| EncodedChunk {
+                faster,
+                ..EncodedChunk::new(&new, encode(&new.chunk.bytes, Compression::Off, None))
+            };
             return Ok(Batch { done: new.into_iter().map(raw).collect(), encoded: None });
         }
         let bytes = new.iter().map(|new| new.chunk.bytes.len() as u64).sum();
@@ -82,10 +85,10 @@ impl Encoding {
         let (derived, deriving) = self.timed(derive).await?;
         let (mut differences, differing) = self.differences(&new, &derived).await;
         let encode = move || {
-            let one = |((at, new), derived): ((usize, &New), Option<Encoded>)| {
+            let one = |((at, new), derived): ((usize, &NewChunk), Option<Encoded>)| {
                 let found = derived.or_else(|| differences.remove(&at));
                 let alone = || encode(&new.chunk.bytes, Compression::Auto, new.chunk.number);
-                Done::new(new, found.unwrap_or_else(alone))
+                EncodedChunk::new(new, found.unwrap_or_else(alone))
             };
             new.iter().enumerate().zip(derived).map(one).collect()
         };
@@ -105,7 +108,7 @@ impl Encoding {
     }
 
     /// Encodes the chunk as the rounding of a 32-bit chunk of the save, if it is one.
-    fn derive(&self, new: &New) -> Option<Encoded> {
+    fn derive(&self, new: &NewChunk) -> Option<Encoded> {
         // Zeros are equal in 16 and 32 bits: such a chunk would be both derived and the base of a derived one. It takes no
         // space anyway.
         if !self.derive || new.chunk.bytes.iter().all(|&byte| byte == 0) {
@@ -121,7 +124,7 @@ impl Encoding {
     /// Bases that cannot be read only cost space.
     async fn differences(
         &self,
-        new: &Arc<Vec<New>>,
+        new: &Arc<Vec<NewChunk>>,
         derived: &[Option<Encoded>],
     ) -> (HashMap<usize, Encoded>, Duration) {
         let (mut encoded, mut spent) = (HashMap::new(), Duration::ZERO);
@@ -148,7 +151,8 @@ impl Encoding {
                     |delivered: Delivered<'_>| {
                         let base = delivered.chunk?;
                         for &at in wanting.get(&delivered.index).map(Vec::as_slice).unwrap_or_default() {
-                            let Some(Named { bytes, number: Some(number), .. }) = new.get(at).map(|new| &new.chunk)
+                            let Some(HashedChunk { bytes, number: Some(number), .. }) =
+                                new.get(at).map(|new| &new.chunk)
                             else {
                                 continue;
                             };
@@ -172,8 +176,8 @@ impl Encoding {
     }
 }
 
-impl Done {
-    fn new(new: &New, encoded: Encoded) -> Self {
+impl EncodedChunk {
+    fn new(new: &NewChunk, encoded: Encoded) -> Self {
         Self {
             id: new.chunk.id,
             plain_len: u32::try_from(new.chunk.bytes.len()).unwrap_or(u32::MAX),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::assemble::Assembly;
-use super::encode::Done;
+use super::encode::EncodedChunk;
 use super::parent::{BaseCandidate, NoParent};
 use crate::codec::Codec;
 use crate::ops::shown;
@@ -86,7 +86,7 @@ impl Explanation {
     }
 
     /// Records a chunk that was stored.
-    pub(super) fn done(&mut self, assembly: &Assembly, done: &Done) {
+    pub(super) fn done(&mut self, assembly: &Assembly, done: &EncodedChunk) {
         let reason = match done.encoded.codec {
             Codec::Derived => Reason::Derived,
             Codec::Difference => Reason::Difference,
@@ -98,7 +98,7 @@ impl Explanation {
         *row.reasons.entry(reason).or_default() += 1;
     }
 
-    fn why(&self, done: &Done) -> NoBaseReason {
+    fn why(&self, done: &EncodedChunk) -> NoBaseReason {
         match (self.no_parent, done.base) {
             (Some(NoParent::Off), _) => NoBaseReason::Off,
             _ if done.faster => NoBaseReason::Faster,

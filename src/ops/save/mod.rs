@@ -40,7 +40,7 @@ pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
-use super::label::Bound;
+use super::label::BoundOptions;
 use super::names::{Replaced, exists};
 use super::shown;
 use super::stopping::{end_stopped, unless_stopped};
@@ -254,7 +254,7 @@ impl Repository {
 
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
-        let Bound { options, labels } = &self.bind(name, options).await?;
+        let BoundOptions { options, labels } = &self.bind(name, options).await?;
         let started = coarse_now();
         let (walk, formats) = unless_stopped(&options.stop, self.scan(source, options)).await?;
         let state = self.state().await?;

@@ -30,7 +30,7 @@ pub(super) struct ReadPart {
 #[derive(Debug)]
 pub(super) enum PartContent {
     /// Its chunks.
-    Chunks(Vec<Named>),
+    Chunks(Vec<HashedChunk>),
     /// Window with candidates for content-defined boundaries.
     Window { first: bool, last: bool, start: u64, bytes: Bytes, candidates: Vec<u32> },
     /// Bytes between settled boundaries, not hashed yet.
@@ -39,7 +39,7 @@ pub(super) enum PartContent {
 
 /// A chunk with its place in the file.
 #[derive(Clone, Debug)]
-pub(super) struct Named {
+pub(super) struct HashedChunk {
     pub(super) id: ChunkId,
     pub(super) start: u64,
     pub(super) bytes: Bytes,
@@ -124,7 +124,7 @@ fn look(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u
 }
 
 /// Hashes the chunks that end at `ends` (offsets in the file); `bytes` starts at offset `start`.
-fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec<Named> {
+fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec<HashedChunk> {
     let mut from = start;
     let chunk = |&end: &u64| {
         let range: Range<u64> = from..end;
@@ -132,7 +132,7 @@ fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec
         let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
         let bytes = bytes.slice(at(range.start)..at(range.end));
         let number = layout.and_then(|layout| layout.number_in(&range));
-        Named { id: ChunkId::of(&bytes), start: range.start, bytes, number }
+        HashedChunk { id: ChunkId::of(&bytes), start: range.start, bytes, number }
     };
     ends.iter().map(chunk).collect()
 }
@@ -210,12 +210,12 @@ fn joined(a: &Bytes, b: &Bytes) -> Bytes {
 }
 
 /// Hashes chunks between settled boundaries.
-pub(super) fn hash(part: ReadPart) -> (usize, Option<FileDetails>, Vec<Named>) {
+pub(super) fn hash(part: ReadPart) -> (usize, Option<FileDetails>, Vec<HashedChunk>) {
     let named = match part.found {
         PartContent::Chunks(named) => named,
         PartContent::Cut(cut) => cut
             .into_iter()
-            .map(|(start, bytes)| Named { id: ChunkId::of(&bytes), start, bytes, number: None })
+            .map(|(start, bytes)| HashedChunk { id: ChunkId::of(&bytes), start, bytes, number: None })
             .collect(),
         PartContent::Window { .. } => Vec::new(),
     };

@@ -14,11 +14,11 @@ use super::Saving;
 use super::assemble::Assembly;
 use super::contents::Contents;
 use super::detect::Formats;
-use super::encode::{Batch, Encoding, New};
+use super::encode::{Batch, Encoding, NewChunk};
 use super::explain::{Explained, Explanation};
 use super::if_faster::{EncodeChoice, IfFaster};
 use super::parent::{BaseCandidate, Pairs, Parent};
-use super::read::{Named, PartContent, ReadPart, Settler, hash, read, view};
+use super::read::{HashedChunk, PartContent, ReadPart, Settler, hash, read, view};
 use super::units::{FileDetails, Unit, make_units};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub(super) struct Counts {
 }
 
 /// The chunks of one unit, by file.
-type Hashed = Vec<(usize, Option<FileDetails>, Vec<Named>)>;
+type Hashed = Vec<(usize, Option<FileDetails>, Vec<HashedChunk>)>;
 /// Chunks for the writer, and whether to keep their buffer.
 type Ready = (Batch, bool);
 
@@ -185,7 +185,7 @@ async fn read_unit(
 
 /// Chunks that are not in the repository, with the buffer that holds their bytes.
 struct NewChunks {
-    chunks: Vec<New>,
+    chunks: Vec<NewChunk>,
     read_bytes: u64,
 }
 
@@ -230,7 +230,7 @@ impl Deduplicator<'_> {
                     counts.new_chunks += 1;
                     counts.new_bytes += len;
                     let base = self.base(file, &chunk, known);
-                    fresh.chunks.push(New { chunk, file, base });
+                    fresh.chunks.push(NewChunk { chunk, file, base });
                 } else if let Some(explanation) = &mut counts.explanation {
                     explanation.present(assembly, file, chunk.start, len);
                 }
@@ -247,7 +247,7 @@ impl Deduplicator<'_> {
     }
 
     /// Possible base of a chunk; only chunks in live packs qualify.
-    fn base(&self, file: usize, chunk: &Named, known: &StoredChunks) -> BaseCandidate {
+    fn base(&self, file: usize, chunk: &HashedChunk, known: &StoredChunks) -> BaseCandidate {
         let (of, pairs) = &self.pairs;
         let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return BaseCandidate::NoTensor };
         let base = parent.base_candidate(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);

@@ -43,7 +43,7 @@ pub(crate) use self::metrics::with_logged;
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::scan::Scanner;
 use self::settle::{FileMark, Pace};
-use self::state::{Due, WatchState};
+use self::state::{NextSave, WatchState};
 use super::save::{RootLink, SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
@@ -306,7 +306,12 @@ impl Watching<'_> {
 
     /// Saves a checkpoint; None if there is no time left. When time is short, finished checkpoints are handed off first, and
     /// further ones while this one is saved.
-    async fn save(&mut self, due: &Due, ending: &mut Ending, tell: EventSink<'_>) -> Result<Option<Result<Outcome>>> {
+    async fn save(
+        &mut self,
+        due: &NextSave,
+        ending: &mut Ending,
+        tell: EventSink<'_>,
+    ) -> Result<Option<Result<Outcome>>> {
         let watched = self.watched;
         if watched.is_short() {
             tokio::select! {
@@ -376,7 +381,7 @@ impl Watching<'_> {
     }
 
     /// Handles the result of saving the observation `seen`.
-    fn note(&mut self, due: &Due, seen: Vec<FileMark>, done: Result<Outcome>, tell: EventSink<'_>) -> Result<()> {
+    fn note(&mut self, due: &NextSave, seen: Vec<FileMark>, done: Result<Outcome>, tell: EventSink<'_>) -> Result<()> {
         let now = self.begun.elapsed();
         let entry = due.entry.clone();
         self.rest();
@@ -445,7 +450,7 @@ impl WatchedRun<'_> {
     }
 
     /// Path, name and options to save a checkpoint with.
-    fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
+    fn what(self, due: &NextSave) -> Result<(PathBuf, Name, SaveOptions)> {
         let name = format!("{}/step-{}", self.run, due.step).parse()?;
         // Follows no link: the owner of the folder could replace the checkpoint by one.
         let mut options = SaveOptions { root_link: RootLink::Refuse, ..self.options.save.clone() };
@@ -457,7 +462,7 @@ impl WatchedRun<'_> {
     }
 
     /// Saves a checkpoint, unless it is in the repository. Starts again if others save the same step meanwhile.
-    async fn save(self, due: &Due, stop: CancellationToken) -> Result<Outcome> {
+    async fn save(self, due: &NextSave, stop: CancellationToken) -> Result<Outcome> {
         let (_, name, _) = self.what(due)?;
         for _ in 1..RACES {
             let before = self.version(&name).await?;
@@ -476,7 +481,7 @@ impl WatchedRun<'_> {
         Ok(self.repository.state().await?.refs.get(name).map(|value| value.version))
     }
 
-    async fn save_once(self, due: &Due, stop: &CancellationToken) -> Result<Outcome> {
+    async fn save_once(self, due: &NextSave, stop: &CancellationToken) -> Result<Outcome> {
         let (path, name, mut options) = self.what(due)?;
         options.stop = stop.clone();
         let state = self.repository.state().await?;
@@ -496,12 +501,12 @@ impl WatchedRun<'_> {
     }
 
     /// Tracker file by which its framework finds it, if there is one.
-    fn tracker(self, due: &Due) -> Option<Tracker> {
+    fn tracker(self, due: &NextSave) -> Option<Tracker> {
         Tracker::ALL.into_iter().find(|tracker| tracker.covers(&due.entry) && self.dir.join(tracker.name()).is_file())
     }
 
     /// Releases the handed-off copies of a saved checkpoint.
-    async fn release(self, due: &Due) {
+    async fn release(self, due: &NextSave) {
         if let (Some(target), Ok((_, name, _))) = (&self.options.handoff, self.what(due)) {
             target.release(&name).await;
         }

@@ -75,7 +75,7 @@ pub(super) enum CheckpointState {
 
 /// All observations of one checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
+pub(super) struct ObservationHistory {
     last: Observation,
     /// Time of the first of the equal observations.
     since: Duration,
@@ -84,7 +84,7 @@ pub(super) struct Series {
     shrunk: bool,
 }
 
-impl Series {
+impl ObservationHistory {
     /// Creates it from the first observation.
     pub(super) fn begin(now: Duration, first: Observation, renamed: bool) -> Self {
         Self { last: first, since: now, renamed, shrunk: false }

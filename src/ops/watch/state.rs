@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use super::events::WatchEvent;
-use super::settle::{By, CheckpointState, FileMark, Observation, Pace, Series, is_less};
+use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace, is_less};
 
 /// The longest wait before a failed save is tried again.
 const RETRY_MAX: Duration = Duration::from_mins(1);
@@ -30,7 +30,7 @@ pub(super) struct ObservedCheckpoint {
 
 /// Checkpoint to save next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Due {
+pub(super) struct NextSave {
     pub(super) entry: String,
     pub(super) step: u64,
     pub(super) by: By,
@@ -43,7 +43,7 @@ pub(super) struct Due {
 struct Checkpoint {
     step: u64,
     folder: bool,
-    series: Series,
+    series: ObservationHistory,
     /// Files at the time of its save, or when it was found in the repository.
     saved: Option<Vec<FileMark>>,
     /// Earliest time of the next try, and the wait after that.
@@ -116,7 +116,7 @@ impl WatchState {
         if let Some(known) = self.checkpoints.get_mut(&entry) {
             if known.series.identity() != seen.identity {
                 // Another file or folder has replaced it.
-                known.series = Series::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
+                known.series = ObservationHistory::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
                 known.reported = None;
             }
             return known.series.observe(now, seen);
@@ -124,7 +124,7 @@ impl WatchState {
         let restored = self.restored.take_if(|restored| *restored == entry).is_some();
         let saved = restored.then(|| seen.files.clone());
         let renamed = self.temporaries.contains(&seen.identity);
-        let series = Series::begin(now, seen, renamed);
+        let series = ObservationHistory::begin(now, seen, renamed);
         self.checkpoints
             .insert(entry, Checkpoint { step, folder, series, saved, retry: None, disturbed: 0, reported: None });
     }
@@ -170,8 +170,8 @@ impl WatchState {
     }
 
     /// The finished checkpoint with the lowest step that is to be saved now.
-    pub(super) fn next(&self, now: Duration) -> Option<Due> {
-        let is_due = |due: &Due| {
+    pub(super) fn next(&self, now: Duration) -> Option<NextSave> {
+        let is_due = |due: &NextSave| {
             let retry = self.checkpoints.get(&due.entry).and_then(|one| one.retry);
             retry.is_none_or(|(at, _)| at <= now)
         };
@@ -179,17 +179,17 @@ impl WatchState {
     }
 
     /// The finished checkpoints that are not saved, the lowest step first.
-    pub(super) fn finished(&self, now: Duration) -> Vec<Due> {
+    pub(super) fn finished(&self, now: Duration) -> Vec<NextSave> {
         let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
             let CheckpointState::Finished(by) = one.series.standing(now, self.pace) else { return None };
-            (one.lacking() && self.holder(one.step) == Some(entry)).then(|| Due {
+            (one.lacking() && self.holder(one.step) == Some(entry)).then(|| NextSave {
                 entry: entry.clone(),
                 step: one.step,
                 by,
                 again: one.saved.is_some(),
             })
         });
-        let mut finished: Vec<Due> = finished.collect();
+        let mut finished: Vec<NextSave> = finished.collect();
         finished.sort_by_key(|due| due.step);
         finished
     }

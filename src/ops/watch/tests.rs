@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::candidate::{Class, Marker, Tracker, classify, marker};
 use super::events::WatchEvent;
-use super::settle::{By, CheckpointState, FileMark, Observation, Pace, Series};
-use super::state::{Due, FolderScan, ObservedCheckpoint, WatchState};
+use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace};
+use super::state::{FolderScan, NextSave, ObservedCheckpoint, WatchState};
 use crate::clock::Timestamp;
 
 const PACE: Pace = Pace { quiet: Duration::from_secs(10), marked: Duration::from_secs(2) };
@@ -86,7 +86,7 @@ fn frameworks_say_when_they_are_done() {
 
 #[test]
 fn without_a_word_it_is_whole_when_nothing_changed_for_long() {
-    let mut series = Series::begin(at(0), seen(&[(1, 1)], 0, Marker::None), false);
+    let mut series = ObservationHistory::begin(at(0), seen(&[(1, 1)], 0, Marker::None), false);
     series.observe(at(9), seen(&[(1, 2)], 9, Marker::None));
     series.observe(at(18), seen(&[(1, 2)], 9, Marker::None));
     assert_eq!(series.standing(at(18), PACE), CheckpointState::Writing);
@@ -97,7 +97,7 @@ fn without_a_word_it_is_whole_when_nothing_changed_for_long() {
 
 #[test]
 fn a_marker_shortens_the_wait_unless_it_is_older_than_the_files() {
-    let mut series = Series::begin(at(0), seen(&[(1, 1)], 0, Marker::Missing(".metadata")), false);
+    let mut series = ObservationHistory::begin(at(0), seen(&[(1, 1)], 0, Marker::Missing(".metadata")), false);
     assert_eq!(series.standing(at(9), PACE), CheckpointState::Writing);
     assert_eq!(series.standing(at(10), PACE), CheckpointState::Unmarked(".metadata"));
     series.observe(at(20), seen(&[(1, 1), (2, 1)], 21, Marker::Present(stamp(20))));
@@ -111,13 +111,13 @@ fn a_marker_shortens_the_wait_unless_it_is_older_than_the_files() {
 
 #[test]
 fn what_is_being_deleted_or_is_empty_is_never_whole() {
-    let mut series = Series::begin(at(0), seen(&[(1, 1), (2, 1), (3, 1)], 0, Marker::None), false);
+    let mut series = ObservationHistory::begin(at(0), seen(&[(1, 1), (2, 1), (3, 1)], 0, Marker::None), false);
     series.observe(at(1), seen(&[(1, 1), (3, 1)], 0, Marker::None));
     assert_eq!(series.standing(at(10), PACE), CheckpointState::Writing);
     assert_eq!(series.standing(at(100), PACE), CheckpointState::Shrunk);
     series.observe(at(101), seen(&[(1, 1), (2, 2), (3, 1)], 101, Marker::None));
     assert_eq!(series.standing(at(111), PACE), CheckpointState::Finished(By::Quiet));
-    let empty = Series::begin(at(0), seen(&[], 0, Marker::None), true);
+    let empty = ObservationHistory::begin(at(0), seen(&[], 0, Marker::None), true);
     assert!(matches!(empty.standing(at(100), PACE), CheckpointState::Unmarked(_)));
 }
 
@@ -134,8 +134,8 @@ fn look(checkpoints: &[(&str, u64, Observation)]) -> Option<FolderScan> {
     Option::from(FolderScan { checkpoints, ..FolderScan::default() })
 }
 
-fn due(entry: &str, step: u64, by: By) -> Option<Due> {
-    Option::from(Due { entry: entry.to_owned(), step, by, again: false })
+fn due(entry: &str, step: u64, by: By) -> Option<NextSave> {
+    Option::from(NextSave { entry: entry.to_owned(), step, by, again: false })
 }
 
 /// `entry` was saved as it is.
@@ -258,7 +258,7 @@ proptest! {
     fn only_what_is_quiet_is_whole(
         looks in prop::collection::vec((1_u64..15, prop::collection::btree_map(0_u64..4, 0_u64..3, 0..4), any::<bool>()), 1..30),
     ) {
-        let mut series: Option<Series> = None;
+        let mut series: Option<ObservationHistory> = None;
         let (mut now, mut changed, mut before) = (0, 0, None);
         for (wait, files, marked) in looks {
             now += wait;
@@ -269,7 +269,7 @@ proptest! {
                 (changed, before) = (now, Some(files.clone()));
             }
             match &mut series {
-                None => series = Some(Series::begin(at(now), next, false)),
+                None => series = Some(ObservationHistory::begin(at(now), next, false)),
                 Some(series) => series.observe(at(now), next),
             }
             let Some(series) = &series else { continue };

@@ -90,7 +90,7 @@ pub async fn fetch(
             let len = read.stored_len();
             let tree = Arc::clone(&saved);
             let work = move |read: &PackRead, buffer: Buffer| {
-                let mut passing = Passing { sink: &*sink, plain: 0 };
+                let mut passing = ForwardingSink { sink: &*sink, plain: 0 };
                 deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
                 Ok(passing.plain)
             };
@@ -116,13 +116,13 @@ pub async fn fetch(
 }
 
 /// Forwards requested chunks to a sink.
-struct Passing<'a> {
+struct ForwardingSink<'a> {
     sink: &'a dyn Sink,
     /// Plain bytes so far.
     plain: u64,
 }
 
-impl ChunkSink for &mut Passing<'_> {
+impl ChunkSink for &mut ForwardingSink<'_> {
     fn take(&mut self, delivered: Delivered<'_>) -> Result<()> {
         let chunk = delivered.chunk?;
         if !delivered.wanted {

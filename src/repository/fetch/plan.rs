@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::gaps::{Allowance, GAP, Gaps};
+use super::gaps::{GAP, GapBudget, Gaps};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
 use crate::repository::{ChunkPlace, Saved};
@@ -217,8 +217,8 @@ pub fn plan(
     wanted.dedup();
     let trees = Trees::grow(&locate, &wanted)?;
     let allowed = match gaps {
-        Gaps::Wide => Allowance::WIDE,
-        Gaps::Spare => Allowance::spare(trees.frames(&locate)?),
+        Gaps::Wide => GapBudget::WIDE,
+        Gaps::Spare => GapBudget::spare(trees.frames(&locate)?),
     };
     let (reads, open) = Default::default();
     let mut plan = Planning { locate, wanted: &wanted, longest, allowed, reads, open };
@@ -297,7 +297,7 @@ struct Planning<'a, L> {
     locate: L,
     wanted: &'a [u32],
     longest: u64,
-    allowed: Allowance,
+    allowed: GapBudget,
     reads: Vec<PackRead>,
     open: PackRead,
 }

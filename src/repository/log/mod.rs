@@ -36,7 +36,7 @@ pub use commit::Committed;
 pub use entry::{Action, LogEntry};
 pub use facts::{Measure, StepFacts};
 pub use labels::{Declassified, LabelView, PolicyMark, REASON_LEN_MAX, labelled_name};
-pub use removed::{Removed, RemovedKey, log_forgotten};
+pub use removed::{KeptKey, KeptValue, log_forgotten};
 pub use salvage::Salvaged;
 pub use state::{Condemned, Purged, Refusal, Session, State};
 pub use values::{RefValue, SegmentInfo};

@@ -9,7 +9,7 @@ use std::fmt;
 use super::attempt::{Attempt, Joint};
 use super::entry::{Action, LogEntry};
 use super::labels::{Declassified, PolicyMark};
-use super::removed::{Removed, RemovedKey};
+use super::removed::{KeptKey, KeptValue};
 use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -77,7 +77,7 @@ pub struct State {
     /// Latest purge whose record was dropped: older states must not be relied on.
     pub forgotten: u64,
     /// Kept values of removed or replaced names.
-    pub removed: BTreeMap<RemovedKey, Removed>,
+    pub removed: BTreeMap<KeptKey, KeptValue>,
     /// Labels of names and prefixes; they stay when a name is removed.
     pub labels: BTreeMap<Name, Labels>,
     /// Names with declassifications.

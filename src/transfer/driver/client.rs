@@ -65,7 +65,7 @@ struct Shared {
 #[derive(Debug)]
 enum Order {
     Cancel(u64),
-    Untrue(String),
+    Corrupt(String),
     Goodbye,
 }
 
@@ -136,8 +136,8 @@ impl Fetching {
     }
 
     /// Reports that a frame did not decode to its chunk: ends the connection.
-    pub fn untrue(&self, why: &Error) {
-        self.shared.order(Order::Untrue(why.to_string()));
+    pub fn corrupt(&self, why: &Error) {
+        self.shared.order(Order::Corrupt(why.to_string()));
     }
 }
 
@@ -343,7 +343,7 @@ impl Driver {
         for order in self.shared.take_orders() {
             match order {
                 Order::Cancel(request) => self.requester.cancel(request),
-                Order::Untrue(text) => self.requester.untrue(&text),
+                Order::Corrupt(text) => self.requester.corrupt(&text),
                 Order::Goodbye => self.requester.goodbye("nothing more is needed"),
             }
         }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 pub(super) use self::client::Window;
 pub use self::client::{Client, Fetching, Received, Reply};
 pub(super) use self::lanes::{Feeder, Lanes};
-pub(super) use self::server::{Served, serve};
+pub(super) use self::server::{ServedConnection, serve};
 use super::identity::Credentials;
 use super::protocol::Hello;
 use super::protocol::limits::{REQUESTS_MAX, VERSIONS};

@@ -35,7 +35,7 @@ enum Answer {
 }
 
 /// Parts that serve a connection.
-pub(in crate::transfer) struct Served {
+pub(in crate::transfer) struct ServedConnection {
     /// Source of chunks.
     pub(in crate::transfer) served_chunks: Arc<dyn ServedChunks>,
     /// Limits of the peer's requests.
@@ -64,9 +64,9 @@ pub(in crate::transfer) async fn serve(
     mut provider: Provider,
     mut lanes: Lanes,
     clock: ConnectionClock,
-    served: Served,
+    served: ServedConnection,
 ) -> Closed {
-    let Served { served_chunks, permit, route, leaving, mut versions } = served;
+    let ServedConnection { served_chunks, permit, route, leaving, mut versions } = served;
     let (peer, share) = (Arc::new(provider.peer().clone()), served_chunks.read_ahead_share(provider.peer()));
     let mut handler = RequestHandler { served_chunks: Arc::clone(&served_chunks), peer, route, permit, share };
     let (mut answers, mut left) = (Answers::default(), false);

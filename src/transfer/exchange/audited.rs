@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::Exchange;
 use super::get::ChunkRequest;
-use super::permits::Sides;
+use super::permits::Endpoints;
 use crate::audit::{Action, Actor, Decision, Recorder, Repeats, Request, Verdict};
 use crate::error::{ErrorKind, Result};
 use crate::id::{ManifestId, RepositoryId};
@@ -106,7 +106,7 @@ impl Exchange {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn count_given(&self, requester: Requester<'_>, manifest: &ManifestId, bytes: u64) -> Result<()> {
+    pub(super) async fn count_sent(&self, requester: Requester<'_>, manifest: &ManifestId, bytes: u64) -> Result<()> {
         if self.audited.recorder.get().is_none() {
             return Ok(());
         }
@@ -197,8 +197,8 @@ impl Exchange {
             None if granted => "granted before".to_owned(),
             Some((_, name, _)) => {
                 let refused = requester.and_then(|agent| {
-                    let sides = Sides { from: &self.identity, to: agent, caller: None };
-                    self.catalog.refusal(sides, name, manifest)
+                    let endpoints = Endpoints { from: &self.identity, to: agent, caller: None };
+                    self.catalog.refusal(endpoints, name, manifest)
                 });
                 refused.unwrap_or_else(|| "its name did not exist at the time of the request".to_owned())
             }

@@ -8,9 +8,9 @@ use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
-use super::figures::{Source, add};
 use super::get::ChunkRequest;
 use super::plan::{Group, Origin, Plan, UNIT_LEN, Unit, plan};
+use super::stats::{Source, add};
 use super::{Exchange, From};
 use crate::budget::Buffer;
 use crate::cache::Frame;
@@ -59,8 +59,8 @@ impl Exchange {
         let (mut wanted, mut failed, mut without) = (chunks, Vec::new(), Vec::new());
         while !wanted.is_empty() {
             let (view, peers) = self.view(request, &without).await;
-            let Plan { groups, nowhere } = plan(&wanted, |chunk| unit(request.saved, chunk), &view)?;
-            failed.extend(nowhere);
+            let Plan { groups, unavailable } = plan(&wanted, |chunk| unit(request.saved, chunk), &view)?;
+            failed.extend(unavailable);
             // Limits reads for callers that act for another agent of the site, or share the fetch with others.
             let gang = !request.through || !view.site.is_empty();
             wanted.clear();
@@ -141,14 +141,14 @@ impl Exchange {
         let begun = Instant::now();
         let link = peer.link()?;
         let mut asked = self.begin_peer_request(request, &link).await?;
-        let late = if through { None } else { self.latest(request, lacking) };
+        let late = if through { None } else { self.deadline(request, lacking) };
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
         let mut came = ReceivedCounts { chunks: 0, bytes: 0 };
-        let taking = self.take(request, (peer, fetching), &numbers, |chunk, frame| {
+        let taking = self.receive(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
             asked.received(frame.bytes().len() as u64);
-            hand(placing, chunk, frame);
+            place_frame(placing, chunk, frame);
             lacking.retain(|&left| left != chunk);
         });
         let taken = match late {
@@ -176,7 +176,7 @@ impl Exchange {
     }
 
     /// Receives the frames of a request whose ordinals are the chunks `numbers`, verifies and reports them.
-    async fn take(
+    async fn receive(
         &self,
         request: &ChunkRequest<'_>,
         (peer, mut fetching): (&Peer, Fetching),
@@ -194,9 +194,9 @@ impl Exchange {
                         // Cannot be verified without its base: a fetch from the repository includes bases.
                         Ok(None) => {}
                         Err(error) => {
-                            add(&self.counts.untrue, 1);
+                            add(&self.counts.corrupt, 1);
                             tracing::warn!(peer = %peer.address(), "peer sent a wrong chunk: {error:?}");
-                            fetching.untrue(&error);
+                            fetching.corrupt(&error);
                             peer.sent_wrong_data(&error);
                             return Err(error);
                         }
@@ -211,7 +211,7 @@ impl Exchange {
 
     /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if the rate of that
     /// source is unknown or it is excluded.
-    fn latest(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Option<Duration> {
+    fn deadline(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Option<Duration> {
         let rate = self.origin_rate().filter(|_| request.policy.from == From::Anywhere)?;
         let bytes = stored_len(request.saved, chunks);
         Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / min_useful_rate(rate).max(1.0)))
@@ -262,7 +262,7 @@ impl Exchange {
             };
             let kept = read_pack(&[request.repository], &self.budget, read, work).await?;
             self.count(request, Source::Repository, len);
-            took(kept, lacking, placing);
+            place_frames(kept, lacking, placing);
         }
         if lacking.is_empty() { Ok(()) } else { self.read_with_bases(request, lacking, placing).await }
     }
@@ -299,20 +299,20 @@ impl Exchange {
             };
             let kept = read_pack(&[request.repository], &self.budget, read, work).await?;
             self.count(request, Source::Repository, len);
-            took(kept, lacking, placing);
+            place_frames(kept, lacking, placing);
         }
         Ok(())
     }
 }
 
-fn took(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) {
+fn place_frames(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) {
     for (chunk, frame) in kept {
-        hand(placing, chunk, &frame);
+        place_frame(placing, chunk, &frame);
         lacking.retain(|&left| left != chunk);
     }
 }
 
-fn hand(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
+fn place_frame(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
     (placing.lock().unwrap_or_else(PoisonError::into_inner))(chunk, &frame.encoded());
 }
 

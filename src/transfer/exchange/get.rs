@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::figures::{Source, SourceCounters};
 use super::in_flight::FetchGuard;
+use super::stats::{Source, SourceCounters};
 use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::error::Result;

@@ -14,7 +14,6 @@
 mod audited;
 mod catalog;
 mod fetch;
-mod figures;
 mod get;
 mod in_flight;
 mod limit;
@@ -27,6 +26,7 @@ mod rights;
 mod served;
 mod serving;
 mod single_flight;
+mod stats;
 mod verify;
 mod view;
 mod warm;
@@ -40,14 +40,14 @@ use async_trait::async_trait;
 
 use self::audited::Audited;
 use self::catalog::Catalog;
-pub use self::figures::Figures;
-use self::figures::{Counts, SourceCounters};
 use self::get::ChunkRequest;
 use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
 pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
+pub use self::stats::TransferStats;
+use self::stats::{SourceCounters, TransferCounters};
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::ReadAhead;
@@ -99,7 +99,7 @@ pub struct Exchange {
     in_flight: InFlight,
     /// Limit of reads of the repository for other agents of the site.
     origin_reads: AdaptiveLimiter,
-    counts: Counts,
+    counts: TransferCounters,
     audited: Audited,
     /// Recent rate of repositories, by groups of chunks.
     origin: Mutex<Rate>,
@@ -213,7 +213,7 @@ impl Exchange {
 
     /// Counters of moved bytes.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn stats(&self) -> TransferStats {
         self.counts.read()
     }
 }

@@ -107,22 +107,22 @@ impl Permits {
     }
 
     /// True if the content of `name` may go from one agent to the other.
-    pub(super) fn give(&self, sides: Sides<'_>, route: Route, name: &Name, tree: &ManifestId) -> bool {
-        self.ruling(sides, route, name, tree).allows()
+    pub(super) fn give(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> bool {
+        self.ruling(endpoints, route, name, tree).allows()
     }
 
     /// Why content of `name` may not go there, whatever the way; none, if it may.
-    pub(super) fn refusal(&self, sides: Sides<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
-        let ruling = self.ruling(sides, Route::Unknown, name, tree);
+    pub(super) fn refusal(&self, endpoints: Endpoints<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
+        let ruling = self.ruling(endpoints, Route::Unknown, name, tree);
         (!ruling.allows()).then(|| format!("policy: {}", ruling.basis))
     }
 
     /// The rule by which the content of `name` may come to this agent, if it may. What has no labels needs none.
-    fn take(&self, sides: Sides<'_>, route: Route, name: &Name, tree: &ManifestId) -> Option<String> {
+    fn take(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> Option<String> {
         if self.open {
             return Some("no policy, and no labels".to_owned());
         }
-        let ruling = self.ruling(sides, route, name, tree);
+        let ruling = self.ruling(endpoints, route, name, tree);
         let bound = self.labels.get(tree).is_some_and(Labels::restrict);
         match ruling.basis {
             Basis::NoRule if !bound => Some("it has no labels that restrict".to_owned()),
@@ -130,18 +130,25 @@ impl Permits {
         }
     }
 
-    fn ruling(&self, sides: Sides<'_>, route: Route, name: &Name, tree: &ManifestId) -> Ruling {
-        let (labels, from, agent) = (Labels::default(), self.agent(sides.from), self.agent(sides.to));
+    fn ruling(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> Ruling {
+        let (labels, from, agent) = (Labels::default(), self.agent(endpoints.from), self.agent(endpoints.to));
         let (from, agent) = (from.as_deref().map(Identity::site), agent.as_deref());
-        let question =
-            Question { agent, caller: sides.caller, from, to: agent.map(Identity::site), name, labels: &labels, route };
+        let question = Question {
+            agent,
+            caller: endpoints.caller,
+            from,
+            to: agent.map(Identity::site),
+            name,
+            labels: &labels,
+            route,
+        };
         self.rule_on(tree, &question)
     }
 }
 
 /// Agents that content would go between, by their certificates.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sides<'a> {
+pub(super) struct Endpoints<'a> {
     pub(super) from: &'a Identity,
     pub(super) to: &'a Identity,
     /// Whoever asks on the machine that takes it, if that is this one.
@@ -171,8 +178,8 @@ impl Exchange {
         let Some(served) = self.catalog.served_as(request.repository) else { return unserved() };
         let state = request.repository.state_to_rule_by().await?;
         let permits = served.permits(&state).await;
-        let sides = Sides { from: link.peer(), to: &self.identity, caller: request.repository.caller() };
-        let rule = permits.take(sides, link.route(), &request.saved.name, &request.saved.value.manifest);
+        let endpoints = Endpoints { from: link.peer(), to: &self.identity, caller: request.repository.caller() };
+        let rule = permits.take(endpoints, link.route(), &request.saved.name, &request.saved.value.manifest);
         rule.ok_or_else(|| {
             Error::denied("policy does not let this name come from there").at(&request.saved.name).got(link.peer())
         })

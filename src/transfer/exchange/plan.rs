@@ -54,7 +54,7 @@ pub(super) struct View<P> {
 pub(super) struct Plan<P> {
     pub(super) groups: Vec<Group<P>>,
     /// Chunks that no permitted source holds.
-    pub(super) nowhere: Vec<u32>,
+    pub(super) unavailable: Vec<u32>,
 }
 
 /// Source of a group of chunks.
@@ -127,7 +127,7 @@ pub(super) fn plan<P: Clone + Ord>(
     for &chunk in chunks {
         units.entry(unit_of(chunk)?).or_default().push(chunk);
     }
-    let (mut groups, mut nowhere) = (Vec::with_capacity(units.len()), Vec::new());
+    let (mut groups, mut unavailable) = (Vec::with_capacity(units.len()), Vec::new());
     for (unit, mut chunks) in units {
         chunks.sort_unstable();
         chunks.dedup();
@@ -141,7 +141,7 @@ pub(super) fn plan<P: Clone + Ord>(
             let repository = view.repository.then_some((Origin::Repository, false));
             match near.or_else(through).or_else(far).or(repository) {
                 Some(from) => of_unit.entry(from).or_default().push(chunk),
-                None => nowhere.push(chunk),
+                None => unavailable.push(chunk),
             }
         }
         for ((from, through), chunks) in of_unit {
@@ -149,7 +149,7 @@ pub(super) fn plan<P: Clone + Ord>(
             groups.extend(chunks.chunks(REQUEST_CHUNKS_MAX).map(some));
         }
     }
-    Ok(Plan { groups: interleaved(groups), nowhere })
+    Ok(Plan { groups: interleaved(groups), unavailable })
 }
 
 /// Candidates by descending weight for `unit`: spreads units over agents that hold the same.
@@ -215,8 +215,8 @@ mod tests {
     /// Four chunks a unit.
     fn planned(chunks: impl IntoIterator<Item = u32>, pack: PackId, view: &View<u32>) -> Vec<Group<u32>> {
         let chunks: Vec<u32> = chunks.into_iter().collect();
-        let Plan { groups, nowhere } = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap();
-        assert!(nowhere.is_empty() || !view.repository);
+        let Plan { groups, unavailable } = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap();
+        assert!(unavailable.is_empty() || !view.repository);
         groups
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let chunks: Vec<u32> = (0..8).collect();
         let planned = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), &view).unwrap();
         assert_eq!(from(&planned.groups, &Origin::Peer(2)), [0, 1, 2, 3]);
-        assert_eq!((planned.groups.len(), planned.nowhere), (1, vec![4, 5, 6, 7]));
+        assert_eq!((planned.groups.len(), planned.unavailable), (1, vec![4, 5, 6, 7]));
     }
 
     #[test]

@@ -23,7 +23,7 @@ const VERIFIED_FOR: Duration = Duration::from_mins(1);
 
 /// A repository, and its last state.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct ServedRepository {
     pub(super) repository: Repository,
     /// Rights of agents: on other links, and on private ones.
     rights: [Rights; 2],
@@ -43,7 +43,7 @@ struct CachedState {
     ended: Option<Instant>,
 }
 
-impl Served {
+impl ServedRepository {
     pub(super) fn new(repository: &Repository, policies: &Arc<Policies>) -> Self {
         let cached = CachedState { state: None, ended: None };
         policies.watch(repository.id());
@@ -84,7 +84,7 @@ impl Served {
         }
     }
 
-    /// As [`Served::state`], to rule by: read since somebody told of a later policy.
+    /// As [`ServedRepository::state`], to rule by: read since somebody told of a later policy.
     ///
     /// # Errors
     /// As [`Repository::state`].

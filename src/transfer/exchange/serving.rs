@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::catalog::{OpenedTree, PeerSide};
 use super::fetch::unit;
-use super::figures::{SourceCounters, add};
 use super::get::ChunkRequest;
+use super::stats::{SourceCounters, add};
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
 use crate::error::Result;
@@ -95,7 +95,7 @@ impl ServedChunks for Exchange {
         let found = self.supply(asked, id, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
-            self.count_given(Some(identity), &asked.manifest, bytes).await?;
+            self.count_sent(Some(identity), &asked.manifest, bytes).await?;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
             let (manifest, time) = (asked.manifest, begun.elapsed());
@@ -136,7 +136,7 @@ impl ServedChunks for Local {
         let found = self.0.supply(asked, id, |_| Some(true)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
-            self.0.count_given(None, &asked.manifest, bytes).await?;
+            self.0.count_sent(None, &asked.manifest, bytes).await?;
             add(&self.0.counts.to_local, bytes);
         }
         Ok(found)

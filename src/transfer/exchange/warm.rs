@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt as _, stream};
 
-use super::figures::SourceCounters;
 use super::get::{ChunkRequest, levels};
 use super::plan::UNIT_LEN;
+use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::progress::Progress;

@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The peer is the server.
-    Serves,
+    Server,
     /// The peer is the client.
-    Asks,
+    Client,
 }
 
 /// Repeated check of the certificate of a connected peer. Clones share it.
@@ -88,8 +88,8 @@ impl CertificateCheck {
         let (peer, intermediates) = (&self.0.peer, &self.0.intermediates);
         let time = UnixTime::since_unix_epoch(now.since(Timestamp(0)));
         match self.0.side {
-            Side::Serves => current.verify_server(peer, intermediates, time)?,
-            Side::Asks => current.verify_client(peer, intermediates, time)?,
+            Side::Server => current.verify_server(peer, intermediates, time)?,
+            Side::Client => current.verify_client(peer, intermediates, time)?,
         };
         *verified = Some(current);
         Ok(())

@@ -8,7 +8,7 @@ use super::closed::{Closed, Violation};
 use super::limits::{FETCHING_AFTER, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
-use super::serving::{FrameRequest, Grant, Next, OutgoingFrame, Serving, Work};
+use super::serving::{FrameRequest, Grant, NextAction, OutgoingFrame, Serving, Work};
 use crate::id::{ChunkId, ManifestId};
 use crate::identity::Identity;
 
@@ -315,7 +315,7 @@ impl Provider {
         urgent.sort_unstable();
         for (_, request) in urgent {
             let Some(serving) = self.serving.get_mut(&request) else { continue };
-            let Next::Read { ordinal, id, bound } = serving.next(most) else { continue };
+            let NextAction::Read { ordinal, id, bound } = serving.next(most) else { continue };
             let ahead = self.reserved + self.queued;
             let credit = self.credit.saturating_sub(self.sent + ahead);
             let fits = ahead == 0 || ahead + bound <= self.ahead_max;

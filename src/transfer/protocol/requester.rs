@@ -253,8 +253,8 @@ impl Requester {
     }
 
     /// Reports a frame that did not decode to its chunk: ends the connection.
-    pub fn untrue(&mut self, text: &str) {
-        self.link.give_up(ErrorCode::Untrue, text);
+    pub fn corrupt(&mut self, text: &str) {
+        self.link.give_up(ErrorCode::Corrupt, text);
     }
 
     /// Reports that the transport broke, or ended.

@@ -86,7 +86,7 @@ pub(super) enum Work {
 
 /// Next action for a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextAction {
     /// Read this chunk; its frame is charged with at most `bound` bytes.
     Read { ordinal: u32, id: ChunkId, bound: u64 },
     /// Nothing for now.
@@ -114,19 +114,19 @@ impl Serving {
     }
 
     /// Next read. Notes chunks that will not be sent, among them those larger than `most` bytes.
-    pub(super) fn next(&mut self, most: u64) -> Next {
-        let Work::Frames { asked, grant: Some(grant) } = &self.what else { return Next::Nothing };
+    pub(super) fn next(&mut self, most: u64) -> NextAction {
+        let Work::Frames { asked, grant: Some(grant) } = &self.what else { return NextAction::Nothing };
         let wanted = &asked.wanted;
         // Pending reports of missing chunks are bounded, too.
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
             match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
-                Some((id, bound)) if bound <= most => return Next::Read { ordinal, id, bound },
+                Some((id, bound)) if bound <= most => return NextAction::Read { ordinal, id, bound },
                 _ => self.missing.insert(ordinal),
             };
             self.next += 1;
         }
-        Next::Nothing
+        NextAction::Nothing
     }
 
     /// Contents, unless it is a survey.

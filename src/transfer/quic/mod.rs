@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use self::endpoint::{client, flow, server};
 use super::connection_error::{broken_quic, displaced};
-use super::driver::{Client, ConnectionClock, Feeder, Lanes, Served, Window, hello_of, serve};
+use super::driver::{Client, ConnectionClock, Feeder, Lanes, ServedConnection, Window, hello_of, serve};
 use super::gate::{PendingConnection, Unfinished};
 use super::guarded;
 use super::identity::{CertificateCheck, Credentials, SERVER_NAME, Side, peer_identity, refused};
@@ -56,7 +56,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let connected = timeout(HANDSHAKE_MAX, connecting).await.map_err(|_| late())?;
     let connection = connected.map_err(|error| broken_quic(error).at(address))?;
     let (peer, certificate_check) =
-        who(&connection, credentials, dial.expected, Side::Serves).map_err(|error| error.at(address))?;
+        who(&connection, credentials, dial.expected, Side::Server).map_err(|error| error.at(address))?;
     let window = dial.window_for(connection.rtt());
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     connection.set_receive_window(flow(window)?);
@@ -267,7 +267,7 @@ impl Listening {
             }
         };
         drop(unfinished);
-        let (peer, certificate_check) = who(&connection, &self.credentials, None, Side::Asks)?;
+        let (peer, certificate_check) = who(&connection, &self.credentials, None, Side::Client)?;
         let permit = self.gate.admit(&peer, &pending);
         // A refused connection keeps its handshake place until the refusal is sent.
         let pending = permit.is_err().then_some(pending);
@@ -296,7 +296,8 @@ impl Listening {
             self.served_chunks.opened(&peer, Transport::Quic, Arc::clone(&wire));
         }
         let (versions, route) = (Some(Arc::clone(self.credentials.versions())), route(&connection));
-        let served = Served { served_chunks: self.served_chunks, permit, route, leaving: self.leaving, versions };
+        let served =
+            ServedConnection { served_chunks: self.served_chunks, permit, route, leaving: self.leaving, versions };
         let span = tracing::debug_span!("serving", %peer, transport = "quic");
         let closed = tokio::select! {
             closed = serve(provider, lanes, clock, served).instrument(span) => closed,

@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 use super::byte_counters::CountedStream;
 use super::calls::{ALPN_HTTP, CallSender, Calls, channel, refuse_call};
 use super::connection_error::{broken, displaced, not_bound};
-use super::driver::{Client, ConnectionClock, Lanes, Served, Window, hello_of, serve};
+use super::driver::{Client, ConnectionClock, Lanes, ServedConnection, Window, hello_of, serve};
 use super::gate::PendingConnection;
 use super::guarded::Guarded;
 use super::identity::{CertificateCheck, Credentials, SERVER_NAME, Side, client_config, peer_identity, server_config};
@@ -52,7 +52,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let (stream, delay, way) = connected.map_err(|error| broken(error).at(address))?;
     let shown = stream.get_ref().1.peer_certificates();
     let peer = peer_identity(shown, dial.expected).map_err(|error| error.at(address))?;
-    let certificate_check = CertificateCheck::of(credentials, shown, Side::Serves)?;
+    let certificate_check = CertificateCheck::of(credentials, shown, Side::Server)?;
     let window = dial.window_for(delay);
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     let clock = ConnectionClock::start();
@@ -196,7 +196,7 @@ impl Listening {
         let stream = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(broken)?;
         let shown = stream.get_ref().1.peer_certificates();
         let peer = peer_identity(shown, None)?;
-        let certificate_check = CertificateCheck::of(&self.credentials, shown, Side::Asks)?;
+        let certificate_check = CertificateCheck::of(&self.credentials, shown, Side::Client)?;
         let calls = self.calls.clone().filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP));
         let stream = Guarded::new(stream, &certificate_check);
         match (self.gate.admit(&peer, &pending), calls) {
@@ -240,7 +240,8 @@ impl Listening {
             ConnectionPermit::of_this_node()
         });
         let versions = Some(Arc::clone(self.credentials.versions()));
-        let served = Served { served_chunks: self.served_chunks, permit, route, leaving: self.leaving, versions };
+        let served =
+            ServedConnection { served_chunks: self.served_chunks, permit, route, leaving: self.leaving, versions };
         let span = tracing::debug_span!("serving", %peer, transport = "tcp");
         let closed = serve(provider, Lanes::both_ways(stream), clock, served).instrument(span).await;
         tracing::debug!(%peer, ?closed, "connection is over");

@@ -139,9 +139,9 @@ async fn a_gang_of_a_denied_site_gets_nothing() {
     }
     world.remove_packs().await;
     futures::join!(world.refused(&b, "raw/set"), world.refused(&r, "raw/set"), world.refused(&s, "raw/set"));
-    assert_eq!((home.figures().to_remote, given(&home, "raw/set").await), (0, 0), "not a byte");
+    assert_eq!((home.stats().to_remote, given(&home, "raw/set").await), (0, 0), "not a byte");
     for agent in gang {
-        assert_eq!((agent.figures().from_remote, agent.figures().from_site), (0, 0));
+        assert_eq!((agent.stats().from_remote, agent.stats().from_site), (0, 0));
         assert_eq!(agent.exchange.cache().stat().chunks, 0);
     }
     world.clean(&gang);
@@ -164,7 +164,7 @@ async fn nobody_who_may_have_it_passes_it_on() {
     world.refused(&rogue, "raw/set").await;
     world.refused(&cloud, "raw/set").await;
     for holder in [&near, &cloud] {
-        assert_eq!((holder.figures().to_remote, holder.figures().to_site, given(holder, "raw/set").await), (0, 0, 0));
+        assert_eq!((holder.stats().to_remote, holder.stats().to_site, given(holder, "raw/set").await), (0, 0, 0));
     }
     assert_eq!(given(&home, "raw/set").await, 0);
     world.clean(&[&cloud, &rogue]);
@@ -179,10 +179,10 @@ async fn what_is_the_same_opens_no_way_to_the_rest() {
     rogue.knows(&[&home]);
     world.remove_packs().await;
     rogue.warm("free/set", From::Site("home".into())).await;
-    let free = home.figures().to_remote;
+    let free = home.stats().to_remote;
     assert!(free > 3 << 20, "{free}");
     world.refused(&rogue, "raw/set").await;
-    assert_eq!((home.figures().to_remote, given(&home, "raw/set").await), (free, 0));
+    assert_eq!((home.stats().to_remote, given(&home, "raw/set").await), (free, 0));
 
     // Under the name that it may read, it gets none of the other's chunks, whatever it asks for.
     let asker = rogue.exchange.identity().clone();
@@ -233,7 +233,7 @@ async fn differences_to_what_is_denied_are_denied() {
         assert_eq!(stolen(&rogue, (saved.value.manifest, saved.manifest.chunks.ids.len()), &ids).await, 0, "{what}");
         assert_eq!(given(&home, what).await, 0, "{what}");
     }
-    assert_eq!(home.figures().to_remote, 0);
+    assert_eq!(home.stats().to_remote, 0);
     world.clean(&[&rogue]);
 }
 

@@ -30,10 +30,10 @@ async fn who_may_not_read_gets_nothing() {
     world.remove_packs().await;
     let open = cloud.warm("public/one", From::Site("home".to_owned())).await;
     assert_eq!(open.missing, 0);
-    let before = cloud.figures().from_remote;
+    let before = cloud.stats().from_remote;
     let closed = cloud.warm("secret/one", From::Site("home".to_owned())).await;
     // What it has already, because both trees share it, is all that is there.
-    assert_eq!((closed.missing, cloud.figures().from_remote), (closed.lacking, before));
+    assert_eq!((closed.missing, cloud.stats().from_remote), (closed.lacking, before));
 }
 
 /// S1 of docs/security.md.
@@ -103,8 +103,8 @@ async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
     agent.exchange.peers().add(&liar).unwrap();
     let folder = world.save(&agent.plain, "run/step-1", 8, 24).await;
     agent.restore("run/step-1", &folder).await;
-    let figures = agent.figures();
-    assert!(figures.untrue >= 1 && figures.from_site == 0, "{figures:?}");
+    let stats = agent.stats();
+    assert!(stats.corrupt >= 1 && stats.from_site == 0, "{stats:?}");
     assert!(agent.exchange.cache().check().damaged.is_empty());
     let stat = &agent.exchange.peers().list()[0];
     assert!(stat.error.is_some() && stat.transport.is_none(), "{stat:?}");
@@ -146,7 +146,7 @@ async fn who_is_slower_than_going_direct_is_dropped() {
     // The protocol's own watchdog would take half a minute.
     let restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)).await;
     assert!(restored.is_ok());
-    assert_eq!(agent.figures().from_site, 0);
+    assert_eq!(agent.stats().from_site, 0);
 }
 
 /// Says that it holds what another has, and gives nothing of it.
@@ -190,7 +190,7 @@ async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
             fs::write(world.path("tls-west-a/revoked"), line).unwrap();
         };
         let (warmed, ()) = tokio::join!(agent.warm("run/step-1", From::Anywhere), revoked);
-        assert_eq!((warmed.missing, agent.figures().from_site), (0, 0));
+        assert_eq!((warmed.missing, agent.stats().from_site), (0, 0));
         let refused = async {
             let says = |error: &String| error.contains("certificate was revoked");
             while !agent.exchange.peers().list()[0].error.as_ref().is_some_and(says) {
@@ -218,7 +218,7 @@ async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
         assert_eq!(agent.exchange.peers().live().await.len(), 2);
         let gone = first.address.clone();
         let cut = async {
-            while agent.figures().from_site < 4 * MIB {
+            while agent.stats().from_site < 4 * MIB {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             // Its end of every connection breaks.

@@ -31,7 +31,7 @@ use towline::policy::{AllowList, AllowRule};
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, From, Limits, TransferStats};
 use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions, Transports};
 use towline::transfer::policy::Policies;
@@ -185,8 +185,8 @@ impl Agent {
         assert_eq!(tree_digest(&to), tree_digest(expected));
     }
 
-    fn figures(&self) -> Figures {
-        self.exchange.figures()
+    fn stats(&self) -> TransferStats {
+        self.exchange.stats()
     }
 
     /// Bytes that came from the store, whoever asked.

@@ -101,7 +101,7 @@ async fn a_denied_site_gets_nothing_of_a_denied_name() {
         }
         near.restore("raw/set", &raw).await;
         cloud.restore("free/set", &free).await;
-        let given = home.figures();
+        let given = home.stats();
         let denied = cloud.near.restore(&name("raw/set"), None, &world.path("out"), &RestoreOptions::default()).await;
         assert_eq!(denied.unwrap_err().kind(), towline::ErrorKind::Denied);
 
@@ -115,7 +115,7 @@ async fn a_denied_site_gets_nothing_of_a_denied_name() {
         world.remove_packs().await;
         let lost = rogue.near.restore(&name("raw/set"), None, &world.path("out"), &RestoreOptions::default()).await;
         assert!(lost.is_err());
-        assert_eq!(home.figures().to_remote, given.to_remote, "not a byte, over {transports:?}");
+        assert_eq!(home.stats().to_remote, given.to_remote, "not a byte, over {transports:?}");
         let ledger = home.exchange.peers().ledger();
         let moved = ledger
             .entries()
@@ -141,7 +141,7 @@ async fn a_name_for_private_links_goes_over_none_else() {
     cloud.knows(&[&home]);
     cloud.warm("set", From::Site("home".into())).await;
     cloud.restore("set", &folder).await;
-    assert!(home.figures().to_remote > 1 << 20);
+    assert!(home.stats().to_remote > 1 << 20);
     let near = world.obedient("near", "c", Transports::Auto).await;
     near.knows(&[&home]);
     let denied = near.near.restore(&name("set"), None, &world.path("out"), &RestoreOptions::default()).await;
@@ -186,7 +186,7 @@ async fn a_workload_gets_what_the_agent_may_have_that_the_policy_maps_it_to() {
         workload.knows(&[&home]);
         workload.warm("free/set", From::Site("home".into())).await;
         workload.restore("free/set", &free).await;
-        let given = home.figures().to_remote;
+        let given = home.stats().to_remote;
         assert!(given > 0);
         let denied =
             workload.near.restore(&name("raw/set"), None, &world.path("out"), &RestoreOptions::default()).await;
@@ -197,7 +197,7 @@ async fn a_workload_gets_what_the_agent_may_have_that_the_policy_maps_it_to() {
         let denied =
             stranger.near.restore(&name("free/set"), None, &world.path("out"), &RestoreOptions::default()).await;
         assert_eq!(denied.unwrap_err().kind(), towline::ErrorKind::Denied);
-        assert_eq!(home.figures().to_remote, given, "not a byte, over {transports:?}");
+        assert_eq!(home.stats().to_remote, given, "not a byte, over {transports:?}");
     }
 }
 

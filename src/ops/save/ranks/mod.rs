@@ -121,7 +121,7 @@ impl Repository {
         let derive = AtomicBool::new(true);
         let saving =
             Saving { repository: self, name, options: &options, labels, walk, formats, parent, derive, started };
-        let ranked = Ranked { saving, attempt, rank: part.rank };
+        let ranked = RankSave { saving, attempt, rank: part.rank };
         let (mut counts, mut stored_bytes) = (Counts::default(), 0);
         for _ in 0..ATTEMPTS {
             if let TryOutcome::Done(own, step) = ranked.attempt(&mut counts, &mut stored_bytes).await? {
@@ -165,7 +165,7 @@ fn with_ranks(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> 
 }
 
 /// State of one rank's save.
-struct Ranked<'a> {
+struct RankSave<'a> {
     saving: Saving<'a>,
     attempt: Attempt,
     rank: u32,
@@ -177,7 +177,7 @@ struct OwnTree {
     id: ManifestId,
 }
 
-impl Ranked<'_> {
+impl RankSave<'_> {
     fn repository(&self) -> &Repository {
         self.saving.repository
     }

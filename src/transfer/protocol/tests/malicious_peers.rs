@@ -385,7 +385,7 @@ fn requests_that_break_a_limit_are_refused_before_they_are_sent() {
 #[test]
 fn a_frame_that_was_not_true_ends_the_connection_and_every_request() {
     let mut requester = requester();
-    requester.untrue("chunk does not match its id");
+    requester.corrupt("chunk does not match its id");
     let mut ended = Vec::new();
     while let Some(event) = requester.poll() {
         if let Event::Ended { request, how, left } = event {
@@ -393,7 +393,7 @@ fn a_frame_that_was_not_true_ends_the_connection_and_every_request() {
         }
     }
     assert_eq!(ended, [(1, RequestOutcome::Lost, 10), (2, RequestOutcome::Lost, 0)]);
-    assert!(matches!(last_words(|| requester.transmit(NOW)), Message::Error { code: ErrorCode::Untrue, .. }));
+    assert!(matches!(last_words(|| requester.transmit(NOW)), Message::Error { code: ErrorCode::Corrupt, .. }));
 }
 
 proptest! {
