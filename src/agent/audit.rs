@@ -72,7 +72,7 @@ impl FallbackPublisher for ByPeers {
         let mut refused = Vec::new();
         for peer in peers.list() {
             let Some(who) = peer.identity.filter(|who| *who != own) else { continue };
-            match timeout(ANSWER_WITHIN, told(state, (&who, &peer.address), body.clone())).await {
+            match timeout(ANSWER_WITHIN, send_head(state, (&who, &peer.address), body.clone())).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => refused.push(format!("{}: {error}", who.path())),
                 Err(_) => refused.push(format!("{}: no answer in time", who.path())),
@@ -86,7 +86,7 @@ impl FallbackPublisher for ByPeers {
 }
 
 /// Sends a head to another agent.
-async fn told(state: &AgentState, (who, address): (&Identity, &str), body: String) -> Result<()> {
+async fn send_head(state: &AgentState, (who, address): (&Identity, &str), body: String) -> Result<()> {
     let request = HttpRequest::builder()
         .method(Method::PUT)
         .uri("/v1/audit/heads")

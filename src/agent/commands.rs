@@ -40,7 +40,7 @@ impl HeadPublisher for OnThisNode {
             return Ok(());
         }
         match timeout(PUBLISHED_WITHIN, by_machine(repository, head)).await.unwrap_or_else(late) {
-            // Nobody on this machine can sign it.
+            // No key on this machine can sign it.
             Ok(false) => by_agent.map(drop),
             published => published.map(drop),
         }

@@ -80,7 +80,7 @@ impl Collector for AgentMetrics {
 }
 
 fn tasks(scrape: &mut Scrape<'_>, state: &AgentState) -> fmt::Result {
-    let tallies = TaskKind::ALL.map(|kind| ([("kind", kind.word())], state.tasks.tally(kind)));
+    let tallies = TaskKind::ALL.map(|kind| ([("kind", kind.word())], state.tasks.counts(kind)));
     scrape.family(&metrics::TASKS_RUNNING, tallies.iter().map(|(kind, tally)| (*kind, tally.running)))?;
     let ended = tallies.iter().flat_map(|([kind], tally)| {
         tally.ended.iter().map(move |(end, count)| ([*kind, ("result", end.word())], *count))

@@ -101,7 +101,7 @@ impl Journal {
             if !rest.is_empty() {
                 torn = Some(set_aside(&path, sound.len, rest)?);
             }
-            let mut journal = Self::go_on(folder, path, sound, lock)?;
+            let mut journal = Self::continue_segment(folder, path, sound, lock)?;
             journal.note(torn.as_ref(), now)?;
             return Ok(journal);
         }
@@ -110,7 +110,7 @@ impl Journal {
         Ok(journal)
     }
 
-    fn go_on(folder: &Path, path: PathBuf, sound: ValidPrefix, lock: File) -> Result<Self> {
+    fn continue_segment(folder: &Path, path: PathBuf, sound: ValidPrefix, lock: File) -> Result<Self> {
         let file = OpenOptions::new().write(true).open(&path).map_err(|source| unwritten(&path, source))?;
         let ValidPrefix { log, origin, last, hash, len } = sound;
         Ok(Self {

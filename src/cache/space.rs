@@ -124,12 +124,12 @@ impl Cache {
     /// Closes the regions of these places, and moves or evicts their chunks.
     fn empty(&self, places: &Range<u32>) {
         self.state().allocator.set_open(places, false);
-        self.chunks_in(places).into_iter().for_each(|chunk| self.bring_away(chunk));
+        self.chunks_in(places).into_iter().for_each(|chunk| self.relocate_chunk(chunk));
         self.flush();
     }
 
     /// Moves a chunk to free space elsewhere. If there is none, an evictable chunk is evicted; for a pinned one, others are.
-    fn bring_away(&self, chunk: Resident) {
+    fn relocate_chunk(&self, chunk: Resident) {
         let Resident { key, place, weight, .. } = chunk;
         let to = {
             let mut state = self.state();

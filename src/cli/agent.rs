@@ -59,7 +59,7 @@ impl Context {
     ///
     /// # Cancel safety
     /// As the command's.
-    pub(super) async fn carry_out_for_agents(self, verb: AgentVerb) -> Result<u8> {
+    pub(super) async fn execute_agent_verb(self, verb: AgentVerb) -> Result<u8> {
         match verb {
             AgentVerb::Identity { what } => self.identity(what)?,
             AgentVerb::Agent { config } => self.agent(&config).await?,

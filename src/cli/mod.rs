@@ -135,12 +135,12 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     };
     let runtime = runtime()?;
     let result = match cli.verb {
-        verb if verb.handles_signals() => runtime.block_on(context.carry_out(verb)).map_err(Failed::from),
+        verb if verb.handles_signals() => runtime.block_on(context.execute(verb)).map_err(Failed::from),
         verb => {
             signals::end_at_the_second()?;
             let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| context.stop.clone());
             let manner = Interruption { stop, help: verb.help_when_interrupted() };
-            runtime.block_on(interruptible(context.carry_out(verb), manner, output))
+            runtime.block_on(interruptible(context.execute(verb), manner, output))
         }
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.

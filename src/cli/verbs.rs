@@ -56,7 +56,7 @@ impl Context {
     ///
     /// # Cancel safety
     /// As the verb's: what was committed stays, what was uploaded is used by the next run.
-    pub(super) async fn carry_out(self, verb: Verb) -> Result<u8> {
+    pub(super) async fn execute(self, verb: Verb) -> Result<u8> {
         match verb {
             Verb::Init { url, shared } => self.init(url.as_deref(), shared).await?,
             Verb::Save(save) => self.save(save).await?,
@@ -85,7 +85,7 @@ impl Context {
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             #[cfg(feature = "agent")]
-            Verb::Agents(verb) => return self.carry_out_for_agents(verb).await,
+            Verb::Agents(verb) => return self.execute_agent_verb(verb).await,
             Verb::Label { name, labels } => self.label(&name, &labels).await?,
             #[cfg(not(feature = "agent"))]
             Verb::Other(words) => return Err(super::lacking(&words)),

@@ -136,7 +136,7 @@ impl Repository {
         if options.dry_run {
             self.rehearse(&listed, options, &mut report).await?;
         } else {
-            self.carry_out(&listed, options, &mut report).await?;
+            self.execute(&listed, options, &mut report).await?;
         }
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
@@ -166,15 +166,15 @@ impl Repository {
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
         judgement.fence = listed.stalled(self, &evidence.state, now.before(FENCE_AFTER)).await?;
-        report.tell_live(&evidence);
+        report.report_live(&evidence);
         report.count(&judgement);
         report.steps.extend(judgement.describe());
         let unneeded = evidence.unneeded(listed, cutoff);
         report.deleted_objects = unneeded.due.len() as u64;
-        report.tell(&unneeded);
-        self.tell_held(listed, &evidence, &judgement.fence, report).await?;
+        report.report_unneeded(&unneeded);
+        self.report_held(listed, &evidence, &judgement.fence, report).await?;
         let unfinished = self.unfinished(now).await?;
-        report.tell_unfinished(&unfinished);
+        report.report_unfinished(&unfinished);
         // Packs that would be purged count as waiting.
         let mut gone: BTreeMap<PackId, u64> = judgement.purge.iter().map(|&(pack, _, len)| (pack, len)).collect();
         if options.grace.is_zero() {
@@ -189,7 +189,7 @@ impl Repository {
         Ok(())
     }
 
-    async fn carry_out(
+    async fn execute(
         &self,
         listed: &SweepCandidates,
         options: &CollectOptions,
@@ -228,17 +228,17 @@ impl Repository {
         self.rebuild_index(session, report).await?;
 
         let evidence = self.evidence(&options.progress, &[]).await?;
-        report.tell_live(&evidence);
-        self.tell_held(listed, &evidence, &[], report).await?;
+        report.report_live(&evidence);
+        self.report_held(listed, &evidence, &[], report).await?;
         let unneeded = evidence.unneeded(listed, cutoff);
         self.delete_due(session, listed, &evidence, &unneeded).await?;
-        report.tell(&unneeded);
+        report.report_unneeded(&unneeded);
         report.deleted_objects += unneeded.due.len() as u64;
         listed.list_unneeded(self, session, &unneeded).await?;
         if let Some(store_now) = store_now {
             let unfinished = self.unfinished(store_now).await?;
             self.sweep(&unfinished).await?;
-            report.tell_unfinished(&unfinished);
+            report.report_unfinished(&unfinished);
         }
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
         report.deleted_objects += self.log().truncate(LOG_KEEP, cutoff.limit()).await?;
@@ -246,7 +246,7 @@ impl Repository {
     }
 
     /// Reports packs that open sessions keep from being deleted, except sessions that are `ending`.
-    async fn tell_held(
+    async fn report_held(
         &self,
         listed: &SweepCandidates,
         evidence: &Evidence,
@@ -457,13 +457,13 @@ impl CollectReport {
         }));
     }
 
-    fn tell_live(&mut self, evidence: &Evidence) {
+    fn report_live(&mut self, evidence: &Evidence) {
         self.live_bytes = evidence.marks.live_bytes();
         self.kept_bytes = evidence.marks.kept_bytes();
         self.kept_values = evidence.state.removed.len() as u64;
     }
 
-    fn tell_unfinished(&mut self, unfinished: &Unfinished) {
+    fn report_unfinished(&mut self, unfinished: &Unfinished) {
         let Unfinished { uploads, stale_uploads, files, stale_files } = unfinished;
         self.deleted_objects += (stale_uploads.len() + stale_files.len()) as u64;
         self.freed_bytes += stale_files.iter().map(|file| file.len).sum::<u64>();
@@ -473,7 +473,7 @@ impl CollectReport {
         self.unfinished_bytes = files.map(|file| file.len).sum();
     }
 
-    fn tell(&mut self, unneeded: &Unneeded) {
+    fn report_unneeded(&mut self, unneeded: &Unneeded) {
         self.freed_bytes += unneeded.due.values().sum::<u64>();
         self.waiting_objects += unneeded.waiting.len() as u64;
         self.waiting_bytes += unneeded.waiting.values().sum::<u64>();

@@ -86,7 +86,7 @@ impl Repository {
     }
 
     /// Gives `to` the labels of `from`, before it gets its content: what `from` stands for, or the tree that it stood for once.
-    pub(super) async fn hand_on(&self, from: &Name, tree: Option<&ManifestId>, to: &Name) -> Result<()> {
+    pub(super) async fn propagate_labels(&self, from: &Name, tree: Option<&ManifestId>, to: &Name) -> Result<()> {
         let state = self.state().await?;
         let labels = self.labels_in(&state, from, tree.or(state.refs.get(from).map(|value| &value.manifest)));
         if labels.restrict() {

@@ -115,7 +115,7 @@ impl Repository {
 
     async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
         let (mut replaced, mut kept) = (None, Vec::new());
-        self.hand_on(from, None, to).await?;
+        self.propagate_labels(from, None, to).await?;
         // Chunks of the source's map cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {

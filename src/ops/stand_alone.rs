@@ -37,7 +37,7 @@ impl Repository {
         if_absent: bool,
         progress: &Progress,
     ) -> Result<Option<Replaced>> {
-        self.hand_on(from, None, to).await?;
+        self.propagate_labels(from, None, to).await?;
         let mut known = StoredChunks::load(self).await?;
         let there = known.state().refs.get(to).cloned();
         if there.is_some() && if_absent {

@@ -121,7 +121,7 @@ impl Repository {
         let mut kept = Vec::new();
         for (_, removed) in state.removed_of(name).rev() {
             let since = kept_since(self, removed.at).await?;
-            let by = self.taken_by(&state, name, removed.at).await?;
+            let by = self.removal_cause(&state, name, removed.at).await?;
             kept.push(RemovedValue {
                 value: NameValue::of(&removed.value),
                 taken: RemovalEvent { entry: removed.at, at: removed.when.to_string(), by },
@@ -135,7 +135,7 @@ impl Repository {
     }
 
     /// Effect of entry `at` on `name`.
-    async fn taken_by(&self, state: &State, name: &Name, at: u64) -> Result<Option<RemovalCause>> {
+    async fn removal_cause(&self, state: &State, name: &Name, at: u64) -> Result<Option<RemovalCause>> {
         if state.version(name) == Some(at) || state.removed_of(name).any(|(version, _)| version == at) {
             return Ok(Some(RemovalCause::Replaced));
         }
@@ -178,11 +178,11 @@ impl Repository {
                 Err(error) => return Err(error),
             };
             if let Some(to) = &options.to {
-                self.hand_on(name, Some(&removed.value.manifest), to).await?;
+                self.propagate_labels(name, Some(&removed.value.manifest), to).await?;
             }
             let packs = saved.map.packs.iter().map(|pack| pack.id).collect();
             let taking = Taking { key: &key, removed: &removed, packs, known: state.seq, options };
-            if let Some(report) = self.take_back(&taking).await? {
+            if let Some(report) = self.restore_kept(&taking).await? {
                 return Ok(report);
             }
         }
@@ -190,7 +190,7 @@ impl Repository {
     }
 
     /// Commits it; None if it must be read again.
-    async fn take_back(&self, taking: &Taking<'_>) -> Result<Option<UndeleteReport>> {
+    async fn restore_kept(&self, taking: &Taking<'_>) -> Result<Option<UndeleteReport>> {
         let (name, to) = (&taking.key.0, taking.to());
         let mut outcome = Outcome::Again;
         let mut replaced = None;
@@ -218,7 +218,7 @@ impl Repository {
         let others = packs.len() - 1;
         let others = if others == 0 { String::new() } else { format!(", and {others} more packs like it") };
         if let Some(condemned) = state.condemned.get(pack) {
-            let when = self.told(condemned.at, Some(condemned.when)).await;
+            let when = self.time_of(condemned.at, Some(condemned.when)).await;
             return Error::damaged(what)
                 .got(format!(
                     "pack {pack}, which holds chunks of it, was condemned as damaged by log entry {}{when}{others}",
@@ -231,7 +231,7 @@ impl Repository {
             Some(purged) => (purged.at, "purged"),
             None => return Error::conflict(what).help("run the command again"),
         };
-        let when = self.told(at, None).await;
+        let when = self.time_of(at, None).await;
         Error::not_found(what)
             .got(format!("pack {pack}, which holds chunks of it, was {gone} by log entry {at}{when}{others}"))
             .help("save the same content again, if it is still somewhere")
@@ -252,7 +252,7 @@ impl Repository {
             // The log has no removal of it.
             return nothing(String::new()).help("`towline ls` lists the names");
         };
-        let when = self.told(entry, Some(at)).await;
+        let when = self.time_of(entry, Some(at)).await;
         let actions = self.log().past_entry(entry).await.ok().flatten().map(|taken| taken.actions).unwrap_or_default();
         let was = if !actions.iter().any(forgets) {
             "it was removed for good"
@@ -265,7 +265,7 @@ impl Repository {
     }
 
     /// ` at TIME`, the store's of a log entry, or its writer's.
-    async fn told(&self, entry: u64, writer: Option<Timestamp>) -> String {
+    async fn time_of(&self, entry: u64, writer: Option<Timestamp>) -> String {
         let told = store_time(self, entry).await.ok().flatten().or(writer);
         told.map_or_else(String::new, |at| format!(" at {at}"))
     }

@@ -107,17 +107,17 @@ pub struct MovedChunks {
 impl Ledger {
     /// Records a new connection with `peer`; `wire` counts its bytes.
     pub fn opened(&self, peer: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
-        self.begun(peer, transport.word(), wire);
+        self.connection_opened(peer, transport.word(), wire);
     }
 
     /// Records a call with `peer`, from either side; `wire` counts its bytes.
     pub fn called(&self, peer: &Identity, wire: Arc<ByteCounters>) {
-        self.begun(peer, CALLS, wire);
+        self.connection_opened(peer, CALLS, wire);
     }
 
-    fn begun(&self, peer: &Identity, over: &'static str, wire: Arc<ByteCounters>) {
-        let mut books = self.books();
-        let link = books.links.entry((peer.clone(), over)).or_default();
+    fn connection_opened(&self, peer: &Identity, over: &'static str, wire: Arc<ByteCounters>) {
+        let mut lock = self.lock();
+        let link = lock.links.entry((peer.clone(), over)).or_default();
         link.fold();
         link.connections += 1;
         link.open.push(wire);
@@ -126,17 +126,17 @@ impl Ledger {
     /// Counts chunks sent to or received from `peer`.
     pub fn moved(&self, peer: &Identity, moved: &MovedChunks) {
         let &MovedChunks { way, manifest, chunks, bytes, time } = moved;
-        let mut books = self.books();
-        books.turn += 1;
-        let turn = books.turn;
-        let entry = books.entries.entry((peer.clone(), way, manifest)).or_default();
+        let mut lock = self.lock();
+        lock.turn += 1;
+        let turn = lock.turn;
+        let entry = lock.entries.entry((peer.clone(), way, manifest)).or_default();
         entry.chunks += chunks;
         entry.bytes += bytes;
         entry.time += time;
         entry.turn = turn;
-        if books.entries.len() > ENTRIES_MAX {
-            let oldest = books.entries.iter().min_by_key(|(_, moved)| moved.turn).map(|(key, _)| key.clone());
-            oldest.and_then(|key| books.entries.remove(&key));
+        if lock.entries.len() > ENTRIES_MAX {
+            let oldest = lock.entries.iter().min_by_key(|(_, moved)| moved.turn).map(|(key, _)| key.clone());
+            oldest.and_then(|key| lock.entries.remove(&key));
         }
     }
 
@@ -151,13 +151,13 @@ impl Ledger {
             bytes: moved.bytes,
             seconds: moved.time.as_secs_f64(),
         };
-        self.books().entries.iter().map(entry).collect()
+        self.lock().entries.iter().map(entry).collect()
     }
 
     /// The links, by agent.
     #[must_use]
     pub fn links(&self) -> Vec<LinkEntry> {
-        let mut books = self.books();
+        let mut lock = self.lock();
         let link = |((peer, transport), carried): (&(Identity, &'static str), &mut LinkTotals)| {
             carried.fold();
             LinkEntry {
@@ -168,10 +168,10 @@ impl Ledger {
                 received: carried.received + carried.open.iter().map(|wire| wire.received()).sum::<u64>(),
             }
         };
-        books.links.iter_mut().map(link).collect()
+        lock.links.iter_mut().map(link).collect()
     }
 
-    fn books(&self) -> MutexGuard<'_, LedgerState> {
+    fn lock(&self) -> MutexGuard<'_, LedgerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -20,7 +20,7 @@ use crate::policy::Route;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
 /// Identity of a local process for its agent, and of the agent for the process: neither needs a name.
-fn anybody() -> Result<Identity> {
+fn local_identity() -> Result<Identity> {
     Identity::new("local", "process")
 }
 
@@ -37,7 +37,7 @@ pub async fn serve_local(
     leaving: CancellationToken,
 ) -> Result<Closed> {
     let clock = ConnectionClock::start();
-    let provider = Provider::new(hello(&anybody()?, 0), anybody()?, 0, clock.now());
+    let provider = Provider::new(hello(&local_identity()?, 0), local_identity()?, 0, clock.now());
     let served = ServedConnection {
         served_chunks,
         permit: ConnectionPermit::of_this_node(),
@@ -72,7 +72,7 @@ impl LocalSource {
         for stream in streams {
             let memory = budget.carve(window).await?;
             let clock = ConnectionClock::start();
-            let requester = Requester::new(hello(&anybody()?, window), anybody()?, clock.now())?;
+            let requester = Requester::new(hello(&local_identity()?, window), local_identity()?, clock.now())?;
             let window = Window { memory, wire: Arc::default(), versions: None };
             clients.push(Client::start(requester, Lanes::both_ways(stream), clock, window));
         }

@@ -153,7 +153,7 @@ impl Policies {
     }
 
     /// Standing of the policy of the repository `id` on this machine. `policy` is none if there is none, or it cannot be read.
-    pub(super) fn standing(&self, id: RepositoryId, policy: Option<&PolicyText>) -> PolicyStatus {
+    pub(super) fn policy_status(&self, id: RepositoryId, policy: Option<&PolicyText>) -> PolicyStatus {
         match policy.map(|policy| self.rules(id, policy)) {
             Some(Ok(rules)) => return PolicyStatus::InForce(rules),
             // A machine without a certificate verifies no policy, which is no news with each name.
@@ -241,7 +241,7 @@ impl Policies {
     fn know(&self, id: RepositoryId, seen: VerifiedVersion) {
         self.state().highest.insert(id, seen);
         if let Some(credentials) = &self.credentials {
-            credentials.versions().saw(id, seen.version);
+            credentials.versions().record_version(id, seen.version);
         }
     }
 
@@ -284,7 +284,7 @@ impl Guard for Policies {
         if bound && own.is_none() {
             return Ruling::deny(Basis::UnknownSite);
         }
-        let rules = match self.standing(access.repository, policy) {
+        let rules = match self.policy_status(access.repository, policy) {
             PolicyStatus::InForce(rules) => rules,
             PolicyStatus::Lapsed(rules) if !bound => rules,
             PolicyStatus::Unknown if !bound => return allow,

@@ -166,7 +166,7 @@ impl Stage {
     }
 
     /// Moves the bytes out: the stage cannot be filled any more.
-    pub(crate) fn give_away(&self) -> PyResult<Bytes> {
+    pub(crate) fn move_out(&self) -> PyResult<Bytes> {
         let region = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         region.map(OwnedRegion).map(Bytes::from_owner).ok_or_else(moved_away)
     }

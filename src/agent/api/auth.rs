@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use rustix::process::{Uid, getuid};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::ending::until;
+use super::ending::cut_off;
 use super::error::{ApiError, redacted};
 use super::rights::{Need, matches_route, need};
 use super::slots::with_guard;
@@ -138,7 +138,7 @@ impl Caller {
         }
     }
 
-    /// The caller, as rules of a policy name it; none for another agent, whose own callers nobody here knows.
+    /// The caller, as rules of a policy name it; None for another agent, whose own callers are unknown here.
     pub(super) fn local(&self) -> Option<LocalCaller> {
         let of_token = |grant: &Arc<Grant>| {
             let id = grant.id().to_string();
@@ -395,7 +395,7 @@ pub(super) async fn check(
             let response = next.run(request).await;
             let response = if visibility == Visibility::Remote { redacted(response) } else { response };
             let response = match (grant, &auth.tokens) {
-                (Some(grant), Some(tokens)) => until(response, tokens.ended(grant)),
+                (Some(grant), Some(tokens)) => cut_off(response, tokens.ended(grant)),
                 _ => response,
             };
             if let Some(request_slot) = request_slot { with_guard(response, request_slot) } else { response }

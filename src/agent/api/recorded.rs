@@ -41,7 +41,7 @@ impl AccessRequest<'_> {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn pass_on(
+    pub(super) async fn forward(
         &self,
         state: &AgentState,
         name: Option<&str>,

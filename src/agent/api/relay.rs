@@ -35,7 +35,7 @@ const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTR
 const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
 
 /// Forwards requests for another agent; handles the others locally.
-pub(super) async fn pass_on(
+pub(super) async fn forward(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     request: Request,
@@ -121,7 +121,7 @@ async fn recorded(
     // The other agent may have one that this one lacks.
     let repository = state.origin(text("repository")).ok();
     let asking = AccessRequest { caller, action, repository, repeats: Repeats::Separate };
-    asking.pass_on(state, text("name"), callee, &details).await
+    asking.forward(state, text("name"), callee, &details).await
 }
 
 /// Adds the requesting user as the owner of a pin if none is named: the other agent does not know the user.

@@ -40,7 +40,7 @@ use crate::transfer::exchange::FetchPolicy;
 use crate::work::blocking;
 
 /// Interval of progress events.
-const TELL_EVERY: Duration = Duration::from_millis(200);
+const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Body of a save.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -146,19 +146,21 @@ pub(super) struct Warm {
     dry_run: bool,
 }
 
-/// Response for a started task.
-/// Checks that a token may read the names that a save is to be derived from: labels that bind these would tell of them.
+/// Checks that a token may read the names in the label `derived-from` of a save: their labels would reveal them.
 ///
 /// # Errors
 /// Denied, whether the name exists or not; usage, for a malformed name.
 fn check_origins(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(), Error> {
     let (labels, _) = Labels::split(labels)?;
     match labels.origins().iter().find(|origin| !grant.scopes().may_read(origin)) {
-        Some(origin) => Err(Error::denied("token may not read what the label `derived-from` names").got(origin)),
+        Some(origin) => {
+            Err(Error::denied("token does not permit reading a name in the label `derived-from`").got(origin))
+        }
         None => Ok(()),
     }
 }
 
+/// Response for a started task.
 type TaskStarted = Result<(StatusCode, Json<view::Task>), ApiError>;
 
 /// Starts to save a file or folder under a name.
@@ -228,16 +230,16 @@ pub(super) async fn save(
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.requester().as_ref()))))
 }
 
-/// `path`, if the caller may save it as `name`. Nothing is looked up before a token's scopes have been asked.
+/// `path`, if the caller may save it as `name`. The scopes of a token are checked before any lookup.
 ///
 /// # Errors
-/// Denied, if a token may not save that name, or may not name that path.
+/// Denied, if a token does not permit that name or that path.
 async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf> {
     let Some(grant) = caller.grant().cloned() else { return Ok(path) };
     if !grant.scopes().may_save(name) {
-        return Err(Error::denied("token may not save this name")
+        return Err(Error::denied("token does not permit saving under this name")
             .at(name)
-            .help("its scopes save=PATTERN decide; ask the agent's user for another token"));
+            .help("its scopes save=PATTERN do not match; the agent's user can create another token"));
     }
     blocking(move || check_named(grant.scopes(), &path)).await
 }
@@ -383,7 +385,7 @@ pub(super) async fn warm(
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
-/// Running tasks, and the last ones that ended.
+/// Lists running tasks, and the last ones that ended.
 #[utoipa::path(
     get,
     path = "/v1/tasks",
@@ -476,7 +478,7 @@ impl Following {
             // The first event is sent immediately.
             if self.sent.is_some() && self.task.is_running() {
                 tokio::select! {
-                    () = tokio::time::sleep(TELL_EVERY) => {}
+                    () = tokio::time::sleep(EVENT_INTERVAL) => {}
                     _ = self.task.ended() => {}
                 }
             }
@@ -506,7 +508,7 @@ fn below(path: Option<String>) -> Result<Option<String>> {
     Ok(path)
 }
 
-/// A request whose every repeat is an entry of the audit log.
+/// A request that is recorded separately each time.
 fn recorded_separately<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> AccessRequest<'a> {
     AccessRequest { caller, action, repository: Some(repository), repeats: Repeats::Separate }
 }

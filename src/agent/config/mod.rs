@@ -201,7 +201,7 @@ impl File {
         };
         socket_fits(&socket)?;
         if let Some(http) = self.http.filter(|http| !http.ip().is_loopback()) {
-            return Err(Error::usage("`http` is not a loopback address: what it carries is not encrypted")
+            return Err(Error::usage("`http` is not a loopback address: it is not encrypted")
                 .expected("127.0.0.1:PORT or [::1]:PORT")
                 .got(http)
                 .help("put a TLS proxy on this machine in front of it"));
@@ -257,8 +257,8 @@ impl File {
             return Err(Error::usage("`open_metrics` is set, but not `http`").help("set both, or neither"));
         }
         if self.http.is_none() && self.tokens.is_some() {
-            return Err(Error::usage("`tokens` is set, but not `http`: tokens are shown on loopback")
-                .help("set both, or neither; the socket wants no token"));
+            return Err(Error::usage("`tokens` is set, but not `http`: tokens are used on loopback")
+                .help("set both, or neither; the socket needs no token"));
         }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.hands_off() && !names_others {
@@ -291,7 +291,7 @@ impl File {
     }
 }
 
-/// The address of a socket has room for 107 bytes and a zero (<https://man7.org/linux/man-pages/man7/unix.7.html>).
+/// The address of a socket has at most 107 bytes and a zero (<https://man7.org/linux/man-pages/man7/unix.7.html>).
 fn socket_fits(socket: &Path) -> Result<()> {
     let len = socket.as_os_str().len();
     if len <= SOCKET_PATH_MAX {

@@ -56,7 +56,7 @@ pub(in crate::agent) struct Sender {
     /// Repository of the saves.
     repository: RepositoryId,
     /// State of the repository, if this agent has not read its log yet: read once, because the store may be unreachable.
-    looked: OnceCell<Option<Arc<State>>>,
+    log_state: OnceCell<Option<Arc<State>>>,
     /// Copies sent, by name, the latest last. Earlier ones are released once a later one is complete.
     sent: Mutex<BTreeMap<Name, Vec<SentCopy>>>,
 }
@@ -81,7 +81,7 @@ struct Receiver {
 impl Sender {
     pub(in crate::agent) fn new(state: Arc<AgentState>, to: AgentSelector) -> Result<Self> {
         let repository = state.repository(None)?.id();
-        Ok(Self { state, to, repository, looked: OnceCell::new(), sent: Mutex::default() })
+        Ok(Self { state, to, repository, log_state: OnceCell::new(), sent: Mutex::default() })
     }
 
     /// Sends `contents` to `receiver`.
@@ -187,7 +187,7 @@ impl Sender {
         let first_look = || async { timeout(LABELS_WITHIN, repository.state()).await.ok()?.ok() };
         let state = match repository.log().last_seen() {
             Some(state) => Some(state),
-            None => self.looked.get_or_init(first_look).await.clone(),
+            None => self.log_state.get_or_init(first_look).await.clone(),
         };
         let Some(state) = state else {
             // Without a policy nothing has labels that restrict, and this machine has never seen one.
@@ -208,7 +208,7 @@ impl Sender {
     async fn ask<T: DeserializeOwned>(&self, receiver: &Receiver, request: Request<Body>) -> Result<T> {
         let mut line = Dialled::to(&self.state, &receiver.who, &receiver.address).await?;
         let (status, body) = line.ask(request).await?;
-        said(status, &body)
+        parse_answer(status, &body)
     }
 
     fn remember(&self, name: &Name, contents: &Contents, receiver: &Receiver, id: &str) {
@@ -329,7 +329,7 @@ fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request
 ///
 /// # Errors
 /// As the receiver reports; unsupported, for a malformed answer.
-fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
+fn parse_answer<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
     let malformed = |source| Error::unsupported("cannot parse the other agent's response").source(source);
     if status.is_success() {
         return serde_json::from_slice(body).map_err(malformed);

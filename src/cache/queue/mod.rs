@@ -215,7 +215,7 @@ impl Queue {
     }
 
     /// Counts one read of a chunk less, if it has any; none if it is missing or held.
-    pub(crate) fn cool(&mut self, key: u64) -> Option<bool> {
+    pub(crate) fn demote(&mut self, key: u64) -> Option<bool> {
         let at = self.table.find(key, &self.nodes)?;
         let node = self.nodes.at_mut(at);
         let was_read = node.frequency > 0;
@@ -225,17 +225,17 @@ impl Queue {
 
     /// Holds a chunk: removes it from the queues, so that it is not evicted. False if it is missing.
     pub(crate) fn hold(&mut self, key: u64) -> bool {
-        self.restand(key, |line| matches!(line, NodeList::Small | NodeList::Main), NodeList::Held)
+        self.move_to(key, |line| matches!(line, NodeList::Small | NodeList::Main), NodeList::Held)
     }
 
     /// Moves a held chunk to the small queue, like a new one.
     pub(crate) fn release(&mut self, key: u64) -> bool {
-        self.restand(key, |line| line == NodeList::Held, NodeList::Small)
+        self.move_to(key, |line| line == NodeList::Held, NodeList::Small)
     }
 
     /// Moves a chunk from the small queue to the main one.
     pub(crate) fn promote(&mut self, key: u64) -> bool {
-        self.restand(key, |line| line == NodeList::Small, NodeList::Main)
+        self.move_to(key, |line| line == NodeList::Small, NodeList::Main)
     }
 
     /// Records the new place of a chunk.
@@ -251,7 +251,7 @@ impl Queue {
             while let Some(at) = self.oldest(NodeList::Small) {
                 let found = self.nodes.at(at).resident();
                 if self.nodes.at(at).frequency < PROMOTED_FROM {
-                    self.bury(at);
+                    self.make_ghost(at);
                     return found;
                 }
                 self.nodes.at_mut(at).frequency = 0;
@@ -311,7 +311,7 @@ impl Queue {
     }
 
     /// Adds a ghost, and drops the oldest ghosts while they weigh more than the main queue's share.
-    fn bury(&mut self, at: u32) {
+    fn make_ghost(&mut self, at: u32) {
         self.unlink(at);
         self.link(at, NodeList::Ghost);
         while self.ends(NodeList::Ghost).weight > self.main_share()
@@ -330,7 +330,7 @@ impl Queue {
         found.is_some()
     }
 
-    fn restand(&mut self, key: u64, from: impl Fn(NodeList) -> bool, to: NodeList) -> bool {
+    fn move_to(&mut self, key: u64, from: impl Fn(NodeList) -> bool, to: NodeList) -> bool {
         let Some(at) = self.table.find(key, &self.nodes).filter(|&at| from(self.nodes.at(at).line)) else {
             return false;
         };

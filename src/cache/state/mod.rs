@@ -157,7 +157,7 @@ impl State {
         let (queue, pending) = (&mut self.queue, &mut self.pending);
         let gone = queue.evict(|key| pending.push(Record::Promote(key)))?;
         self.evictions += 1;
-        self.gone(gone);
+        self.evicted(gone);
         Some(gone)
     }
 
@@ -166,12 +166,12 @@ impl State {
     fn evict_of(&mut self, tenant: TenantNumber) -> Option<Resident> {
         loop {
             let key = self.quotas.next(tenant)?;
-            match self.queue.cool(key) {
+            match self.queue.demote(key) {
                 Some(true) => self.quotas.queue(key, tenant),
                 Some(false) => {
                     let gone = self.queue.remove(key)?;
                     self.evictions += 1;
-                    self.gone(gone);
+                    self.evicted(gone);
                     return Some(gone);
                 }
                 None => {}
@@ -219,7 +219,7 @@ impl State {
         }
         let Some(gone) = self.queue.remove(key) else { return false };
         if sound {
-            self.gone(gone);
+            self.evicted(gone);
         } else {
             self.quotas.discharge(key, gone.weight);
             self.pending.push(Record::Remove(key));
@@ -357,7 +357,7 @@ impl State {
         true
     }
 
-    fn gone(&mut self, chunk: Resident) {
+    fn evicted(&mut self, chunk: Resident) {
         self.allocator.give(chunk.place, chunk.weight);
         self.quotas.discharge(chunk.key, chunk.weight);
         self.pending.push(Record::Remove(chunk.key));

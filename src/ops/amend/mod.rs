@@ -125,7 +125,7 @@ impl Amending<'_> {
         let (mut races, mut lost) = (0, 0);
         let mut why = None;
         while races < RACES && lost < ATTEMPTS {
-            match self.turn(writer).await? {
+            match self.attempt(writer).await? {
                 TryOutcome::Done(value) => return Ok((value, races)),
                 TryOutcome::Moved => races += 1,
                 TryOutcome::Lost(reason) => (lost, why) = (lost + 1, reason),
@@ -141,7 +141,7 @@ impl Amending<'_> {
         })
     }
 
-    async fn turn(&mut self, writer: &mut Writer) -> Result<TryOutcome> {
+    async fn attempt(&mut self, writer: &mut Writer) -> Result<TryOutcome> {
         let mut known = self.repository.stored_for(self.name).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {

@@ -21,7 +21,7 @@ pub(super) fn directory(path: &Path) -> Vec<Check> {
                 space(found.f_bavail.saturating_mul(block), found.f_blocks.saturating_mul(block)),
             ]
         }
-        Err(error) => vec![Check::warn("file system", format!("cannot be looked at: {error}"))],
+        Err(error) => vec![Check::warn("file system", format!("cannot be inspected: {error}"))],
     };
     let folder = path.join(scratch().as_ref());
     match fs::create_dir_all(&folder) {

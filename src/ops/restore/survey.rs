@@ -92,7 +92,7 @@ pub(super) async fn survey(
         let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), target.map(Arc::clone));
         let to = (from + BATCH).min(items.list.len());
         let progress = options.progress.clone();
-        blocking(move || (from..to).map(|at| look(&saved, &items, at, target.as_deref(), &progress)).collect())
+        blocking(move || (from..to).map(|at| survey_item(&saved, &items, at, target.as_deref(), &progress)).collect())
     });
     let looked: Vec<Vec<SurveyedItem>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
@@ -185,7 +185,7 @@ impl Survey {
     }
 }
 
-fn look(
+fn survey_item(
     saved: &Saved,
     items: &Items,
     at: usize,

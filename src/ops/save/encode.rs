@@ -1,4 +1,4 @@
-//! Encoding of each new chunk: derived from another chunk of the save, as a difference to the parent's chunk, or stand-alone.
+//! Encoding of each new chunk: derived from another chunk of the save, as a difference to a chunk of the parent, or without a base.
 
 use std::collections::HashMap;
 use std::sync::Arc;

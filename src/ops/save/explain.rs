@@ -41,7 +41,7 @@ enum Reason {
 /// Reason why a chunk is stored without a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum NoBaseReason {
-    /// It is not numbers.
+    /// Its bytes are not numbers.
     NoNumbers,
     NoTensor,
     Unusable,
@@ -121,7 +121,7 @@ impl Explanation {
             let mut reasons: Vec<(Reason, u64)> = row.reasons.into_iter().collect();
             reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
             let counted = reasons.into_iter().map(|(reason, count)| {
-                let text = reason.text(parent.unwrap_or("the step before"));
+                let text = reason.text(parent.unwrap_or("the earlier step"));
                 if count == 1 { text } else { format!("{text} ({count})") }
             });
             Explained {
@@ -141,22 +141,22 @@ impl Reason {
     fn text(self, parent: &str) -> String {
         let (codec, why) = match self {
             Self::Here => return "here already".to_owned(),
-            Self::Derived => return "derived: it is a tensor beside it, rounded".to_owned(),
+            Self::Derived => return "derived: it is the rounding of another tensor".to_owned(),
             Self::Difference => return format!("difference to {parent}"),
             Self::Alone(codec, why) => (codec, why),
         };
         match why {
             NoBaseReason::NoNumbers => codec.to_owned(),
             NoBaseReason::NoTensor => format!("{codec}: {parent} has no such tensor"),
-            NoBaseReason::Unusable => format!("{codec}: what {parent} has of it cannot be a base"),
+            NoBaseReason::Unusable => format!("{codec}: the chunk of {parent} cannot be a base"),
             NoBaseReason::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
-            NoBaseReason::Far => format!("{codec}: {parent} has got far from what it is a difference to"),
-            NoBaseReason::First => format!("{codec}: there is no step before"),
+            NoBaseReason::Far => format!("{codec}: the differences of {parent} to its base are too large"),
+            NoBaseReason::First => format!("{codec}: there is no earlier step"),
             NoBaseReason::KeyStep => format!("{codec}: a key step"),
             NoBaseReason::Off => format!("{codec}: compression is off"),
-            NoBaseReason::Faster => format!("{codec}: the repository takes bytes faster than they are compressed"),
-            NoBaseReason::Stricter => format!("{codec}: the step before has stricter labels"),
-            NoBaseReason::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
+            NoBaseReason::Faster => format!("{codec}: the repository accepts bytes faster than they are compressed"),
+            NoBaseReason::Stricter => format!("{codec}: the earlier step has stricter labels"),
+            NoBaseReason::Unfit => format!("{codec}: the earlier step has no tensors, or cannot be read"),
         }
     }
 }

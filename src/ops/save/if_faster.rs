@@ -1,4 +1,4 @@
-//! Pace: whether compressing makes a save end sooner. Pure: rates in, choice out.
+//! `--compression if-faster`: decides whether compression makes a save end sooner. Pure: rates in, choice out.
 //!
 //! Storing raw is faster if the target accepts bytes faster than the encoders do, provided that the save waits for the encoders
 //! and not for its input. Measurements vary, and encoding makes the repository smaller, so raw must be clearly faster.
@@ -138,8 +138,8 @@ mod tests {
     const BATCH: u64 = 2 * MIB;
     const PACK: u64 = 64 * MIB;
 
-    /// A save in a time of its own: two workers that read, encode or only hash, and a target that takes one pack while the
-    /// next is filled. Rates are in bytes a second; those that are functions are given how many bytes were saved.
+    /// A save in virtual time: two workers that read, encode or only hash, and a target that accepts one pack while the next is
+    /// filled. Rates are in bytes a second; functions get the number of bytes saved so far.
     struct SimulatedSave {
         /// Of what is saved, all workers together.
         reading: f64,
@@ -153,7 +153,7 @@ mod tests {
     const DEFAULT: SimulatedSave = SimulatedSave { reading: 20.0 * GB, encoding: |_| GB, percent: 70, target: |_| GB };
 
     impl SimulatedSave {
-        /// Saves so many bytes with what `choose` chooses: which of the batches were stored raw, and the seconds it took.
+        /// Saves `total` bytes by the choices of `choose`; returns which batches were stored raw, and the seconds that it took.
         fn save(
             &self,
             total: u64,
@@ -162,7 +162,7 @@ mod tests {
             let (mut if_faster, mut raw) = (IfFaster::new(2), Vec::new());
             let took = |bytes: u64, rate: f64| Duration::from_secs_f64(bytes as f64 / rate);
             let (mut now, mut filled) = (Duration::ZERO, 0);
-            // When the target is done with each pack, and what it took.
+            // Time when the target has each pack, and its throughput.
             let mut uploads: Vec<(Duration, UploadThroughput)> = Vec::new();
             for done in (0..total / BATCH).map(|batch| batch * BATCH) {
                 let ended = uploads.iter().filter(|(end, _)| *end <= now);

@@ -90,7 +90,9 @@ impl FromStr for CutChoice {
             "tensor" => Ok(Self::Tensor),
             "content" => Ok(Self::Content),
             "fixed" => Ok(Self::Fixed),
-            _ => Err(Error::usage("unknown way to cut").expected("auto, tensor, content or fixed").got(text)),
+            _ => Err(Error::usage("unknown kind of chunk boundaries")
+                .expected("auto, tensor, content or fixed")
+                .got(text)),
         }
     }
 }
@@ -201,7 +203,7 @@ impl Expected {
 fn moved(name: &Name) -> Error {
     Error::conflict("name moved since this save began")
         .at(name)
-        .help("somebody else saved or removed it; look at it (`towline show`), then save again")
+        .help("another process saved or removed it; check it (`towline show`), then save again")
 }
 
 /// Result of a save.
@@ -328,7 +330,7 @@ impl Repository {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
             Ok(None) => Ok(Err(NoParent::Unfit)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Denied) => {
-                tracing::warn!("no differences are taken to {parent}: {error:?}");
+                tracing::warn!("chunks are stored without differences to {parent}: {error:?}");
                 Ok(Err(NoParent::Unfit))
             }
             Err(error) => Err(error),
@@ -490,7 +492,7 @@ impl Saving<'_> {
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(None);
         }
-        Err(Error::other("a chunk that was stored is not known"))
+        Err(Error::other("a stored chunk is missing from the list of known chunks"))
     }
 
     /// Reads and stores files; reports how.
@@ -531,7 +533,7 @@ impl Saving<'_> {
                 Ok(saved.map.packs.iter().all(|pack| known.state().is_target(&pack.id)))
             }
             Err(error) => {
-                tracing::warn!("the tree that {} stands for cannot be used: {error:?}", self.name);
+                tracing::warn!("the current tree of {} cannot be used: {error:?}", self.name);
                 Ok(false)
             }
         }

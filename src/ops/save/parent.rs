@@ -186,9 +186,9 @@ impl Parent {
         differences as f64 > bases as f64 * SHORT_FAR
     }
 
-    /// Was a chunk of the parent new then, and stored without difference although there were some? What its optimizer knows of a
-    /// weight's last steps is forgotten too fast: it is not read again to find that out. Short numbers only got too far away
-    /// from their base, and that chunk is the next.
+    /// True if the parent stored the chunk new and whole although it stored differences elsewhere: a difference saved too little then,
+    /// as for optimizer moments, and is not tried again. Short numbers are excepted: their chunk was stored whole because the old
+    /// base was too far, and becomes the next base.
     fn was_not_worth(&self, located: &Located, number: Option<Element>) -> bool {
         let long = !number.is_some_and(short);
         let value = &self.saved.value;

@@ -98,7 +98,7 @@ fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
     let (details, found) = match cuts {
         Cuts::Known(ends) => (said, PartContent::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look => {
-            let (layout, ends) = look(formats, file, &bytes);
+            let (layout, ends) = parse_and_cut(formats, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
             (Some(details(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))
         }
@@ -112,7 +112,7 @@ fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
 }
 
 /// Layout and cuts of a whole file in memory.
-fn look(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
+fn parse_and_cut(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
     let len = bytes.len() as u64;
     let layout = formats.layout(file, &mut in_memory(bytes), len);
     let ends = match (layout.as_ref().map(Layout::spans), formats.choice) {
@@ -141,7 +141,7 @@ fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec
 #[derive(Debug, Default)]
 pub(super) struct Settler {
     resolver: content::Resolver,
-    /// Start of the stretch in the file.
+    /// Start of the extent in the file.
     origin: u64,
     /// Bytes before the current window that belong to the unfinished chunk.
     carried: Bytes,
@@ -184,7 +184,7 @@ impl Settler {
         again
     }
 
-    /// Completes the chunks that end at `cuts` (offsets in the stretch); the rest is carried over.
+    /// Completes the chunks that end at `cuts` (offsets in the extent); the rest is carried over.
     fn divide(&mut self, start: u64, bytes: &Bytes, cuts: &[u64]) -> Vec<(u64, Bytes)> {
         let mut chunks = Vec::with_capacity(cuts.len());
         let mut from = 0;

@@ -49,16 +49,16 @@ pub(super) enum Cuts {
     Known(Vec<u64>),
     /// Unknown: the part is a whole file that must be parsed first.
     Look,
-    /// Content-defined: the part is a window of a longer stretch.
+    /// Content-defined: the part is a window of a longer extent.
     Window {
-        /// True for the first window of the stretch.
+        /// True for the first window of the extent.
         first: bool,
-        /// True for the last window of the stretch.
+        /// True for the last window of the extent.
         last: bool,
     },
 }
 
-/// Record of a file besides its chunks.
+/// Properties of a file besides its chunks.
 #[derive(Debug)]
 pub(super) struct FileDetails {
     /// Cutting.

@@ -202,7 +202,7 @@ impl Syncing<'_> {
     }
 
     async fn attempt(&mut self, name: &Name, value: &RefValue) -> Result<Step> {
-        if let Some(stored) = self.standing(name, value).await? {
+        if let Some(stored) = self.existing_copy(name, value).await? {
             self.report.skipped_bytes += stored;
             return Ok(self.done(value));
         }
@@ -212,7 +212,7 @@ impl Syncing<'_> {
             Err(error) => return Err(error),
         };
         let stop = self.options.stop.clone();
-        let skipped = match unless_stopped(&stop, self.bring(&saved)).await? {
+        let skipped = match unless_stopped(&stop, self.fetch(&saved)).await? {
             Ok(skipped) => skipped,
             Err(gone) => return Ok(Step::Gone(gone)),
         };
@@ -250,7 +250,7 @@ impl Syncing<'_> {
 
     /// Copies the missing chunks of a tree, or only counts them. Returns the stored bytes that exist already, or the error if an
     /// object of the source was deleted.
-    async fn bring(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
+    async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
         let view = Arc::new(View::new(saved, &found, &mut self.known).await?);
         if self.options.dry_run {
@@ -295,7 +295,7 @@ impl Syncing<'_> {
 
     /// Adds the chunks of the destination's value of `name`. Returns its stored bytes, if tree and facts are equal and all chunks
     /// are in live packs.
-    async fn standing(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
+    async fn existing_copy(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
         let Some(there) = self.began.refs.get(name) else { return Ok(None) };
         let saved = match self.to.saved_as(name, there).await {
             Ok(saved) => saved,

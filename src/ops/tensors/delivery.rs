@@ -196,7 +196,7 @@ impl Delivery {
     }
 
     /// Passes on the part of `bytes`, at `at` in the file, that a segment needs.
-    fn hand_on(&self, segment: &Segment, at: u64, bytes: &[u8]) -> Result<()> {
+    fn write_segment(&self, segment: &Segment, at: u64, bytes: &[u8]) -> Result<()> {
         let (mut gathered, mut begins) = (Vec::new(), 0);
         for Run { source, target } in segment.runs.within(at..at.saturating_add(bytes.len() as u64)) {
             let index = |offset: u64| usize::try_from(offset - at).unwrap_or(usize::MAX);
@@ -249,7 +249,7 @@ impl Sink for Delivery {
         let Some(claim) = self.placing(index).filter(|_| *open).and_then(Placing::claim) else { return Ok(()) };
         for one in self.reading.uses(index) {
             if let Some(segment) = self.reading.segment(one.segment) {
-                self.hand_on(segment, one.at, chunk.bytes())?;
+                self.write_segment(segment, one.at, chunk.bytes())?;
             }
         }
         claim.end();

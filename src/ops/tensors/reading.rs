@@ -217,7 +217,7 @@ impl Draft<'_> {
         check_lengths(global)?;
         let pieces = match global.dtype.whole_bytes() {
             Some(element) => pieces(global, wanted, element.into())?,
-            None => vec![unbroken(global, wanted)?],
+            None => vec![contiguous_runs(global, wanted)?],
         };
         let (fixed, dimension) = SEGMENT;
         self.memory.take((fixed + dimension * global.shape.len()).saturating_mul(pieces.len()))?;
@@ -335,7 +335,7 @@ fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(
 }
 
 /// Bytes of a tensor whose elements are not whole bytes: all of them, as one range.
-fn unbroken(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
+fn contiguous_runs(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
     let whole = TensorBox::whole(global.shape);
     let part = global.parts.iter().find(|part| *wanted == whole && part.place() == whole);
     let part = part.ok_or_else(|| {

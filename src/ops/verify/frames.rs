@@ -42,7 +42,7 @@ struct Tile {
 }
 
 impl Verifying<'_> {
-    pub(super) async fn look_at_frames(&mut self) -> Result<()> {
+    pub(super) async fn check_frames(&mut self) -> Result<()> {
         let sound: Vec<PackRef> = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack).collect();
         self.options.progress.phase("reading packs", sound.iter().map(|pack| pack.len).sum());
         let (repository, progress) = (self.repository, self.options.progress.clone());
@@ -62,7 +62,7 @@ impl Verifying<'_> {
         });
         let looked = reads.map(|(pack, read)| async move {
             let wrong = match read {
-                Ok((footer, tile)) => look(repository, footer, tile).await,
+                Ok((footer, tile)) => check_tile(repository, footer, tile).await,
                 Err(error) => Err(error),
             };
             (pack, wrong)
@@ -197,7 +197,7 @@ impl Tile {
 }
 
 /// Faults of one tile, if a second read agrees; and its length.
-async fn look(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> Result<(u64, Vec<PackFault>)> {
+async fn check_tile(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> Result<(u64, Vec<PackFault>)> {
     let read = tile.read.clone();
     let len = tile.stretch.end - tile.stretch.start;
     let work = move |_: &PackRead, buffer: Buffer| inspect(&footer, &tile, &buffer);

@@ -1,11 +1,11 @@
 //! Watch: polls a folder until it is stopped, and saves each finished checkpoint of a framework as a step of a run.
 //!
 //! ```text
-//! look (metadata only) -> board: which are finished, which of them the repository lacks -> save, lowest step first -> look ...
+//! scan (metadata only) -> state: finished checkpoints that the repository lacks -> save, lowest step first -> scan ...
 //! ```
 //!
 //! `candidate` and `settle` decide what is a checkpoint and when it is complete, `state` decides the next action; they do no I/O.
-//! `look` polls the folder, and this file executes the actions.
+//! `scan` polls the folder, and this file executes the actions.
 
 mod candidate;
 mod compare;
@@ -157,7 +157,7 @@ impl Repository {
         let watching = Watching {
             watched: WatchedRun { repository: self, dir, run, options },
             state: WatchState::new(dir.display().to_string(), pace, restored),
-            looker: Some(Scanner::new(dir)),
+            scanner: Some(Scanner::new(dir)),
             interval: pace.marked.clamp(Duration::from_millis(5), INTERVAL_MAX),
             begun: Instant::now(),
             unreadable: None,
@@ -166,7 +166,7 @@ impl Repository {
             saved: 0,
         };
         watching.rest();
-        watching.go_on(ending, tell).await
+        watching.run(ending, tell).await
     }
 }
 
@@ -184,7 +184,7 @@ struct Watching<'a> {
     watched: WatchedRun<'a>,
     state: WatchState,
     /// Poller; taken while a poll runs on another thread.
-    looker: Option<Scanner>,
+    scanner: Option<Scanner>,
     interval: Duration,
     begun: Instant,
     /// Last reported problem with the folder.
@@ -210,9 +210,9 @@ enum Outcome {
 }
 
 impl Watching<'_> {
-    async fn go_on(mut self, mut ending: Ending, tell: EventSink<'_>) -> Result<WatchReport> {
+    async fn run(mut self, mut ending: Ending, tell: EventSink<'_>) -> Result<WatchReport> {
         loop {
-            let readable = self.look(tell).await?;
+            let readable = self.scan(tell).await?;
             let now = self.begun.elapsed();
             if ending.newly_asked() {
                 self.announce(ending.left(), tell).await;
@@ -275,21 +275,21 @@ impl Watching<'_> {
     }
 
     /// Polls once; false if the folder could not be read.
-    async fn look(&mut self, tell: EventSink<'_>) -> Result<bool> {
-        let mut looker = self.looker.take().unwrap_or_else(|| Scanner::new(self.watched.dir));
-        let (looker, looked) = blocking(move || {
-            let looked = looker.look();
-            Ok((looker, looked))
+    async fn scan(&mut self, tell: EventSink<'_>) -> Result<bool> {
+        let mut scanner = self.scanner.take().unwrap_or_else(|| Scanner::new(self.watched.dir));
+        let (scanner, scanned) = blocking(move || {
+            let scanned = scanner.scan();
+            Ok((scanner, scanned))
         })
         .await?;
-        self.looker = Some(looker);
-        match looked {
+        self.scanner = Some(scanner);
+        match scanned {
             Ok(None) if self.watched.options.once && !self.watched.options.restore_latest => {
                 Err(Error::not_found("there is no folder to watch").at(self.watched.dir.display()))
             }
-            Ok(look) => {
+            Ok(scan) => {
                 self.unreadable = None;
-                self.state.look(self.begun.elapsed(), look).into_iter().for_each(tell);
+                self.state.update(self.begun.elapsed(), scan).into_iter().for_each(tell);
                 Ok(true)
             }
             Err(error) if self.watched.options.once => Err(error),
@@ -359,7 +359,7 @@ impl Watching<'_> {
         loop {
             self.hand_off(tell).await;
             sleep(self.interval).await;
-            self.look(tell).await?;
+            self.scan(tell).await?;
         }
     }
 
@@ -389,7 +389,7 @@ impl Watching<'_> {
             Ok(outcome) => {
                 self.state.saved(&entry, seen);
                 self.failures.remove(&entry);
-                self.looker.iter_mut().for_each(|looker| looker.rest(&entry));
+                self.scanner.iter_mut().for_each(|scanner| scanner.rest(&entry));
                 tell(match outcome {
                     Outcome::Saved(report, facts) => {
                         let metrics = facts.metrics().map(|(name, value)| (name.to_owned(), value)).collect();

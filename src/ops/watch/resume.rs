@@ -39,8 +39,8 @@ impl Repository {
         run: &Name,
         tell: &mut (dyn FnMut(WatchEvent) + Send),
     ) -> Result<Option<String>> {
-        let mut looker = Scanner::new(dir);
-        let held = blocking(move || looker.look()).await?.unwrap_or_default();
+        let mut scanner = Scanner::new(dir);
+        let held = blocking(move || scanner.scan()).await?.unwrap_or_default();
         if let Some(entry) = held.checkpoints.into_keys().chain(held.others.into_keys()).next() {
             tell(WatchEvent::NotRestored { reason: format!("the folder holds checkpoints already: {entry}") });
             return Ok(None);

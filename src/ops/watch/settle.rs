@@ -112,7 +112,7 @@ impl ObservationHistory {
     }
 
     /// Current state.
-    pub(super) fn standing(&self, now: Duration, pace: Pace) -> CheckpointState {
+    pub(super) fn state_at(&self, now: Duration, pace: Pace) -> CheckpointState {
         let quiet = now.saturating_sub(self.since);
         if self.last.bytes == 0 {
             return if quiet < pace.quiet {

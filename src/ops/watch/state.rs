@@ -76,28 +76,28 @@ impl WatchState {
     }
 
     /// Adds an observation; none if the folder does not exist.
-    pub(super) fn look(&mut self, now: Duration, look: Option<FolderScan>) -> Vec<WatchEvent> {
-        let Some(look) = look else { return self.lost() };
+    pub(super) fn update(&mut self, now: Duration, scan: Option<FolderScan>) -> Vec<WatchEvent> {
+        let Some(scan) = scan else { return self.lost() };
         let mut events = Vec::new();
         if std::mem::take(&mut self.gone) {
             events.push(WatchEvent::DirBack { dir: self.dir.clone() });
         }
         let gone: Vec<String> =
-            self.checkpoints.keys().filter(|name| !look.checkpoints.contains_key(*name)).cloned().collect();
+            self.checkpoints.keys().filter(|name| !scan.checkpoints.contains_key(*name)).cloned().collect();
         for entry in gone {
             let unsaved = self.checkpoints.remove(&entry).is_some_and(|one| one.saved.is_none());
-            if unsaved && !look.others.contains_key(&entry) {
+            if unsaved && !scan.others.contains_key(&entry) {
                 events.push(WatchEvent::Gone { entry });
             }
         }
-        self.reported.retain(|entry| look.others.contains_key(entry) || look.checkpoints.contains_key(entry));
-        for (entry, sighting) in look.checkpoints {
-            self.sight(now, entry, sighting);
+        self.reported.retain(|entry| scan.others.contains_key(entry) || scan.checkpoints.contains_key(entry));
+        for (entry, observed) in scan.checkpoints {
+            self.observe(now, entry, observed);
         }
-        for (entry, reason) in look.others {
-            self.tell_once(entry, reason, &mut events);
+        for (entry, reason) in scan.others {
+            self.report_once(entry, reason, &mut events);
         }
-        self.temporaries = look.temporaries;
+        self.temporaries = scan.temporaries;
         self.judge(now, &mut events);
         events
     }
@@ -111,8 +111,8 @@ impl WatchState {
         vec![WatchEvent::DirGone { dir: self.dir.clone() }]
     }
 
-    fn sight(&mut self, now: Duration, entry: String, sighting: ObservedCheckpoint) {
-        let ObservedCheckpoint { step, folder, seen } = sighting;
+    fn observe(&mut self, now: Duration, entry: String, observed: ObservedCheckpoint) {
+        let ObservedCheckpoint { step, folder, seen } = observed;
         if let Some(known) = self.checkpoints.get_mut(&entry) {
             if known.series.identity() != seen.identity {
                 // Another file or folder has replaced it.
@@ -133,7 +133,7 @@ impl WatchState {
     fn judge(&mut self, now: Duration, events: &mut Vec<WatchEvent>) {
         let mut passed = Vec::new();
         for (entry, one) in &mut self.checkpoints {
-            let reason = match one.trouble(now, self.pace) {
+            let reason = match one.not_saved_reason(now, self.pace) {
                 Some(NotSavedReason::Unmarked(lacks)) => {
                     (one.reported.replace(lacks) != Some(lacks)).then(|| format!("its writer left off before {lacks}"))
                 }
@@ -153,11 +153,11 @@ impl WatchState {
             })
             .collect();
         for (entry, reason) in eclipsed {
-            self.tell_once(entry, reason, events);
+            self.report_once(entry, reason, events);
         }
     }
 
-    fn tell_once(&mut self, entry: String, reason: String, events: &mut Vec<WatchEvent>) {
+    fn report_once(&mut self, entry: String, reason: String, events: &mut Vec<WatchEvent>) {
         if self.reported.insert(entry.clone()) {
             events.push(WatchEvent::PassedOver { entry, reason });
         }
@@ -181,7 +181,7 @@ impl WatchState {
     /// The finished checkpoints that are not saved, the lowest step first.
     pub(super) fn finished(&self, now: Duration) -> Vec<NextSave> {
         let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
-            let CheckpointState::Finished(by) = one.series.standing(now, self.pace) else { return None };
+            let CheckpointState::Finished(by) = one.series.state_at(now, self.pace) else { return None };
             (one.lacking() && self.holder(one.step) == Some(entry)).then(|| NextSave {
                 entry: entry.clone(),
                 step: one.step,
@@ -246,11 +246,11 @@ impl WatchState {
     /// Checkpoints that are not saved yet, with reasons.
     pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
         let waiting = self.checkpoints.iter().filter(|(entry, one)| {
-            one.lacking() && one.trouble(now, self.pace).is_none() && self.holder(one.step) == Some(entry)
+            one.lacking() && one.not_saved_reason(now, self.pace).is_none() && self.holder(one.step) == Some(entry)
         });
         let why = |one: &Checkpoint| match one.retry {
             Some(_) => "it could not be saved",
-            None if one.series.standing(now, self.pace) == CheckpointState::Writing => "it was still being written",
+            None if one.series.state_at(now, self.pace) == CheckpointState::Writing => "it was still being written",
             None => "there was no time left",
         };
         waiting.map(|(entry, one)| (entry.clone(), why(one))).collect()
@@ -269,8 +269,8 @@ impl Checkpoint {
         self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))
     }
 
-    fn trouble(&self, now: Duration, pace: Pace) -> Option<NotSavedReason> {
-        match self.series.standing(now, pace) {
+    fn not_saved_reason(&self, now: Duration, pace: Pace) -> Option<NotSavedReason> {
+        match self.series.state_at(now, pace) {
             CheckpointState::Unmarked(lacks) if self.lacking() => Some(NotSavedReason::Unmarked(lacks)),
             CheckpointState::Shrunk if self.lacking() => Some(NotSavedReason::Shrunk),
             _ => None,

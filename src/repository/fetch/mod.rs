@@ -185,7 +185,7 @@ async fn from_near<T: Send + 'static>(
     }
     if given.len() < chunks.len() {
         let rest = read.without(|chunk| given.contains(&chunk), |chunk| saved.locate(chunk))?;
-        bring_rest(repository, &read, &rest, &mut buffer).await?;
+        fetch_rest(repository, &read, &rest, &mut buffer).await?;
         moved.repository += rest.iter().map(|part| part.range.end - part.range.start).sum::<u64>();
     }
     let read = Arc::new(read);
@@ -224,7 +224,7 @@ impl SourceFrames<'_> {
 }
 
 /// Reads the parts of `rest`, which are within those of `read`, into the buffer of `read`.
-async fn bring_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
+async fn fetch_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
     for part in rest {
         let slot = read.slot_of(part).and_then(|range| buffer.get_mut(range));
         let slot = slot.ok_or_else(|| Error::other("a read outgrew its buffer"))?;
@@ -249,7 +249,7 @@ async fn attempt<T: Send + 'static>(
         let (here, after) = rest.split_at_mut_checked(len).ok_or_else(|| Error::other("a read outgrew its buffer"))?;
         rest = after;
         let repository = repositories.get(part.repository).ok_or_else(|| Error::other("a read of no repository"))?;
-        parts.push(bring(repository, part, here));
+        parts.push(fetch_local(repository, part, here));
     }
     let local = try_join_all(parts).await?;
     let read = Arc::clone(read);
@@ -271,7 +271,7 @@ async fn attempt<T: Send + 'static>(
 type Local = (std::fs::File, std::path::PathBuf);
 
 /// Fills `out` with a part, or returns the local file that has it.
-async fn bring(repository: &Repository, part: &PackPart, out: &mut [u8]) -> Result<Option<Local>> {
+async fn fetch_local(repository: &Repository, part: &PackPart, out: &mut [u8]) -> Result<Option<Local>> {
     let key = layout::owned(Family::Pack, part.pack);
     match objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?.payload {
         GetResultPayload::File(file, path) => Ok(Some((file, path))),

@@ -324,7 +324,7 @@ impl Driver {
                     Some(Incoming::Ended(error)) => self.requester.lost(&describe(&error)),
                     None => {}
                 },
-                Some(command) = commands.recv(), if self.requester.free_requests() > 0 => self.carry_out(command),
+                Some(command) = commands.recv(), if self.requester.free_requests() > 0 => self.execute(command),
                 () = wake.wake.notified() => {}
                 () = sleep_until(timeout) => self.requester.expire(clock.now()),
             }
@@ -349,7 +349,7 @@ impl Driver {
         }
     }
 
-    fn carry_out(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         let now = self.clock.now();
         match command {
             Command::Fetch { priority, manifest, wanted, begun } => {
@@ -378,7 +378,7 @@ impl Driver {
                     tracing::debug!(peer = %self.requester.peer(), "connected");
                     let told = self.requester.theirs().and_then(|hello| hello.extension(Hello::POLICY_VERSIONS));
                     if let Some((versions, told)) = self.versions.as_ref().zip(told) {
-                        versions.hear(told, Instant::now());
+                        versions.record_announcement(told, Instant::now());
                     }
                 }
                 Event::Arrived(arrived) => {
@@ -426,7 +426,7 @@ impl Driver {
                     RequestOutcome::Refused(code, _) => {
                         Error::not_found(format!("peer does not serve the manifest: {}", code.word()))
                     }
-                    _ => Error::from(self.requester.why_over().cloned().unwrap_or(Closed::Done)),
+                    _ => Error::from(self.requester.close_reason().cloned().unwrap_or(Closed::Done)),
                 };
                 drop(found.send(Err(error.at(self.requester.peer()))));
             }

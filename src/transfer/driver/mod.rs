@@ -38,7 +38,7 @@ impl ConnectionClock {
 
 /// Hello of an agent: by its certificate, and with the versions of policies that it has seen.
 pub(super) fn hello_of(credentials: &Credentials, window: u64) -> Hello {
-    let versions = credentials.versions().told().map(|value| (Hello::POLICY_VERSIONS, value));
+    let versions = credentials.versions().announcement_to_send().map(|value| (Hello::POLICY_VERSIONS, value));
     Hello { extensions: versions.into_iter().collect(), ..hello(&credentials.identity(), window) }
 }
 

@@ -80,7 +80,7 @@ pub(in crate::transfer) async fn serve(
             && let Some(versions) = versions.take()
             && let Some(told) = theirs.extension(Hello::POLICY_VERSIONS)
         {
-            versions.hear(told, Instant::now());
+            versions.record_announcement(told, Instant::now());
         }
         let (mut closed, mut refused) = (None, false);
         while let Some(demand) = provider.poll() {
@@ -118,7 +118,7 @@ pub(in crate::transfer) async fn serve(
                 provider.goodbye("shutting down", clock.now());
             }
             () = sleep_until(timeout) => {
-                provider.brought(served_chunks.bytes_received());
+                provider.bytes_received(served_chunks.bytes_received());
                 provider.expire(clock.now());
             }
         }

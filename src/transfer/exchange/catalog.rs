@@ -136,7 +136,7 @@ impl Catalog {
                 let permits = served.permits(&state).await;
                 let permitted = |name: &Name| {
                     let tree = state.refs.get(name).map(|value| value.manifest);
-                    by.zip(tree).is_none_or(|(by, tree)| permits.give(by.endpoints(), by.route, name, &tree))
+                    by.zip(tree).is_none_or(|(by, tree)| permits.permits(by.endpoints(), by.route, name, &tree))
                 };
                 let named = agent.and_then(|agent| permits.agent(agent));
                 let may = |name: &Name| allowed(named.as_deref(), name) && permitted(name);

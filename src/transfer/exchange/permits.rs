@@ -49,7 +49,7 @@ impl Permits {
             tracing::warn!(repository = %repository.id(), "cannot read the policy: {error:?}");
             None
         });
-        let standing = policies.standing(repository.id(), policy.as_deref());
+        let standing = policies.policy_status(repository.id(), policy.as_deref());
         let lost = outdated || matches!(standing, PolicyStatus::Lost);
         let open = state.labels.is_empty() && state.policy.is_none() && !lost;
         let lapsed = matches!(standing, PolicyStatus::Lapsed(_));
@@ -107,7 +107,7 @@ impl Permits {
     }
 
     /// True if the content of `name` may go from one agent to the other.
-    pub(super) fn give(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> bool {
+    pub(super) fn permits(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> bool {
         self.ruling(endpoints, route, name, tree).allows()
     }
 

@@ -199,7 +199,7 @@ impl Exchange {
         id: &ChunkId,
         how: impl Fn(&OpenedTree) -> Option<bool>,
     ) -> Result<Option<OutgoingFrame>> {
-        let found = self.look(id).await?;
+        let found = self.cached_frame(id).await?;
         if found.is_some() {
             return Ok(found);
         }
@@ -216,7 +216,7 @@ impl Exchange {
     }
 
     /// Chunk of the cache.
-    async fn look(&self, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn cached_frame(&self, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
         if !self.cache.contains(id) {
             return Ok(None);
         }

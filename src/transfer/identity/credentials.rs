@@ -83,7 +83,7 @@ impl Credentials {
     /// Not found, if a file is missing; damaged, if one is malformed; denied, if the certificate has expired, names no
     /// agent, was revoked, or was not signed by an authority in `ca.crt`; errors of the file system.
     pub fn open(folder: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
-        let (seen, last_poll) = (look(folder), clock.now());
+        let (seen, last_poll) = (stamps(folder), clock.now());
         let revoked = Revoked::open(folder.join(REVOKED), last_poll)?;
         let current = Arc::new(Loaded::read(folder, last_poll, Arc::clone(revoked.list()))?);
         let state = Mutex::new(State { current, seen, last_poll, revoked, problem: None });
@@ -131,7 +131,7 @@ impl Credentials {
         // A clock that went back must not prevent the check.
         if now.since(state.last_poll) >= POLL_INTERVAL || now < state.last_poll {
             state.last_poll = now;
-            state.look(&self.0.folder, now);
+            state.reload(&self.0.folder, now);
         }
         Arc::clone(&state.current)
     }
@@ -144,14 +144,14 @@ impl WatchedCredentials {
 }
 
 impl State {
-    fn look(&mut self, folder: &Path, now: Timestamp) {
+    fn reload(&mut self, folder: &Path, now: Timestamp) {
         // Independent: the list holds even if the certificates cannot be read.
-        if self.revoked.look(now) {
+        if self.revoked.reload(now) {
             tracing::info!("list of revoked certificates has changed");
             let revoked = Arc::clone(self.revoked.list());
             self.current = Arc::new(Loaded { revoked, ..Loaded::clone(&self.current) });
         }
-        let seen = look(folder);
+        let seen = stamps(folder);
         if seen == self.seen {
             return;
         }
@@ -262,6 +262,6 @@ impl Loaded {
     }
 }
 
-fn look(folder: &Path) -> [FileStamp; 3] {
+fn stamps(folder: &Path) -> [FileStamp; 3] {
     [CERTIFICATE, KEY, AUTHORITY].map(|name| FileStamp::at(&folder.join(name)))
 }

@@ -72,7 +72,7 @@ impl Revoked {
     }
 
     /// Reads the file again if it changed; true if the list in force changed. New entries hold at once.
-    pub(super) fn look(&mut self, now: Timestamp) -> bool {
+    pub(super) fn reload(&mut self, now: Timestamp) -> bool {
         let seen = FileStamp::at(&self.path);
         if self.seen == Some(seen) {
             return self.settle(now);
@@ -189,9 +189,9 @@ mod tests {
             fs::rename(fresh, self.folder.path().join("revoked")).unwrap();
         }
 
-        fn look(&mut self, later: Duration) -> Vec<&str> {
+        fn reload(&mut self, later: Duration) -> Vec<&str> {
             self.now = Timestamp(self.now.0 + i64::try_from(later.as_nanos()).unwrap());
-            self.revoked.look(self.now);
+            self.revoked.reload(self.now);
             self.revoked.in_force.0.iter().map(String::as_str).collect()
         }
     }
@@ -202,14 +202,14 @@ mod tests {
     fn who_is_added_is_revoked_at_once_and_who_is_removed_only_when_the_file_rests() {
         let mut fixture = Fixture::new("aa\nbb\n");
         fixture.write("bb\ncc\n");
-        assert_eq!(fixture.look(SOON), ["aa", "bb", "cc"]);
-        assert_eq!(fixture.look(SOON), ["aa", "bb", "cc"]);
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"]);
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"]);
         fixture.write("cc\n");
-        assert_eq!(fixture.look(SETTLED), ["aa", "bb", "cc"], "it has just changed again");
-        assert_eq!(fixture.look(SETTLED), ["cc"]);
+        assert_eq!(fixture.reload(SETTLED), ["aa", "bb", "cc"], "it has just changed again");
+        assert_eq!(fixture.reload(SETTLED), ["cc"]);
         fs::remove_file(fixture.folder.path().join("revoked")).unwrap();
-        assert_eq!(fixture.look(SOON), ["cc"]);
-        assert!(fixture.look(SETTLED).is_empty());
+        assert_eq!(fixture.reload(SOON), ["cc"]);
+        assert!(fixture.reload(SETTLED).is_empty());
         assert!(fixture.revoked.problems().is_empty());
     }
 
@@ -224,12 +224,12 @@ mod tests {
             let mut fixture = Fixture::new("aa\nbbbb\n");
             fixture.write(text);
             for _ in 0..3 {
-                assert_eq!(fixture.look(SETTLED), expected, "{text:?}");
+                assert_eq!(fixture.reload(SETTLED), expected, "{text:?}");
             }
             assert!(fixture.revoked.problems().iter().any(|problem| problem.contains("half written")), "{text:?}");
             fixture.write("aa\n");
-            fixture.look(SETTLED);
-            assert_eq!(fixture.look(SETTLED), ["aa"]);
+            fixture.reload(SETTLED);
+            assert_eq!(fixture.reload(SETTLED), ["aa"]);
             assert!(fixture.revoked.problems().is_empty());
         }
     }
@@ -247,13 +247,13 @@ mod tests {
         let mut fixture = Fixture::new("aa\n");
         let path = fixture.folder.path().join("revoked");
         fs::write(&path, b"\xef\xbb\xbfaa\n# gr\xfc\xdfe\n\xff\nbb\n").unwrap();
-        assert_eq!(fixture.look(SOON), ["aa", "bb"]);
+        assert_eq!(fixture.reload(SOON), ["aa", "bb"]);
         assert!(fixture.revoked.problems()[0].contains("line 3"), "{:?}", fixture.revoked.problems());
         // Remains of a line that a crash kept from being written.
         fs::write(&path, b"aa\nbb\ncc\n\0\0\0\n").unwrap();
-        assert_eq!(fixture.look(SOON), ["aa", "bb", "cc"]);
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"]);
         fs::write(&path, b"\xff\xfeb\0b\0").unwrap();
-        assert_eq!(fixture.look(SOON), ["aa", "bb", "cc"], "UTF-16 is no list");
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"], "UTF-16 is no list");
         assert!(Revoked::open(path, Timestamp(0)).is_err(), "nobody is let in without the list");
     }
 
@@ -264,13 +264,13 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         for _ in 0..3 {
-            assert_eq!(fixture.look(SETTLED), ["aa"]);
+            assert_eq!(fixture.reload(SETTLED), ["aa"]);
         }
         assert!(fixture.revoked.problems()[0].contains("the previous one stays in force"));
         assert!(Revoked::open(path.clone(), Timestamp(0)).is_err(), "nobody is let in without the list");
         fs::remove_dir(&path).unwrap();
         fixture.write("bb\n");
-        fixture.look(SETTLED);
-        assert_eq!(fixture.look(SETTLED), ["bb"]);
+        fixture.reload(SETTLED);
+        assert_eq!(fixture.reload(SETTLED), ["bb"]);
     }
 }

@@ -147,7 +147,7 @@ impl Peers {
         };
         // Later calls do not wait for slow peers again.
         if timeout(SETTLING, tried).await.is_err() {
-            known.iter().for_each(|peer| peer.give_up_waiting());
+            known.iter().for_each(|peer| peer.mark_tried());
         }
         known.into_iter().filter(|peer| peer.link().is_ok()).collect()
     }

@@ -236,7 +236,7 @@ impl Peer {
         let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
     }
 
-    pub(super) fn give_up_waiting(&self) {
+    pub(super) fn mark_tried(&self) {
         self.tried.send_replace(true);
     }
 
@@ -341,17 +341,17 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
             match peer.connect(&dialing).await {
                 Ok(()) => {
                     linked = Some(Instant::now());
-                    peer.give_up_waiting();
+                    peer.mark_tried();
                 }
                 // Headless services list all agents, this one included.
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     tracing::debug!(address = %peer.address, "not a peer: {error}");
-                    peer.give_up_waiting();
+                    peer.mark_tried();
                     return std::future::pending::<()>().await;
                 }
                 Err(error) => {
                     tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
-                    peer.give_up_waiting();
+                    peer.mark_tried();
                     tokio::select! {
                         () = sleep(backoff.pause()) => {}
                         () = dialing.woken.notified() => backoff = BACKOFF,

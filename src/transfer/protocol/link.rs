@@ -143,14 +143,16 @@ impl Link {
         })?;
         match &whole {
             Some((byte, _)) if *byte == Kind::Frame as u8 => (self.partial, self.progress) = (0, now),
-            None if assembler.within() == Some(Kind::Frame as u8) => self.trickle((before - input.len()) as u64, now),
+            None if assembler.within() == Some(Kind::Frame as u8) => {
+                self.check_progress((before - input.len()) as u64, now)
+            }
             _ => {}
         }
         Ok(whole)
     }
 
     /// Records the arrival of a part of a frame.
-    fn trickle(&mut self, bytes: u64, now: Duration) {
+    fn check_progress(&mut self, bytes: u64, now: Duration) {
         self.partial += bytes;
         if self.partial >= PROGRESS_MIN {
             (self.partial, self.progress) = (0, now);
@@ -184,7 +186,7 @@ impl Link {
             }
             Message::Error { code, text } => {
                 self.over = Some(Closed::ByPeer { code, text });
-                self.silence();
+                self.keep_alive();
                 Ok(None)
             }
             other => Ok(Some(other)),
@@ -255,8 +257,8 @@ impl Link {
         if self.theirs.is_none() {
             return Some(self.progress + GREETING_MAX);
         }
-        let silence = self.heard + SILENCE_MAX;
-        Some(self.ping_due().map_or(silence, |ping| ping.min(silence)))
+        let keep_alive = self.heard + SILENCE_MAX;
+        Some(self.ping_due().map_or(keep_alive, |ping| ping.min(keep_alive)))
     }
 
     /// Time of the next PING: it detects a silent side even if this side only listens.
@@ -273,21 +275,21 @@ impl Link {
         if self.theirs.is_none() {
             // `progress` does not change before the hello, so other messages gain no time.
             if now >= self.progress + GREETING_MAX {
-                self.give_up(ErrorCode::Silent, "no hello");
+                self.close_with_error(ErrorCode::Silent, "no hello");
             }
         } else if now >= self.heard + SILENCE_MAX {
-            self.give_up(ErrorCode::Silent, "nothing received");
+            self.close_with_error(ErrorCode::Silent, "nothing received");
         } else if self.ping_due().is_some_and(|due| now >= due) {
             self.ping(now);
         }
     }
 
     /// Ends the connection and reports the reason to the other side.
-    pub(super) fn give_up(&mut self, code: ErrorCode, text: &str) {
+    pub(super) fn close_with_error(&mut self, code: ErrorCode, text: &str) {
         self.end(Closed::GaveUp { code, text: text.to_owned() }, Some((code, text.to_owned())));
     }
 
-    pub(super) fn violated(&mut self, violation: Violation) {
+    pub(super) fn close_for_violation(&mut self, violation: Violation) {
         let text = match &violation {
             Violation::Malformed { source, .. } => format!("{violation}: {source}"),
             _ => violation.to_string(),
@@ -301,7 +303,7 @@ impl Link {
         if self.over.is_some() {
             return;
         }
-        self.silence();
+        self.keep_alive();
         if let Some((code, text)) = last_words {
             self.control.push_back(Message::Error { code, text: clipped(&text) });
         }
@@ -309,7 +311,7 @@ impl Link {
     }
 
     /// Drops all pending messages except the hello, which may explain the error.
-    fn silence(&mut self) {
+    fn keep_alive(&mut self) {
         self.control.retain(|message| matches!(message, Message::Hello(_) | Message::Goodbye { .. }));
         self.pong = None;
         self.lanes.clear();

@@ -78,7 +78,7 @@ pub struct Provider {
     reported: Duration,
     /// Bytes received from further away so far, and their number when FETCHING was last due, if it was since reading
     /// began.
-    brought: (u64, Option<u64>),
+    bytes_received: (u64, Option<u64>),
     closed: bool,
 }
 
@@ -101,7 +101,7 @@ impl Provider {
             ahead_max: READ_AHEAD_MAX,
             moved: now,
             reported: now,
-            brought: (0, None),
+            bytes_received: (0, None),
             closed: false,
         }
     }
@@ -151,7 +151,7 @@ impl Provider {
                 Err(violation) => Err(violation),
             };
             if let Err(violation) = done {
-                self.link.violated(violation);
+                self.link.close_for_violation(violation);
             }
         }
     }
@@ -243,7 +243,7 @@ impl Provider {
 
     /// Refuses the connection, as the other side has too many.
     pub fn refuse_call(&mut self, text: &str) {
-        self.link.give_up(ErrorCode::Busy, text);
+        self.link.close_with_error(ErrorCode::Busy, text);
     }
 
     /// Records that work for `request` is over.
@@ -396,8 +396,8 @@ impl Provider {
 
     /// Reports the total `bytes` of chunks received from further away: if it has grown by the next
     /// [`Provider::expire`], FETCHING is sent.
-    pub fn brought(&mut self, bytes: u64) {
-        self.brought.0 = bytes;
+    pub fn bytes_received(&mut self, bytes: u64) {
+        self.bytes_received.0 = bytes;
     }
 
     /// True once the connection is over.
@@ -417,14 +417,14 @@ impl Provider {
     /// Handles timeouts at the time `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.has_output() && now >= self.moved + STALL_MAX {
-            self.link.give_up(ErrorCode::Stalled, "peer does not read the answers");
+            self.link.close_with_error(ErrorCode::Stalled, "peer does not read the answers");
         }
         if !self.reads.is_empty() && now >= self.reported + FETCHING_AFTER {
-            let (brought, before) = self.brought;
-            if before.is_some_and(|before| brought > before) && !self.has_output() {
+            let (received, before) = self.bytes_received;
+            if before.is_some_and(|before| received > before) && !self.has_output() {
                 self.link.send(Message::Fetching);
             }
-            (self.reported, self.brought.1) = (now, Some(brought));
+            (self.reported, self.bytes_received.1) = (now, Some(received));
         }
         self.link.expire(now);
     }
@@ -439,7 +439,7 @@ impl Provider {
             self.moved = now;
         }
         if self.reads.is_empty() {
-            (self.reported, self.brought.1) = (now, None);
+            (self.reported, self.bytes_received.1) = (now, None);
         }
     }
 }

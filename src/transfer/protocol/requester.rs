@@ -254,7 +254,7 @@ impl Requester {
 
     /// Reports a frame that did not decode to its chunk: ends the connection.
     pub fn corrupt(&mut self, text: &str) {
-        self.link.give_up(ErrorCode::Corrupt, text);
+        self.link.close_with_error(ErrorCode::Corrupt, text);
     }
 
     /// Reports that the transport broke, or ended.
@@ -271,7 +271,7 @@ impl Requester {
                 Err(violation) => Err(violation),
             };
             if let Err(violation) = done {
-                self.link.violated(violation);
+                self.link.close_for_violation(violation);
             }
         }
     }
@@ -427,7 +427,7 @@ impl Requester {
 
     /// Reason for the end, if the connection is over.
     #[must_use]
-    pub fn why_over(&self) -> Option<&Closed> {
+    pub fn close_reason(&self) -> Option<&Closed> {
         self.link.over()
     }
 
@@ -448,7 +448,7 @@ impl Requester {
     /// Handles timeouts at the time `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.owed() && now >= self.link.progress + STALL_MAX {
-            self.link.give_up(ErrorCode::Stalled, "open requests made no progress");
+            self.link.close_with_error(ErrorCode::Stalled, "open requests made no progress");
         }
         self.link.expire(now);
     }

@@ -207,12 +207,12 @@ impl Serving {
 
     /// Next message to send, and its charge against the credit.
     pub(super) fn transmit(&mut self) -> Option<(Transmit, u64)> {
-        let message = self.out.pop_front().or_else(|| self.tell_missing())?;
+        let message = self.out.pop_front().or_else(|| self.queue_missing())?;
         let (head, body) = message.write();
         Some((Transmit { head, body }, charge(&message)))
     }
 
-    fn tell_missing(&mut self) -> Option<Message> {
+    fn queue_missing(&mut self) -> Option<Message> {
         let ordinals: Runs = self.missing.iter().copied().take(RUNS_MAX).collect();
         self.missing.retain(|ordinal| ordinals.ranges().last().is_some_and(|last| *ordinal >= last.end));
         (!ordinals.is_empty()).then_some(Message::Missing(Missing { request: self.request, ordinals }))

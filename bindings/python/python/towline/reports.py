@@ -165,14 +165,14 @@ class Value(_Report):
 
 
 @dataclass(frozen=True)
-class Taken(_Report):
-    """Event that took a value from a name."""
+class RemovalEvent(_Report):
+    """Removal or replacement of a value."""
 
     #: The log entry.
     entry: int
     #: Its time, by its writer's clock.
     at: str
-    #: "removed" or "replaced"; None, if the log does not tell any more.
+    #: "removed" or "replaced"; None, if the log no longer has it.
     by: str | None = None
 
 
@@ -180,8 +180,8 @@ class Taken(_Report):
 class Kept(Value):
     """A value that `undelete` can restore."""
 
-    #: What took it.
-    taken: Taken
+    #: Its removal or replacement.
+    taken: RemovalEvent
     #: Until when it is kept at least, if collects keep what is removed for 7 days.
     until: str | None = None
 
@@ -203,7 +203,7 @@ class Undeleted(Value):
 
     #: The name that has it now.
     name: str
-    #: The version that it had before it was taken.
+    #: The version that it had before it was removed.
     was: int
     #: What it replaced.
     replaced: Replaced | None = None

@@ -214,7 +214,7 @@ impl Tasks {
     }
 
     /// Counts of each kind since the agent began.
-    pub(in crate::agent) fn tally(&self, kind: TaskKind) -> TaskCounts {
+    pub(in crate::agent) fn counts(&self, kind: TaskKind) -> TaskCounts {
         let registry = self.registry();
         let running = registry.tasks.values().filter(|task| task.kind == kind && task.is_running());
         let mut tally = TaskCounts::default();

@@ -211,7 +211,7 @@ impl RankSave<'_> {
             }
             Ok(done) => {
                 if let Err(left) = writer.give_up().await {
-                    tracing::debug!("what was uploaded is left to the collector: {left:?}");
+                    tracing::debug!("uploads are left to the collector: {left:?}");
                 }
                 Ok(done)
             }
@@ -387,7 +387,7 @@ impl RankSave<'_> {
     fn ended(&self) -> Error {
         Error::conflict("the attempt was ended: none of its ranks made progress for long")
             .at(self.at())
-            .help("save again on all ranks: what was uploaded is used again")
+            .help("save again on all ranks: uploaded chunks are reused")
     }
 
     fn lost(&self, packs: &[PackId]) -> Error {

@@ -342,7 +342,7 @@ impl World {
             self.requester.release(bytes, self.now);
         }
         self.requester.expire(self.now);
-        self.provider.brought(self.brings * self.now.as_secs());
+        self.provider.bytes_received(self.brings * self.now.as_secs());
         self.provider.expire(self.now);
         true
     }
