@@ -144,7 +144,7 @@ impl Link {
         match &whole {
             Some((byte, _)) if *byte == Kind::Frame as u8 => (self.partial, self.progress) = (0, now),
             None if assembler.within() == Some(Kind::Frame as u8) => {
-                self.check_progress((before - input.len()) as u64, now)
+                self.check_progress((before - input.len()) as u64, now);
             }
             _ => {}
         }
