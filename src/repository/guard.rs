@@ -153,7 +153,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn state_to_rule_by(&self) -> Result<Arc<State>> {
+    pub async fn state_for_policy(&self) -> Result<Arc<State>> {
         self.log().as_of(self.guard().announced_at(self.id())).await
     }
 
@@ -165,7 +165,7 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn check_readable(&self, name: &Name, tree: &ManifestId) -> Result<()> {
-        let state = self.state_to_rule_by().await?;
+        let state = self.state_for_policy().await?;
         if is_open(&state) {
             return self.guard().check_version(self.id(), None);
         }

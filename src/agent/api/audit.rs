@@ -8,7 +8,7 @@ use axum::extract::{Extension, State};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use crate::agent::audit::{ByPeers, CLI_ORIGIN, signer};
 use crate::agent::state::AgentState;

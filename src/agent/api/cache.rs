@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use super::recorded::AccessRequest;
 use crate::agent::audit::outcome;

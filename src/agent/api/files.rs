@@ -15,7 +15,7 @@ use futures::stream::unfold;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, parse_query};
 use super::names::bounded;
 use super::recorded::AccessRequest;

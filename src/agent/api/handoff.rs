@@ -17,7 +17,7 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use ulid::Ulid;
 use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use super::recorded::AccessRequest;
 use crate::agent::handoff::{Announced, HandoffStore};

@@ -5,6 +5,7 @@
 mod audit;
 mod auth;
 mod cache;
+mod caller;
 mod description;
 mod ending;
 mod error;
@@ -33,8 +34,9 @@ use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub(super) use self::auth::Callers;
 use self::auth::{Auth, check};
-pub(super) use self::auth::{Caller, Callers};
+pub(super) use self::caller::Caller;
 use self::description::Base;
 use self::error::{ApiError, body_limit};
 use self::relay::forward;

@@ -10,7 +10,7 @@ use axum::extract::{Extension, Query, State};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, parse_query};
 use crate::agent::state::AgentState;
 use crate::agent::view;

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use hyper_util::rt::TokioIo;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::ApiError;
 use crate::agent::state::AgentState;
 use crate::agent::{PROTOCOL, view};

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use crate::agent::state::AgentState;
 use crate::audit::{Action, Decision, Repeats, Request, Verdict};
 use crate::cache::Pin;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, body};
 use super::recorded::AccessRequest;
 use crate::agent::AT;

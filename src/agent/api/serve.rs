@@ -21,7 +21,7 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::slots::{ConnectionSlot, ConnectionSlots, with_guard};
 use crate::agent::socket::may_connect;
 use crate::transfer::calls::{CallStream, Calls, RemoteCaller};

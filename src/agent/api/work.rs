@@ -15,7 +15,8 @@ use futures::Stream;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::auth::{Caller, check_scope};
+use super::auth::check_scope;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use super::recorded::AccessRequest;
 use super::rights::Need;

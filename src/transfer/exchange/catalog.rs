@@ -132,7 +132,7 @@ impl Catalog {
         for age in [FRESH, FRESH_AGAIN] {
             let mut missed = true;
             for served in &all {
-                let state = served.state_to_rule_by(asked.checked_sub(age), hurry).await?;
+                let state = served.state_for_policy(asked.checked_sub(age), hurry).await?;
                 let permits = served.permits(&state).await;
                 let permitted = |name: &Name| {
                     let tree = state.refs.get(name).map(|value| value.manifest);

@@ -31,8 +31,8 @@ pub(super) struct Permits {
     lapsed: bool,
     /// True if nothing restricts anybody.
     open: bool,
-    /// True if a newer policy was seen before, or one that can no longer be read or verified: somebody replaced the log or the
-    /// policy, and labels prove nothing.
+    /// True if a newer policy was seen before, or the policy can no longer be read or verified: the log or the policy was replaced, so
+    /// labels cannot be trusted.
     lost: bool,
 }
 
@@ -151,12 +151,12 @@ impl Permits {
 pub(super) struct Endpoints<'a> {
     pub(super) from: &'a Identity,
     pub(super) to: &'a Identity,
-    /// Whoever asks on the machine that takes it, if that is this one.
+    /// Local caller on the receiving machine, if that is this one.
     pub(super) caller: Option<&'a LocalCaller>,
 }
 
 impl Exchange {
-    /// The tenant that chunks count for which come for `request`, if tenants have quotas here.
+    /// Tenant that the chunks of `request` count for, if tenants have quotas here.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -169,14 +169,14 @@ impl Exchange {
         served.permits(&state).await.tenant(&request.saved.value.manifest)
     }
 
-    /// Checks that what `request` is about may come over `link`: each side decides for itself. Gives the rule.
+    /// Checks that the policy permits to fetch the tree of `request` over `link`; each side checks by itself. Returns the rule.
     ///
     /// # Errors
     /// Denied, if not.
     pub(super) async fn check_link(&self, request: &ChunkRequest<'_>, link: &Client) -> Result<String> {
         let unserved = || Ok("its repository is not served".to_owned());
         let Some(served) = self.catalog.served_as(request.repository) else { return unserved() };
-        let state = request.repository.state_to_rule_by().await?;
+        let state = request.repository.state_for_policy().await?;
         let permits = served.permits(&state).await;
         let endpoints = Endpoints { from: link.peer(), to: &self.identity, caller: request.repository.caller() };
         let rule = permits.take(endpoints, link.route(), &request.saved.name, &request.saved.value.manifest);

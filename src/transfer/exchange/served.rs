@@ -84,14 +84,14 @@ impl ServedRepository {
         }
     }
 
-    /// As [`ServedRepository::state`], to rule by: read since somebody told of a later policy.
+    /// As [`ServedRepository::state`], for policy decisions: read after the last announcement of a later policy.
     ///
     /// # Errors
     /// As [`Repository::state`].
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn state_to_rule_by(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
+    pub(super) async fn state_for_policy(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
         match self.policies.announced_at(self.repository.id()) {
             Some(heard) if since.is_none_or(|since| since < heard) => {
                 let outdated = lock(&self.cached).state.as_ref().is_none_or(|(began, _)| *began < heard);
@@ -131,7 +131,7 @@ impl ServedRepository {
         self.permits.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True if the last permits restrict nobody.
+    /// True if the last permits restrict no reader.
     pub(super) fn is_open(&self) -> bool {
         self.last_permits().is_some_and(|permits| permits.are_open())
     }

@@ -249,7 +249,7 @@ fn what_nobody_may_ask_from_elsewhere() {
     assert_eq!(warm(id.as_str().unwrap()).json(202)["caller"], "home/b");
     // Nor are requests passed on.
     let chain = exchange(call(), "GET", "/v1/pins", "Towline-At: home/a\r\n", "");
-    assert!(String::from_utf8_lossy(&chain.body).contains("not passed on"));
+    assert!(String::from_utf8_lossy(&chain.body).contains("not forwarded"));
     assert_eq!(chain.refuses(403), "denied");
     home.stop();
     cloud.stop();
@@ -425,7 +425,7 @@ fn strangers_are_not_listened_to() {
     );
     let stranger = Running::from_file(&user, "s.toml");
     let error = fails(&user, &stranger, &["warm", "run/step-1", "--at", "cloud"], 3);
-    assert!(text(&error, "message").contains(&format!("somebody at {address} (certificate was signed")), "{error}");
+    assert!(text(&error, "message").contains(&format!("an agent at {address} (certificate was signed")), "{error}");
     stranger.stop();
 
     // One that was known and is revoked: the other side says so, after the handshake.

@@ -124,7 +124,7 @@ fn each_scope_opens_its_own_routes_alone() {
     // Without a scope it is told what anybody is told, and nothing is passed on in this agent's name.
     assert_eq!(warms.get("/health"), json!({ "alive": true, "ready": true }));
     let passed = warms.ask_with("GET", "/v1/tasks", "Towline-At: cloud\r\n", "");
-    assert!(passed.json(403)["error"]["message"].as_str().unwrap().contains("not passed on"));
+    assert!(passed.json(403)["error"]["message"].as_str().unwrap().contains("not forwarded"));
     assert_eq!(warms.ask("GET", "/v1/none", "").refuses(403), "denied");
     agent.stop();
 }
