@@ -405,7 +405,7 @@ mod tests {
             store.delete(&key).await.unwrap_err(),
             store.list(Some(&Path::from("pack"))).try_collect::<Vec<_>>().await.unwrap_err(),
         ] {
-            assert!(format!("{error:?}").contains("Strange"), "{error:?}");
+            assert!(format!("{error:?}").contains("UnexpectedEntry"), "{error:?}");
         }
         assert_eq!(store.list(None).try_collect::<Vec<_>>().await.unwrap(), []);
         assert_eq!(std::fs::read(other.join("s/mine")).unwrap(), b"mine");
