@@ -243,7 +243,7 @@ impl SavedStats {
 
 impl fmt::Debug for SavedStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seen").field("manifest", &self.manifest).field("files", &self.count).finish_non_exhaustive()
+        f.debug_struct("SavedStats").field("manifest", &self.manifest).field("files", &self.count).finish_non_exhaustive()
     }
 }
 
