@@ -32,7 +32,7 @@ use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions};
 use towline::transfer::policy::Policies;
 use towline::transfer::protocol::{Priority, Runs, Wanted};
-use towline::transfer::{Client, Dial, Gate, Holdings, quic, tcp};
+use towline::transfer::{Client, Dial, Gate, ServedChunks, quic, tcp};
 
 const MIB: u64 = 1 << 20;
 /// The folder of the agent that is started once more.
@@ -80,9 +80,9 @@ async fn agent(folder: &Path) {
     let tcp = tcp::Listener::bind(any, credentials.clone()).await.unwrap().through(gate.clone());
     let address = tcp.address().unwrap();
     let quic = quic::Listener::bind(address, credentials).unwrap().through(gate);
-    let holdings: Arc<dyn Holdings> = exchange;
-    tokio::spawn(tcp.serve(Arc::clone(&holdings), over.clone()));
-    tokio::spawn(quic.serve(holdings, over));
+    let served_chunks: Arc<dyn ServedChunks> = exchange;
+    tokio::spawn(tcp.serve(Arc::clone(&served_chunks), over.clone()));
+    tokio::spawn(quic.serve(served_chunks, over));
     let state = repository.state().await.unwrap();
     let manifest = |name: &str| state.refs[&name.parse().unwrap()].manifest;
     println!("{address} {} {}", manifest("secret/one"), manifest("public/one"));

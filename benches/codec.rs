@@ -15,11 +15,11 @@ const CHUNKS: usize = 64;
 /// Normally distributed, as weights are, from a fixed generator.
 fn weights() -> Vec<f32> {
     let mut state = 7u64;
-    let mut roll = || {
+    let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 40) as f32 + 0.5) / (1u64 << 24) as f32
     };
-    let normal = |_| 0.02 * (-2.0 * roll().ln()).sqrt() * (std::f32::consts::TAU * roll()).cos();
+    let normal = |_| 0.02 * (-2.0 * random().ln()).sqrt() * (std::f32::consts::TAU * random()).cos();
     (0..ELEMENTS * CHUNKS).map(normal).collect()
 }
 

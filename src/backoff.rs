@@ -22,8 +22,8 @@ impl Backoff {
     pub(crate) fn pause(&mut self) -> Duration {
         let length = self.next;
         self.next = length.saturating_mul(2).min(self.max);
-        let [.., dice] = WriteId::random().to_bytes();
-        length / 2 + length / 2 * u32::from(dice) / 256
+        let [.., random] = WriteId::random().to_bytes();
+        length / 2 + length / 2 * u32::from(random) / 256
     }
 }
 

@@ -19,9 +19,9 @@ const SPARE_MIN: usize = 64 << 10;
 const SPARE_MAX: usize = 32 << 20;
 
 /// Blocks that nobody uses, the one freed last at the end.
-static SPARE: Mutex<Spare> = Mutex::new(Spare { blocks: VecDeque::new(), bytes: 0 });
+static SPARE: Mutex<FreeBlocks> = Mutex::new(FreeBlocks { blocks: VecDeque::new(), bytes: 0 });
 
-struct Spare {
+struct FreeBlocks {
     blocks: VecDeque<Memory>,
     bytes: usize,
 }

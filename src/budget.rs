@@ -1,7 +1,7 @@
 //! One memory budget for the process: every buffer holds a permit, and freed buffers are used again.
 //!
-//! Never wait for a permit while holding one of another kind: each stage takes what it needs in one step, and gives it
-//! back without waiting for anybody. So somebody can always go on.
+//! Never wait for a permit while holding one of another kind: each stage takes the memory that it needs in one step, and releases
+//! it without waiting. So there is always a stage that can continue.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +19,7 @@ const UNIT: u64 = 4 * KIB;
 /// Buffers smaller than this are not worth keeping.
 const REUSE_MIN: usize = 256 << 10;
 
-/// A bound on the bytes that the process holds in buffers. Clones share it.
+/// Limit of the bytes that the process holds in buffers. Clones share it.
 #[derive(Clone)]
 pub struct Budget(Arc<Shared>);
 
@@ -31,7 +31,7 @@ struct Shared {
     /// Half of the budget: see [`Budget::keep`].
     kept: Arc<Semaphore>,
     pool: Mutex<Pool>,
-    /// Its share of the budget that it was carved out of.
+    /// Its share of the parent budget.
     _carved: Option<OwnedSemaphorePermit>,
 }
 
@@ -63,8 +63,8 @@ impl Budget {
         Self(Arc::new(Shared { total, permits, structures, kept, pool: Mutex::default(), _carved: carved }))
     }
 
-    /// A quarter of what the cgroup allows, or of the machine's memory where it sets no limit; at most 2 GiB, since
-    /// more buys no speed.
+    /// A quarter of the cgroup's limit, or of the machine's memory if there is none; at most 2 GiB, because more does not make it
+    /// faster.
     #[must_use]
     pub fn default_bytes() -> u64 {
         (Self::memory_bytes() / 4).clamp(MEMORY_MIN, 2048 * MIB)
@@ -84,7 +84,7 @@ impl Budget {
         self.0.total
     }
 
-    /// A buffer of `len` bytes with arbitrary contents, once the budget has room.
+    /// A buffer of `len` bytes with arbitrary contents, once the budget has that much free.
     ///
     /// # Errors
     /// Exhausted, if `len` can never fit.
@@ -99,8 +99,8 @@ impl Budget {
         Ok(Buffer { bytes: Memory::new(len), len, permit: Some(permit), home: Arc::clone(&self.0) })
     }
 
-    /// A budget of its own with `bytes` of this one, which gets them back when the last buffer and clone of it are gone. For
-    /// a stage that needs buffers while others wait for it with buffers in their hands.
+    /// A separate budget with `bytes` of this one, which gets them back when the last buffer and clone of it are dropped. For a
+    /// stage that needs buffers while tasks that hold buffers wait for it.
     ///
     /// # Errors
     /// Exhausted, if `bytes` can never fit.
@@ -113,9 +113,9 @@ impl Budget {
         Ok(Self::of(u64::from(units) * UNIT, units as usize, Some(carved)))
     }
 
-    /// Room for `bytes` of a structure while it is read and decoded: manifests, maps, the log. All structures that are read at
-    /// one time fit the budget together. A holder of buffers may be waiting for the structure, so this waits for other
-    /// structures alone, whose readers wait for nothing but the store; of the room for buffers it takes what is free.
+    /// Reserves `bytes` for a structure while it is read and decoded: manifests, maps, the log. All structures that are read at
+    /// one time fit the budget together. A holder of buffers may be waiting for the structure, so this waits only for other
+    /// structures, whose readers wait only for the store; memory for buffers is taken only as far as it is free.
     ///
     /// # Errors
     /// Exhausted, if `bytes` can never fit.
@@ -141,8 +141,8 @@ impl Budget {
         self.0.total / 2
     }
 
-    /// Counts `bytes` of a structure that lives as long as its caller likes, such as the plan of a read or what a collect marks. It never waits, since
-    /// who holds one structure may ask for another, and takes no room from buffers, which its holder needs to go on.
+    /// Counts `bytes` of a structure of any lifetime, such as the plan of a read or the marks of a collect. It never waits, because the
+    /// holder of one structure may request another, and takes no memory from buffers, which the holder needs to continue.
     ///
     /// # Errors
     /// Exhausted, if all structures kept together would take more than [`Budget::kept_max`].
@@ -159,16 +159,16 @@ impl Budget {
         })
     }
 
-    /// Room for `bytes` that somebody else allocates; all of the budget, if they are more.
+    /// Reserves `bytes` that other code allocates; all of the budget, if they are more.
     ///
     /// # Errors
     /// None in practice.
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
-    pub async fn room(&self, bytes: u64) -> Result<Room> {
+    pub async fn reserve(&self, bytes: u64) -> Result<Reservation> {
         let len = usize::try_from(bytes.min(self.0.total)).unwrap_or(usize::MAX);
-        Ok(Room(self.acquire(self.units(len)?).await?))
+        Ok(Reservation(self.acquire(self.units(len)?).await?))
     }
 
     async fn acquire(&self, units: u32) -> Result<OwnedSemaphorePermit> {
@@ -231,30 +231,30 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Room that [`Budget::charge`] gave; dropping it gives it back.
+/// Memory that [`Budget::charge`] reserved, released on drop.
 #[derive(Debug)]
 pub struct Charge {
     _structure: OwnedSemaphorePermit,
     _buffers: Option<OwnedSemaphorePermit>,
 }
 
-/// Structure that [`Budget::keep`] counts; dropping it ends that.
+/// Memory that [`Budget::keep`] counts, released on drop.
 #[derive(Debug)]
 pub struct Retained(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
 
-/// Room that [`Budget::room`] gave; dropping it gives it back.
+/// Memory that [`Budget::reserve`] reserved, released on drop.
 #[derive(Debug)]
-pub struct Room(OwnedSemaphorePermit);
+pub struct Reservation(OwnedSemaphorePermit);
 
-impl Room {
-    /// Gives back all but the room for `bytes`.
+impl Reservation {
+    /// Releases all but `bytes`.
     pub fn shrink(&mut self, bytes: u64) {
         let keep = usize::try_from(bytes.div_ceil(UNIT).max(1)).unwrap_or(usize::MAX);
         drop(self.0.split(self.0.num_permits().saturating_sub(keep)));
     }
 }
 
-/// Bytes under the budget. Dropping it, or the last [`Bytes`] it froze into, gives them back.
+/// Bytes that count against the budget until the buffer, or the last [`Bytes`] that it froze into, is dropped.
 pub struct Buffer {
     bytes: Memory,
     len: usize,
@@ -355,18 +355,18 @@ mod tests {
     #[tokio::test]
     async fn room_is_given_back_in_part_and_whole() {
         let budget = budget();
-        let mut room = budget.room(u64::MAX).await.unwrap();
-        let half = budget.room(MEMORY_MIN / 2);
+        let mut reservation = budget.reserve(u64::MAX).await.unwrap();
+        let half = budget.reserve(MEMORY_MIN / 2);
         let mut half = std::pin::pin!(half);
         assert!(futures::poll!(&mut half).is_pending(), "more than all is all");
-        room.shrink(MEMORY_MIN / 2);
+        reservation.shrink(MEMORY_MIN / 2);
         let half = half.await.unwrap();
-        assert!(futures::poll!(std::pin::pin!(budget.room(1))).is_pending());
-        room.shrink(MEMORY_MIN);
+        assert!(futures::poll!(std::pin::pin!(budget.reserve(1))).is_pending());
+        reservation.shrink(MEMORY_MIN);
         drop(half);
-        assert!(futures::poll!(std::pin::pin!(budget.room(MEMORY_MIN))).is_pending(), "it does not grow");
-        drop(room);
-        budget.room(MEMORY_MIN).await.unwrap();
+        assert!(futures::poll!(std::pin::pin!(budget.reserve(MEMORY_MIN))).is_pending(), "it does not grow");
+        drop(reservation);
+        budget.reserve(MEMORY_MIN).await.unwrap();
     }
 
     #[tokio::test]

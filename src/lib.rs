@@ -4,8 +4,8 @@
 //! checked.
 //!
 //! ```text
-//! save     input -> cut -> name (hash) -> skip what is known -> encode -> pack -> put -> commit
-//! restore  manifest -> plan -> fetch -> decode + verify -> place
+//! save     input -> split -> hash -> skip known chunks -> encode -> pack -> put -> commit
+//! restore  manifest -> plan -> fetch -> decode + verify -> write
 //! ```
 //!
 //! ```
@@ -33,20 +33,20 @@
 //! # }
 //! ```
 //!
-//! The words are in docs/glossary.md, the promises in docs/semantics.md, the bytes in docs/format.md. A module uses only
-//! lower layers, its own folder, and within a layer only folders to its left (`tests/tidy.rs` holds that true):
+//! Terms are in docs/glossary.md, guarantees in docs/semantics.md, the stored format in docs/format.md. A module uses only
+//! lower layers, its own folder, and within a layer only folders to its left (`tests/tidy.rs` enforces that):
 //!
 //! ```text
 //! layer 5  agent  cli                              entry points: parse, call one operation, render
 //! layer 4  ops                                     save restore sync verify collect expire doctor ...
 //! layer 3  transfer                                peers: certificates, protocol, transports, exchange
-//! layer 2  storage  tree  cache  repository  audit    stores | local files | chunks kept here | content's durable home | decisions
-//! layer 1  codec  chunker  checkpoint  format  policy      pure: bytes or questions in, answers out (+ chunk)
+//! layer 2  storage  tree  cache  repository  audit    stores | local files | local chunk cache | repositories | audit log
+//! layer 1  codec  chunker  checkpoint  format  policy      pure, without I/O (+ chunk)
 //! layer 0  id error clock backoff limits blocks budget progress metrics size span pattern spelling work name selector identity
 //! ```
 //!
-//! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. Without
-//! them, `default-features = false`, the crate is the repository alone.
+//! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. With
+//! `default-features = false` the crate has only repositories.
 
 #[cfg(feature = "agent")]
 pub mod agent;

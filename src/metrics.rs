@@ -130,7 +130,7 @@ families! {
     FILE_BYTES = Counter "towline_file_bytes_total" "Bytes of files handed out over HTTP";
     FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
     TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";
-    UNTRUE = Counter "towline_chunk_untrue_total" "Chunks that came from another agent and were not what they should be";
+    CORRUPT = Counter "towline_chunk_corrupt_total" "Chunks from other agents that failed verification";
     PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
     PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
     LINKS = Gauge "towline_links" "Connections of other agents that have shown their certificates, calls included";
@@ -149,7 +149,7 @@ families! {
     CACHE_HITS = Counter "towline_cache_hits_total" "Reads of the cache that found their chunk";
     CACHE_MISSES = Counter "towline_cache_misses_total" "Reads of the cache that did not";
     CACHE_INSERTS = Counter "towline_cache_inserts_total" "Chunks put into the cache";
-    CACHE_REFUSALS = Counter "towline_cache_refusals_total" "Chunks that the cache had no room for, or could not write";
+    CACHE_REFUSALS = Counter "towline_cache_refusals_total" "Chunks that the cache could not store: it was full, or a write failed";
     CACHE_EVICTIONS = Counter "towline_cache_evictions_total" "Chunks evicted from the cache";
     CACHE_TENANT_BYTES = Gauge "towline_cache_tenant_bytes" "Bytes that count for a tenant, where tenants have quotas";
     CACHE_TENANT_QUOTA = Gauge "towline_cache_tenant_quota_bytes" "Bytes that a tenant may take in the cache";

@@ -21,8 +21,8 @@ MINISTACK = Path(os.environ.get("TOWLINE_VENV", tools.ROOT / ".venv")) / "bin/mi
 class Folder:
     """A repository in a folder that every node reaches: for one machine, where there is no link to pass it by."""
 
-    def __init__(self, room):
-        self.location, self.env, self.settings, self.flags = str(room / "repository"), {}, "", []
+    def __init__(self, scratch):
+        self.location, self.env, self.settings, self.flags = str(scratch / "repository"), {}, "", []
 
     def start(self):
         pass
@@ -34,8 +34,8 @@ class Folder:
 class S3:
     """A repository in S3, whose server runs in a node: whoever reads it passes that node's link."""
 
-    def __init__(self, place, room, node):
-        self.place, self.room, self.node = place, room, node
+    def __init__(self, place, scratch, node):
+        self.place, self.scratch, self.node = place, scratch, node
         self.endpoint = f"http://{place.address(node)}:{S3_PORT}"
         self.location = "s3://bench/run"
         # The link of a bench is trusted: what passes it in clear is the repository's part, not the agents'.
@@ -48,12 +48,12 @@ class S3:
     def start(self):
         if not MINISTACK.exists():
             raise Failed(f"{MINISTACK} is not there: tests/servers/setup.sh installs it")
-        data = self.room / "s3"
+        data = self.scratch / "s3"
         data.mkdir()
         own = {"AUTH": "true", "BIND_HOST": "0.0.0.0", "MINISTACK_HOST": self.place.address(self.node)}
         own |= {"GATEWAY_PORT": str(S3_PORT), "PERSIST_STATE": "0", "S3_PERSIST": "1", "S3_DATA_DIR": str(data)}
-        own |= {"STATE_DIR": str(self.room / "state"), "PATH": os.environ["PATH"], "HOME": str(self.room)}
-        with (self.room / "s3.log").open("w") as log:
+        own |= {"STATE_DIR": str(self.scratch / "state"), "PATH": os.environ["PATH"], "HOME": str(self.scratch)}
+        with (self.scratch / "s3.log").open("w") as log:
             self.server = self.place.start(self.node, [MINISTACK], env=own, out=log)
         # From its own node: asking passes no link.
         asking = ["curl", "-sf", "-o", "/dev/null", f"{self.endpoint}/_ministack/health"]
@@ -65,9 +65,9 @@ class S3:
         self.place.end(self.server)
 
 
-def repository(place, room, node="near"):
+def repository(place, scratch, node="near"):
     """Where a scenario's repository is: in a world behind the link of `node`."""
-    return S3(place, room, node) if isinstance(place, worlds.World) else Folder(room)
+    return S3(place, scratch, node) if isinstance(place, worlds.World) else Folder(scratch)
 
 
 class Agents:
@@ -75,10 +75,10 @@ class Agents:
 
     def __init__(self, mover, repository):
         self.mover, self.place, self.repository = mover, mover.place, repository
-        self.room = mover.room
+        self.scratch = mover.scratch
         self.sites, self.running = {}, {}
         self.env = {**mover.env, **repository.env}
-        self.run("identity", "init", "--authority", self.room / "authority")
+        self.run("identity", "init", "--authority", self.scratch / "authority")
         repository.start()
         self.ran("near" if "near" in self.nodes() else "origin", "init", repository.location)
 
@@ -104,19 +104,19 @@ class Agents:
         return self.ran(node, "save", source, name, "--repo", self.repository.location, "--compression", "off")
 
     def socket(self, node):
-        return self.room / f"{node}.sock"
+        return self.scratch / f"{node}.sock"
 
     def start(self, node, peers, site):
         """Starts an agent that knows those nodes, with an empty cache; returns when it is ready."""
-        identity, cache = self.room / f"identity-{node}", self.room / f"cache-{node}"
+        identity, cache = self.scratch / f"identity-{node}", self.scratch / f"cache-{node}"
         shutil.rmtree(cache, ignore_errors=True)
         if not identity.exists():
-            self.run("identity", "issue", f"{site}/{node}", "--to", identity, "--authority", self.room / "authority")
+            self.run("identity", "issue", f"{site}/{node}", "--to", identity, "--authority", self.scratch / "authority")
         address = self.place.address
         # On one machine every agent has the same address.
         port = {name: PORT + at for at, name in enumerate(self.nodes())} if address("near") == "127.0.0.1" else {}
         known = ", ".join(f'"{address(peer)}:{port.get(peer, PORT)}"' for peer in peers)
-        (self.room / f"{node}.toml").write_text(
+        (self.scratch / f"{node}.toml").write_text(
             f'identity = "{identity}"\nsocket = "{self.socket(node)}"\n'
             f'listen = "{address(node)}:{port.get(node, PORT)}"\n'
             f'repository = "{self.repository.location}"\n{self.repository.settings}memory = "512M"\n'
@@ -127,14 +127,14 @@ class Agents:
         self.launch(node)
 
     def launch(self, node):
-        with (self.room / f"{node}.log").open("a") as log:
-            command = [self.mover.path(), "agent", "--config", self.room / f"{node}.toml"]
+        with (self.scratch / f"{node}.log").open("a") as log:
+            command = [self.mover.path(), "agent", "--config", self.scratch / f"{node}.toml"]
             self.running[node] = self.place.start(node, command, env=self.env, out=log)
         worlds.wait_for(f"the agent {node} is ready", 30, lambda: self.ready(node))
 
     def ready(self, node):
         if self.running[node].poll() is not None:
-            raise Failed(f"the agent {node} ended:\n{(self.room / f'{node}.log').read_text()[-2000:]}")
+            raise Failed(f"the agent {node} ended:\n{(self.scratch / f'{node}.log').read_text()[-2000:]}")
         try:
             return self.ask(node, "/ready")[0] == 200
         except OSError:

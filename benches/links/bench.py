@@ -69,7 +69,7 @@ def carried(place, node="far"):
 
 def moved(place, mover, command, until=None, node="far"):
     """Runs what far runs, to its end, to the limit, or until `until()`: then it is ended as its program is."""
-    touch_memory(mover.room, 2 * SIZE)
+    touch_memory(mover.scratch, 2 * SIZE)
     near, far = mover.pids("near"), mover.pids("far")
     near_before, far_before, before = cpu(near), cpu(far), carried(place, node)
     with tempfile.TemporaryFile("w+") as told:
@@ -120,13 +120,13 @@ def cpu(pids):
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def rounds(place, room, source, kinds, samples, key):
+def rounds(place, scratch, source, kinds, samples, key):
     """Every program in alternation, each run with folders of its own; what came is compared with the source."""
     kinds = present(kinds)
     for at in range(RUNS):
         for kind in kinds[at % len(kinds) :] + kinds[: at % len(kinds)]:
-            with_room = fresh(room / "room")
-            mover = kind(place, with_room, source)
+            with_scratch = fresh(scratch / "scratch")
+            mover = kind(place, with_scratch, source)
             try:
                 mover.serve()
                 sample = moved(place, mover, mover.command())
@@ -136,7 +136,7 @@ def rounds(place, room, source, kinds, samples, key):
                 mover.close()
             samples.setdefault((kind.name, key), []).append(sample)
             note(f"  {kind.name:22} {key:9} {described(sample, folder_bytes(source)[0])}")
-            shutil.rmtree(with_room)
+            shutil.rmtree(with_scratch)
     return [kind.name for kind in kinds]
 
 
@@ -156,13 +156,13 @@ def ratio(above, below):
     return above / below if above and below else None
 
 
-def loopback(room, samples):
+def loopback(scratch, samples):
     """One core each side, no link."""
-    source = checkpoint(room / "source", SIZE, quick=True)
+    source = checkpoint(scratch / "source", SIZE, quick=True)
     cores = sorted(os.sched_getaffinity(0))
     place = worlds.Loopback({"near": cores[0], "far": cores[-1]})
     with place:
-        names = rounds(place, room, source, CORES, samples, "loopback")
+        names = rounds(place, scratch, source, CORES, samples, "loopback")
     of = lambda name: rate(samples.get((name, "loopback")), SIZE)
     rows = []
     for name in names:
@@ -190,11 +190,11 @@ def loopback(room, samples):
     return report.section(what, report.table(head, rows), targets)
 
 
-def wide(room, samples, key, bits, loss, bound):
+def wide(scratch, samples, key, bits, loss, bound):
     """Two sites, cold."""
-    source = checkpoint(room / "source", SIZE, quick=True)
+    source = checkpoint(scratch / "source", SIZE, quick=True)
     with worlds.two_sites(f"{bits / 1e6:g}M", 0.05, loss) as place:
-        names = rounds(place, room, source, WIDE, samples, key)
+        names = rounds(place, scratch, source, WIDE, samples, key)
     of = lambda name: rate(samples.get((name, key)), SIZE)
     rows = []
     for name in names:
@@ -210,21 +210,21 @@ def wide(room, samples, key, bits, loss, bound):
     return report.section(what, report.table(head, rows), targets)
 
 
-def wan300(room, samples):
+def wan300(scratch, samples):
     """300 Mbit/s, 50 ms, 0.1 % loss, cold."""
-    return wide(room, samples, "wan300", 300e6, 0.001, 0.9)
+    return wide(scratch, samples, "wan300", 300e6, 0.001, 0.9)
 
 
-def wan1000(room, samples):
+def wan1000(scratch, samples):
     """1 Gbit/s, 50 ms, 0.1 % loss, cold."""
-    return wide(room, samples, "wan1000", 1e9, 0.001, 0.75)
+    return wide(scratch, samples, "wan1000", 1e9, 0.001, 0.75)
 
 
-def next_step(source, room):
+def next_step(source, scratch):
     """The checkpoint after the source's: a tenth of each shard is new."""
-    folder = room / f"next-{SIZE}"
+    folder = scratch / f"next-{SIZE}"
     if not folder.exists():
-        made = fresh(room / "making")
+        made = fresh(scratch / "making")
         rng = np.random.default_rng(3)
         for path in sorted(source.iterdir()):
             size = path.stat().st_size
@@ -238,14 +238,14 @@ def next_step(source, room):
     return folder
 
 
-def step(room, samples):
+def step(scratch, samples):
     """The next step of a run, where the last one is."""
-    source = checkpoint(room / "source", SIZE, quick=True)
-    after = next_step(source, room)
+    source = checkpoint(scratch / "source", SIZE, quick=True)
+    after = next_step(source, scratch)
     rows, targets = [], []
     for kind in present([movers.Towline, movers.Rsync]):
         with worlds.two_sites("300M", 0.05, 0.001) as place:
-            mover = kind(place, fresh(room / "room"), source)
+            mover = kind(place, fresh(scratch / "scratch"), source)
             try:
                 mover.serve()
                 moved(place, mover, mover.command())
@@ -275,19 +275,19 @@ def step(room, samples):
     )
 
 
-def half(room, samples):
+def half(scratch, samples):
     """Interrupted at half: when the link has carried half of what it carries for a whole one, headers and losses included."""
-    source = checkpoint(room / "source", SIZE, quick=True)
+    source = checkpoint(scratch / "source", SIZE, quick=True)
     rows, targets = [], []
     for kind in present(PEERS):
         with worlds.two_sites("300M", 0.05, 0.001) as place:
             # The same link as for a cold one: where that was measured, it need not be again.
             whole = samples.get((kind.name, "wan300"), [None])[-1]
             if whole is None:
-                [whole] = transferred(place, kind, fresh(room / "room"), source)
+                [whole] = transferred(place, kind, fresh(scratch / "scratch"), source)
             all_of_it = whole.carried if whole.whole else SIZE
             killed = lambda began=carried(place), most=all_of_it / 2: carried(place) - began > most
-            first, rest = transferred(place, kind, fresh(room / "room"), source, killed)
+            first, rest = transferred(place, kind, fresh(scratch / "scratch"), source, killed)
         samples[kind.name, "half"] = [whole, first, rest]
         note(f"  {kind.name:22} half      {described(rest, SIZE)}; a whole one {whole.carried / MIB:.0f} MiB")
         share = rest.carried / all_of_it
@@ -312,9 +312,9 @@ def half(room, samples):
     return report.section("Killed at half, 300 Mbit/s, 50 ms, 0.1 % loss", report.table(head, rows), targets)
 
 
-def transferred(place, kind, room, source, until=None):
+def transferred(place, kind, scratch, source, until=None):
     """One transfer; with `until`, that is killed then, and the rest."""
-    mover = kind(place, room, source)
+    mover = kind(place, scratch, source)
     try:
         mover.serve()
         samples = [moved(place, mover, mover.command(), until=until)]
@@ -343,15 +343,15 @@ def congestion():
         return f"TCP here: {file.read().strip()}"
 
 
-def gang(room, samples):
+def gang(scratch, samples):
     """A cold gang of eight behind one origin."""
     from . import gang as gangs
 
     sources = {
-        gangs.FULL: checkpoint(room / "gang", GANG, quick=True),
-        gangs.QUARTER: checkpoint(room / "gang-thin", GANG // 2, quick=True),
+        gangs.FULL: checkpoint(scratch / "gang", GANG, quick=True),
+        gangs.QUARTER: checkpoint(scratch / "gang-thin", GANG // 2, quick=True),
     }
-    return gangs.section(sources, room, samples)
+    return gangs.section(sources, scratch, samples)
 
 
 SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "step": step, "half": half, "gang": gang}
@@ -364,13 +364,13 @@ def section(disk, folder):
     if reason:
         note(f"  {reason}: loopback only")
         wanted = [name for name in wanted if name == "loopback"]
-    room = folder / "links"
-    room.mkdir(parents=True, exist_ok=True)
+    scratch = folder / "links"
+    scratch.mkdir(parents=True, exist_ok=True)
     samples, texts = {}, {}
     for name in wanted:
         note(f" {name}: {SCENARIOS[name].__doc__.splitlines()[0]}")
         try:
-            texts[name] = SCENARIOS[name](room, samples)
+            texts[name] = SCENARIOS[name](scratch, samples)
         except (Failed, worlds.Broken, subprocess.SubprocessError) as error:
             note(f"  {name}: {error}")
     # The gang keeps pairs: seconds and bytes, by number of agents.

@@ -50,33 +50,33 @@ def all_at_once(place, commands, env):
     return max(ends.values()), place.counts()["near"]["up"]["bytes"] - before
 
 
-def towline(room, source, count, rate):
+def towline(scratch, source, count, rate):
     """Agents that know each other, and the repository; nobody says where from."""
     with world(count, rate) as place:
-        mover = movers.Towline.bare(place, fresh(room / "room"), source)
-        own = agents.Agents(mover, agents.S3(place, mover.room, "near"))
+        mover = movers.Towline.bare(place, fresh(scratch / "scratch"), source)
+        own = agents.Agents(mover, agents.S3(place, mover.scratch, "near"))
         try:
             own.save(source, "bench")
             every = names(count)
             for node in every:
                 own.start(node, peers=[other for other in every if other != node], site="far")
             commands = {node: own.command(node, "warm", "bench", "--wait") for node in every}
-            touch_memory(room, 2 * count * folder_bytes(source)[0])
+            touch_memory(scratch, 2 * count * folder_bytes(source)[0])
             env = {node: {**own.env, "TOWLINE_AGENT": str(own.socket(node))} for node in every}
             return all_at_once(place, commands, env)
         finally:
             own.close()
 
 
-def rclone(room, source, count, rate):
+def rclone(scratch, source, count, rate):
     """Each node fetches for itself."""
     with world(count, rate) as place:
-        base = fresh(room / "room")
+        base = fresh(scratch / "scratch")
         each = {node: movers.Rclone(place, base / node, source) for node in names(count)}
         first = next(iter(each.values()))
         try:
             first.serve()
-            touch_memory(room, count * folder_bytes(source)[0])
+            touch_memory(scratch, count * folder_bytes(source)[0])
             return all_at_once(
                 place, {node: mover.command() for node, mover in each.items()}, dict.fromkeys(each, first.env)
             )
@@ -84,12 +84,12 @@ def rclone(room, source, count, rate):
             first.close()
 
 
-def section(sources, room, samples):
+def section(sources, scratch, samples):
     """Two tables, and Towline's targets; `sources` for each rate."""
-    return "\n".join(part(sources[rate], room, samples, rate) for rate in (FULL, QUARTER))
+    return "\n".join(part(sources[rate], scratch, samples, rate) for rate in (FULL, QUARTER))
 
 
-def part(source, room, samples, rate):
+def part(source, scratch, samples, rate):
     """One table, and Towline's targets."""
     size = folder_bytes(source)[0]
     rows, targets = [], []
@@ -100,7 +100,7 @@ def part(source, room, samples, rate):
             continue
         found = {}
         for count in (1, COUNT):
-            seconds, sent = found[count] = how(room, source, count, rate)
+            seconds, sent = found[count] = how(scratch, source, count, rate)
             note(f"  {name:22} gang of {count}  {seconds:8.2f} s, the origin sent {sent / MIB:.0f} MiB")
         (alone, once), (together, sent) = found[1], found[COUNT]
         samples[name, "gang" if rate == FULL else "thin gang"] = found

@@ -27,11 +27,11 @@ class Mover:
     # How it is interrupted.
     ends_by = signal.SIGTERM
 
-    def __init__(self, place, room, source):
-        self.place, self.room, self.source = place, room, source
-        self.out = room / "out"
+    def __init__(self, place, scratch, source):
+        self.place, self.scratch, self.source = place, scratch, source
+        self.out = scratch / "out"
         self.out.mkdir(parents=True, exist_ok=True)
-        self.env = {"PATH": os.environ["PATH"], "HOME": str(room / "home"), "LANG": "C.UTF-8"}
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(scratch / "home"), "LANG": "C.UTF-8"}
         self.serving = []
 
     @classmethod
@@ -106,14 +106,14 @@ class Rsync(Mover):
 
     def serve(self):
         self.offer(self.source)
-        command = [self.path(), "--daemon", "--no-detach", f"--config={self.room / 'rsyncd.conf'}", "--port=8730"]
+        command = [self.path(), "--daemon", "--no-detach", f"--config={self.scratch / 'rsyncd.conf'}", "--port=8730"]
         self.start("near", command)
         self.listening(8730)
 
     def offer(self, folder):
         """The daemon reads its settings for each connection."""
         text = f"use chroot = no\nuid = root\ngid = root\n[data]\npath = {folder}\nread only = yes\n"
-        (self.room / "rsyncd.conf").write_text(text)
+        (self.scratch / "rsyncd.conf").write_text(text)
 
     def next(self, after):
         self.offer(after)
@@ -129,7 +129,7 @@ class Rclone(Mover):
     streams = 8
 
     def serve(self):
-        self.env["RCLONE_CONFIG"] = str(self.room / "none")
+        self.env["RCLONE_CONFIG"] = str(self.scratch / "none")
         self.start("near", [self.path(), "serve", "http", "--addr", f"{self.place.address('near')}:8731", self.source])
         self.listening(8731)
 
@@ -147,9 +147,9 @@ class Sendme(Mover):
     def serve(self):
         address = f"{self.place.address('near')}:8732"
         words = ["--relay", "disabled", "--ticket-type", "addresses", "--magic-ipv4-addr", address, "--no-progress"]
-        room = self.room / "near"
-        room.mkdir(exist_ok=True)
-        command = ["env", "-C", room, self.path(), "send", *words, self.source]
+        scratch = self.scratch / "near"
+        scratch.mkdir(exist_ok=True)
+        command = ["env", "-C", scratch, self.path(), "send", *words, self.source]
         child = self.start("near", command, out=subprocess.PIPE, stdin=subprocess.PIPE)
         self.ticket = said(child, r"\b(blob[a-z0-9]{40,})", 120)[1]
 
@@ -173,12 +173,12 @@ class Bare(Mover):
     def serve(self):
         size = sum(path.stat().st_size for path in self.source.rglob("*") if path.is_file())
         address = f"{self.place.address('near')}:8733"
-        words = [self.path(), "serve", self.transport, address, self.room / "cert", size, self.streams]
+        words = [self.path(), "serve", self.transport, address, self.scratch / "cert", size, self.streams]
         child = self.start("near", words, out=subprocess.PIPE)
         said(child, "ready", 10)
 
     def command(self):
-        return [self.path(), "fetch", self.transport, f"{self.place.address('near')}:8733", self.room / "cert"]
+        return [self.path(), "fetch", self.transport, f"{self.place.address('near')}:8733", self.scratch / "cert"]
 
 
 class Quinn(Bare):
@@ -203,9 +203,9 @@ class Towline(Mover):
 
     path = classmethod(lambda cls: agents_path())
 
-    def __init__(self, place, room, source):
-        super().__init__(place, room, source)
-        self.agents = agents.Agents(self, agents.repository(place, room))
+    def __init__(self, place, scratch, source):
+        super().__init__(place, scratch, source)
+        self.agents = agents.Agents(self, agents.repository(place, scratch))
 
     def serve(self):
         self.agents.save(self.source, "bench")
@@ -214,10 +214,10 @@ class Towline(Mover):
         self.agents.start("far", peers=("near",), site="far")
 
     @classmethod
-    def bare(cls, place, room, source):
+    def bare(cls, place, scratch, source):
         """One without agents: somebody else starts them."""
         mover = cls.__new__(cls)
-        Mover.__init__(mover, place, room, source)
+        Mover.__init__(mover, place, scratch, source)
         return mover
 
     def next(self, after):

@@ -93,8 +93,8 @@ def sink(port):
     with socket.create_server(("0.0.0.0", port)) as listener:
         print("ready", flush=True)
         door, _ = listener.accept()
-        room, began, taken, early = bytearray(1 << 20), time.monotonic(), 0, (0, 0.0)
-        while got := door.recv_into(room):
+        scratch, began, taken, early = bytearray(1 << 20), time.monotonic(), 0, (0, 0.0)
+        while got := door.recv_into(scratch):
             taken += got
             if not early[0] and time.monotonic() - began > 1:
                 early = (taken, time.monotonic())

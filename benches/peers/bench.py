@@ -25,7 +25,7 @@ RUNS = int(os.environ.get("BENCH_RUNS", "3"))
 SIZE = parse_size(os.environ.get("BENCH_SIZE", "2G"))
 BIG = parse_size(os.environ.get("BENCH_BIG", "20G"))
 FILES = int(os.environ.get("BENCH_FILES", "100000"))
-ROOM = Path(os.environ.get("BENCH_DIR", "/dev/shm")) / "towline-bench"
+SCRATCH = Path(os.environ.get("BENCH_DIR", "/dev/shm")) / "towline-bench"
 DISK = Path(os.environ.get("BENCH_DISK", tools.ROOT / "target/bench-peers")).resolve()
 VERBS = ("first", "again", "by_stat", "restore")
 
@@ -47,11 +47,11 @@ def one_round(tool, source, samples, verbs=VERBS):
         if command is None:
             continue
         if verb in ("first", "restore"):
-            touch_memory(ROOM, size)
+            touch_memory(SCRATCH, size)
         if verb != "restore":
             sample = run(command(source), tool.env)
         else:
-            out = fresh(tool.room / "out")
+            out = fresh(tool.scratch / "out")
             sample = run(command(source, out), tool.env)
             same(source, tool.restored(source, out))
             shutil.rmtree(out)
@@ -70,10 +70,10 @@ def rounds(candidates, each):
 
 def local():
     """A checkpoint on one machine: first save, again with every byte read, again by stat, restore."""
-    source, samples, stored = checkpoint(ROOM / "checkpoint", SIZE), {}, {}
+    source, samples, stored = checkpoint(SCRATCH / "checkpoint", SIZE), {}, {}
 
     def each(kind, _):
-        tool = kind(fresh(ROOM / "room"))
+        tool = kind(fresh(SCRATCH / "scratch"))
         if tool.init():
             run(tool.init(), tool.env)
         one_round(tool, source, samples)
@@ -103,12 +103,12 @@ def s3():
     if keys is None:
         return None
     tools.S3.store_env = keys
-    cleaner = tools.S5cmd(fresh(ROOM / "room"), "none")
+    cleaner = tools.S5cmd(fresh(SCRATCH / "scratch"), "none")
     subprocess.run(cleaner.command("mb", f"s3://{tools.S3.bucket}"), env=cleaner.env, capture_output=True)
-    source, samples = checkpoint(ROOM / "checkpoint", SIZE), {}
+    source, samples = checkpoint(SCRATCH / "checkpoint", SIZE), {}
 
     def each(kind, at):
-        tool = kind(fresh(ROOM / "room"), at)
+        tool = kind(fresh(SCRATCH / "scratch"), at)
         if tool.init():
             run(tool.init(), tool.env)
         one_round(tool, source, samples, ("first", "restore"))
@@ -143,11 +143,11 @@ def ceph_keys():
 
 def small():
     """Many small files."""
-    source, samples, objects = small_files(ROOM / "small", FILES), {}, {}
+    source, samples, objects = small_files(SCRATCH / "small", FILES), {}, {}
     total = folder_bytes(source)[0]
 
     def each(kind, _):
-        tool = kind(fresh(ROOM / "room"))
+        tool = kind(fresh(SCRATCH / "scratch"))
         if tool.init():
             run(tool.init(), tool.env)
         one_round(tool, source, samples, ("first", "by_stat", "restore"))
@@ -175,14 +175,14 @@ def memory():
         note(f"  {DISK}: {free / GIB:.0f} GiB free, {3.2 * BIG / GIB:.0f} wanted; a smaller BENCH_BIG fits")
         return None
     source = checkpoint(DISK / "big", BIG, shards=8, quick=True)
-    tool = tools.Towline(fresh(DISK / "room"))
+    tool = tools.Towline(fresh(DISK / "scratch"))
     run(tool.init(), tool.env)
     bound = ["--memory", "256M"]
     saved = run(tool.first(source) + bound, tool.env, watch_memory=True)
-    out = fresh(tool.room / "out")
+    out = fresh(tool.scratch / "out")
     restored = run(tool.restore(source, out) + bound, tool.env, watch_memory=True)
     same(source, out)
-    shutil.rmtree(tool.room)
+    shutil.rmtree(tool.scratch)
     shutil.rmtree(source)
     rows = [
         [verb, f"{s.seconds:.1f}", f"{s.cpu:.1f}", f"{s.anonymous / MIB:.0f}"]
@@ -201,7 +201,7 @@ def links():
     sys.path.append(str(tools.ROOT / "benches"))
     from links import bench as between_sites
 
-    return between_sites.section(DISK, ROOM)
+    return between_sites.section(DISK, SCRATCH)
 
 
 def index():
@@ -271,7 +271,7 @@ def main():
                 print(f"\n{text}")
                 results.put(part, text)
     results.write(machine(), [part for name in SECTIONS for part in PARTS.get(name, [name])])
-    shutil.rmtree(ROOM, ignore_errors=True)
+    shutil.rmtree(SCRATCH, ignore_errors=True)
     return int(failed)
 
 

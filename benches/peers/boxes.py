@@ -113,14 +113,14 @@ def compare(source, out, boxes):
             raise Failed(f"{out}: {name} is not what was saved")
 
 
-def rows_of(saver, room, source, number, what, one):
+def rows_of(saver, scratch, source, number, what, one):
     """What is read of one saved step, by what is asked for; of each read, its ratio to the stored bytes of its box."""
     shapes = {name: tensor["shape"] for name, tensor in header_of(source).items()}
     (entry,) = (entry for entry in answer(saver, "show", f"bench/step-{number}")["entries"] if entry.get("tensors"))
     stored = {tensor["name"]: tensor["stored_bytes"] for tensor in entry["tensors"]}
     rows, over = [], []
     for asks, words, boxes in asked(shapes, one):
-        out = fresh(room / "out") / "tensors.safetensors"
+        out = fresh(scratch / "out") / "tensors.safetensors"
         done = answer(saver, "restore", f"bench/step-{number}", out, *words)
         compare(source, out, boxes)
         whole = {name: elements([(0, length) for length in shapes[name]]) for name in boxes}
@@ -134,26 +134,26 @@ def rows_of(saver, room, source, number, what, one):
     return rows, over
 
 
-def section(room):
-    """The whole section, in `room`."""
+def section(scratch):
+    """The whole section, in `scratch`."""
     if not savers.PYTHON.exists() or not savers.Towline.path():
         note("  the environment with torch, or towline itself, is not there (benches/peers/setup.sh)")
         return None
     steps = trained()
     key, after = steps.apart()
-    room = fresh(room / "boxes")
+    scratch = fresh(scratch / "boxes")
     files = {
         "trained": [part_of(step, "fp32 state") for step in (steps.main[key], after[TARGETED])],
-        "wide": wide_steps(room),
+        "wide": wide_steps(scratch),
     }
     rows, over = [], {}
     for kind, (first, second) in files.items():
-        saver = begin(savers.Towline, room / kind)
+        saver = begin(savers.Towline, scratch / kind)
         for number, source, how in ((1, first, "alone"), (2, second, "difference")):
             growth(saver, source, number)
-            found, over[kind, how] = rows_of(saver, room, source, number, f"{kind}, {how}", ONE[kind])
+            found, over[kind, how] = rows_of(saver, scratch, source, number, f"{kind}, {how}", ONE[kind])
             rows += found
-    shutil.rmtree(room)
+    shutil.rmtree(scratch)
     head = ["fp32, MB", "requested, plain", "stored", "its chunks", "read", "read / chunks", "/ stored", "/ plain"]
     targets = [("1/8 of every tensor, rows, 4096 wide: read / stored", over["wide", "alone"][0], "<=", 1.05)]
     what = f"Parts of tensors: of a trained GPT (384 wide, {TARGETED} steps apart) and of a synthetic one (4096 wide)"

@@ -1,6 +1,6 @@
 """What saving and restoring costs a training loop, beside torch's own ways; run by .venv, answers in JSON.
 
-    hooks.py ROOM [ROUNDS [FLOOR]]
+    hooks.py SCRATCH [ROUNDS [FLOOR]]
 
 The state is that of a GPT of 92 M parameters (benches/peers/train.py's, wider) after a step of AdamW, 1.03 GiB in fp32. Every
 round does everything once, in turns, in one process; the first round warms up and does not count. Figures are seconds. What is
@@ -86,10 +86,10 @@ def memcpy(state, copies):
         ctypes.memmove(copies[name].data_ptr(), tensor.data_ptr(), tensor.nbytes)
 
 
-def blocking(room, state, rounds, clock):
+def blocking(scratch, state, rounds, clock):
     """How long each way of saving keeps the loop, each step in a folder of its own."""
     copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    checkpointer = towline.Checkpointer(room / "repository", "run", keep_last=2)
+    checkpointer = towline.Checkpointer(scratch / "repository", "run", keep_last=2)
     stager = DefaultStager(StagingOptions(False, True, True, False))
     for at in range(rounds + 1):
         for tensor in state.values():
@@ -102,39 +102,39 @@ def blocking(room, state, rounds, clock):
         clock.put("towline staged, background", began)
         handle.wait()
         clock.put("towline durable, background", began)
-        made = clock.of("dcp.async_save", lambda: dcp.async_save(state, checkpoint_id=fresh(room / "dcp")))
+        made = clock.of("dcp.async_save", lambda: dcp.async_save(state, checkpoint_id=fresh(scratch / "dcp")))
         made.result()
         began = time.perf_counter()
         made = clock.of(
             "dcp.async_save, async stager",
-            lambda: dcp.async_save(state, checkpoint_id=fresh(room / "dcp"), async_stager=stager),
+            lambda: dcp.async_save(state, checkpoint_id=fresh(scratch / "dcp"), async_stager=stager),
         )
         made.staging_completion.result()
         clock.put("dcp staged, async stager", began)
         made.upload_completion.result()
-        clock.of("dcp.save", lambda: dcp.save(state, checkpoint_id=fresh(room / "dcp")))
-        clock.of("torch.save", lambda: torch.save(state, room / "state.pt"))
-    fresh(room / "plain").mkdir()
-    safetensors.torch.save_file(state, room / "plain/state.safetensors")
+        clock.of("dcp.save", lambda: dcp.save(state, checkpoint_id=fresh(scratch / "dcp")))
+        clock.of("torch.save", lambda: torch.save(state, scratch / "state.pt"))
+    fresh(scratch / "plain").mkdir()
+    safetensors.torch.save_file(state, scratch / "plain/state.safetensors")
     checkpointer.close()
     stager.close()
 
 
-def restoring(room, state, rounds, clock, floor):
+def restoring(scratch, state, rounds, clock, floor):
     """From a warm folder, into fresh tensors and into those that there are."""
-    checkpointer = towline.Checkpointer(room / "repository", "run")
+    checkpointer = towline.Checkpointer(scratch / "repository", "run")
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    raw = towline.Checkpointer(room / "raw", "run", compression="off")
+    raw = towline.Checkpointer(scratch / "raw", "run", compression="off")
     raw.save(0, state).wait()
     for _ in range(rounds + 1):
         if floor:
-            clock.of("read + BLAKE3 of the same bytes", lambda: subprocess.run([floor, "read", room / "plain"], check=True))
+            clock.of("read + BLAKE3 of the same bytes", lambda: subprocess.run([floor, "read", scratch / "plain"], check=True))
         clock.of("towline restore", checkpointer.restore)
         clock.of("towline restore into", lambda: checkpointer.restore(into=target))
         clock.of("towline restore into, saved raw", lambda: raw.restore(into=target))
-        clock.of("torch.load", lambda: torch.load(room / "state.pt"))
-        clock.of("safetensors load_file", lambda: touched(safetensors.torch.load_file(room / "plain/state.safetensors")))
-        clock.of("dcp.load", lambda: dcp.load(target, checkpoint_id=room / "dcp"))
+        clock.of("torch.load", lambda: torch.load(scratch / "state.pt"))
+        clock.of("safetensors load_file", lambda: touched(safetensors.torch.load_file(scratch / "plain/state.safetensors")))
+        clock.of("dcp.load", lambda: dcp.load(target, checkpoint_id=scratch / "dcp"))
     for tensor in target.values():
         tensor.zero_()
     checkpointer.restore(into=target)
@@ -149,15 +149,15 @@ def touched(tensors):
     return sum(float(tensor.view(-1)[::1024].sum()) for tensor in tensors.values())
 
 
-def slow_down(room, model, optimizer, rounds):
+def slow_down(scratch, model, optimizer, rounds):
     """Seconds that a background save takes from the loop: from its begin to its end, less the steps' own time."""
     found = {}
     state = flat_state(model, optimizer)
     # Without a group, torch has no process mode.
-    torch.distributed.init_process_group("gloo", init_method=f"file://{room}/group", rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{scratch}/group", rank=0, world_size=1)
     ways = {"towline": "auto", "towline, compression='if-faster'": "if-faster"}
     savers = {
-        what: towline.Checkpointer(room / "slow", f"run-{at}", keep_last=1, stage="background", compression=how)
+        what: towline.Checkpointer(scratch / "slow", f"run-{at}", keep_last=1, stage="background", compression=how)
         for at, (what, how) in enumerate(ways.items())
     }
     for checkpointer in savers.values():
@@ -184,7 +184,7 @@ def slow_down(room, model, optimizer, rounds):
         for what, checkpointer in savers.items():
             lost(what, lambda saver=checkpointer: saver.save(at, state), lambda handle: handle.done())
         for kind in (kinds.THREAD, kinds.PROCESS):
-            folder = fresh(room / "dcp-slow")
+            folder = fresh(scratch / "dcp-slow")
             lost(
                 f"dcp.async_save, {kind.value}",
                 lambda: dcp.async_save(state, checkpoint_id=folder, async_checkpointer_type=kind),  # noqa: B023
@@ -196,10 +196,10 @@ def slow_down(room, model, optimizer, rounds):
     return {what: seconds[1:] for what, seconds in found.items()}
 
 
-def growth(room):
+def growth(scratch):
     """Bytes of memory that this process has more after 200 saves than after 20, and those of the state."""
     state = {f"w{at}": torch.randn(1 << 20) for at in range(16)}
-    with towline.Checkpointer(room / "many", "run", keep_last=1) as checkpointer:
+    with towline.Checkpointer(scratch / "many", "run", keep_last=1) as checkpointer:
         for at in range(200):
             for tensor in state.values():
                 tensor.add_(0.001)
@@ -229,22 +229,22 @@ def recycling():
 
 
 def main():
-    room, rounds, floor = Path(ARGS[0]), int(ARGS[1]) if len(ARGS) > 1 else 5, ARGS[2] if len(ARGS) > 2 else None
-    fresh(room).mkdir(parents=True)
+    scratch, rounds, floor = Path(ARGS[0]), int(ARGS[1]) if len(ARGS) > 1 else 5, ARGS[2] if len(ARGS) > 2 else None
+    fresh(scratch).mkdir(parents=True)
     model, optimizer = model_and_optimizer()
     for _ in range(3):
         step(model, optimizer)
     state, clock = flat_state(model, optimizer), Clock()
     told = {"bytes": sum(tensor.nbytes for tensor in state.values()), "tensors": len(state), "torch": torch.__version__}
-    blocking(room, state, rounds, clock)
-    restoring(room, state, rounds, clock, floor)
+    blocking(scratch, state, rounds, clock)
+    restoring(scratch, state, rounds, clock, floor)
     told["seconds"] = {what: seconds[1:] for what, seconds in clock.found.items()}
-    told["lost"] = slow_down(room, model, optimizer, rounds)
-    told["growth"] = growth(room)
+    told["lost"] = slow_down(scratch, model, optimizer, rounds)
+    told["growth"] = growth(scratch)
     told["import"] = import_seconds(rounds)
     wheel = Path(towline.__file__).parent
     told["installed"] = sum(file.stat().st_size for file in wheel.rglob("*") if file.is_file())
-    fresh(room)
+    fresh(scratch)
     print(json.dumps(told))
 
 

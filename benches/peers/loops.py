@@ -35,9 +35,9 @@ RESTORES = (
 )
 
 
-def measured(script, room, rounds, *more):
+def measured(script, scratch, rounds, *more):
     """What a worker says."""
-    command = [os.environ.get("BENCH_PYTHON", PYTHON), "-W", "ignore", tools.ROOT / "benches/peers" / script, room, str(rounds)]
+    command = [os.environ.get("BENCH_PYTHON", PYTHON), "-W", "ignore", tools.ROOT / "benches/peers" / script, scratch, str(rounds)]
     done = subprocess.run([*command, *more], capture_output=True, text=True)
     if done.returncode != 0:
         raise Failed(f"{script}: exit {done.returncode}\n{done.stderr[-2000:]}")
@@ -48,9 +48,9 @@ def spread(seconds):
     return f"{min(seconds):.3f}-{max(seconds):.3f}"
 
 
-def section(room, rounds):
+def section(scratch, rounds):
     """A training loop of one process."""
-    told = measured("hooks.py", room / "hooks", max(rounds, 3), FLOOR)
+    told = measured("hooks.py", scratch / "hooks", max(rounds, 3), FLOOR)
     seconds, took = told["seconds"], {what: median(found) for what, found in told["seconds"].items()}
     lost = {what: median(found) for what, found in told["lost"].items()}
     importing = 1000 * median(told["import"])
@@ -88,9 +88,9 @@ def section(room, rounds):
     return report.section(what, "\n".join(body), targets)
 
 
-def sharded(room, rounds):
+def sharded(scratch, rounds):
     """Distributed checkpoints."""
-    told = measured("sharded.py", room / "sharded", max(rounds, 3))
+    told = measured("sharded.py", scratch / "sharded", max(rounds, 3))
     body, ratio = [], {}
     for what, found in told["seconds"].items():
         first = next(iter(found))

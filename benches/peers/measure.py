@@ -89,14 +89,14 @@ def fresh(folder):
     return folder
 
 
-def touch_memory(room, total):
+def touch_memory(scratch, total):
     """Has `total` bytes of memory used and freed again, so that the run that follows gets pages the machine really has.
 
     In a virtual machine a page's first use costs a fault in the host, several times what the use itself does: without
     this it would be chance who pays. At most half of what is free is touched.
     """
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    piece, path = bytes(16 * MIB), room / "touched"
+    piece, path = bytes(16 * MIB), scratch / "touched"
     with path.open("wb") as file:
         for _ in range(min(total, free // 2) // len(piece)):
             file.write(piece)

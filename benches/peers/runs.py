@@ -36,23 +36,23 @@ def growth(saver, source, step):
     return saver.stored() - before, sample.cpu
 
 
-def begin(kind, room):
-    saver = kind(fresh(room))
+def begin(kind, scratch):
+    saver = kind(fresh(scratch))
     if saver.init():
         run(saver.init(), saver.env)
     return saver
 
 
-def stored_apart(kind, room, steps, part, distances=APART):
+def stored_apart(kind, scratch, steps, part, distances=APART):
     """Stored bytes of the key step, then of each step after it in a repository that holds only the key step."""
     key, after = steps.apart()
-    saver = begin(kind, room / "key")
+    saver = begin(kind, scratch / "key")
     stored = [growth(saver, part_of(steps.main[key], part), key)[0]]
     for distance in distances:
-        shutil.rmtree(room / "after", ignore_errors=True)
-        shutil.copytree(saver.room, room / "after")
-        stored.append(growth(kind(room / "after"), part_of(after[distance], part), key + distance)[0])
-    shutil.rmtree(room)
+        shutil.rmtree(scratch / "after", ignore_errors=True)
+        shutil.copytree(saver.scratch, scratch / "after")
+        stored.append(growth(kind(scratch / "after"), part_of(after[distance], part), key + distance)[0])
+    shutil.rmtree(scratch)
     note(f"  {saver.name}, {part}: " + ", ".join(f"{size / 1e6:.2f}" for size in stored) + " MB")
     return stored
 
@@ -65,14 +65,14 @@ def zipnn_apart(steps, part):
     return [[alone[path] for path in paths], [None, *(xored[path] for path in paths[1:])]]
 
 
-def differences(kinds, room, steps, part, kept):
+def differences(kinds, scratch, steps, part, kept):
     """Table (a) of one part: stored bytes over plain ones by distance, and Towline's over those of the others.
 
     Also Towline's TARGETED steps after its key, over ZipNN's and over the least of the rest.
     """
     stored = {}
     for kind in kinds:
-        work = lambda kind=kind: stored_apart(kind, room / "apart", steps, part)
+        work = lambda kind=kind: stored_apart(kind, scratch / "apart", steps, part)
         stored[kind.name] = work() if kind is savers.Towline else kept.of(f"{kind.name}, {part}", work)
     others = [sizes for name, sizes in stored.items() if name != savers.Towline.name]
     stored[ZIPNN], stored[ZIPNN_XOR] = kept.of(f"{ZIPNN}, {part}", lambda: zipnn_apart(steps, part))
@@ -88,12 +88,12 @@ def differences(kinds, room, steps, part, kept):
     return report.table(head, rows), over
 
 
-def derived(room, steps):
+def derived(scratch, steps):
     """What the bf16 copy beside its masters costs Towline, over its plain bytes: the worse of a key step and a later one."""
     if not savers.Towline.path():
         return None
     parts = ("state and weights", "fp32 state")
-    both, state = (stored_apart(savers.Towline, room / "derived", steps, part, (TARGETED,)) for part in parts)
+    both, state = (stored_apart(savers.Towline, scratch / "derived", steps, part, (TARGETED,)) for part in parts)
     copy = plain_bytes(part_of(steps.main[min(steps.main)], "bf16 weights"))
     return max((with_copy - without) / copy for with_copy, without in zip(both, state))
 
@@ -105,10 +105,10 @@ def whole_run(saver, steps, part):
     return saver.stored(), cpu
 
 
-def by_peer(kind, room, steps, part):
-    saver = begin(kind, room / "whole")
+def by_peer(kind, scratch, steps, part):
+    saver = begin(kind, scratch / "whole")
     found = whole_run(saver, steps, part)
-    shutil.rmtree(saver.room)
+    shutil.rmtree(saver.scratch)
     return found
 
 
@@ -118,16 +118,16 @@ def by_zipnn(steps, part):
     return sum(answer["stored"].values()), answer["cpu"]
 
 
-def by_towline(room, steps, part, reads):
+def by_towline(scratch, steps, part, reads):
     """Also restores every step, while the run is there, into `reads`."""
-    saver = begin(savers.Towline, room / "whole")
+    saver = begin(savers.Towline, scratch / "whole")
     found = whole_run(saver, steps, part)
-    reads[part] = restores(saver, room, steps, part)
-    shutil.rmtree(saver.room)
+    reads[part] = restores(saver, scratch, steps, part)
+    shutil.rmtree(saver.scratch)
     return found
 
 
-def whole_runs(kinds, room, steps, kept):
+def whole_runs(kinds, scratch, steps, kept):
     """Table (b), and what (d) is made of. restic at its most is left out: minutes a GiB, and table (a) has it."""
     kinds = [kind for kind in kinds if kind is not savers.ResticMax]
     parts, reads = ("state and weights", "bf16 weights"), {}
@@ -143,9 +143,9 @@ def whole_runs(kinds, room, steps, kept):
     rows = []
     for kind in kinds:
         if kind is savers.Towline:
-            rows.append(row(kind.name, lambda part: by_towline(room, steps, part, reads)))
+            rows.append(row(kind.name, lambda part: by_towline(scratch, steps, part, reads)))
         else:
-            rows.append(keeping(kind.name, lambda part, kind=kind: by_peer(kind, room, steps, part)))
+            rows.append(keeping(kind.name, lambda part, kind=kind: by_peer(kind, scratch, steps, part)))
     rows.append(keeping(ZIPNN, lambda part: by_zipnn(steps, part)))
     head = [f"{len(steps.spaced)} steps: stored / plain", *(word for part in parts for word in (part, "CPU s/GiB"))]
     return report.table(head, rows), reads
@@ -161,9 +161,9 @@ class Read:
     alone_seconds: float
 
 
-def restored(saver, source, step, room):
+def restored(saver, source, step, scratch):
     """Restores one step, compares it: bytes fetched and seconds."""
-    out = fresh(room / "out") / "step"
+    out = fresh(scratch / "out") / "step"
     began = time.monotonic()
     done = subprocess.run(saver.bring(step, out), env=saver.env, capture_output=True, text=True)
     seconds = time.monotonic() - began
@@ -173,14 +173,14 @@ def restored(saver, source, step, room):
     return json.loads(done.stdout)["fetched_bytes"], seconds
 
 
-def restores(saver, room, steps, part):
+def restores(saver, scratch, steps, part):
     """Every step out of the run, and out of a repository that holds nothing else."""
     reads = []
     for step in steps.spaced:
         source, number = part_of(step, part), step.name[5:]
-        alone = begin(savers.Towline, room / "alone")
+        alone = begin(savers.Towline, scratch / "alone")
         growth(alone, source, number)
-        reads.append(Read(*restored(saver, source, number, room), *restored(alone, source, number, room)))
+        reads.append(Read(*restored(saver, source, number, scratch), *restored(alone, source, number, scratch)))
     return reads
 
 
@@ -197,21 +197,21 @@ def restores_table(reads):
     return report.table(head, rows), ratios
 
 
-def adapters(kind, room, steps):
+def adapters(kind, scratch, steps):
     """Stored bytes of each step of the LoRA phase."""
-    saver = begin(kind, room / "lora")
+    saver = begin(kind, scratch / "lora")
     sizes = [growth(saver, part_of(step, "fp32 state"), step.name[5:])[0] for step in steps.lora]
-    shutil.rmtree(saver.room)
+    shutil.rmtree(saver.scratch)
     return sizes
 
 
-def lora(kinds, room, steps, kept):
+def lora(kinds, scratch, steps, kept):
     """Table (c): steps of a LoRA phase after its first, over the bytes that changed."""
     changed = sum(changed_bytes(*pair) for pair in zip(steps.lora, steps.lora[1:]))
     plain = sum(plain_bytes(step) for step in steps.lora[1:])
     rows, over = [], {}
     for kind in kinds:
-        work = lambda kind=kind: adapters(kind, room, steps)
+        work = lambda kind=kind: adapters(kind, scratch, steps)
         sizes = work() if kind is savers.Towline else kept.of(f"{kind.name}, LoRA", work)
         over[kind.name] = sum(sizes[1:]) / changed
         rows.append([kind.name, f"{sum(sizes[1:]) / 1e6:.2f}", f"{over[kind.name]:.3f}"])
@@ -229,25 +229,25 @@ def speeds(steps):
     return report.table(head, rows)
 
 
-def section(room, present):
-    """The whole section, in `room` (on disk: a run is gigabytes); `present` picks the tools that are here."""
+def section(scratch, present):
+    """The whole section, in `scratch` (on disk: a run is gigabytes); `present` picks the tools that are here."""
     if not savers.PYTHON.exists():
         note(f"  {savers.PYTHON} is not there (benches/peers/setup.sh)")
         return None
     steps, kinds = trained(), present(savers.SAVERS)
-    kept = Kept(room / "runs-peers.json", {"made": json.loads((DATA / "made.json").read_text()), **savers.versions()})
-    room = fresh(room / "runs")
+    kept = Kept(scratch / "runs-peers.json", {"made": json.loads((DATA / "made.json").read_text()), **savers.versions()})
+    scratch = fresh(scratch / "runs")
     plain = sum(plain_bytes(step) for step in steps.spaced)
-    if shutil.disk_usage(room).free < 1.5 * plain:
-        raise Failed(f"{room}: {1.5 * plain / GIB:.0f} GiB of free disk wanted")
+    if shutil.disk_usage(scratch).free < 1.5 * plain:
+        raise Failed(f"{scratch}: {1.5 * plain / GIB:.0f} GiB of free disk wanted")
     codecs = speeds(steps)
-    state, of_state = differences(kinds, room, steps, "fp32 state", kept)
-    weights, of_weights = differences(kinds, room, steps, "bf16 weights", kept)
-    copy = derived(room, steps)
-    adapted, of_adapted = lora(kinds, room, steps, kept)
-    whole, reads = whole_runs(kinds, room, steps, kept)
+    state, of_state = differences(kinds, scratch, steps, "fp32 state", kept)
+    weights, of_weights = differences(kinds, scratch, steps, "bf16 weights", kept)
+    copy = derived(scratch, steps)
+    adapted, of_adapted = lora(kinds, scratch, steps, kept)
+    whole, reads = whole_runs(kinds, scratch, steps, kept)
     read, of_reads = restores_table(reads)
-    shutil.rmtree(room)
+    shutil.rmtree(scratch)
     targets = bounds(of_state, of_weights, copy, of_adapted, of_reads)
     what = f"Checkpoints of a trained GPT, {plain / len(steps.spaced) / 1e6:.0f} MB a step, each program's own compression"
     return report.section(what, "\n\n".join([state, weights, whole, read, adapted, codecs]), targets)

@@ -18,7 +18,7 @@ class Saver(tools.Tool):
 
     def stored(self):
         """Bytes that the repository holds, by the size of its files."""
-        return folder_bytes(self.room / "repo")[0]
+        return folder_bytes(self.scratch / "repo")[0]
 
 
 class Towline(tools.Towline, Saver):
@@ -45,10 +45,10 @@ class ResticMax(Restic):
 class Borg(Saver):
     name, program = "borg, zstd-3", "borg"
 
-    def __init__(self, room, store=None):
-        super().__init__(room, store)
+    def __init__(self, scratch, store=None):
+        super().__init__(scratch, store)
         self.env |= {
-            "BORG_BASE_DIR": str(room / "home"),
+            "BORG_BASE_DIR": str(scratch / "home"),
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
             "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
         }
@@ -63,9 +63,9 @@ class Borg(Saver):
 class Xet(Saver):
     name = "hf-xet"
 
-    def __init__(self, room, store=None):
-        super().__init__(room, store)
-        self.env |= {"HF_XET_CACHE": str(room / "cache")}
+    def __init__(self, scratch, store=None):
+        super().__init__(scratch, store)
+        self.env |= {"HF_XET_CACHE": str(scratch / "cache")}
 
     @classmethod
     def path(cls):
@@ -76,7 +76,7 @@ class Xet(Saver):
 
     def stored(self):
         """Its xorbs and shards; not the index that only the stand-in for its server keeps."""
-        held = self.room / "repo/xet/xorbs"
+        held = self.scratch / "repo/xet/xorbs"
         return sum(folder_bytes(held / part)[0] for part in ("xorbs", "shards"))
 
 

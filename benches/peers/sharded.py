@@ -1,6 +1,6 @@
 """Distributed checkpoints beside torch's own writers and readers; run by .venv, answers in JSON.
 
-    sharded.py ROOM [ROUNDS]
+    sharded.py SCRATCH [ROUNDS]
 
 1 GiB of fp32 in 64 tensors, each sharded over the ranks along its rows; ranks are processes of this machine, joined by gloo.
 Every round does everything once, in turns; the first warms up and does not count. Figures are seconds, from one barrier to the
@@ -51,9 +51,9 @@ def state(rank, ranks, filled=None):
 class Group:
     """The ranks, and the seconds that they take together."""
 
-    def __init__(self, rank, ranks, room, what):
+    def __init__(self, rank, ranks, scratch, what):
         self.rank, self.found = rank, {}
-        dist.init_process_group("gloo", init_method=f"file://{room}/group-{what}", rank=rank, world_size=ranks)
+        dist.init_process_group("gloo", init_method=f"file://{scratch}/group-{what}", rank=rank, world_size=ranks)
 
     def time(self, what, work):
         dist.barrier()
@@ -62,45 +62,45 @@ class Group:
         dist.barrier()
         self.found.setdefault(what, []).append(time.perf_counter() - began)
 
-    def end(self, room, what):
+    def end(self, scratch, what):
         if self.rank == 0:
             told = {name: seconds[1:] for name, seconds in self.found.items()}
-            (room / f"{what}.json").write_text(json.dumps(told))
+            (scratch / f"{what}.json").write_text(json.dumps(told))
         dist.barrier()
         dist.destroy_process_group()
 
 
-def saving(rank, room, rounds):
+def saving(rank, scratch, rounds):
     """Every save is new: neither a folder nor a repository is saved to twice."""
-    group, held = Group(rank, SAVERS, room, "save"), state(rank, SAVERS)
+    group, held = Group(rank, SAVERS, scratch, "save"), state(rank, SAVERS)
     ways = {
-        "FileSystemWriter": lambda at: FileSystemWriter(room / f"files-{at}"),
-        "FsspecWriter": lambda at: FsspecWriter(f"{room}/fsspec-{at}"),
-        "towline": lambda at: StorageWriter(str(room / f"repository-{at}"), STEP),
-        "towline, compression='if-faster'": lambda at: StorageWriter(str(room / f"fast-{at}"), STEP, compression="if-faster"),
+        "FileSystemWriter": lambda at: FileSystemWriter(scratch / f"files-{at}"),
+        "FsspecWriter": lambda at: FsspecWriter(f"{scratch}/fsspec-{at}"),
+        "towline": lambda at: StorageWriter(str(scratch / f"repository-{at}"), STEP),
+        "towline, compression='if-faster'": lambda at: StorageWriter(str(scratch / f"fast-{at}"), STEP, compression="if-faster"),
     }
     for at in range(rounds + 1):
         if rank == 0:
             for kind in ("repository", "fast"):
-                towline.open(str(room / f"{kind}-{at}"), create=True)
+                towline.open(str(scratch / f"{kind}-{at}"), create=True)
         dist.barrier()
         for what, way in ways.items():
             writer = way(at)
             group.time(what, lambda: dcp.save(held, storage_writer=writer))  # noqa: B023 - called at once
         if rank == 0 and at < rounds:
             for kind in ("files", "fsspec", "repository", "fast"):
-                shutil.rmtree(room / f"{kind}-{at}")
-    group.end(room, "save")
+                shutil.rmtree(scratch / f"{kind}-{at}")
+    group.end(scratch, "save")
 
 
-def loading(rank, ranks, room, rounds):
+def loading(rank, ranks, scratch, rounds):
     what = f"load on {ranks}"
-    group, target, truth = Group(rank, ranks, room, what), state(rank, ranks, filled=1.0), None
+    group, target, truth = Group(rank, ranks, scratch, what), state(rank, ranks, filled=1.0), None
     ways = {
-        "FileSystemReader": lambda: FileSystemReader(room / f"files-{rounds}"),
-        "FsspecReader": lambda: FsspecReader(f"{room}/fsspec-{rounds}"),
-        "towline": lambda: StorageReader(str(room / f"repository-{rounds}"), STEP),
-        "towline, saved with compression='if-faster'": lambda: StorageReader(str(room / f"fast-{rounds}"), STEP),
+        "FileSystemReader": lambda: FileSystemReader(scratch / f"files-{rounds}"),
+        "FsspecReader": lambda: FsspecReader(f"{scratch}/fsspec-{rounds}"),
+        "towline": lambda: StorageReader(str(scratch / f"repository-{rounds}"), STEP),
+        "towline, saved with compression='if-faster'": lambda: StorageReader(str(scratch / f"fast-{rounds}"), STEP),
     }
     for _ in range(rounds + 1):
         for way, make in ways.items():
@@ -111,18 +111,18 @@ def loading(rank, ranks, room, rounds):
             sums = [float(tensor.to_local().double().sum()) for tensor in target.values()]
             truth = truth or sums
             assert sums == truth, f"{way} loaded something else"
-    group.end(room, what)
+    group.end(scratch, what)
 
 
 def main():
-    room, rounds = Path(ARGS[0]).resolve(), int(ARGS[1]) if len(ARGS) > 1 else 5
-    hooks.fresh(room).mkdir(parents=True)
-    os.environ["XDG_CACHE_HOME"] = str(room / "cache")
-    mp.spawn(saving, (room, rounds), nprocs=SAVERS)
+    scratch, rounds = Path(ARGS[0]).resolve(), int(ARGS[1]) if len(ARGS) > 1 else 5
+    hooks.fresh(scratch).mkdir(parents=True)
+    os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
+    mp.spawn(saving, (scratch, rounds), nprocs=SAVERS)
     for ranks in (1, 2, 3):
-        mp.spawn(loading, (ranks, room, rounds), nprocs=ranks)
-    told = {what: json.loads((room / f"{what}.json").read_text()) for what in ("save", *(f"load on {n}" for n in (1, 2, 3)))}
-    shutil.rmtree(room)
+        mp.spawn(loading, (ranks, scratch, rounds), nprocs=ranks)
+    told = {what: json.loads((scratch / f"{what}.json").read_text()) for what in ("save", *(f"load on {n}" for n in (1, 2, 3)))}
+    shutil.rmtree(scratch)
     print(json.dumps({"torch": torch.__version__, "bytes": 4 * ROWS * COLUMNS * TENSORS, "seconds": told}))
 
 

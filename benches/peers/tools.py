@@ -16,15 +16,15 @@ def find(program):
 
 
 class Tool:
-    """One program with one repository in `room`. A verb that a program lacks is None."""
+    """One program with one repository in `scratch`. A verb that a program lacks is None."""
 
     name = program = ""
     first = again = by_stat = restore = None
 
-    def __init__(self, room, store=None):
-        self.room, self.store = room, store
-        self.repo = store or str(room / "repo")
-        self.env = {"PATH": os.environ["PATH"], "HOME": str(room / "home"), "LANG": "C.UTF-8"}
+    def __init__(self, scratch, store=None):
+        self.scratch, self.store = scratch, store
+        self.repo = store or str(scratch / "repo")
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(scratch / "home"), "LANG": "C.UTF-8"}
 
     @classmethod
     def path(cls):
@@ -73,9 +73,9 @@ class Restic(Tool):
     def command(self, *words):
         return [self.path(), "--repo", self.repo, "--compression", self.compression, "--quiet", *words]
 
-    def __init__(self, room, store=None):
-        super().__init__(room, store and f"s3:{store}")
-        self.env |= {"RESTIC_PASSWORD": "bench", "RESTIC_CACHE_DIR": str(room / "cache")}
+    def __init__(self, scratch, store=None):
+        super().__init__(scratch, store and f"s3:{store}")
+        self.env |= {"RESTIC_PASSWORD": "bench", "RESTIC_CACHE_DIR": str(scratch / "cache")}
 
     def init(self):
         return self.command("init", "--repository-version", "2")
@@ -98,9 +98,9 @@ class Restic(Tool):
 class Rustic(Tool):
     name = program = "rustic"
 
-    def __init__(self, room, store=None):
-        super().__init__(room, store)
-        self.env |= {"RUSTIC_PASSWORD": "bench", "RUSTIC_CACHE_DIR": str(room / "cache")}
+    def __init__(self, scratch, store=None):
+        super().__init__(scratch, store)
+        self.env |= {"RUSTIC_PASSWORD": "bench", "RUSTIC_CACHE_DIR": str(scratch / "cache")}
 
     def command(self, *words):
         return [self.path(), "--repository", self.repo, "--no-progress", *words]
@@ -172,9 +172,9 @@ class S3(Tool):
     bucket = "towline-bench"
     store_env = {}
 
-    def __init__(self, room, run):
+    def __init__(self, scratch, run):
         self.prefix = f"{self.bucket}/{self.name}-{run}"
-        super().__init__(room, f"s3://{self.prefix}")
+        super().__init__(scratch, f"s3://{self.prefix}")
         self.env |= self.store_env
 
 
@@ -202,10 +202,10 @@ class TowlineS3(S3, Towline):
 class ResticS3(S3, Restic):
     by_stat = None
 
-    def __init__(self, room, run):
-        S3.__init__(self, room, run)
+    def __init__(self, scratch, run):
+        S3.__init__(self, scratch, run)
         self.repo = f"s3:{self.store_env['AWS_ENDPOINT_URL']}/{self.prefix}"
-        self.env |= {"RESTIC_PASSWORD": "bench", "RESTIC_CACHE_DIR": str(room / "cache")}
+        self.env |= {"RESTIC_PASSWORD": "bench", "RESTIC_CACHE_DIR": str(scratch / "cache")}
 
     def command(self, *words):
         return super().command("--option", f"s3.connections={self.lanes}", *words)
@@ -214,11 +214,11 @@ class ResticS3(S3, Restic):
 class Rclone(S3):
     name = program = "rclone"
 
-    def __init__(self, room, run):
-        super().__init__(room, run)
+    def __init__(self, scratch, run):
+        super().__init__(scratch, run)
         keys = self.store_env
         self.env |= {
-            "RCLONE_CONFIG": str(room / "none"),
+            "RCLONE_CONFIG": str(scratch / "none"),
             "RCLONE_S3_PROVIDER": "Ceph",
             "RCLONE_S3_ENDPOINT": keys["AWS_ENDPOINT_URL"],
             "RCLONE_S3_ACCESS_KEY_ID": keys["AWS_ACCESS_KEY_ID"],

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::LETTING_GO;
+use super::SHUTDOWN_MAX;
 use super::config::AuditConfig;
 use super::dial::Dialled;
 use super::state::AgentState;
@@ -21,7 +21,8 @@ use super::tasks::Task;
 use super::user::user_name;
 use super::view::TaskState;
 use crate::audit::{
-    Decision, Elsewhere, PUBLISH_EVERY, Publisher, Recorder, RecorderOptions, Repeats, Request, SignedHead, Signer,
+    Decision, FallbackPublisher, PUBLISH_EVERY, Publisher, Recorder, RecorderOptions, Repeats, Request, SignedHead,
+    Signer,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -58,11 +59,11 @@ pub(super) fn signer(credentials: &Credentials) -> Signer {
     Arc::new(move |head: &[u8]| credentials.sign(Context::AuditHead, head)?.encode())
 }
 
-/// Publication by other agents, for one whose credentials do not let it write to the repository.
+/// Publication by other agents, for an agent whose credentials do not permit writing to the repository.
 pub(super) struct ByPeers(pub(super) Arc<AgentState>);
 
 #[async_trait]
-impl Elsewhere for ByPeers {
+impl FallbackPublisher for ByPeers {
     async fn publish(&self, head: &SignedHead) -> Result<()> {
         let Self(state) = self;
         let (own, peers) = (state.credentials()?.identity(), state.exchange()?.peers());
@@ -71,21 +72,21 @@ impl Elsewhere for ByPeers {
         let mut refused = Vec::new();
         for peer in peers.list() {
             let Some(who) = peer.identity.filter(|who| *who != own) else { continue };
-            match timeout(ANSWER_WITHIN, told(state, (&who, &peer.address), body.clone())).await {
+            match timeout(ANSWER_WITHIN, send_head(state, (&who, &peer.address), body.clone())).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => refused.push(format!("{}: {error}", who.path())),
                 Err(_) => refused.push(format!("{}: no answer in time", who.path())),
             }
         }
         let got = if refused.is_empty() { "no other agent is known".to_owned() } else { refused.join("; ") };
-        Err(Error::unreachable("nobody publishes the head of the audit log")
+        Err(Error::unreachable("no agent publishes the head of the audit log")
             .got(got)
             .help("give the agent the right to put objects below audit/, or add it to `callers` of one that has it"))
     }
 }
 
 /// Sends a head to another agent.
-async fn told(state: &AgentState, (who, address): (&Identity, &str), body: String) -> Result<()> {
+async fn send_head(state: &AgentState, (who, address): (&Identity, &str), body: String) -> Result<()> {
     let request = HttpRequest::builder()
         .method(Method::PUT)
         .uri("/v1/audit/heads")
@@ -99,7 +100,7 @@ async fn told(state: &AgentState, (who, address): (&Identity, &str), body: Strin
     }
     let said: Option<Value> = serde_json::from_slice(&answer).ok();
     let message = said.as_ref().and_then(|said| said["error"]["message"].as_str()).unwrap_or("no reason is given");
-    Err(Error::denied("agent does not publish it").got(format!("{status}: {message:.200}")))
+    Err(Error::denied("agent refuses to publish it").got(format!("{status}: {message:.200}")))
 }
 
 /// Publication of the log's heads while the agent runs.
@@ -130,7 +131,7 @@ impl Publication {
     /// Closes the log, and publishes its last head.
     ///
     /// # Cancel safety
-    /// The log is closed all the same.
+    /// The log is closed in any case.
     pub(super) async fn end(mut self) {
         self.ending.cancel();
         let publishing = &mut self.publishing;
@@ -140,7 +141,7 @@ impl Publication {
                 _ => Ok(()),
             }
         };
-        let problem = match timeout(LETTING_GO, published).await {
+        let problem = match timeout(SHUTDOWN_MAX, published).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(format!("{error:?}")),
             Err(_) => Some("the store does not answer in time".to_owned()),
@@ -149,12 +150,12 @@ impl Publication {
             tracing::error!("last head of the audit log is not published, until the agent runs again: {problem}");
         }
         // It is closed already, unless its head is not published.
-        let _ = timeout(LETTING_GO, self.recorder.close()).await;
+        let _ = timeout(SHUTDOWN_MAX, self.recorder.close()).await;
     }
 }
 
 impl AgentState {
-    /// Records `decision`, if there is an audit log. Who gets an error must refuse the request.
+    /// Records `decision`, if there is an audit log. After an error the caller must refuse the request.
     ///
     /// # Errors
     /// As [`Recorder::record`].
@@ -169,7 +170,7 @@ impl AgentState {
     }
 }
 
-/// Follows the task that `begun` gives, so that the end of `request` tells what it moved, and what came of it. Within a runtime.
+/// Follows the started task `begun`, so that the end entry of `request` has its bytes and its outcome. Needs a runtime.
 ///
 /// # Errors
 /// The task's own, if it was not begun.
@@ -177,7 +178,7 @@ pub(super) fn follow(request: Option<Request>, begun: Result<Arc<Task>>) -> Resu
     follow_with(request, None, begun)
 }
 
-/// As [`follow`]; `beside` is a request that the same task carries out, and that moves nothing by itself.
+/// As [`follow`]; `beside` is a second request that the same task carries out; no bytes are counted for it.
 ///
 /// # Errors
 /// The task's own, if it was not begun.

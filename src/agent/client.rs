@@ -162,7 +162,7 @@ impl Client {
     /// Not safe: the request may have been executed.
     pub async fn begin<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<(T, Self)> {
         let body = serde_json::to_vec(asked).map_err(|source| Error::other("request is not JSON").source(source))?;
-        let response = self.good(self.send(Method::POST, path, body.into()).await?).await?;
+        let response = self.check_status(self.send(Method::POST, path, body.into()).await?).await?;
         let answered = response.headers().get(AT).and_then(|who| who.to_str().ok()?.parse().ok());
         let at = self.at.as_ref().and(answered).or_else(|| self.at.clone());
         Ok((self.read(response).await?, self.clone().routed_to(at)))
@@ -188,7 +188,7 @@ impl Client {
     /// Safe: the task goes on.
     pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Task)) -> Result<Task> {
         let response = self.send(Method::GET, &format!("/v1/tasks/{id}/events"), Bytes::new()).await?;
-        let mut events = Events { body: self.good(response).await?.into_body(), read: BytesMut::new() };
+        let mut events = Events { body: self.check_status(response).await?.into_body(), read: BytesMut::new() };
         while let Some(view) = events.next().await.map_err(|source| self.lost(source))? {
             tell(&view);
             match view.state {
@@ -233,7 +233,7 @@ impl Client {
     async fn upgraded(&self) -> Result<TokioIo<Upgraded>> {
         let response = self.send(Method::GET, CHUNKS, Bytes::new()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            self.good(response).await?;
+            self.check_status(response).await?;
             return Err(Error::unsupported("agent does not serve chunks").at(self.socket.display()).help(SAME_VERSION));
         }
         let upgraded = hyper::upgrade::on(response).await.map_err(|source| self.lost(source))?;
@@ -242,11 +242,11 @@ impl Client {
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
         let response = self.send(method, path, body).await?;
-        self.read(self.good(response).await?).await
+        self.read(self.check_status(response).await?).await
     }
 
     async fn read<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T> {
-        let body = self.whole(response).await?;
+        let body = self.read_body(response).await?;
         serde_json::from_slice(&body)
             .map_err(|source| Error::unsupported("cannot parse the agent's response").help(SAME_VERSION).source(source))
     }
@@ -284,12 +284,12 @@ impl Client {
     }
 
     /// The response, unless it is an error.
-    async fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>> {
+    async fn check_status(&self, response: Response<Incoming>) -> Result<Response<Incoming>> {
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status();
-        let body = self.whole(response).await?;
+        let body = self.read_body(response).await?;
         let body = serde_json::from_slice::<Value>(&body).ok();
         Err(match body.as_ref().and_then(|body| body.get("error")) {
             Some(error) => error_of(Some(error)),
@@ -297,7 +297,7 @@ impl Client {
         })
     }
 
-    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes> {
+    async fn read_body(&self, response: Response<Incoming>) -> Result<Bytes> {
         let body = Limited::new(response.into_body(), ANSWER_LEN_MAX).collect().await;
         body.map(http_body_util::Collected::to_bytes).map_err(|source| self.lost(source))
     }

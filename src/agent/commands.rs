@@ -1,4 +1,4 @@
-//! The audit log of commands and programs on this node: who publishes its heads.
+//! Publication of the heads of the audit log of commands and programs on this node.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,9 +20,8 @@ use crate::work::blocking;
 /// Time that the agent, or the store, has to publish a head.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The audit log in `folder` of what this user does without an agent. Its heads are signed and published by the agent of this node; if
-/// there is none that does, they are signed with the certificate of this machine, if it has one, and put into the repository that the
-/// command is about.
+/// The audit log in `folder` of this user's operations without an agent. Its heads are signed and published by the agent of this node;
+/// without one, they are signed with the certificate of this machine, if it has one, and put into the repository of the command.
 #[must_use]
 pub fn command_log(folder: PathBuf) -> CommandLog {
     CommandLog::new(folder, user_name(getuid())).published_by(Arc::new(OnThisNode))
@@ -41,7 +40,7 @@ impl HeadPublisher for OnThisNode {
             return Ok(());
         }
         match timeout(PUBLISHED_WITHIN, by_machine(repository, head)).await.unwrap_or_else(late) {
-            // Nobody on this machine can sign it.
+            // No key on this machine can sign it.
             Ok(false) => by_agent.map(drop),
             published => published.map(drop),
         }

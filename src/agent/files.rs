@@ -23,7 +23,7 @@ use crate::selector::Selector;
 
 /// Approximate size of a window, in bytes.
 const WINDOW: u64 = 8 * MIB;
-/// Bytes that are sent at once, at most: what is on its way when the policy changes.
+/// Maximum bytes that are sent at once, and so may still be sent after a change of the policy.
 const PIECE: usize = 256 << 10;
 /// Timeout for a client that reads nothing.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -63,7 +63,7 @@ impl TreeNode {
         let name = resolve_for(repository, grant, selector).await?;
         let saved = state.open_trees.open(repository, &name).await.map_err(|error| match grant {
             // It was there a moment ago; the error would offer names that the token may not read.
-            Some(_) if error.kind() == ErrorKind::NotFound => Error::not_found("name is gone meanwhile").at(&name),
+            Some(_) if error.kind() == ErrorKind::NotFound => Error::not_found("name was removed meanwhile").at(&name),
             _ => error,
         })?;
         if path.last() == Some(&b'/') {
@@ -107,17 +107,17 @@ impl File {
         let places = self.content()?.placed(&self.saved.manifest.chunks).map(|(_, place)| place);
         let windows = Windows::of(places, &range);
         let (sender, receiver) = mpsc::channel(1);
-        tokio::spawn(self.hand_out(windows, sender));
+        tokio::spawn(self.stream(windows, sender));
         Ok(receiver)
     }
 
-    async fn hand_out(mut self, windows: Windows, readers: Sender<Result<Bytes>>) {
+    async fn stream(mut self, windows: Windows, readers: Sender<Result<Bytes>>) {
         for window in windows {
-            let gathered = tokio::select! {
-                gathered = self.gather(window) => gathered,
+            let collected = tokio::select! {
+                collected = self.read_window(window) => collected,
                 () = readers.closed() => return,
             };
-            let sent = match gathered {
+            let sent = match collected {
                 Ok(buffer) => self.send(buffer.freeze(), &readers).await,
                 Err(error) => Err(error),
             };
@@ -143,13 +143,13 @@ impl File {
             if readers.send_timeout(Ok(piece), PATIENCE).await.is_err() {
                 return Ok(false);
             }
-            self.state.handed_out.fetch_add(len, Ordering::Relaxed);
+            self.state.file_bytes_sent.fetch_add(len, Ordering::Relaxed);
         }
         Ok(true)
     }
 
     /// Reads the bytes `window`; reopens the tree once if its packs were replaced meanwhile.
-    async fn gather(&mut self, window: Range<u64>) -> Result<Buffer> {
+    async fn read_window(&mut self, window: Range<u64>) -> Result<Buffer> {
         match self.attempt(&window).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let again = self.repository.saved(&self.saved.name).await?.shared();
@@ -159,7 +159,7 @@ impl File {
                 self.saved = again;
                 self.attempt(&window).await
             }
-            gathered => gathered,
+            collected => collected,
         }
     }
 
@@ -168,21 +168,22 @@ impl File {
         let mut buffer = self.state.windows.buffer(len).await?;
         // Holes are not delivered, so the buffer is zeroed first.
         buffer.fill(0);
-        let gathered = Arc::new(Mutex::new(Some(buffer)));
+        let collected = Arc::new(Mutex::new(Some(buffer)));
         let sink: RangeSink = {
-            let gathered = Arc::clone(&gathered);
+            let collected = Arc::clone(&collected);
             Arc::new(move |_, at, bytes| {
-                let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut collected = collected.lock().unwrap_or_else(PoisonError::into_inner);
                 let at = usize::try_from(at).unwrap_or(usize::MAX);
-                if let Some(place) = gathered.as_mut().and_then(|all| all.get_mut(at..at.saturating_add(bytes.len()))) {
+                if let Some(place) = collected.as_mut().and_then(|all| all.get_mut(at..at.saturating_add(bytes.len())))
+                {
                     place.copy_from_slice(bytes);
                 }
                 Ok(())
             })
         };
         self.repository.read_ranges(&self.saved, &[(self.path.clone(), window.clone())], sink).await?;
-        let gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner).take();
-        gathered.ok_or_else(|| Error::other("bytes of a file were lost"))
+        let collected = collected.lock().unwrap_or_else(PoisonError::into_inner).take();
+        collected.ok_or_else(|| Error::other("bytes of a file were lost"))
     }
 }
 

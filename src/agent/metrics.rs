@@ -28,7 +28,7 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 pub(super) fn encode(state: &Arc<AgentState>) -> Result<String> {
     let mut registry = Registry::default();
     state.tasks.histograms().register(&mut registry);
-    registry.register_collector(Box::new(Counted(Arc::clone(state))));
+    registry.register_collector(Box::new(AgentMetrics(Arc::clone(state))));
     let mut encoded = String::new();
     text::encode(&mut encoded, &registry).map_err(|source| Error::other("cannot encode metrics").source(source))?;
     Ok(encoded)
@@ -36,9 +36,9 @@ pub(super) fn encode(state: &Arc<AgentState>) -> Result<String> {
 
 /// Counters and gauges, collected at each scrape.
 #[derive(Debug)]
-struct Counted(Arc<AgentState>);
+struct AgentMetrics(Arc<AgentState>);
 
-impl Collector for Counted {
+impl Collector for AgentMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (state, mut scrape) = (&*self.0, Scrape(encoder));
         scrape.family(&metrics::BUILD_INFO, [([("version", env!("CARGO_PKG_VERSION"))], 1)])?;
@@ -49,7 +49,7 @@ impl Collector for Counted {
             scrape.one(&metrics::RESIDENT, resident)?;
         }
         tasks(&mut scrape, state)?;
-        scrape.one(&metrics::FILE_BYTES, state.handed_out.load(Ordering::Relaxed))?;
+        scrape.one(&metrics::FILE_BYTES, state.file_bytes_sent.load(Ordering::Relaxed))?;
         for metric in Metric::ALL {
             let stores = state.stores().iter().map(Repository::store);
             let locations: Vec<_> = stores.clone().map(|store| store.location().to_string()).collect();
@@ -80,7 +80,7 @@ impl Collector for Counted {
 }
 
 fn tasks(scrape: &mut Scrape<'_>, state: &AgentState) -> fmt::Result {
-    let tallies = TaskKind::ALL.map(|kind| ([("kind", kind.word())], state.tasks.tally(kind)));
+    let tallies = TaskKind::ALL.map(|kind| ([("kind", kind.word())], state.tasks.counts(kind)));
     scrape.family(&metrics::TASKS_RUNNING, tallies.iter().map(|(kind, tally)| (*kind, tally.running)))?;
     let ended = tallies.iter().flat_map(|([kind], tally)| {
         tally.ended.iter().map(move |(end, count)| ([*kind, ("result", end.word())], *count))
@@ -91,7 +91,7 @@ fn tasks(scrape: &mut Scrape<'_>, state: &AgentState) -> fmt::Result {
 }
 
 fn exchanged(scrape: &mut Scrape<'_>, exchange: &Exchange) -> fmt::Result {
-    let moved = exchange.figures();
+    let moved = exchange.stats();
     let sources = [
         ("cache", moved.from_cache),
         ("site", moved.from_site),
@@ -101,7 +101,7 @@ fn exchanged(scrape: &mut Scrape<'_>, exchange: &Exchange) -> fmt::Result {
     scrape.family(&metrics::FROM_BYTES, sources.map(|(source, bytes)| ([("source", source)], bytes)))?;
     let destinations = [("local", moved.to_local), ("site", moved.to_site), ("remote", moved.to_remote)];
     scrape.family(&metrics::TO_BYTES, destinations.map(|(to, bytes)| ([("destination", to)], bytes)))?;
-    scrape.one(&metrics::UNTRUE, moved.untrue)?;
+    scrape.one(&metrics::CORRUPT, moved.corrupt)?;
     let peers = exchange.peers().list();
     let up = peers.iter().filter(|peer| peer.transport.is_some()).count() as u64;
     let states = [([("state", "up")], up), ([("state", "down")], peers.len() as u64 - up)];

@@ -52,8 +52,8 @@ use self::audit::Publication;
 pub use self::client::Client;
 pub use self::commands::command_log;
 pub use self::config::{
-    Accepts, Allowance, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SidecarConfig,
-    Watched,
+    Accepts, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SenderQuota, SidecarConfig,
+    WatchedFolder,
 };
 use self::handoff::{ReceiverOptions, run_receiver};
 pub use self::preemption::Provider;
@@ -67,7 +67,7 @@ use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::peers::discover;
-use crate::transfer::{Holdings, not_bound, quic, tcp};
+use crate::transfer::{ServedChunks, not_bound, quic, tcp};
 use crate::work::blocking;
 
 /// Protocol that a connection is upgraded to, to transfer chunks.
@@ -75,9 +75,9 @@ const PROTOCOL: &str = "towline";
 /// Header with which a request selects another agent and a response names the agent that answered.
 const AT: &str = "towline-at";
 /// Fraction of the grace period that watches may use.
-const WATCH_PART: f64 = 0.9;
+const WATCH_GRACE_FRACTION: f64 = 0.9;
 /// Time that stopped tasks and open connections have to end.
-const LETTING_GO: Duration = Duration::from_secs(3);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
 
 /// A running agent.
 #[derive(Debug)]
@@ -112,11 +112,15 @@ impl Agent {
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         let state = Arc::new(AgentState::open(&config).await?);
-        let to_give = config.handoff.as_ref().map(|handoff| handoff.accept.clone()).unwrap_or_default();
+        let handoff_senders = config.handoff.as_ref().map(|handoff| handoff.accept.clone()).unwrap_or_default();
         let token_file = socket::token_path(&config.socket);
         let token = token.as_deref().map(|token| (token, token_file.as_path()));
-        let router =
-            router(Arc::clone(&state), token, config.open_metrics, Callers { to_ask: config.callers, to_give });
+        let router = router(
+            Arc::clone(&state),
+            token,
+            config.open_metrics,
+            Callers { api_callers: config.callers, handoff_senders },
+        );
         let (mut api, leaving) = (JoinSet::new(), state.leaving.clone());
         let listen = match config.listen {
             Some(address) => Some(open_to_peers(&state, address, &router, &mut api).await?),
@@ -139,7 +143,7 @@ impl Agent {
             let receiver = run_receiver(Arc::clone(&state), store, options);
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
-        api.spawn(state.leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).keep_up()).map(drop));
+        api.spawn(state.leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
         let publication = Publication::begin(&state, config.audit.as_ref());
         sidecar::begin(&state, config.sidecar, &mut api)?;
         tracing::info!(socket = %config.socket.display(), "agent is running");
@@ -180,12 +184,12 @@ impl Agent {
     ///
     /// # Cancel safety
     /// Safe, but without a graceful shutdown, as if the process were killed.
-    pub async fn leave(mut self, hurry: impl Future<Output = ()>) -> Result<()> {
+    pub async fn shut_down(mut self, hurry: impl Future<Output = ()>) -> Result<()> {
         tracing::info!(grace = ?self.grace, "agent is shutting down");
         let (tasks, grace) = (&self.state.tasks, self.state.time_left(self.grace));
         tasks.close();
         // Watches stop by themselves shortly before the deadline.
-        self.state.stop.send_replace(Stop::Within { grace: grace.mul_f64(WATCH_PART), linger: true });
+        self.state.stop.send_replace(Stop::Within { grace: grace.mul_f64(WATCH_GRACE_FRACTION), linger: true });
         let under_way = tasks.running();
         tokio::select! {
             () = tasks.ended() => {}
@@ -194,14 +198,14 @@ impl Agent {
         }
         under_way.iter().for_each(|task| task.stop());
         // Tasks that do not stop in time end with the process.
-        let _ = timeout(LETTING_GO, tasks.ended()).await;
+        let _ = timeout(SHUTDOWN_MAX, tasks.ended()).await;
         self.state.leaving.cancel();
-        self.state.attended.close();
+        self.state.local_readers.close();
         let closed = async {
-            self.state.attended.wait().await;
+            self.state.local_readers.wait().await;
             while self.api.join_next().await.is_some() {}
         };
-        let _ = timeout(LETTING_GO, closed).await;
+        let _ = timeout(SHUTDOWN_MAX, closed).await;
         if let Some(publication) = self.publication.take() {
             publication.end().await;
         }
@@ -230,10 +234,11 @@ async fn open_to_peers(
     let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?.through(state.gate.clone());
     let address = tcp.address()?;
     let quic = quic::Listener::bind(address, credentials.clone())?.through(state.gate.clone());
-    let (holdings, leaving): (Arc<dyn Holdings>, _) = (Arc::<Exchange>::clone(exchange), state.leaving.clone());
+    let (served_chunks, leaving): (Arc<dyn ServedChunks>, _) =
+        (Arc::<Exchange>::clone(exchange), state.leaving.clone());
     api.spawn(serve(tcp.take_calls(), Caller::Remote, router.clone(), leaving.clone()));
-    api.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));
-    api.spawn(tcp.serve(holdings, leaving).map(ended));
+    api.spawn(quic.serve(Arc::clone(&served_chunks), leaving.clone()).map(ended));
+    api.spawn(tcp.serve(served_chunks, leaving).map(ended));
     Ok(address)
 }
 

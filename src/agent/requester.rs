@@ -1,16 +1,16 @@
-//! Requesters with a part of the rights of this node's user: other agents, and holders of tokens.
+//! Requesters with limited rights: other agents, and holders of tokens.
 
 use std::sync::Arc;
 
 use super::tokens::Grant;
 use crate::identity::Identity;
 
-/// Someone with limited rights who asks for something.
+/// Requester with limited rights.
 #[derive(Clone, Debug)]
 pub(super) enum Requester {
     /// Another agent.
     Agent(Identity),
-    /// Whoever shows a token without the scope `admin`.
+    /// Holder of a token without the scope `admin`.
     Token(Arc<Grant>),
 }
 
@@ -25,8 +25,8 @@ impl PartialEq for Requester {
 }
 
 impl Requester {
-    /// The text by which it is shown, and by which the owners of its pins begin: `SITE/AGENT`, or `token:TENANT/ID`. No agent's
-    /// name holds a colon, so none is taken for a token.
+    /// Its text, which is also the prefix of the owners of its pins: `SITE/AGENT`, or `token:TENANT/ID`. Names of agents have no
+    /// colon, so the two cannot be confused.
     pub(super) fn path(&self) -> String {
         match self {
             Self::Agent(identity) => identity.path(),

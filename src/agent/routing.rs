@@ -127,7 +127,7 @@ fn unknown(at: &AgentSelector, known: &BTreeMap<Identity, Candidate>, peers: &[P
     let mut names: Vec<String> = known.keys().map(Identity::path).collect();
     for peer in peers.iter().filter(|peer| peer.identity.is_none()) {
         let trouble = peer.error.as_deref().unwrap_or("has not answered yet");
-        names.push(format!("somebody at {} ({trouble})", peer.address));
+        names.push(format!("an agent at {} ({trouble})", peer.address));
     }
     let what = match at {
         AgentSelector::Site(_) => "no agent of this site is known",
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::NotFound);
         let text = error.to_string();
         assert!(
-            text.contains("mars") && text.contains("cloud/b, home/a, somebody at x:1 (has not answered yet)"),
+            text.contains("mars") && text.contains("cloud/b, home/a, an agent at x:1 (has not answered yet)"),
             "{text}"
         );
         assert!("a/b/c".parse::<AgentSelector>().is_err() && "".parse::<AgentSelector>().is_err());

@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::config::{Accepts, Config};
 use crate::error::Result;
 use crate::policy::{AllowList, Callers};
-use crate::tree::Look;
+use crate::tree::FileStamp;
 use crate::work::blocking;
 
 /// Polling interval of the settings file.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The rules of `[[allow]]`, `callers` and `[[handoff.accept]]`, shared with the code that enforces them.
 #[derive(Debug)]
@@ -26,20 +26,20 @@ pub(super) struct Rules {
 #[derive(Debug)]
 struct State {
     /// State of the file when it was last read, successfully or not.
-    seen: Look,
+    stamp: FileStamp,
     /// Problem with the current file, if any.
     problem: Option<String>,
 }
 
 impl Rules {
-    /// Rules of `config`; `seen` is the state of its file when it was read.
+    /// Rules of `config`; `stamp` is the state of its file when it was read.
     pub(super) fn of(config: &Config) -> Self {
         Self {
             file: config.file.clone(),
             allow: config.allow.clone(),
             callers: config.callers.clone(),
             accepts: config.handoff.as_ref().map(|handoff| handoff.accept.clone()),
-            state: Mutex::new(State { seen: config.seen, problem: None }),
+            state: Mutex::new(State { stamp: config.stamp, problem: None }),
         }
     }
 
@@ -52,37 +52,37 @@ impl Rules {
     ///
     /// # Cancel safety
     /// Safe: rules are replaced as a whole.
-    pub(super) async fn keep_up(self: Arc<Self>) {
+    pub(super) async fn poll(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let rules = Arc::clone(&self);
-            let looked = blocking(move || {
-                rules.look();
+            let polled = blocking(move || {
+                rules.reload_if_changed();
                 Ok(())
             });
-            if let Err(error) = looked.await {
+            if let Err(error) = polled.await {
                 tracing::warn!("cannot read the state of the settings file: {error}");
             }
         }
     }
 
     /// Reloads the rules if the file has changed and is valid.
-    fn look(&self) {
-        let seen = Look::at(&self.file);
-        if seen == self.state().seen {
+    fn reload_if_changed(&self) {
+        let stamp = FileStamp::at(&self.file);
+        if stamp == self.state().stamp {
             return;
         }
         let read = Config::read(&self.file);
-        if Look::at(&self.file) != seen {
+        if FileStamp::at(&self.file) != stamp {
             // Skips a file that is still being written.
             return;
         }
-        self.take(seen, read);
+        self.apply(stamp, read);
     }
 
-    fn take(&self, seen: Look, read: Result<Config>) {
+    fn apply(&self, stamp: FileStamp, read: Result<Config>) {
         let mut state = self.state();
-        state.seen = seen;
+        state.stamp = stamp;
         match read {
             Ok(config) => {
                 self.allow.replace(&config.allow);
@@ -136,21 +136,21 @@ mod tests {
 
         // Withdrawn: nobody calls, and others read.
         write(&file, "[[allow]]\nagents = 'cloud/*'\nnames = '**'");
-        rules.look();
+        rules.reload_if_changed();
         assert_eq!((may("home"), may("cloud"), rules.problem()), ((false, false), (true, false), None));
 
         for bad in ["", "[[allow]]\nagents = '['\nnames = '*'", "[[allow]]\nagents = 'home/*'", "[[all"] {
             write(&file, bad);
-            rules.look();
+            rules.reload_if_changed();
             assert_eq!((may("home"), may("cloud")), ((false, false), (true, false)), "{bad}");
             assert!(rules.problem().unwrap().contains("the rules before hold"), "{bad}");
         }
         std::fs::remove_file(&file).unwrap();
-        rules.look();
+        rules.reload_if_changed();
         assert!(rules.problem().is_some() && may("cloud").0);
 
         write(&file, "callers = 'home/*'\n[[allow]]\nagents = 'home/*'\nnames = 'run/*'");
-        rules.look();
+        rules.reload_if_changed();
         assert_eq!((may("home"), may("cloud"), rules.problem()), ((true, true), (false, false), None));
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
         });
     }
     if warm.is_empty() && restore.is_empty() && watch.is_empty() {
-        state.prepared();
+        state.mark_prepared();
         return Ok(());
     }
     // Caller of what the settings ask for: this agent's user.
@@ -70,16 +70,16 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                     };
                     tasks::warm(&state, None, request)
                 };
-                bring(&name, start).await;
+                run_until_done(&name, start).await;
             }
             for (name, to) in restore {
-                let start = || tasks::restore(&state, None, all_of(&name, &to, by.as_ref()));
-                bring(&name, start).await;
+                let start = || tasks::restore(&state, None, restore_request(&name, &to, by.as_ref()));
+                run_until_done(&name, start).await;
             }
             for restored in restored {
                 restored.cancelled().await;
             }
-            state.prepared();
+            state.mark_prepared();
         };
         tokio::select! {
             () = prepared => {}
@@ -90,7 +90,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
 }
 
 /// Restore of all of `name` to `to`, where nothing is yet.
-fn all_of(name: &Selector, to: &Path, by: Option<&LocalCaller>) -> RestoreRequest {
+fn restore_request(name: &Selector, to: &Path, by: Option<&LocalCaller>) -> RestoreRequest {
     RestoreRequest {
         name: name.clone(),
         below: None,
@@ -103,7 +103,7 @@ fn all_of(name: &Selector, to: &Path, by: Option<&LocalCaller>) -> RestoreReques
 }
 
 /// Runs tasks for `name` until one succeeds. A run without the selected step has not begun yet, so there is nothing to prepare.
-async fn bring(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
+async fn run_until_done(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
     loop {
         let failed = match start() {
             Ok(task) => match failure(name, &task.ended().await) {

@@ -40,11 +40,11 @@ use crate::transfer::{GOOD_WINDOW, Gate};
 use crate::work::blocking;
 
 /// Assumed number of discovered peers when memory is divided among links.
-const FOUND_ABOUT: usize = 8;
+const DISCOVERED_GUESS: usize = 8;
 /// Divisor of the exchange's memory: one such part is for frames that are read ahead for peers.
-const AHEAD_PART: u64 = 4;
+const READ_AHEAD_DIVISOR: u64 = 4;
 /// Limit of processes of this node that read chunks at the same time.
-const ATTENDED_MAX: usize = 256;
+const LOCAL_READERS_MAX: usize = 256;
 
 /// Shared state of the agent, used by the API and the background jobs.
 #[derive(Debug)]
@@ -58,9 +58,9 @@ pub(super) struct AgentState {
     credentials: Option<Credentials>,
     /// The audit log, if decisions are recorded.
     pub(super) recorder: Option<Recorder>,
-    /// Processes of this node that take chunks.
-    pub(super) attended: TaskTracker,
-    pub(super) attending: Arc<Semaphore>,
+    /// Processes of this node that read chunks.
+    pub(super) local_readers: TaskTracker,
+    pub(super) local_reader_slots: Arc<Semaphore>,
     /// Shutdown signal for watchers.
     pub(super) stop: watch::Sender<Stop>,
     /// True once the configured inputs are prepared.
@@ -68,7 +68,7 @@ pub(super) struct AgentState {
     /// Preemption notice.
     notice: OnceLock<Notice>,
     /// Cancelled when a preemption notice arrives.
-    going: CancellationToken,
+    preempted: CancellationToken,
     /// Rights of other agents, reloaded when the settings change.
     pub(super) rules: Arc<Rules>,
     /// Store of checkpoints that other agents hand off, if enabled.
@@ -76,9 +76,9 @@ pub(super) struct AgentState {
     /// Limits of the pins of other agents, and of those of tokens.
     caller_pins: CallerPins,
     token_pins: CallerPins,
-    /// Tokens for its API, if there may be any.
+    /// Tokens for its API, if configured.
     tokens: Option<Arc<Tokens>>,
-    /// Connections are to end.
+    /// Cancelled at shutdown: connections must end.
     pub(super) leaving: CancellationToken,
     pub(super) tasks: Tasks,
     /// Limits of connections of other agents.
@@ -89,7 +89,7 @@ pub(super) struct AgentState {
     /// Recently used trees.
     pub(super) open_trees: OpenTrees,
     /// Bytes of files sent.
-    pub(super) handed_out: AtomicU64,
+    pub(super) file_bytes_sent: AtomicU64,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
@@ -146,12 +146,12 @@ impl AgentState {
             exchange,
             credentials,
             recorder,
-            attended: TaskTracker::new(),
-            attending: Arc::new(Semaphore::new(ATTENDED_MAX)),
+            local_readers: TaskTracker::new(),
+            local_reader_slots: Arc::new(Semaphore::new(LOCAL_READERS_MAX)),
             stop: watch::Sender::new(Stop::No),
             prepared: AtomicBool::new(false),
             notice: OnceLock::new(),
-            going: CancellationToken::new(),
+            preempted: CancellationToken::new(),
             rules: Arc::new(Rules::of(config)),
             store,
             caller_pins: config.caller_pins,
@@ -162,7 +162,7 @@ impl AgentState {
             gate: Gate::new(config.admission),
             windows: Budget::new(share)?,
             open_trees: OpenTrees::default(),
-            handed_out: AtomicU64::new(0),
+            file_bytes_sent: AtomicU64::new(0),
             started: clock.now(),
             clock,
         })
@@ -230,13 +230,13 @@ impl AgentState {
     /// Not found, if its settings name no file for them.
     pub(super) fn tokens(&self) -> Result<&Arc<Tokens>> {
         self.tokens.as_ref().ok_or_else(|| {
-            Error::not_found("this agent keeps no tokens").help(
-                "set `http` and `tokens`, a file in a folder of the agent's own, in its settings; then start it again",
+            Error::not_found("this agent has no tokens").help(
+                "set `http` and `tokens` (a file in a folder that belongs to the agent's user) in its settings, and restart it",
             )
         })
     }
 
-    /// End and limit of a pin for which `asker` asks; None is this node's user, who has no limit.
+    /// Expiry and limit of a pin that `asker` requests; None is this node's user, who has no limit.
     ///
     /// # Errors
     /// Denied, for longer than it may.
@@ -280,7 +280,7 @@ impl AgentState {
     }
 
     /// Marks the inputs as prepared.
-    pub(super) fn prepared(&self) {
+    pub(super) fn mark_prepared(&self) {
         self.prepared.store(true, Ordering::Release);
     }
 
@@ -288,18 +288,18 @@ impl AgentState {
     pub(super) fn preempt(&self, notice: Notice) {
         tracing::warn!("preemption notice: {}", notice.what);
         let _ = self.notice.set(notice);
-        self.going.cancel();
+        self.preempted.cancel();
     }
 
     /// Returns once the agent is shutting down or preempted.
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn short_of_time(&self) {
+    pub(super) async fn until_stopping(&self) {
         let mut stop = self.stop.subscribe();
         tokio::select! {
             _ = stop.wait_for(|stop| *stop != Stop::No) => {}
-            () = self.going.cancelled() => {}
+            () = self.preempted.cancelled() => {}
         }
     }
 
@@ -325,8 +325,8 @@ impl AgentState {
         Timestamp(self.clock.now().0.saturating_add(span))
     }
 
-    pub(super) fn vitals(&self) -> view::Vitals {
-        view::Vitals { alive: true, ready: self.is_ready() }
+    pub(super) fn health_summary(&self) -> view::HealthSummary {
+        view::HealthSummary { alive: true, ready: self.is_ready() }
     }
 
     pub(super) fn health(&self) -> view::Health {
@@ -451,7 +451,7 @@ async fn exchange(
         None => (Identity::new("local", "agent")?, Peers::nobody()),
         Some(credentials) => {
             let finds = settings.registered || !settings.names.is_empty();
-            let others = settings.addresses.len() + if finds { FOUND_ABOUT } else { 0 };
+            let others = settings.addresses.len() + if finds { DISCOVERED_GUESS } else { 0 };
             let (connections, window) = links(share, others, settings.connections)?;
             let options = PeersOptions { transports: settings.transports, connections, window };
             (credentials.identity(), Peers::new(credentials.clone(), Budget::new(share)?, options))
@@ -459,7 +459,7 @@ async fn exchange(
     };
     settings.addresses.iter().try_for_each(|address| peers.add(address))?;
     let (cache, budget, allow) = (Arc::clone(cache), Budget::new(share)?, config.allow.clone());
-    let ahead = budget.carve(share / AHEAD_PART).await?;
+    let ahead = budget.carve(share / READ_AHEAD_DIVISOR).await?;
     Ok(Exchange::new(ExchangeOptions {
         identity,
         cache,

@@ -44,7 +44,7 @@ pub struct Health {
 
 /// Response of `/health` and `/ready` without the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Vitals {
+pub struct HealthSummary {
     /// Always true.
     pub alive: bool,
     /// True once its inputs are prepared.
@@ -482,24 +482,24 @@ pub struct Token {
     pub tenant: Option<String>,
     /// Scopes.
     pub scopes: Vec<String>,
-    /// When it was made, RFC 3339.
+    /// Time of creation, RFC 3339.
     #[schema(format = DateTime)]
     pub created: String,
-    /// When it ends by itself, RFC 3339, if it does.
+    /// Time of expiry, RFC 3339; none if it does not expire.
     #[schema(format = DateTime, required)]
     pub expires: Option<String>,
-    /// When it was shown last since the agent started, RFC 3339, if it was.
+    /// Time of the last use since the agent started, RFC 3339.
     #[schema(format = DateTime, required)]
     pub used: Option<String>,
 }
 
-/// A token that was just made.
+/// A new token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MadeToken {
     /// The token.
     #[serde(flatten)]
     pub token: Token,
-    /// Secret to show, told this once.
+    /// Secret, returned only once.
     pub secret: String,
 }
 

@@ -77,7 +77,7 @@ pub struct Warmed {
     /// True if the cache refused chunks because it is full: missing chunks were not stored, or not requested any more.
     pub full: bool,
     /// Bytes that the cache is short of for the whole tree. Only a dry run reports it; a warm fails instead.
-    pub room_lacking: u64,
+    pub shortfall_bytes: u64,
     /// Stored bytes fetched, by source. Chunks that a concurrent request fetched are not counted.
     pub sources: SourceBytes,
     /// Id of the pin.
@@ -104,23 +104,23 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     let saved = repository.saved(name).await?.shared();
     let (tree, below) = (Arc::clone(&saved), options.below.clone());
     let wanted = Arc::new(blocking(move || chunks_below(&tree, below.as_deref())).await?);
-    let look = || {
+    let measure = || {
         let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
-        blocking(move || look(&tree, &wanted, &cache))
+        blocking(move || coverage(&tree, &wanted, &cache))
     };
-    let looked = look().await?;
-    if !looked.lacking.is_empty() {
+    let coverage = measure().await?;
+    if !coverage.lacking.is_empty() {
         exchange.check_reachable(&options.policy).await?;
     }
     let stored_len = |chunk| saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
-    let lacking = sum(&wanted, &looked.lacking, &[], stored_len);
-    let room_lacking = if looked.lacking.is_empty() { 0 } else { shortage(exchange, &saved, &wanted).await? };
+    let lacking = sum(&wanted, &coverage.lacking, &[], stored_len);
+    let shortfall_bytes = if coverage.lacking.is_empty() { 0 } else { shortage(exchange, &saved, &wanted).await? };
     let warmed = Warmed {
         dry_run: options.dry_run,
         name: name.clone(),
         manifest: saved.value.manifest.to_string(),
         chunks: wanted.len() as u64,
-        bytes: looked.bytes,
+        bytes: coverage.bytes,
         hits: lacking.hits.chunks,
         hit_bytes: lacking.hits.bytes,
         lacking: lacking.fetched.chunks,
@@ -130,7 +130,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         missing: 0,
         missing_bytes: 0,
         full: false,
-        room_lacking,
+        shortfall_bytes,
         sources: SourceBytes::default(),
         pin: None,
         seconds: begun.elapsed().as_secs_f64(),
@@ -138,17 +138,17 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     if options.dry_run {
         return Ok(warmed);
     }
-    if room_lacking > 0 && options.pin.is_none() {
-        return Err(no_room(exchange.cache(), name, room_lacking));
+    if shortfall_bytes > 0 && options.pin.is_none() {
+        return Err(cache_too_small(exchange.cache(), name, shortfall_bytes));
     }
     let pin = match options.pin.clone() {
         Some(pinning) => Some(pinned(exchange, (&saved, &wanted), options, pinning).await?),
         None => None,
     };
-    options.progress.phase("warming", looked.lacking_plain);
-    let brought = exchange.warm(repository, &saved, &looked.lacking, &options.policy, &options.progress).await;
-    let left = look().await?;
-    let sums = sum(&wanted, &looked.lacking, &left.lacking, stored_len);
+    options.progress.phase("warming", coverage.lacking_plain);
+    let fetched = exchange.warm(repository, &saved, &coverage.lacking, &options.policy, &options.progress).await;
+    let left = measure().await?;
+    let sums = sum(&wanted, &coverage.lacking, &left.lacking, stored_len);
     Ok(Warmed {
         hits: sums.hits.chunks,
         hit_bytes: sums.hits.bytes,
@@ -158,8 +158,8 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         fetched_bytes: sums.fetched.bytes,
         missing: sums.missing.chunks,
         missing_bytes: sums.missing.bytes,
-        full: brought.full,
-        sources: brought.sources,
+        full: fetched.full,
+        sources: fetched.sources,
         pin,
         seconds: begun.elapsed().as_secs_f64(),
         ..warmed
@@ -217,23 +217,23 @@ fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -
 }
 
 /// Amount of a tree that is in a cache.
-struct Looked {
+struct CacheCoverage {
     bytes: u64,
     lacking: Vec<u32>,
     lacking_plain: u64,
 }
 
-fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<Looked> {
-    let mut looked = Looked { bytes: 0, lacking: Vec::new(), lacking_plain: 0 };
+fn coverage(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<CacheCoverage> {
+    let mut coverage = CacheCoverage { bytes: 0, lacking: Vec::new(), lacking_plain: 0 };
     for &chunk in wanted {
         let located = saved.locate(chunk)?;
-        looked.bytes += u64::from(located.place.stored_len);
+        coverage.bytes += u64::from(located.place.stored_len);
         if !cache.contains(&located.id) {
-            looked.lacking.push(chunk);
-            looked.lacking_plain += u64::from(located.place.plain_len);
+            coverage.lacking.push(chunk);
+            coverage.lacking_plain += u64::from(located.place.plain_len);
         }
     }
-    Ok(looked)
+    Ok(coverage)
 }
 
 /// Reason of a pin, as `towline pins` shows it.
@@ -278,9 +278,9 @@ fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
 }
 
 /// Error for `cache`, which is `bytes` too small for `name`.
-fn no_room(cache: &Cache, name: &Name, bytes: u64) -> Error {
+fn cache_too_small(cache: &Cache, name: &Name, bytes: u64) -> Error {
     let (capacity, floor) = (show(cache.stat().capacity), show(cache.free_floor()));
-    Error::exhausted("cache has no room for it: nothing was fetched")
+    Error::exhausted("cache is too small for it: nothing was fetched")
         .at(name)
         .got(format!("{} too few: capacity is {capacity}, and free_floor keeps {floor} of the disk free", show(bytes)))
         .help("warm a part of it (NAME:PATH), end pins (towline unpin), raise `capacity` in [cache], free disk space, or lower `free_floor`")

@@ -48,10 +48,10 @@ pub struct CommandLog {
 
 /// Entries of a command that has begun; none without a log. While it lasts, their head is published within a minute.
 #[derive(Debug, Default)]
-pub struct Recorded(Option<Begun>);
+pub struct Recorded(Option<CommandInProgress>);
 
 #[derive(Debug)]
-struct Begun {
+struct CommandInProgress {
     log: CommandLog,
     repository: Repository,
     entries: Vec<u64>,
@@ -138,7 +138,7 @@ impl CommandLog {
         publishing.spawn(publish_in_time(self.clone(), repository.clone(), head));
         let (log, repository) = (self.clone(), repository.clone());
         let entries = (first..first + count).collect();
-        Ok(Recorded(Some(Begun { log, repository, entries, _publishing: publishing })))
+        Ok(Recorded(Some(CommandInProgress { log, repository, entries, _publishing: publishing })))
     }
 
     /// Publishes `head`. A failure is logged, and tried again with the next one.
@@ -185,7 +185,7 @@ impl Recorded {
     /// Records the end, with this outcome; gives the head to publish, if there is one. Blocking.
     #[must_use]
     pub fn end_with(self, bytes: u64, outcome: &str) -> Option<EndedCommand> {
-        let Begun { log, repository, entries, .. } = self.0?;
+        let CommandInProgress { log, repository, entries, .. } = self.0?;
         let mut bytes = bytes;
         let end =
             |of| EntryKind::End { of, bytes: std::mem::take(&mut bytes), requests: 1, outcome: outcome.to_owned() };

@@ -55,7 +55,7 @@ pub struct Journal {
 }
 
 /// Valid beginning of a segment.
-struct Sound {
+struct ValidPrefix {
     log: AuditLogId,
     origin: String,
     last: u64,
@@ -101,7 +101,7 @@ impl Journal {
             if !rest.is_empty() {
                 torn = Some(set_aside(&path, sound.len, rest)?);
             }
-            let mut journal = Self::go_on(folder, path, sound, lock)?;
+            let mut journal = Self::continue_segment(folder, path, sound, lock)?;
             journal.note(torn.as_ref(), now)?;
             return Ok(journal);
         }
@@ -110,9 +110,9 @@ impl Journal {
         Ok(journal)
     }
 
-    fn go_on(folder: &Path, path: PathBuf, sound: Sound, lock: File) -> Result<Self> {
+    fn continue_segment(folder: &Path, path: PathBuf, sound: ValidPrefix, lock: File) -> Result<Self> {
         let file = OpenOptions::new().write(true).open(&path).map_err(|source| unwritten(&path, source))?;
-        let Sound { log, origin, last, hash, len } = sound;
+        let ValidPrefix { log, origin, last, hash, len } = sound;
         Ok(Self {
             folder: folder.to_owned(),
             origin,
@@ -265,15 +265,15 @@ fn create(folder: &Path, entry: &Entry, previous: &EntryHash) -> Result<(PathBuf
 }
 
 /// Consecutive valid lines of a segment, beginning with number `first`; none if the first one is invalid.
-fn sound(first: u64, bytes: &[u8]) -> Option<Sound> {
-    let mut found: Option<Sound> = None;
+fn sound(first: u64, bytes: &[u8]) -> Option<ValidPrefix> {
+    let mut found: Option<ValidPrefix> = None;
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         let Some(line) = line.strip_suffix(b"\n") else { break };
         match &mut found {
             None => {
                 let (previous, log, origin) = chain::beginning(line)?;
                 let (_, hash) = chain::open(&previous, first, line).ok()?;
-                found = Some(Sound { log, origin, last: first, hash, len: line.len() + 1 });
+                found = Some(ValidPrefix { log, origin, last: first, hash, len: line.len() + 1 });
             }
             Some(sound) => {
                 let Ok((_, hash)) = chain::open(&sound.hash, sound.last + 1, line) else { break };

@@ -28,7 +28,7 @@ pub use self::commands::{CommandLog, EndedCommand, HeadPublisher, Recorded};
 pub use self::entry::{Action, Actor, Decision, Entry, EntryKind, Verdict};
 pub use self::head::{Head, SignedHead};
 pub use self::journal::{Journal, SEGMENT_LEN};
-pub use self::publish::{Elsewhere, PUBLISH_EVERY, Publisher, Signer, publish_head, published};
+pub use self::publish::{FallbackPublisher, PUBLISH_EVERY, Publisher, Signer, publish_head, published};
 pub use self::recorder::{Recorder, RecorderOptions};
 pub use self::requests::{Repeats, Request};
 pub use self::segments::{SegmentText, read_segments};

@@ -21,7 +21,7 @@ pub type Signer = Arc<dyn Fn(&[u8]) -> Result<Vec<u8>> + Send + Sync>;
 
 /// Other way to publish, if the repository does not let this agent write, or does not answer.
 #[async_trait]
-pub trait Elsewhere: Send + Sync {
+pub trait FallbackPublisher: Send + Sync {
     /// Has another agent put `head` into the repository.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ pub async fn publish_head(
     identity: &Identity,
     head: Head,
     sign: &Signer,
-    elsewhere: Option<&dyn Elsewhere>,
+    elsewhere: Option<&dyn FallbackPublisher>,
 ) -> Result<()> {
     let signature = sign(&head.encode())?;
     let signed = SignedHead { head, signature };
@@ -62,7 +62,7 @@ pub struct Publisher {
     repository: Repository,
     identity: Identity,
     sign: Signer,
-    elsewhere: Option<Arc<dyn Elsewhere>>,
+    elsewhere: Option<Arc<dyn FallbackPublisher>>,
     /// Number of the last published entry.
     last: u64,
 }
@@ -76,7 +76,7 @@ impl Publisher {
 
     /// Publishes through `elsewhere` if the repository refuses.
     #[must_use]
-    pub fn or_by(self, elsewhere: Arc<dyn Elsewhere>) -> Self {
+    pub fn or_by(self, elsewhere: Arc<dyn FallbackPublisher>) -> Self {
         Self { elsewhere: Some(elsewhere), ..self }
     }
 

@@ -186,12 +186,12 @@ impl Writing {
 
     fn record(&mut self, decision: Decision, repeats: Repeats) -> Result<Request> {
         let now = Instant::now();
-        if repeats == Repeats::Together
+        if repeats == Repeats::Merged
             && let Some(request) = self.requests.repeated(&decision, now)
         {
             return Ok(request);
         }
-        if repeats == Repeats::Together {
+        if repeats == Repeats::Merged {
             self.ends.extend(self.requests.make_room(&decision));
         }
         let request = Request::new(self.append(&[EntryKind::Decision(decision.clone())])?);

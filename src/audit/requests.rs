@@ -14,17 +14,17 @@ const OPEN_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
     /// One entry for all within a minute, as long as bytes are sent.
-    Together,
+    Merged,
     /// One entry for each.
-    Apart,
+    Separate,
 }
 
 /// Recorded request. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Request(Arc<Tally>);
+pub struct Request(Arc<RequestCounters>);
 
 #[derive(Debug)]
-struct Tally {
+struct RequestCounters {
     seq: u64,
     bytes: AtomicU64,
     requests: AtomicU64,
@@ -36,7 +36,7 @@ impl Request {
     /// Request whose decision is entry `seq`.
     pub(super) fn new(seq: u64) -> Self {
         let (bytes, ended, outcome) = Default::default();
-        Self(Arc::new(Tally { seq, bytes, requests: AtomicU64::new(1), ended, outcome }))
+        Self(Arc::new(RequestCounters { seq, bytes, requests: AtomicU64::new(1), ended, outcome }))
     }
 
     /// Number of the decision's entry.
@@ -79,8 +79,8 @@ impl Request {
 pub(super) struct Requests {
     /// Time within which repeats share one entry, and of silence after which a request has ended.
     window: Duration,
-    together: HashMap<Decision, Open>,
-    apart: Vec<Open>,
+    merged: HashMap<Decision, Open>,
+    separate: Vec<Open>,
 }
 
 #[derive(Debug)]
@@ -114,12 +114,12 @@ impl Open {
 
 impl Requests {
     pub(super) fn new(window: Duration) -> Self {
-        Self { window, together: HashMap::new(), apart: Vec::new() }
+        Self { window, merged: HashMap::new(), separate: Vec::new() }
     }
 
     /// Request that `decision` repeats, if any.
     pub(super) fn repeated(&self, decision: &Decision, now: Instant) -> Option<Request> {
-        let open = self.together.get(decision)?;
+        let open = self.merged.get(decision)?;
         if now.saturating_duration_since(open.begun) >= self.window {
             return None;
         }
@@ -130,10 +130,10 @@ impl Requests {
     /// Ends that must be recorded before `decision`: of its earlier request, and of the oldest request if there are too
     /// many.
     pub(super) fn make_room(&mut self, decision: &Decision) -> Vec<EntryKind> {
-        let mut gone: Vec<Open> = self.together.remove(decision).into_iter().collect();
-        if self.together.len() >= OPEN_MAX {
-            let oldest = self.together.iter().min_by_key(|(_, open)| open.begun).map(|(key, _)| key.clone());
-            gone.extend(oldest.and_then(|key| self.together.remove(&key)));
+        let mut gone: Vec<Open> = self.merged.remove(decision).into_iter().collect();
+        if self.merged.len() >= OPEN_MAX {
+            let oldest = self.merged.iter().min_by_key(|(_, open)| open.begun).map(|(key, _)| key.clone());
+            gone.extend(oldest.and_then(|key| self.merged.remove(&key)));
         }
         gone.iter().map(|open| open.request.ended()).collect()
     }
@@ -142,8 +142,8 @@ impl Requests {
     pub(super) fn begin(&mut self, decision: Decision, repeats: Repeats, request: Request, now: Instant) {
         let open = Open::new(request, now);
         match repeats {
-            Repeats::Together => drop(self.together.insert(decision, open)),
-            Repeats::Apart => self.apart.push(open),
+            Repeats::Merged => drop(self.merged.insert(decision, open)),
+            Repeats::Separate => self.separate.push(open),
         }
     }
 
@@ -151,8 +151,8 @@ impl Requests {
     pub(super) fn ended(&mut self, now: Instant, all: bool) -> Vec<EntryKind> {
         let window = self.window;
         let mut ends: Vec<EntryKind> =
-            self.apart.extract_if(.., |open| all || open.is_over()).map(|open| open.request.ended()).collect();
-        let still = self.together.extract_if(|_, open| all || open.is_still(window, now));
+            self.separate.extract_if(.., |open| all || open.is_over()).map(|open| open.request.ended()).collect();
+        let still = self.merged.extract_if(|_, open| all || open.is_still(window, now));
         ends.extend(still.map(|(_, open)| open.request.ended()));
         ends.sort_by_key(|end| if let EntryKind::End { of, .. } = end { *of } else { 0 });
         ends

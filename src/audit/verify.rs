@@ -127,7 +127,7 @@ impl<'a> Checker<'a> {
         let line = line.strip_suffix(b"\n").ok_or_else(|| format!("entry {seq} is cut off"))?;
         let previous = match self.previous {
             Some(previous) => previous,
-            // Earlier segments were moved away: only a published head can vouch for the beginning.
+            // Earlier segments were moved away: only a published head can prove the beginning.
             None => chain::beginning(line).ok_or_else(|| format!("entry {seq} is changed"))?.0,
         };
         let (entry, hash) = chain::open(&previous, seq, line).map_err(|broken| match broken {

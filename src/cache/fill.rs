@@ -6,7 +6,7 @@ use super::allocator::{UNIT, UNIT_LEN};
 use super::extent::{self, HEADER_LEN};
 use super::frame::Frame;
 use super::quotas::TenantNumber;
-use super::state::{Admission, Charge};
+use super::state::{Admission, TenantCharge};
 use super::{Cache, count};
 use crate::limits::MIB;
 
@@ -70,7 +70,7 @@ impl Cache {
     fn try_insert(&self, frame: &Frame, tenant: Option<TenantNumber>) -> Inserted {
         let (key, len) = (frame.id().prefix(), frame.bytes().len() as u64);
         let weight = extent::weight(len);
-        let place = match self.admit(key, weight, Charge::to(tenant)) {
+        let place = match self.admit(key, weight, TenantCharge::to(tenant)) {
             Ok(place) => place,
             Err(inserted) => return inserted,
         };
@@ -92,7 +92,7 @@ impl Cache {
         if fresh { Inserted::Kept } else { Inserted::Known }
     }
 
-    fn admit(&self, key: u64, weight: u16, mut charge: Charge) -> Result<u32, Inserted> {
+    fn admit(&self, key: u64, weight: u16, mut charge: TenantCharge) -> Result<u32, Inserted> {
         if u64::from(weight) * UNIT > self.identity.slab_len {
             return Err(Inserted::Refused(Refusal::TooLong));
         }

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use super::Cache;
 use super::extent;
-use super::queue::{Resident, Standing};
+use super::queue::{QueueKind, Resident};
 use super::read::SlotContent;
 
 /// Nodes of the queue that are searched at once: less than a millisecond.
@@ -124,17 +124,17 @@ impl Cache {
     /// Closes the regions of these places, and moves or evicts their chunks.
     fn empty(&self, places: &Range<u32>) {
         self.state().allocator.set_open(places, false);
-        self.chunks_in(places).into_iter().for_each(|chunk| self.bring_away(chunk));
+        self.chunks_in(places).into_iter().for_each(|chunk| self.relocate_chunk(chunk));
         self.flush();
     }
 
     /// Moves a chunk to free space elsewhere. If there is none, an evictable chunk is evicted; for a pinned one, others are.
-    fn bring_away(&self, chunk: Resident) {
+    fn relocate_chunk(&self, chunk: Resident) {
         let Resident { key, place, weight, .. } = chunk;
         let to = {
             let mut state = self.state();
             let mut to = state.allocator.take(weight);
-            let held = state.queue.peek(key).is_some_and(|now| now.standing == Standing::Held);
+            let held = state.queue.peek(key).is_some_and(|now| now.standing == QueueKind::Held);
             while to.is_none() && held && state.evict().is_some() {
                 to = state.allocator.take(weight);
             }

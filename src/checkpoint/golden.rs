@@ -69,7 +69,7 @@ pub(super) fn nameless(layout: &Layout) -> Vec<(u64, &str)> {
 fn files_hold_what_their_writers_put_in() {
     for Expected { file, tensors } in expected().into_iter().filter(|one| one.file != "dcp") {
         let bytes = fs::read(folder().join(&file)).unwrap();
-        let layout = understand(&mut in_memory(&bytes), bytes.len() as u64).unwrap();
+        let layout = parse_layout(&mut in_memory(&bytes), bytes.len() as u64).unwrap();
         let Some(mut wanted) = tensors else {
             assert_eq!(layout, None, "{file}");
             continue;

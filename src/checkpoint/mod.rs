@@ -90,7 +90,7 @@ pub struct TensorSlice {
 /// Reason why a file that looks like a checkpoint is not parsed; it is then treated as plain bytes.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum NotUnderstood {
+pub enum NotParsed {
     /// Its first bytes could not be read.
     #[error("its first bytes cannot be read")]
     Read(#[source] io::Error),
@@ -117,28 +117,28 @@ pub enum NotUnderstood {
 ///
 /// # Errors
 /// It looks like a checkpoint, but cannot be parsed.
-pub fn understand(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotUnderstood> {
+pub fn parse_layout(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotParsed> {
     let mut first = [0; 16];
     let seen = usize::try_from(len).unwrap_or(usize::MAX).min(first.len());
     let first = first.get_mut(..seen).unwrap_or_default();
-    read(0, first).map_err(NotUnderstood::Read)?;
+    read(0, first).map_err(NotParsed::Read)?;
     let layout = if let Some(header_len) = safetensors::header_len(first, len) {
         let mut header = vec![0; usize::try_from(header_len).unwrap_or(usize::MAX)];
-        read(0, &mut header).map_err(NotUnderstood::Read)?;
-        safetensors::parse(&header, len).map_err(NotUnderstood::Safetensors)?
+        read(0, &mut header).map_err(NotParsed::Read)?;
+        safetensors::parse(&header, len).map_err(NotParsed::Safetensors)?
     } else if torch::may_be(first) {
         match torch::parse(&mut in_blocks(read, len), len) {
             Ok(layout) => layout,
             // Some other archive.
             Err(torch::ParseError::NotTorch) => return Ok(None),
-            Err(error) => return Err(NotUnderstood::Torch(error)),
+            Err(error) => return Err(NotParsed::Torch(error)),
         }
     } else {
         return Ok(None);
     };
     let long = |tensor: &&Tensor| tensor.name.len() > TENSOR_NAME_MAX || tensor.dtype.word().len() > DTYPE_NAME_MAX;
     match layout.tensors.iter().find(long) {
-        Some(tensor) => Err(NotUnderstood::LongName { name: tensor.name.len(), dtype: tensor.dtype.word().len() }),
+        Some(tensor) => Err(NotParsed::LongName { name: tensor.name.len(), dtype: tensor.dtype.word().len() }),
         None => Ok(Some(layout)),
     }
 }

@@ -36,14 +36,14 @@ impl AtOption {
 
 /// Answer of an agent, and the agent if it is not the one here.
 #[derive(Debug, Serialize)]
-struct Said<T> {
+struct AgentAnswer<T> {
     #[serde(skip_serializing_if = "Option::is_none")]
     at: Option<String>,
     #[serde(flatten)]
     what: T,
 }
 
-impl<T> Said<T> {
+impl<T> AgentAnswer<T> {
     fn by(agent: &Client, what: T) -> Self {
         Self { at: agent.selector().map(ToString::to_string), what }
     }
@@ -59,7 +59,7 @@ impl Context {
     ///
     /// # Cancel safety
     /// As the command's.
-    pub(super) async fn carry_out_for_agents(self, verb: AgentVerb) -> Result<u8> {
+    pub(super) async fn execute_agent_verb(self, verb: AgentVerb) -> Result<u8> {
         match verb {
             AgentVerb::Identity { what } => self.identity(what)?,
             AgentVerb::Agent { config } => self.agent(&config).await?,
@@ -115,7 +115,7 @@ impl Context {
             format!("listening at {}{http}{peers}", printable(&listening.socket))
         })?;
         asked().await;
-        agent.leave(asked()).await
+        agent.shut_down(asked()).await
     }
 
     /// Begins to warm each name; follows them if asked to.
@@ -136,7 +136,7 @@ impl Context {
         }
         #[derive(Serialize)]
         struct All {
-            tasks: Vec<Said<Task>>,
+            tasks: Vec<AgentAnswer<Task>>,
         }
         let agent = warm.at.agent()?;
         let owner = warm.owner.unwrap_or_else(user);
@@ -178,11 +178,11 @@ impl Context {
             }
             drop(line);
         }
-        let said = begun.into_iter().map(|(task, agent)| Said::by(&agent, task));
+        let said = begun.into_iter().map(|(task, agent)| AgentAnswer::by(&agent, task));
         let all = All { tasks: said.collect() };
         self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
-        let missing = |said: &Said<Task>| number_of(&said.what, "missing") > 0;
-        let full = |said: &Said<Task>| is_full(&said.what);
+        let missing = |said: &AgentAnswer<Task>| number_of(&said.what, "missing") > 0;
+        let full = |said: &AgentAnswer<Task>| is_full(&said.what);
         Ok(if all.tasks.iter().any(|said| missing(said) && !full(said)) {
             ErrorKind::Unreachable.exit_code()
         } else if all.tasks.iter().any(missing) {
@@ -229,7 +229,7 @@ impl Context {
             repository: self.named_repository()?,
         };
         let (pinned, agent): (Pinned, Client) = at.agent()?.begin("/v1/pins", &asked).await?;
-        self.output.report(&Said::by(&agent, pinned), |said, _| {
+        self.output.report(&AgentAnswer::by(&agent, pinned), |said, _| {
             let until = said.what.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
             format!("pinned {name}{}{until}: {}\n", said.place(), said.what.id)
         })
@@ -317,7 +317,7 @@ fn is_full(task: &Task) -> bool {
     task.report.as_ref().is_some_and(|report| report["full"] == true)
 }
 
-fn warmed(said: &Said<Task>) -> String {
+fn warmed(said: &AgentAnswer<Task>) -> String {
     let task = &said.what;
     let name = format!("{}{}", printable(&task.name), said.place());
     if task.report.is_none() {
@@ -331,20 +331,20 @@ fn warmed(said: &Said<Task>) -> String {
         0 => String::new(),
         _ => {
             let why = if is_full(task) {
-                "the cache has no room for them (capacity, free_floor; the agent's log says more)"
+                "the cache is full (capacity, free_floor); see the log of the agent"
             } else {
-                "nobody who may be asked gave them, the agent's log says more"
+                "no permitted source has them; see the log of the agent"
             };
             format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
         }
     };
     if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let room = match number_of(task, "room_lacking") {
+        let shortfall = match number_of(task, "shortfall_bytes") {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };
-        return format!("would warm: {name}, {all}; would fetch {lacking}{room}\n");
+        return format!("would warm: {name}, {all}; would fetch {lacking}{shortfall}\n");
     }
     format!(
         "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
@@ -451,7 +451,7 @@ mod tests {
             "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
         }))
         .unwrap();
-        let mut begun = Said { at: None, what: task };
+        let mut begun = AgentAnswer { at: None, what: task };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
         let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
         begun.what.report = Some(serde_json::json!({
@@ -460,11 +460,15 @@ mod tests {
         }));
         let text = warmed(&begun);
         let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
-                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: nobody who may be asked gave them, \
-                        the agent's log says more\n";
+                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no permitted source has them; \
+                        see the log of the agent\n";
         assert_eq!(text, expected);
         begun.what.report.as_mut().unwrap()["full"] = true.into();
-        assert!(warmed(&begun).contains("512 B in 3 chunks: the cache has no room for them"), "{}", warmed(&begun));
+        assert!(
+            warmed(&begun).contains("512 B in 3 chunks: the cache is full (capacity, free_floor)"),
+            "{}",
+            warmed(&begun)
+        );
         begun.what.report.as_mut().unwrap()["full"] = false.into();
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));

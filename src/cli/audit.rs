@@ -27,7 +27,7 @@ struct Verified {
     findings: Findings,
     /// Published heads that were compared.
     heads: usize,
-    /// The entries that only the log itself vouches for.
+    /// The entries that are not covered by a published head.
     #[serde(skip_serializing_if = "Option::is_none")]
     local_only: Option<(u64, u64)>,
 }
@@ -237,7 +237,7 @@ fn summary(verified: &Verified) -> String {
         }
     }
     if let Some((from, to)) = verified.local_only {
-        let _ = writeln!(text, "  only the log itself vouches for entries {from} to {to}");
+        let _ = writeln!(text, "  not published yet: entries {from} to {to}");
     }
     for fault in faults {
         let place = match (&fault.segment, fault.line) {

@@ -8,7 +8,7 @@ use clap::error::ErrorKind as Wrong;
 use clap::{CommandFactory, Parser};
 
 use super::args::Cli;
-use super::config::{Flags, Route, Settings, Surroundings};
+use super::config::{Environment, Flags, Route, Settings};
 use super::help;
 use crate::agent::Config;
 use crate::policy::PolicyRules;
@@ -223,7 +223,7 @@ fn the_settings_in_the_help_are_taken() {
     fs::create_dir(folder.path().join("towline")).unwrap();
     fs::write(folder.path().join("towline/towline.toml"), settings).unwrap();
     let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| folder.path().into());
-    let around = Surroundings { folder: folder.path(), variable: &variable };
+    let around = Environment { folder: folder.path(), variable: &variable };
     let taken = Settings::resolve(Flags::default(), around).unwrap();
     assert_eq!(taken.repository().unwrap(), Route::Named("s3://bucket/prefix".parse().unwrap()));
     assert_eq!((taken.memory, settings.lines().count()), (Some(1 << 30), 4));

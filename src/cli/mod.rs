@@ -29,7 +29,6 @@ mod recorded;
 mod render;
 mod show;
 mod signals;
-mod taking_back;
 mod target;
 #[cfg(test)]
 #[cfg(feature = "agent")]
@@ -39,6 +38,7 @@ mod token;
 #[cfg(feature = "agent")]
 mod top;
 mod trust;
+mod undelete;
 mod verbs;
 mod watch;
 
@@ -53,7 +53,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use self::args::{Cli, Verb};
-use self::config::{Settings, Surroundings};
+use self::config::{Environment, Settings};
 use self::output::Output;
 use self::signals::{Failed, Interruption, interruptible, listen};
 use self::verbs::Context;
@@ -63,7 +63,7 @@ use crate::progress::Progress;
 /// More threads that only await buy nothing: hashing, coding and files have threads of their own.
 const WORKERS_MAX: usize = 4;
 /// Time that an interrupted command has to release what it holds.
-const LETTING_GO: Duration = Duration::from_secs(3);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
 
 /// Runs the command that the process was started with.
 #[must_use]
@@ -121,7 +121,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     let folder = std::env::current_dir().map_err(|source| {
         Error::not_found("the working directory is gone").help("cd to one that exists").source(source)
     })?;
-    let around = Surroundings { folder: &folder, variable: &|name| std::env::var_os(name) };
+    let around = Environment { folder: &folder, variable: &|name| std::env::var_os(name) };
     let resolve = if cli.verb.reads_settings() { Settings::resolve } else { Settings::without_file };
     let context = Context {
         settings: resolve(cli.globals.flags(), around)?,
@@ -135,16 +135,16 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     };
     let runtime = runtime()?;
     let result = match cli.verb {
-        verb if verb.handles_signals() => runtime.block_on(context.carry_out(verb)).map_err(Failed::from),
+        verb if verb.handles_signals() => runtime.block_on(context.execute(verb)).map_err(Failed::from),
         verb => {
             signals::end_at_the_second()?;
             let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| context.stop.clone());
             let manner = Interruption { stop, help: verb.help_when_interrupted() };
-            runtime.block_on(interruptible(context.carry_out(verb), manner, output))
+            runtime.block_on(interruptible(context.execute(verb), manner, output))
         }
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.
-    runtime.shutdown_timeout(LETTING_GO);
+    runtime.shutdown_timeout(SHUTDOWN_MAX);
     result
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::args::{Cp, Rm, Sync};
 use super::verbs::Context;
-use super::{render, taking_back};
+use super::{render, undelete};
 use crate::audit::Action;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
@@ -43,7 +43,7 @@ impl Context {
             if done.removed.is_empty() {
                 text.clear();
             }
-            text + &taking_back::kept(done.removed.len() as u64, done.kept, done.forgotten, rm.now)
+            text + &undelete::kept(done.removed.len() as u64, done.kept, done.forgotten, rm.now)
         })
     }
 

@@ -26,9 +26,9 @@ impl Output {
     }
 
     /// Prints a result: as JSON, or as the text that `human` makes of it.
-    pub(super) fn answer<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
+    pub(super) fn answer<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Colors) -> String) -> Result<()> {
         if !self.json {
-            return self.print(human(value, Paint::of(&io::stdout())).as_bytes());
+            return self.print(human(value, Colors::of(&io::stdout())).as_bytes());
         }
         let mut line = serde_json::to_vec(value).map_err(|source| Error::other("report is not JSON").source(source))?;
         line.push(b'\n');
@@ -36,7 +36,7 @@ impl Output {
     }
 
     /// Prints a report: as [`Output::answer`], but `--quiet` suppresses the text.
-    pub(super) fn report<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
+    pub(super) fn report<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Colors) -> String) -> Result<()> {
         if self.quiet && !self.json {
             return Ok(());
         }
@@ -49,7 +49,7 @@ impl Output {
         &self,
         dry_run: bool,
         value: &T,
-        human: impl FnOnce(&T, Paint) -> String,
+        human: impl FnOnce(&T, Colors) -> String,
     ) -> Result<()> {
         if dry_run { self.answer(value, human) } else { self.report(value, human) }
     }
@@ -93,7 +93,7 @@ impl Output {
     /// The error that ends the command, on standard error.
     pub(super) fn error(&self, error: &Error) {
         let stderr = io::stderr();
-        let text = if self.json { error_json(error) } else { error_text(error, Paint::of(&stderr)) };
+        let text = if self.json { error_json(error) } else { error_text(error, Colors::of(&stderr)) };
         let _ = writeln!(&stderr, "{}", text.trim_end());
     }
 
@@ -133,9 +133,9 @@ impl Write for Raw {
 
 /// Colours, where they can be seen (<https://no-color.org>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Paint(bool);
+pub(super) struct Colors(bool);
 
-impl Paint {
+impl Colors {
     /// Without colours.
     #[cfg(test)]
     pub(super) const PLAIN: Self = Self(false);
@@ -167,7 +167,7 @@ impl Paint {
 }
 
 /// `error: WHAT`, then its causes, then what to do.
-fn error_text(error: &Error, paint: Paint) -> String {
+fn error_text(error: &Error, paint: Colors) -> String {
     let mut text = format!("{} {}\n", paint.bad("error:"), printable(&error.to_string()));
     for cause in error.causes() {
         let mut lines = cause.lines().map(printable);
@@ -258,8 +258,8 @@ mod tests {
     fn an_error_is_what_then_causes_then_the_cure() {
         let expected =
             "error: pack \\u{1b}[2J at pack/A\n  cause: disk is\n         on fire\n  help: towline verify --repair\n";
-        assert_eq!(error_text(&lost(), Paint::PLAIN), expected);
-        assert!(error_text(&lost(), Paint(true)).starts_with("\x1b[1;31merror:\x1b[0m "));
+        assert_eq!(error_text(&lost(), Colors::PLAIN), expected);
+        assert!(error_text(&lost(), Colors(true)).starts_with("\x1b[1;31merror:\x1b[0m "));
     }
 
     #[test]

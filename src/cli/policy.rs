@@ -15,7 +15,7 @@ use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{
     CaseReport, Cases, CheckedCase, Labels, LocalCaller, POLICY_LEN_MAX, PolicyRules, Question, Route, Ruling,
-    Sensitivity, Untested, Verdict,
+    Sensitivity, UntestedRule, Verdict,
 };
 use crate::repository::Repository;
 use crate::repository::log::State;
@@ -221,7 +221,7 @@ fn tested(report: &CaseReport, file: &Path) -> String {
     });
     let untested = report.untested.iter();
     let untested =
-        untested.map(|Untested { line, why }| format!("no case is decided by the rule at line {line}: {why}\n"));
+        untested.map(|UntestedRule { line, why }| format!("no case is decided by the rule at line {line}: {why}\n"));
     let numbers = format!("{} passed, {} failed\n", report.passed, report.failed);
     failed.chain(untested).chain([numbers]).collect()
 }

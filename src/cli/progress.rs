@@ -29,7 +29,7 @@ impl Line {
         let drawn = bar.clone();
         let drawing = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(EVERY);
-            let mut shown = Shown::default();
+            let mut shown = ProgressState::default();
             // The first tick comes at once: what ends within one interval draws nothing.
             ticks.tick().await;
             loop {
@@ -50,13 +50,13 @@ impl Drop for Line {
 
 /// Current content of the line.
 #[derive(Debug, Default)]
-struct Shown {
+struct ProgressState {
     phase: &'static str,
     measured: bool,
     rate: Rate,
 }
 
-impl Shown {
+impl ProgressState {
     fn update(&mut self, bar: &ProgressBar, now: Snapshot) {
         if bar.is_finished() {
             return;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::output::{Paint, printable, table};
+use super::output::{Colors, printable, table};
 use crate::ops::{
     Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedName,
     PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed,
@@ -349,7 +349,7 @@ pub(super) fn sync(report: &SyncReport) -> String {
     text
 }
 
-pub(super) fn verify(report: &VerifyReport, data: bool, paint: Paint) -> String {
+pub(super) fn verify(report: &VerifyReport, data: bool, paint: Colors) -> String {
     let mut text = format!(
         "{} {} in {} and {}, {}\n",
         if data { "read and checked" } else { "checked the structure of" },
@@ -451,7 +451,7 @@ fn taken_values(report: &CollectReport, dry_run: bool) -> String {
     if report.kept_values > 0 {
         let _ = writeln!(
             text,
-            "  kept of removed and replaced names: {} in {} that `towline undelete` takes back",
+            "  kept of removed and replaced names: {} in {} that `towline undelete` can restore",
             show(report.kept_bytes),
             counted(report.kept_values, "value"),
         );
@@ -459,7 +459,7 @@ fn taken_values(report: &CollectReport, dry_run: bool) -> String {
     text
 }
 
-pub(super) fn diagnosis(diagnosis: &Diagnosis, paint: Paint) -> String {
+pub(super) fn diagnosis(diagnosis: &Diagnosis, paint: Colors) -> String {
     let line = |check: &Check| {
         let outcome = match check.outcome {
             Outcome::Ok => paint.good("ok  "),

@@ -8,7 +8,7 @@ use super::output::{printable, table};
 use super::render::{counted, facts, list, ratio};
 use super::verbs::Context;
 use crate::error::Result;
-use crate::ops::{Shown, ShownEntry, ShownTensor};
+use crate::ops::{ShownEntry, ShownTensor, TreeSummary};
 use crate::repository::log::StepFacts;
 use crate::size::show;
 
@@ -40,7 +40,7 @@ impl Context {
     }
 }
 
-fn text(shown: &Shown, listing: Listing) -> String {
+fn text(shown: &TreeSummary, listing: Listing) -> String {
     let mut text = head(shown);
     if listing.files && !shown.entries.is_empty() {
         let rows: Vec<_> = shown.entries.iter().map(entry).collect();
@@ -59,7 +59,7 @@ fn text(shown: &Shown, listing: Listing) -> String {
 }
 
 /// Facts about the whole tree.
-fn head(shown: &Shown) -> String {
+fn head(shown: &TreeSummary) -> String {
     let path = shown.path.as_ref().map_or_else(String::new, |path| format!(":{}", printable(path)));
     let mut text = format!(
         "{}{path}\n  saved:    {}\n  size:     {} in {} and {}; {} stored\n",
@@ -100,7 +100,7 @@ fn head(shown: &Shown) -> String {
 }
 
 /// Number of tensors, their types and storage; empty, if there are none.
-fn tensors_summed(shown: &Shown) -> String {
+fn tensors_summed(shown: &TreeSummary) -> String {
     let files = shown.entries.iter().filter(|entry| !entry.tensors.is_empty()).count() as u64;
     let (mut dtypes, mut codecs) = (BTreeMap::new(), BTreeMap::new());
     let (mut count, mut bytes, mut stored) = (0, 0, 0);
@@ -173,7 +173,7 @@ fn tensor(tensor: &ShownTensor) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn shown(base_bytes: u64, behind: u32) -> Shown {
+    fn shown(base_bytes: u64, behind: u32) -> TreeSummary {
         let tensor = |name: &str, dtype: &str, codec: &str| ShownTensor {
             name: name.into(),
             dtype: dtype.into(),
@@ -196,7 +196,7 @@ mod tests {
             target: None,
             tensors: vec![tensor("a", "BF16", "planes"), tensor("b", "F32", "planes"), tensor("c", "F32", "raw")],
         };
-        Shown {
+        TreeSummary {
             name: "r/step-1".into(),
             path: None,
             manifest: "00".into(),

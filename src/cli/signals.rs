@@ -7,7 +7,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::LETTING_GO;
+use super::SHUTDOWN_MAX;
 use super::output::Output;
 use crate::error::{Error, Result};
 
@@ -29,12 +29,12 @@ impl From<Error> for Failed {
 
 /// Outcome of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Caught {
+enum ReceivedSignal {
     Interrupt,
     Terminate,
 }
 
-impl Caught {
+impl ReceivedSignal {
     /// 128 and the number of the signal, as shells tell it.
     const fn exit_code(self) -> u8 {
         match self {
@@ -55,10 +55,10 @@ impl Signals {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    async fn next(&mut self) -> Caught {
+    async fn next(&mut self) -> ReceivedSignal {
         tokio::select! {
-            _ = self.interrupt.recv() => Caught::Interrupt,
-            _ = self.terminate.recv() => Caught::Terminate,
+            _ = self.interrupt.recv() => ReceivedSignal::Interrupt,
+            _ = self.terminate.recv() => ReceivedSignal::Terminate,
         }
     }
 }
@@ -109,7 +109,7 @@ pub(super) async fn interruptible(
     }
     task.abort();
     // Dropping it removes what it left half done; how it ends does not matter any more.
-    let _ = tokio::time::timeout(LETTING_GO, task).await;
+    let _ = tokio::time::timeout(SHUTDOWN_MAX, task).await;
     Err(Failed { error: interrupted, code: caught.exit_code() })
 }
 

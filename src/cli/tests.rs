@@ -7,8 +7,8 @@ use std::path::Path;
 use clap::{CommandFactory, Parser};
 
 use super::args::Cli;
-use super::config::{Flags, Route, Settings, Surroundings};
-use super::output::Paint;
+use super::config::{Environment, Flags, Route, Settings};
+use super::output::Colors;
 use super::render;
 use crate::error::ErrorKind;
 use crate::ops::{Change, Check, Damage, Diagnosis, Listed, Outcome, VerifyReport};
@@ -18,14 +18,14 @@ use crate::storage::Location;
 /// Settings as seen from `folder` with `variables`.
 fn settings(flags: Flags, folder: &Path, variables: &[(&str, &str)]) -> crate::Result<Settings> {
     let set: BTreeMap<_, _> = variables.iter().map(|(name, value)| (*name, OsString::from(value))).collect();
-    Settings::resolve(flags, Surroundings { folder, variable: &|name| set.get(name).cloned() })
+    Settings::resolve(flags, Environment { folder, variable: &|name| set.get(name).cloned() })
 }
 
 /// Writes a settings file in `folder`, and trusts it.
 fn trust(folder: &Path, text: &str, variables: &[(&str, &str)]) {
     std::fs::write(folder.join("towline.toml"), text).unwrap();
     let set: BTreeMap<_, _> = variables.iter().map(|(name, value)| (*name, OsString::from(value))).collect();
-    let around = Surroundings { folder, variable: &|name| set.get(name).cloned() };
+    let around = Environment { folder, variable: &|name| set.get(name).cloned() };
     Settings::without_file(Flags::default(), around).unwrap().trusted().unwrap().add(folder).unwrap();
 }
 
@@ -195,10 +195,10 @@ fn damage_and_diagnoses_say_what_they_hit() {
     let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names, tensors };
     let mut report =
         VerifyReport { packs: 1, chunks: 2, bytes: 3, damaged: vec![damage], repaired: vec![], seconds: 0.0 };
-    let text = render::verify(&report, true, Paint::PLAIN);
+    let text = render::verify(&report, true, Colors::PLAIN);
     assert!(text.contains("damaged pack A: flipped bit\n  hits run/1\n    m.safetensors w\n"), "{text}");
     report.damaged.clear();
-    assert!(render::verify(&report, false, Paint::PLAIN).ends_with("nothing is damaged\n"));
+    assert!(render::verify(&report, false, Colors::PLAIN).ends_with("nothing is damaged\n"));
 
     let check = Check {
         what: "versioning".into(),
@@ -206,6 +206,6 @@ fn damage_and_diagnoses_say_what_they_hit() {
         detail: "on".into(),
         help: Some("turn it off".into()),
     };
-    let text = render::diagnosis(&Diagnosis { checks: vec![check] }, Paint::PLAIN);
+    let text = render::diagnosis(&Diagnosis { checks: vec![check] }, Colors::PLAIN);
     assert_eq!(text, "BAD   versioning: on\n      help: turn it off\n");
 }

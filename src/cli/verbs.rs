@@ -3,7 +3,7 @@
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{Expire, Manner, Restore, Save, Verb};
+use super::args::{Expire, Restore, Save, SaveFlags, Verb};
 use super::config::{Route, Settings};
 use super::output::Output;
 use super::progress::Line;
@@ -56,7 +56,7 @@ impl Context {
     ///
     /// # Cancel safety
     /// As the verb's: what was committed stays, what was uploaded is used by the next run.
-    pub(super) async fn carry_out(self, verb: Verb) -> Result<u8> {
+    pub(super) async fn execute(self, verb: Verb) -> Result<u8> {
         match verb {
             Verb::Init { url, shared } => self.init(url.as_deref(), shared).await?,
             Verb::Save(save) => self.save(save).await?,
@@ -85,7 +85,7 @@ impl Context {
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             #[cfg(feature = "agent")]
-            Verb::Agents(verb) => return self.carry_out_for_agents(verb).await,
+            Verb::Agents(verb) => return self.execute_agent_verb(verb).await,
             Verb::Label { name, labels } => self.label(&name, &labels).await?,
             #[cfg(not(feature = "agent"))]
             Verb::Other(words) => return Err(super::lacking(&words)),
@@ -97,7 +97,7 @@ impl Context {
 
     async fn init(&self, url: Option<&str>, shared: Option<Sharing>) -> Result<()> {
         #[derive(Serialize)]
-        struct Made {
+        struct InitReport {
             repository: String,
             id: String,
             created: bool,
@@ -112,7 +112,8 @@ impl Context {
         };
         let store = storage::open(&location, &how).await?;
         let (repository, created) = Repository::create(store, self.options(1)?).await?;
-        let made = Made { repository: location.to_string(), id: repository.id().to_string(), created, bucket_created };
+        let made =
+            InitReport { repository: location.to_string(), id: repository.id().to_string(), created, bucket_created };
         self.output.report(&made, |made, _| {
             let what = if made.created { "made the repository" } else { "the repository is there already:" };
             let bucket = if made.bucket_created { "; its bucket did not exist and was created" } else { "" };
@@ -458,7 +459,7 @@ fn caller() -> Option<LocalCaller> {
 }
 
 /// Save options of the command line.
-pub(super) fn manner(manner: Manner) -> Result<SaveOptions> {
+pub(super) fn manner(manner: SaveFlags) -> Result<SaveOptions> {
     let mut facts = StepFacts::default();
     if let Some(ranks) = manner.world_size {
         facts = facts.world_size(ranks);

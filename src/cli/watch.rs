@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::args::{Watch, WatchedMetric};
 use super::output::printable;
 use super::verbs::{Context, manner};
-use super::{LETTING_GO, listen, render};
+use super::{SHUTDOWN_MAX, listen, render};
 use crate::error::{Error, Result};
 use crate::ops::{Stop, WatchEvent, WatchOptions};
 
@@ -43,7 +43,7 @@ impl Context {
                 _ = terminate.recv() => true,
             };
             let again = std::mem::replace(&mut asked, true);
-            let wait = if again { LETTING_GO } else { on_term.saturating_add(LETTING_GO) };
+            let wait = if again { SHUTDOWN_MAX } else { on_term.saturating_add(SHUTDOWN_MAX) };
             let stop = if again { Stop::Now } else { Stop::Within { grace: on_term, linger } };
             latest.set(sleep(wait));
             // A receiver is alive as long as the options are.

@@ -51,7 +51,7 @@ pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<
     let mut head = vec![width as u8 | if floats { FLOATS } else { 0 }, u8::try_from(bounds.len() + 1).ok()?];
     head.extend_from_slice(&bounds);
     DIFFERENCES.with_borrow_mut(|differences| {
-        let differences = planes::room(differences, whole);
+        let differences = planes::scratch(differences, whole);
         subtract(numbers, base, width, floats, differences);
         with_classes(base, width, &bounds, |classes| {
             let numbers = Numbers { bytes: differences, width, rotate: false, classes };
@@ -82,7 +82,7 @@ fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(O
         return then(None);
     }
     CLASSES_OF.with_borrow_mut(|of| {
-        let of = planes::room(of, base.len() / width.bytes());
+        let of = planes::scratch(of, base.len() / width.bytes());
         classify(base, width, bounds, of);
         then(Some(&Classes::new(of, bounds.len() + 1)))
     })

@@ -133,14 +133,14 @@ pub fn open(kind: Kind, object: &Bytes) -> Result<Bytes> {
     open_within(kind, object, u64::MAX)
 }
 
-/// As [`open`], for a body of at most `room` bytes, which is checked before it is decompressed.
+/// As [`open`], for a body of at most `memory` bytes, which is checked before it is decompressed.
 ///
 /// # Errors
-/// As [`open`]; exhausted, if `room` is too little.
-pub fn open_within(kind: Kind, object: &Bytes, room: u64) -> Result<Bytes> {
+/// As [`open`]; exhausted, if `memory` is too little.
+pub fn open_within(kind: Kind, object: &Bytes, memory: u64) -> Result<Bytes> {
     let (compression, plain_len) = read_header(kind, object)?;
-    if plain_len > room {
-        return Err(too_large().expected(format!("at most {room} bytes")).got(plain_len));
+    if plain_len > memory {
+        return Err(too_large().expected(format!("at most {memory} bytes")).got(plain_len));
     }
     let end = object.len().checked_sub(DIGEST_LEN).filter(|&end| end >= HEADER_LEN);
     let end = end.ok_or_else(|| Error::damaged("object is too short").got(format!("{} bytes", object.len())))?;

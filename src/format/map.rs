@@ -99,12 +99,12 @@ impl Map {
         Self::decode_within(body, u64::MAX)
     }
 
-    /// Reads a body, with at most `room` bytes of memory.
+    /// Reads a body, with at most `memory` bytes of memory.
     ///
     /// # Errors
-    /// Damaged or unsupported; exhausted, if `room` is too little.
-    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
-        let mut reader = Reader::within(body, room);
+    /// Damaged or unsupported; exhausted, if `memory` is too little.
+    pub fn decode_within(body: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, memory);
         let manifest = ManifestId::from_bytes(reader.array()?);
         let packs = reader.count(35)?;
         let packs = reader.kept_list(packs, pack)?;

@@ -52,7 +52,7 @@ pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     /// Bytes of memory that may still be kept.
-    room: u64,
+    memory: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -61,9 +61,9 @@ impl<'a> Reader<'a> {
         Self::within(bytes, u64::MAX)
     }
 
-    /// Creates a reader of `bytes` with a limit of `room` bytes of memory: see [`Reader::keep`].
-    pub fn within(bytes: &'a [u8], room: u64) -> Self {
-        Self { bytes, at: 0, room }
+    /// Creates a reader of `bytes` with a limit of `memory` bytes of memory: see [`Reader::keep`].
+    pub fn within(bytes: &'a [u8], memory: u64) -> Self {
+        Self { bytes, at: 0, memory }
     }
 
     /// Counts `bytes` of memory for decoded values.
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// See [`Malformed::is_too_large`].
     pub fn keep(&mut self, bytes: usize) -> Read<()> {
-        self.room = self.room.checked_sub(bytes as u64).ok_or_else(|| self.malformed(TOO_LARGE))?;
+        self.memory = self.memory.checked_sub(bytes as u64).ok_or_else(|| self.malformed(TOO_LARGE))?;
         Ok(())
     }
 
@@ -83,11 +83,11 @@ impl<'a> Reader<'a> {
         self.keep(count.saturating_mul(size_of::<T>()))
     }
 
-    /// Reads `bytes`, a part of this structure, with the same room for memory.
+    /// Reads `bytes`, a part of this structure, with the same limit of memory.
     pub fn nested<T, E>(&mut self, bytes: &'a [u8], read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
-        let mut reader = Self::within(bytes, self.room);
+        let mut reader = Self::within(bytes, self.memory);
         let value = read(&mut reader)?;
-        self.room = reader.room;
+        self.memory = reader.memory;
         Ok(value)
     }
 
@@ -342,8 +342,8 @@ mod tests {
     #[test]
     fn memory_is_counted_before_it_is_taken() {
         let bytes = [3, 1, 2, 3, 1, b'x'];
-        let read = |room| {
-            let mut reader = Reader::within(&bytes, room);
+        let read = |memory| {
+            let mut reader = Reader::within(&bytes, memory);
             let count = reader.count(1)?;
             let list: Vec<u64> = reader.kept_list(count, Reader::varint)?;
             Ok::<_, Malformed>((list, reader.kept_string(9)?))

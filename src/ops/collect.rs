@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::id::{MapKey, PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{
-    Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark,
+    Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Marks, SweepCandidates, Unneeded, delete_all, judge, leftovers, mark,
     outlived, repack, store_time,
 };
 use crate::repository::layout::{Family, Numbered};
@@ -36,7 +36,7 @@ pub struct CollectOptions {
     /// Time that an object is kept after a collect found it unneeded, by the store's clock. It avoids retries of slow readers and
     /// writers, and leaves time to notice the misuse of a stolen key. Safety with concurrent writers does not depend on it.
     pub grace: Duration,
-    /// Time for which the values of removed and replaced names stay, by the store's clock: so long they can be taken back. The
+    /// Time for which the values of removed and replaced names are kept and can be restored, by the store's clock. The
     /// grace begins after it.
     pub keep_removed: Duration,
     /// Progress counters.
@@ -69,7 +69,7 @@ pub struct CollectReport {
     pub freed_bytes: u64,
     /// Values of removed and replaced names that are forgotten: they were kept for as long as they were to be.
     pub forgotten_values: u64,
-    /// Values of removed and replaced names that can be taken back.
+    /// Values of removed and replaced names that can be restored.
     pub kept_values: u64,
     /// Stored bytes of chunks that stay only because of these.
     pub kept_bytes: u64,
@@ -136,7 +136,7 @@ impl Repository {
         if options.dry_run {
             self.rehearse(&listed, options, &mut report).await?;
         } else {
-            self.carry_out(&listed, options, &mut report).await?;
+            self.execute(&listed, options, &mut report).await?;
         }
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
@@ -152,25 +152,30 @@ impl Repository {
         }
     }
 
-    async fn rehearse(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
+    async fn rehearse(
+        &self,
+        listed: &SweepCandidates,
+        options: &CollectOptions,
+        report: &mut CollectReport,
+    ) -> Result<()> {
         // The store's clock costs a write to read: a dry run goes by this machine's.
         let now = self.clock().now();
         let forgotten = self.due_to_forget(options, Some(now)).await?;
-        report.tell_forgotten(&forgotten);
+        report.log_forgotten(&forgotten);
         let evidence = self.evidence(&options.progress, &forgotten).await?;
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
         judgement.fence = listed.stalled(self, &evidence.state, now.before(FENCE_AFTER)).await?;
-        report.tell_live(&evidence);
+        report.report_live(&evidence);
         report.count(&judgement);
         report.steps.extend(judgement.describe());
         let unneeded = evidence.unneeded(listed, cutoff);
         report.deleted_objects = unneeded.due.len() as u64;
-        report.tell(&unneeded);
-        self.tell_held(listed, &evidence, &judgement.fence, report).await?;
+        report.report_unneeded(&unneeded);
+        self.report_held(listed, &evidence, &judgement.fence, report).await?;
         let unfinished = self.unfinished(now).await?;
-        report.tell_unfinished(&unfinished);
+        report.report_unfinished(&unfinished);
         // Packs that would be purged count as waiting.
         let mut gone: BTreeMap<PackId, u64> = judgement.purge.iter().map(|&(pack, _, len)| (pack, len)).collect();
         if options.grace.is_zero() {
@@ -185,7 +190,12 @@ impl Repository {
         Ok(())
     }
 
-    async fn carry_out(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
+    async fn execute(
+        &self,
+        listed: &SweepCandidates,
+        options: &CollectOptions,
+        report: &mut CollectReport,
+    ) -> Result<()> {
         // A new log entry shows the store's time.
         let session = SessionId::random();
         let opened = self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
@@ -193,7 +203,7 @@ impl Repository {
         let cutoff = options.cutoff(store_now);
         let forgotten = self.due_to_forget(options, store_now).await?;
         self.commit_still_right(session, forgotten.clone()).await?;
-        report.tell_forgotten(&forgotten);
+        report.log_forgotten(&forgotten);
 
         let evidence = self.evidence(&options.progress, &[]).await?;
         let mut judgement = evidence.judge(listed, cutoff);
@@ -220,17 +230,17 @@ impl Repository {
         self.rebuild_index(session, report).await?;
 
         let evidence = self.evidence(&options.progress, &[]).await?;
-        report.tell_live(&evidence);
-        self.tell_held(listed, &evidence, &[], report).await?;
+        report.report_live(&evidence);
+        self.report_held(listed, &evidence, &[], report).await?;
         let unneeded = evidence.unneeded(listed, cutoff);
         self.delete_due(session, listed, &evidence, &unneeded).await?;
-        report.tell(&unneeded);
+        report.report_unneeded(&unneeded);
         report.deleted_objects += unneeded.due.len() as u64;
         listed.list_unneeded(self, session, &unneeded).await?;
         if let Some(store_now) = store_now {
             let unfinished = self.unfinished(store_now).await?;
             self.sweep(&unfinished).await?;
-            report.tell_unfinished(&unfinished);
+            report.report_unfinished(&unfinished);
         }
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
         report.deleted_objects += self.log().truncate(LOG_KEEP, cutoff.limit()).await?;
@@ -260,9 +270,9 @@ impl Repository {
     }
 
     /// Reports packs that open sessions keep from being deleted, except sessions that are `ending`.
-    async fn tell_held(
+    async fn report_held(
         &self,
-        listed: &Leftovers,
+        listed: &SweepCandidates,
         evidence: &Evidence,
         ending: &[(SessionId, u64)],
         report: &mut CollectReport,
@@ -332,7 +342,7 @@ impl Repository {
     async fn delete_due(
         &self,
         session: SessionId,
-        listed: &Leftovers,
+        listed: &SweepCandidates,
         evidence: &Evidence,
         unneeded: &Unneeded,
     ) -> Result<()> {
@@ -427,11 +437,11 @@ fn without(state: &Arc<State>, forgotten: &[Action]) -> Arc<State> {
 }
 
 impl Evidence {
-    fn judge(&self, listed: &Leftovers, cutoff: Cutoff) -> Judgement {
+    fn judge(&self, listed: &SweepCandidates, cutoff: Cutoff) -> Judgement {
         judge(&self.state, &self.packs, &self.marks, listed.packs_due(cutoff))
     }
 
-    fn unneeded(&self, listed: &Leftovers, cutoff: Cutoff) -> Unneeded {
+    fn unneeded(&self, listed: &SweepCandidates, cutoff: Cutoff) -> Unneeded {
         listed.unneeded(&self.state, &self.packs, &self.marks, cutoff)
     }
 }
@@ -461,7 +471,7 @@ impl CollectReport {
         self.fenced_sessions += judgement.fence.len() as u64;
     }
 
-    fn tell_forgotten(&mut self, forgotten: &[Action]) {
+    fn log_forgotten(&mut self, forgotten: &[Action]) {
         self.forgotten_values += forgotten.len() as u64;
         self.steps.extend(forgotten.iter().filter_map(|action| match action {
             Action::Forget { name, version, .. } => {
@@ -471,13 +481,13 @@ impl CollectReport {
         }));
     }
 
-    fn tell_live(&mut self, evidence: &Evidence) {
+    fn report_live(&mut self, evidence: &Evidence) {
         self.live_bytes = evidence.marks.live_bytes();
         self.kept_bytes = evidence.marks.kept_bytes();
         self.kept_values = evidence.state.removed.len() as u64;
     }
 
-    fn tell_unfinished(&mut self, unfinished: &Unfinished) {
+    fn report_unfinished(&mut self, unfinished: &Unfinished) {
         let Unfinished { uploads, stale_uploads, files, stale_files } = unfinished;
         self.deleted_objects += (stale_uploads.len() + stale_files.len()) as u64;
         self.freed_bytes += stale_files.iter().map(|file| file.len).sum::<u64>();
@@ -487,7 +497,7 @@ impl CollectReport {
         self.unfinished_bytes = files.map(|file| file.len).sum();
     }
 
-    fn tell(&mut self, unneeded: &Unneeded) {
+    fn report_unneeded(&mut self, unneeded: &Unneeded) {
         self.freed_bytes += unneeded.due.values().sum::<u64>();
         self.waiting_objects += unneeded.waiting.len() as u64;
         self.waiting_bytes += unneeded.waiting.values().sum::<u64>();

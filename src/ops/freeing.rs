@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::repository::Repository;
 use crate::repository::collect::Marks;
-use crate::repository::log::{Action, RefValue, Removed, RemovedKey, State};
+use crate::repository::log::{Action, KeptKey, KeptValue, RefValue, State};
 
 /// Plan of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -17,7 +17,7 @@ pub struct RemovePlan {
     /// Stored bytes that nothing would need any more once the names are not kept; the next collect frees them then. None, if a
     /// damaged map keeps this from being told.
     pub freed_bytes: Option<u64>,
-    /// Values of removed names that can be taken back now and could not be then.
+    /// Values of removed names that can be restored now and could not be then.
     pub forgotten: u64,
 }
 
@@ -75,6 +75,6 @@ impl Repository {
     }
 }
 
-fn root<'a>((key, removed): (&'a RemovedKey, &'a Removed)) -> (&'a Name, &'a RefValue) {
+fn root<'a>((key, removed): (&'a KeptKey, &'a KeptValue)) -> (&'a Name, &'a RefValue) {
     (&key.0, &removed.value)
 }

@@ -27,7 +27,7 @@ pub struct Labelled {
 }
 
 /// Options of a save, without the labels that bind.
-pub(super) struct Bound {
+pub(super) struct BoundOptions {
     /// Options, with free labels alone.
     pub(super) options: SaveOptions,
     /// Labels of the name, or of the run that it is a step of.
@@ -86,7 +86,7 @@ impl Repository {
     }
 
     /// Gives `to` the labels of `from`, before it gets its content: what `from` stands for, or the tree that it stood for once.
-    pub(super) async fn hand_on(&self, from: &Name, tree: Option<&ManifestId>, to: &Name) -> Result<()> {
+    pub(super) async fn propagate_labels(&self, from: &Name, tree: Option<&ManifestId>, to: &Name) -> Result<()> {
         let state = self.state().await?;
         let labels = self.labels_in(&state, from, tree.or(state.refs.get(from).map(|value| &value.manifest)));
         if labels.restrict() {
@@ -105,7 +105,7 @@ impl Repository {
 
     /// Takes the labels that bind out of the options of a save, and checks that content with them may be stored here. Whoever
     /// publishes the save commits them with it: [`Publication::labels`](crate::repository::Publication::labels).
-    pub(super) async fn bind(&self, name: &Name, options: &SaveOptions) -> Result<Bound> {
+    pub(super) async fn bind(&self, name: &Name, options: &SaveOptions) -> Result<BoundOptions> {
         let (mut labels, others) = Labels::split(&options.labels)?;
         let state = self.state().await?;
         if let Some(base) = &options.base {
@@ -119,12 +119,12 @@ impl Repository {
         let bound = origins.fold(self.labels_in(&state, name, None).joined(&labels), |bound, more| bound.joined(&more));
         self.check_writable(&state, name, &bound, self).await?;
         self.check_labels(&state, name, &labels)?;
-        Ok(Bound { options: SaveOptions { labels: others, ..options.clone() }, labels })
+        Ok(BoundOptions { options: SaveOptions { labels: others, ..options.clone() }, labels })
     }
 
     /// As [`Self::bind`], but commits the labels at once: of a save in parts, each of which must find them.
     pub(super) async fn bind_first(&self, name: &Name, options: &SaveOptions) -> Result<SaveOptions> {
-        let Bound { options, labels } = self.bind(name, options).await?;
+        let BoundOptions { options, labels } = self.bind(name, options).await?;
         self.add_labels(&labelled_name(name), &labels).await?;
         Ok(options)
     }

@@ -18,8 +18,8 @@ mod stand_alone;
 mod stopping;
 mod subpath;
 mod sync;
-mod taking_back;
 mod tensors;
+mod undelete;
 mod verify;
 mod watch;
 
@@ -35,25 +35,26 @@ pub use label::Labelled;
 pub(crate) use label::all_labels;
 pub use names::{Listed, NameRange, Replaced};
 pub use remove::{RemoveOptions, RemoveReport};
-pub use restore::{Removed, RestoreOptions, RestoreReport};
+pub use restore::{RemovedFiles, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{
     CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
 };
-pub use show::{Shown, ShownEntry, ShownTensor};
+pub use show::{ShownEntry, ShownTensor, TreeSummary};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
-pub use taking_back::{NameHistory, NameValue, Taken, TakenBy, TakenValue, UndeleteOptions, UndeleteReport};
 pub use tensors::{
     RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
     TensorsRead, WantedTensor,
 };
+pub use undelete::{NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport};
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 #[cfg(feature = "agent")]
 pub(crate) use watch::with_logged;
 pub use watch::{
-    HandoffTarget, LoggedMetric, Stop, Unsaved, WatchEvent, WatchFailure, WatchOptions, WatchReport, is_checkpoint,
+    HandoffTarget, LoggedMetric, Stop, UnsavedCheckpoint, WatchEvent, WatchFailure, WatchOptions, WatchReport,
+    is_checkpoint,
 };
 
 /// A path within a tree, as text for display.

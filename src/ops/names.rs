@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::repository::log::{Action, RefValue, State, StepFacts, tell_forgotten};
+use crate::repository::log::{Action, RefValue, State, StepFacts, log_forgotten};
 use crate::repository::{Repository, no_such_name};
 
 /// One name, as `ls` shows it.
@@ -115,7 +115,7 @@ impl Repository {
 
     async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
         let (mut replaced, mut kept) = (None, Vec::new());
-        self.hand_on(from, None, to).await?;
+        self.propagate_labels(from, None, to).await?;
         // Chunks of the source's map cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
@@ -139,7 +139,7 @@ impl Repository {
             Ok(actions)
         });
         commit.await?;
-        tell_forgotten(&kept);
+        log_forgotten(&kept);
         Ok(replaced)
     }
 
@@ -175,7 +175,7 @@ pub struct Replaced {
     /// Metrics that it had and the new value lacks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost_metrics: Vec<String>,
-    /// True if it can be taken back for a while: not if the new value is the same tree.
+    /// True if it can be restored for a while; false if the new value is the same tree.
     pub kept: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Removing names. What they stood for is kept for a while, so that it can be taken back, unless it is to go now.
+//! Removing names. Their values are kept for a while, so that they can be restored, unless the options say otherwise.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct RemoveOptions {
 pub struct RemoveReport {
     /// The names that were removed, sorted.
     pub removed: Vec<Listed>,
-    /// Values of them that can be taken back for a while.
+    /// Values of them that can be restored for a while.
     pub kept: u64,
     /// Values kept of names until now that are not any more: those of these names, if nothing is to be kept of them, else the
     /// oldest of all, if there are too many.
@@ -32,7 +32,7 @@ pub struct RemoveReport {
 }
 
 impl Repository {
-    /// Removes a name, and keeps what it stood for, so that [`Repository::undelete`] can take it back, until a collect finds that
+    /// Removes a name, and keeps its value, so that [`Repository::undelete`] can restore it, until a collect finds that
     /// it was kept for long enough. Then its content goes if nothing else uses it.
     ///
     /// # Errors

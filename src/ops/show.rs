@@ -16,7 +16,7 @@ use crate::repository::{Repository, Saved};
 
 /// A saved tree.
 #[derive(Clone, Debug, Serialize)]
-pub struct Shown {
+pub struct TreeSummary {
     /// The name.
     pub name: String,
     /// File or folder that the other fields describe, if not all of the tree.
@@ -106,7 +106,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn show(&self, name: &Name) -> Result<Shown> {
+    pub async fn show(&self, name: &Name) -> Result<TreeSummary> {
         self.show_part(name, None).await
     }
 
@@ -118,7 +118,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn show_part(&self, name: &Name, below: Option<&[u8]>) -> Result<Shown> {
+    pub async fn show_part(&self, name: &Name, below: Option<&[u8]>) -> Result<TreeSummary> {
         let saved = self.saved(name).await?;
         let whole = show_whole(&saved);
         match below {
@@ -128,10 +128,10 @@ impl Repository {
     }
 }
 
-fn show_whole(saved: &Saved) -> Shown {
+fn show_whole(saved: &Saved) -> TreeSummary {
     let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
     let stored = |frames: &[Frame]| frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
-    Shown {
+    TreeSummary {
         name: saved.name.to_string(),
         path: None,
         manifest: saved.value.manifest.to_string(),
@@ -149,7 +149,7 @@ fn show_whole(saved: &Saved) -> Shown {
 }
 
 /// The part of `whole` for the file or folder `below`.
-fn restrict(saved: &Saved, below: &[u8], whole: Shown) -> Result<Shown> {
+fn restrict(saved: &Saved, below: &[u8], whole: TreeSummary) -> Result<TreeSummary> {
     entry(saved, below)?;
     let is_in = |entry: &TreeEntry| within(&entry.path, below).is_some();
     let mut own = BTreeSet::new();
@@ -161,7 +161,7 @@ fn restrict(saved: &Saved, below: &[u8], whole: Shown) -> Result<Shown> {
     let inside = saved.manifest.entries.iter().map(is_in);
     let entries: Vec<_> =
         whole.entries.into_iter().zip(inside).filter_map(|(entry, is_in)| is_in.then_some(entry)).collect();
-    Ok(Shown {
+    Ok(TreeSummary {
         path: Some(shown(below)),
         bytes: entries.iter().map(|entry| entry.bytes).sum(),
         stored_bytes: own.iter().filter_map(|&chunk| stored_len(saved, chunk)).sum(),

@@ -19,7 +19,7 @@ use crate::repository::{
 };
 
 /// A chunk without a base: its id, its plain length and its encoding.
-type Alone = (ChunkId, u32, Encoded);
+type BaselessChunk = (ChunkId, u32, Encoded);
 
 impl Repository {
     /// As [`Repository::copy`], but chunks with a base outside of the tree are stored again without it, so that readers of the
@@ -38,7 +38,7 @@ impl Repository {
         if_absent: bool,
         progress: &Progress,
     ) -> Result<Option<Replaced>> {
-        self.hand_on(from, None, to).await?;
+        self.propagate_labels(from, None, to).await?;
         let mut known = StoredChunks::load(self).await?;
         let there = known.state().refs.get(to).cloned();
         if there.is_some() && if_absent {
@@ -96,7 +96,7 @@ impl Repository {
     }
 
     /// Encodes the requested chunks of `read` without a base.
-    async fn decoded_alone(&self, saved: &Arc<Saved>, read: PackRead) -> Result<Vec<Alone>> {
+    async fn decoded_alone(&self, saved: &Arc<Saved>, read: PackRead) -> Result<Vec<BaselessChunk>> {
         let tree = Arc::clone(saved);
         let take = move |read: &PackRead, buffer: Buffer| {
             let mut taken = Vec::new();

@@ -25,7 +25,12 @@ pub(super) async fn unless_stopped<T>(stop: &CancellationToken, work: impl Futur
 
 /// Ends the session of `what` ("the save of run/1"), which failed with `error`. Stored data is indexed for the next run; if the
 /// operation was stopped, the error has its amount.
-pub(super) async fn wind_up(writer: &mut Writer, stop: &CancellationToken, what: impl Display, error: Error) -> Error {
+pub(super) async fn end_stopped(
+    writer: &mut Writer,
+    stop: &CancellationToken,
+    what: impl Display,
+    error: Error,
+) -> Error {
     if error.kind() != ErrorKind::Cancelled || !stop.is_cancelled() {
         if let Err(left) = writer.give_up().await {
             tracing::debug!("the session is left to the collector: {left:?}");

@@ -110,12 +110,12 @@ pub struct CaseReport {
     /// All of them, in their order.
     pub cases: Vec<CheckedCase>,
     /// Rules that decide no case.
-    pub untested: Vec<Untested>,
+    pub untested: Vec<UntestedRule>,
 }
 
 /// A rule that decides no case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Untested {
+pub struct UntestedRule {
     /// Line of the policy where it begins.
     pub line: usize,
     /// Its reason.
@@ -161,7 +161,7 @@ impl Cases {
         CaseReport {
             passed,
             failed: cases.len() - passed,
-            untested: untested.map(|rule| Untested { line: rule.line, why: rule.why.clone() }).collect(),
+            untested: untested.map(|rule| UntestedRule { line: rule.line, why: rule.why.clone() }).collect(),
             cases,
         }
     }

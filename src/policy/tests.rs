@@ -61,7 +61,7 @@ fn labels(text: &str) -> Labels {
     pairs.fold(Labels::default(), |labels, (key, value)| labels.with(key, value).unwrap())
 }
 
-struct Asked {
+struct Query {
     name: Name,
     labels: Labels,
     agent: Option<Identity>,
@@ -71,9 +71,9 @@ struct Asked {
 }
 
 /// Question about `name` with labels, by `cloud/a` for its site over a public path.
-fn asked(name: &str, label: &str) -> Asked {
+fn asked(name: &str, label: &str) -> Query {
     let connection = Route::Connection { local: [192, 0, 2, 1].into(), remote: [192, 0, 2, 2].into() };
-    Asked {
+    Query {
         name: name.parse().unwrap(),
         labels: labels(label),
         agent: Some(Identity::new("cloud", "a").unwrap()),
@@ -83,16 +83,16 @@ fn asked(name: &str, label: &str) -> Asked {
     }
 }
 
-fn private(asked: Asked) -> Asked {
+fn private(asked: Query) -> Query {
     let route = Route::Connection { local: [10, 1, 0, 1].into(), remote: [10, 2, 0, 1].into() };
-    Asked { route, ..asked }
+    Query { route, ..asked }
 }
 
-fn ruling(asked: &Asked) -> Ruling {
+fn ruling(asked: &Query) -> Ruling {
     ruling_of(&PolicyRules::read(POLICY).unwrap(), asked)
 }
 
-fn ruling_of(policy: &PolicyRules, asked: &Asked) -> Ruling {
+fn ruling_of(policy: &PolicyRules, asked: &Query) -> Ruling {
     policy.rule_on(&Question {
         agent: asked.agent.as_ref(),
         caller: asked.caller.as_ref(),
@@ -105,7 +105,7 @@ fn ruling_of(policy: &PolicyRules, asked: &Asked) -> Ruling {
 }
 
 /// Reason of the deciding rule.
-fn why(asked: &Asked) -> String {
+fn why(asked: &Query) -> String {
     match ruling(asked).basis {
         Basis::Rule { why, .. } => why,
         other => panic!("decided by {other}"),
@@ -122,7 +122,7 @@ fn the_first_rule_that_matches_decides() {
     assert_eq!(why(&asked("other/set", "")), "everybody's");
     assert_eq!(ruling(&asked("patients/anonymous", "sensitivity=restricted")).basis, Basis::NoRule);
     assert_eq!(ruling(&private(asked("patients/x", "sensitivity=secret"))).basis, Basis::NoRule);
-    assert_eq!(ruling(&Asked { agent: None, ..asked("other/set", "") }).basis, Basis::NoRule);
+    assert_eq!(ruling(&Query { agent: None, ..asked("other/set", "") }).basis, Basis::NoRule);
 }
 
 #[test]
@@ -130,11 +130,11 @@ fn a_private_path_is_told_by_both_addresses() {
     let run = || asked("runs/a", "sensitivity=restricted");
     assert!(ruling(&private(run())).allows());
     let mixed = Route::Connection { local: [10, 1, 0, 1].into(), remote: [192, 0, 2, 2].into() };
-    assert!(!ruling(&Asked { route: mixed, ..run() }).allows());
-    assert!(ruling(&Asked { route: Route::Node, ..run() }).allows());
-    assert!(ruling(&Asked { route: Route::Store, ..run() }).allows(), "the cloud's store is private");
-    let home = || Asked { to: Some("home"), ..run() };
-    assert!(!ruling(&Asked { route: Route::Store, ..home() }).allows());
+    assert!(!ruling(&Query { route: mixed, ..run() }).allows());
+    assert!(ruling(&Query { route: Route::Node, ..run() }).allows());
+    assert!(ruling(&Query { route: Route::Store, ..run() }).allows(), "the cloud's store is private");
+    let home = || Query { to: Some("home"), ..run() };
+    assert!(!ruling(&Query { route: Route::Store, ..home() }).allows());
     let unknown_source = PolicyRules::read(POLICY).unwrap().rule_on(&Question {
         agent: None,
         caller: None,
@@ -159,16 +159,16 @@ fn no_rule_overrides_the_residency() {
 #[test]
 fn what_is_unknown_is_denied_where_there_are_labels() {
     for to in [None, Some("mars")] {
-        let bound = Asked { to, ..asked("other/set", "sensitivity=internal") };
+        let bound = Query { to, ..asked("other/set", "sensitivity=internal") };
         assert_eq!(ruling(&bound).basis, Basis::UnknownSite);
-        let free = Asked { to, ..asked("other/set", "") };
+        let free = Query { to, ..asked("other/set", "") };
         assert!(ruling(&free).allows(), "{to:?}");
     }
 }
 
 #[test]
 fn to_allow_takes_every_value_and_to_deny_one() {
-    let at_home = |label: &str| Asked { to: Some("home"), agent: None, ..asked("x", label) };
+    let at_home = |label: &str| Query { to: Some("home"), agent: None, ..asked("x", label) };
     assert_eq!(why(&at_home("tenant=research")), "ours");
     assert_eq!(ruling(&at_home("tenant=research,sales")).basis, Basis::NoRule);
     assert_eq!(ruling(&at_home("")).basis, Basis::NoRule);
@@ -240,7 +240,7 @@ fn rules_about_callers_hold_for_those_who_are_known() {
         (&None, "x/a", "sensitivity=public", "the rest"),
         (&None, "x/a", "sensitivity=internal", "unknown-caller"),
     ] {
-        let question = Asked { caller: caller.clone(), ..asked(name, label) };
+        let question = Query { caller: caller.clone(), ..asked(name, label) };
         assert_eq!(ruling_of(&policy, &question).basis.reason(), expected, "{caller:?} {name} {label}");
     }
     let twice = "[[rule]]\nverdict = 'deny'\ncallers = 'user:intern-*'\nnames = 'x/**'\nwhy = 'again'\n";

@@ -61,7 +61,7 @@ pub trait Guard: fmt::Debug + Send + Sync {
     fn rule_on(&self, policy: Option<&PolicyText>, access: &Access<'_>, caller: Option<&LocalCaller>) -> Ruling;
 
     /// True if the policy key has signed `declassified` for `name`.
-    fn honours(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool;
+    fn accepts_declassification(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool;
 
     /// Refuses if a policy with a higher version than `mark` was seen before: somebody replaced the log or the policy
     /// by an old one.
@@ -74,7 +74,7 @@ pub trait Guard: fmt::Debug + Send + Sync {
     }
 
     /// Time since which the log must have been read before something is ruled by it: somebody told of a later policy then. None: any.
-    fn heard(&self, repository: RepositoryId) -> Option<Instant> {
+    fn announced_at(&self, repository: RepositoryId) -> Option<Instant> {
         let _ = repository;
         None
     }
@@ -92,7 +92,7 @@ impl Guard for Unidentified {
         Ruling { verdict: crate::policy::Verdict::Allow, basis: Basis::NoRule }
     }
 
-    fn honours(&self, _: RepositoryId, _: &Name, _: &Declassified) -> bool {
+    fn accepts_declassification(&self, _: RepositoryId, _: &Name, _: &Declassified) -> bool {
         false
     }
 }
@@ -154,7 +154,7 @@ impl Repository {
     /// Labels of all content of `state`.
     #[must_use]
     pub fn label_view<'s>(&self, state: &'s State) -> LabelView<'s> {
-        LabelView::new(state, |name, declassified| self.guard().honours(self.id(), name, declassified))
+        LabelView::new(state, |name, declassified| self.guard().accepts_declassification(self.id(), name, declassified))
     }
 
     /// The state to rule by: the one that was read last, unless somebody told of a later policy since then.
@@ -164,8 +164,8 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn state_to_rule_by(&self) -> Result<Arc<State>> {
-        self.log().as_of(self.guard().heard(self.id())).await
+    pub async fn state_for_policy(&self) -> Result<Arc<State>> {
+        self.log().as_of(self.guard().announced_at(self.id())).await
     }
 
     /// Checks that what `name` stands for may come to this process.
@@ -176,7 +176,7 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn check_readable(&self, name: &Name, tree: &ManifestId) -> Result<()> {
-        let state = self.state_to_rule_by().await?;
+        let state = self.state_for_policy().await?;
         if is_open(&state) {
             return self.guard().check_version(self.id(), None);
         }
@@ -195,7 +195,7 @@ impl Repository {
         &self,
         names: impl IntoIterator<Item = (&'n Name, &'n RefValue)> + Send,
     ) -> Result<Vec<DeniedTree<'n>>> {
-        let state = self.state_to_rule_by().await?;
+        let state = self.state_for_policy().await?;
         let mut denied = Vec::new();
         if is_open(&state) {
             self.guard().check_version(self.id(), None)?;

@@ -15,18 +15,18 @@ mod joint;
 pub mod layout;
 pub mod log;
 mod mapping;
-mod mend;
 mod missing;
 mod objects;
 mod open;
 mod policy;
 mod presence;
 mod readable;
+mod repair;
 mod runs;
 mod saved;
 mod stored_chunks;
-mod taken;
 mod unindexed;
+mod upload_throughput;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -34,14 +34,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub use fetch::{
-    Brought, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, Sink, SourceBytes, Stored,
-    Take, deliver, fetch, longest_read, plan, read_pack,
+    ChunkSink, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, PlannedChunk, Sink,
+    SourceBytes, Stored, deliver, fetch, longest_read, plan, read_pack,
 };
 pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
-pub use joint::{Completed, JointTree, Parts, RankPart, Standing};
-pub use mend::Mended;
+pub use joint::{AttemptState, Completed, JointTree, Parts, RankPart};
 pub use missing::no_such_name;
+pub use repair::RepairedTree;
 
 pub use mapping::PlacedTree;
 pub(crate) use open::default_cache;
@@ -51,7 +51,7 @@ pub use readable::choose_readable;
 pub use runs::{Run, Step};
 pub use saved::Saved;
 pub use stored_chunks::{ChunkPlace, StoredChunks};
-pub use taken::Taken;
+pub use upload_throughput::UploadThroughput;
 pub use writer::{Publication, Published, Writer};
 
 use crate::budget::Budget;

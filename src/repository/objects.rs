@@ -97,15 +97,15 @@ pub(crate) async fn body_required(objects: &dyn ObjectStore, budget: &Budget, ki
 pub(crate) async fn decode<T>(budget: &Budget, body: &[u8], decode: impl Fn(&[u8], u64) -> Result<T>) -> Result<T> {
     let len = body.len() as u64;
     let most = budget.total().saturating_sub(len);
-    let mut room = len.saturating_mul(4).max(MIB).min(most);
+    let mut memory = len.saturating_mul(4).max(MIB).min(most);
     loop {
-        let charge = budget.charge(len.saturating_add(room)).await?;
-        match decode(body, room) {
-            Err(error) if error.kind() == ErrorKind::Exhausted && room < most => {}
+        let charge = budget.charge(len.saturating_add(memory)).await?;
+        match decode(body, memory) {
+            Err(error) if error.kind() == ErrorKind::Exhausted && memory < most => {}
             decoded => return decoded,
         }
         drop(charge);
-        room = room.saturating_mul(4).min(most);
+        memory = memory.saturating_mul(4).min(most);
     }
 }
 
@@ -203,8 +203,8 @@ pub(crate) async fn drain(
 ) -> Result<()> {
     let mut filled = 0;
     while let Some(part) = stream.try_next().await? {
-        let room = out.get_mut(filled..filled + part.len());
-        room.ok_or_else(|| short(key, "less", "more"))?.copy_from_slice(&part);
+        let slot = out.get_mut(filled..filled + part.len());
+        slot.ok_or_else(|| short(key, "less", "more"))?.copy_from_slice(&part);
         filled += part.len();
     }
     if filled == out.len() { Ok(()) } else { Err(short(key, out.len(), filled)) }

@@ -13,11 +13,11 @@ use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
 use super::layout::{self, Family};
-use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, tell_forgotten};
+use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
 use super::mapping::{PlacedTree, map_of};
 use super::stored_chunks::{ChunkPlace, StoredChunks};
-use super::taken::{Taken, Uploads};
 use super::unindexed::{Unindexed, Uploaded};
+use super::upload_throughput::{UploadThroughput, Uploads};
 use super::{Repository, objects};
 use crate::clock::Timestamp;
 use crate::codec::Encoded;
@@ -44,7 +44,7 @@ pub struct Writer {
     lent: bool,
     filling: Option<Filling>,
     uploads: JoinSet<Result<Uploaded>>,
-    taken: Arc<Uploads>,
+    throughput: Arc<Uploads>,
     unindexed: Unindexed,
     /// Segment of a commit in progress, over all packs that were unindexed at its start.
     committing: Option<SegmentId>,
@@ -121,7 +121,7 @@ impl Writer {
             lent: false,
             filling: None,
             uploads: JoinSet::new(),
-            taken: Arc::default(),
+            throughput: Arc::default(),
             unindexed: Unindexed::default(),
             committing: None,
             packs: HashMap::new(),
@@ -146,8 +146,8 @@ impl Writer {
 
     /// Upload rate so far, by the repository's clock.
     #[must_use]
-    pub fn taken(&self) -> Taken {
-        self.taken.taken()
+    pub fn throughput(&self) -> UploadThroughput {
+        self.throughput.throughput()
     }
 
     /// True if nothing was written, and nothing is pending.
@@ -203,12 +203,12 @@ impl Writer {
         let (pack, ids, payload) = filling.finish();
         self.packs.insert(pack.id, pack);
         let (repository, progress) = (self.repository.clone(), self.progress.clone());
-        let taken = Arc::clone(&self.taken);
+        let throughput = Arc::clone(&self.throughput);
         let upload = async move {
             let key = layout::owned(Family::Pack, pack.id);
-            taken.begin(repository.clock().now());
+            throughput.begin(repository.clock().now());
             let put = objects::put(&**repository.store().objects(), &key, payload).await;
-            taken.end(repository.clock().now(), if put.is_ok() { pack.len } else { 0 });
+            throughput.end(repository.clock().now(), if put.is_ok() { pack.len } else { 0 });
             put?;
             progress.moved(pack.len);
             Ok((pack, ids))
@@ -321,7 +321,7 @@ impl Writer {
                 return Ok(Vec::new());
             }
             let mut actions: Vec<Action> = add.clone().into_iter().collect();
-            match state.vouch(&foreign, known) {
+            match state.check_packs(&foreign, known) {
                 Ok(pardons) => actions.extend(pardons),
                 Err(gone) => {
                     lost = gone;
@@ -346,7 +346,7 @@ impl Writer {
             self.index_uploaded().await?;
             return Ok(Published::Lost(lost));
         };
-        tell_forgotten(&kept);
+        log_forgotten(&kept);
         self.session = None;
         self.unindexed.committed();
         super::index::merge_if_many(&self.repository, &committed.state).await;

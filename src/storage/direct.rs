@@ -263,8 +263,8 @@ impl<'a> Blocks<'a> {
         while !bytes.is_empty() {
             let filled = self.filled;
             let (now, later) = bytes.split_at(bytes.len().min(BLOCK - filled));
-            if let Some(room) = self.block().get_mut(filled..filled + now.len()) {
-                room.copy_from_slice(now);
+            if let Some(slot) = self.block().get_mut(filled..filled + now.len()) {
+                slot.copy_from_slice(now);
             }
             self.filled += now.len();
             bytes = later;
@@ -405,7 +405,7 @@ mod tests {
             store.delete(&key).await.unwrap_err(),
             store.list(Some(&Path::from("pack"))).try_collect::<Vec<_>>().await.unwrap_err(),
         ] {
-            assert!(format!("{error:?}").contains("Strange"), "{error:?}");
+            assert!(format!("{error:?}").contains("UnexpectedEntry"), "{error:?}");
         }
         assert_eq!(store.list(None).try_collect::<Vec<_>>().await.unwrap(), []);
         assert_eq!(std::fs::read(other.join("s/mine")).unwrap(), b"mine");

@@ -24,12 +24,12 @@ const MARK_LEN: u64 = 64 << 10;
 /// Error: the directory does not exist, or is another one.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
 #[error("directory {} is not there any more, or is another one than it was: is its disk mounted?", .0.display())]
-struct Gone(PathBuf);
+struct DirectoryMissing(PathBuf);
 
 /// Error: an entry in a repository that is neither a file nor a folder.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
 #[error("{} is a link or a device, not a file or folder of the repository: remove it, or mount there what it leads to", .0.display())]
-struct Strange(PathBuf);
+struct UnexpectedEntry(PathBuf);
 
 /// A directory that was opened. Clones share it.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Home {
         if checked.map_err(|source| generic(Box::new(source)))? {
             return Ok(());
         }
-        Err(generic(Box::new(Gone(self.0.root.clone()))))
+        Err(generic(Box::new(DirectoryMissing(self.0.root.clone()))))
     }
 
     /// As [`check`](Self::check), and checks that neither `location` nor a folder above it is a symbolic link.
@@ -108,7 +108,7 @@ pub(super) fn plain(root: &Path, location: &ObjectPath) -> object_store::Result<
         path.push(part.as_ref());
         let Ok(found) = std::fs::symlink_metadata(&path) else { return Ok(()) };
         if !found.is_file() && !found.is_dir() {
-            return Err(generic(Box::new(Strange(path))));
+            return Err(generic(Box::new(UnexpectedEntry(path))));
         }
     }
     Ok(())

@@ -105,11 +105,11 @@ fn limited(response: HttpResponse) -> HttpResponse {
 
 /// Length limit for responses that the SDK reads: errors and lists.
 #[derive(Debug)]
-pub(super) struct ShortAnswers;
+pub(super) struct ResponseLengthLimit;
 
-impl Intercept for ShortAnswers {
+impl Intercept for ResponseLengthLimit {
     fn name(&self) -> &'static str {
-        "ShortAnswers"
+        "ResponseLengthLimit"
     }
 
     fn modify_before_deserialization(

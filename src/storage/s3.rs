@@ -19,7 +19,7 @@ use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 use super::bucket::Bucket;
 use super::credentials::ChainCredentials;
 use super::endpoint::check_endpoint;
-use super::http::{SharedPool, ShortAnswers};
+use super::http::{ResponseLengthLimit, SharedPool};
 use super::options::{Keys, StoreOptions};
 use super::routed::Routed;
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub(super) async fn connect(
     let region = config.region().map_or_else(|| "us-east-1".to_owned(), ToString::to_string);
 
     let mut sdk =
-        aws_sdk_s3::config::Builder::from(&config).region(Region::new(region.clone())).interceptor(ShortAnswers);
+        aws_sdk_s3::config::Builder::from(&config).region(Region::new(region.clone())).interceptor(ResponseLengthLimit);
     if let Some(endpoint) = &endpoint {
         sdk = sdk.endpoint_url(endpoint).force_path_style(true);
     }

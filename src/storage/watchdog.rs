@@ -139,18 +139,18 @@ impl MultipartUpload for WatchedUpload {
 }
 
 fn watched<T: Send + 'static>(inner: BoxStream<'static, Result<T>>, stall: Duration) -> BoxStream<'static, Result<T>> {
-    Watched { inner: Some(inner), stall, alarm: None }.boxed()
+    WatchdogStream { inner: Some(inner), stall, alarm: None }.boxed()
 }
 
 /// A stream that ends with an error once its next item is overdue. The timer runs only while an item is awaited: ready items need
 /// no timer, and pauses of the caller do not count.
-struct Watched<T> {
+struct WatchdogStream<T> {
     inner: Option<BoxStream<'static, Result<T>>>,
     stall: Duration,
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
-impl<T> Stream for Watched<T> {
+impl<T> Stream for WatchdogStream<T> {
     type Item = Result<T>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

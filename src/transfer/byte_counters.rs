@@ -38,18 +38,18 @@ impl ByteCounters {
 
 /// Stream that counts its bytes.
 #[derive(Debug)]
-pub(super) struct Counted<S> {
+pub(super) struct CountedStream<S> {
     stream: S,
     wire: Arc<ByteCounters>,
 }
 
-impl<S> Counted<S> {
+impl<S> CountedStream<S> {
     pub(super) fn new(stream: S, wire: Arc<ByteCounters>) -> Self {
         Self { stream, wire }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for CountedStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
@@ -58,7 +58,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for CountedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
         self.wire.sent.fetch_add(written as u64, Ordering::Relaxed);

@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::byte_counters::Counted;
+use super::byte_counters::CountedStream;
 use super::connection_error::broken;
 use super::guarded::Guarded;
-use super::identity::{Credentials, SERVER_NAME, Side, Standing, client_config, peer_identity, refused};
+use super::identity::{CertificateCheck, Credentials, SERVER_NAME, Side, client_config, peer_identity, refused};
 use super::transport::HANDSHAKE_MAX;
-use super::{ByteCounters, Pass};
+use super::{ByteCounters, ConnectionPermit};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 
@@ -37,34 +37,34 @@ pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
 /// Connection for a call; the other side has been verified.
-pub type Line = Box<dyn Duplex>;
+pub type CallStream = Box<dyn Duplex>;
 
 /// Incoming calls.
 #[derive(Debug)]
-pub struct Calls(mpsc::Receiver<(Line, RemoteCaller)>);
+pub struct Calls(mpsc::Receiver<(CallStream, RemoteCaller)>);
 
 /// Calling agent. Clones share its connection's admission.
 #[derive(Clone, Debug)]
 pub struct RemoteCaller {
     identity: Identity,
-    pass: Arc<Pass>,
+    permit: Arc<ConnectionPermit>,
 }
 
 /// Stream that counts as its caller's connection until it and all clones of the caller are dropped.
 #[derive(Debug)]
-struct Counting<S> {
+struct PermittedStream<S> {
     line: S,
-    _pass: Arc<Pass>,
+    _pass: Arc<ConnectionPermit>,
 }
 
 /// Sender of incoming calls.
 #[derive(Clone, Debug)]
-pub(super) struct Switch(mpsc::Sender<(Line, RemoteCaller)>);
+pub(super) struct CallSender(mpsc::Sender<(CallStream, RemoteCaller)>);
 
 /// Channel from the task that accepts connections to the one that answers calls.
-pub(super) fn switch() -> (Switch, Calls) {
+pub(super) fn channel() -> (CallSender, Calls) {
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
-    (Switch(sender), Calls(receiver))
+    (CallSender(sender), Calls(receiver))
 }
 
 impl RemoteCaller {
@@ -78,26 +78,26 @@ impl RemoteCaller {
     ///
     /// # Errors
     /// Exhausted, if the agent makes too many.
-    pub fn ask(&self) -> Result<()> {
+    pub fn admit_request(&self) -> Result<()> {
         let busy = |why: String| Error::exhausted(why).help("try again in a second, or raise requests_per_second");
-        self.pass.ask().map_err(busy)
+        self.permit.admit_request().map_err(busy)
     }
 
     /// Caller whose requests are not limited.
     #[cfg(test)]
     pub(crate) fn uncounted(identity: Identity) -> Self {
-        Self { identity, pass: Arc::new(Pass::of_this_node()) }
+        Self { identity, permit: Arc::new(ConnectionPermit::of_this_node()) }
     }
 }
 
-impl Switch {
+impl CallSender {
     /// Hands over a call of `caller`.
     ///
     /// # Errors
     /// Exhausted, if too many calls wait: a slow server of calls must not keep peers from their chunks.
-    pub(super) fn hand_over(&self, line: impl Duplex + 'static, identity: Identity, pass: Pass) -> Result<()> {
-        let caller = RemoteCaller { identity, pass: Arc::new(pass) };
-        let line: Line = Box::new(Counting { line, _pass: Arc::clone(&caller.pass) });
+    pub(super) fn send(&self, line: impl Duplex + 'static, identity: Identity, permit: ConnectionPermit) -> Result<()> {
+        let caller = RemoteCaller { identity, permit: Arc::new(permit) };
+        let line: CallStream = Box::new(PermittedStream { line, _pass: Arc::clone(&caller.permit) });
         let refused = |_| Error::exhausted("too many calls are waiting").expected(format!("at most {WAITING_MAX}"));
         self.0.try_send((line, caller)).map_err(refused)
     }
@@ -107,7 +107,7 @@ impl Switch {
 ///
 /// # Cancel safety
 /// Safe: the call ends without an answer.
-pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
+pub(super) async fn refuse_call(mut line: impl Duplex, why: &str) {
     let error = Error::exhausted(why.to_owned()).help("try again later");
     let body = serde_json::json!({ "error": error }).to_string();
     let head = "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n\
@@ -122,13 +122,13 @@ pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
     let _ = timeout(LINGER, said).await;
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Counting<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PermittedStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.line).poll_read(cx, buffer)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Counting<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PermittedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.line).poll_write(cx, bytes)
     }
@@ -147,7 +147,7 @@ impl Calls {
     ///
     /// # Cancel safety
     /// Safe: no call is lost.
-    pub async fn next(&mut self) -> Option<(Line, RemoteCaller)> {
+    pub async fn next(&mut self) -> Option<(CallStream, RemoteCaller)> {
         self.0.recv().await
     }
 }
@@ -165,7 +165,7 @@ pub async fn call(
     credentials: &Credentials,
     callee: &Identity,
     wire: &Arc<ByteCounters>,
-) -> Result<Line> {
+) -> Result<CallStream> {
     let mut config = client_config(credentials)?;
     config.alpn_protocols = vec![ALPN_HTTP.to_vec()];
     let config = Arc::new(config);
@@ -183,19 +183,19 @@ pub async fn call(
     let stream = called.map_err(|error| broken(error).at(address))?;
     let shown = stream.get_ref().1.peer_certificates();
     peer_identity(shown, Some(callee)).map_err(|error| error.at(address))?;
-    let standing = Standing::of(credentials, shown, Side::Serves)?;
-    Ok(Box::new(Guarded::new(stream, &standing)))
+    let certificate_check = CertificateCheck::of(credentials, shown, Side::Server)?;
+    Ok(Box::new(Guarded::new(stream, &certificate_check)))
 }
 
 async fn connect(
     address: SocketAddr,
     config: Arc<ClientConfig>,
     wire: Arc<ByteCounters>,
-) -> io::Result<tokio_rustls::client::TlsStream<Counted<TcpStream>>> {
+) -> io::Result<tokio_rustls::client::TlsStream<CountedStream<TcpStream>>> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let name = SERVER_NAME.try_into().map_err(io::Error::other)?;
-    TlsConnector::from(config).connect(name, Counted::new(stream, wire)).await
+    TlsConnector::from(config).connect(name, CountedStream::new(stream, wire)).await
 }
 
 /// Error of a call that broke: denied, if the other side refused the certificate, which it can report only after the

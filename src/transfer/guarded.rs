@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::identity::Standing;
+use super::identity::CertificateCheck;
 
 /// Stream to or from a peer whose certificate is checked again and again.
 pub(super) struct Guarded<S> {
@@ -24,8 +24,8 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(standing: Standing) -> Self {
-        Self { ended: Box::pin(async move { standing.ended().await }), why: None }
+    fn new(certificate_check: CertificateCheck) -> Self {
+        Self { ended: Box::pin(async move { certificate_check.ended().await }), why: None }
     }
 
     /// # Errors
@@ -49,8 +49,8 @@ pub(super) fn broken(error: rustls::Error) -> io::Error {
 }
 
 impl<S> Guarded<S> {
-    pub(super) fn new(stream: S, standing: &Standing) -> Self {
-        Self { stream, reading: Watch::new(standing.clone()), writing: Watch::new(standing.clone()) }
+    pub(super) fn new(stream: S, certificate_check: &CertificateCheck) -> Self {
+        Self { stream, reading: Watch::new(certificate_check.clone()), writing: Watch::new(certificate_check.clone()) }
     }
 }
 

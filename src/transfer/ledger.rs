@@ -23,7 +23,7 @@ const CALLS: &str = "calls";
 /// Direction of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum Direction {
     /// Received.
     In,
     /// Sent.
@@ -36,7 +36,7 @@ pub struct LedgerEntry {
     /// The other agent.
     pub peer: String,
     /// Direction.
-    pub way: Way,
+    pub way: Direction,
     /// The tree's manifest.
     pub manifest: String,
     /// Chunks.
@@ -64,17 +64,17 @@ pub struct LinkEntry {
 
 /// Ledger of one agent.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<Books>);
+pub struct Ledger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
-struct Books {
-    entries: BTreeMap<(Identity, Way, ManifestId), Moved>,
-    links: BTreeMap<(Identity, &'static str), Carried>,
+struct LedgerState {
+    entries: BTreeMap<(Identity, Direction, ManifestId), MovedTotals>,
+    links: BTreeMap<(Identity, &'static str), LinkTotals>,
     turn: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Moved {
+struct MovedTotals {
     chunks: u64,
     bytes: u64,
     time: Duration,
@@ -82,7 +82,7 @@ struct Moved {
 }
 
 #[derive(Debug, Default)]
-struct Carried {
+struct LinkTotals {
     open: Vec<Arc<ByteCounters>>,
     connections: u64,
     sent: u64,
@@ -93,7 +93,7 @@ struct Carried {
 #[derive(Clone, Copy, Debug)]
 pub struct MovedChunks {
     /// Direction.
-    pub way: Way,
+    pub way: Direction,
     /// Tree that they belong to.
     pub manifest: ManifestId,
     /// Number of chunks.
@@ -107,17 +107,17 @@ pub struct MovedChunks {
 impl Ledger {
     /// Records a new connection with `peer`; `wire` counts its bytes.
     pub fn opened(&self, peer: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
-        self.begun(peer, transport.word(), wire);
+        self.connection_opened(peer, transport.word(), wire);
     }
 
     /// Records a call with `peer`, from either side; `wire` counts its bytes.
     pub fn called(&self, peer: &Identity, wire: Arc<ByteCounters>) {
-        self.begun(peer, CALLS, wire);
+        self.connection_opened(peer, CALLS, wire);
     }
 
-    fn begun(&self, peer: &Identity, over: &'static str, wire: Arc<ByteCounters>) {
-        let mut books = self.books();
-        let link = books.links.entry((peer.clone(), over)).or_default();
+    fn connection_opened(&self, peer: &Identity, over: &'static str, wire: Arc<ByteCounters>) {
+        let mut lock = self.lock();
+        let link = lock.links.entry((peer.clone(), over)).or_default();
         link.fold();
         link.connections += 1;
         link.open.push(wire);
@@ -126,24 +126,24 @@ impl Ledger {
     /// Counts chunks sent to or received from `peer`.
     pub fn moved(&self, peer: &Identity, moved: &MovedChunks) {
         let &MovedChunks { way, manifest, chunks, bytes, time } = moved;
-        let mut books = self.books();
-        books.turn += 1;
-        let turn = books.turn;
-        let entry = books.entries.entry((peer.clone(), way, manifest)).or_default();
+        let mut lock = self.lock();
+        lock.turn += 1;
+        let turn = lock.turn;
+        let entry = lock.entries.entry((peer.clone(), way, manifest)).or_default();
         entry.chunks += chunks;
         entry.bytes += bytes;
         entry.time += time;
         entry.turn = turn;
-        if books.entries.len() > ENTRIES_MAX {
-            let oldest = books.entries.iter().min_by_key(|(_, moved)| moved.turn).map(|(key, _)| key.clone());
-            oldest.and_then(|key| books.entries.remove(&key));
+        if lock.entries.len() > ENTRIES_MAX {
+            let oldest = lock.entries.iter().min_by_key(|(_, moved)| moved.turn).map(|(key, _)| key.clone());
+            oldest.and_then(|key| lock.entries.remove(&key));
         }
     }
 
     /// The entries, by agent.
     #[must_use]
     pub fn entries(&self) -> Vec<LedgerEntry> {
-        let entry = |((peer, way, manifest), moved): (&(Identity, Way, ManifestId), &Moved)| LedgerEntry {
+        let entry = |((peer, way, manifest), moved): (&(Identity, Direction, ManifestId), &MovedTotals)| LedgerEntry {
             peer: peer.to_string(),
             way: *way,
             manifest: manifest.to_string(),
@@ -151,14 +151,14 @@ impl Ledger {
             bytes: moved.bytes,
             seconds: moved.time.as_secs_f64(),
         };
-        self.books().entries.iter().map(entry).collect()
+        self.lock().entries.iter().map(entry).collect()
     }
 
     /// The links, by agent.
     #[must_use]
     pub fn links(&self) -> Vec<LinkEntry> {
-        let mut books = self.books();
-        let link = |((peer, transport), carried): (&(Identity, &'static str), &mut Carried)| {
+        let mut lock = self.lock();
+        let link = |((peer, transport), carried): (&(Identity, &'static str), &mut LinkTotals)| {
             carried.fold();
             LinkEntry {
                 peer: peer.to_string(),
@@ -168,15 +168,15 @@ impl Ledger {
                 received: carried.received + carried.open.iter().map(|wire| wire.received()).sum::<u64>(),
             }
         };
-        books.links.iter_mut().map(link).collect()
+        lock.links.iter_mut().map(link).collect()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn lock(&self) -> MutexGuard<'_, LedgerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Carried {
+impl LinkTotals {
     /// Adds up closed connections.
     fn fold(&mut self) {
         let (sent, received) = (&mut self.sent, &mut self.received);
@@ -214,7 +214,7 @@ mod tests {
     fn a_tree_has_one_entry_for_each_way() {
         let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
         let manifest = ManifestId::of(b"tree");
-        for way in [Way::In, Way::Out, Way::In] {
+        for way in [Direction::In, Direction::Out, Direction::In] {
             let time = Duration::from_secs(1);
             ledger.moved(&peer, &MovedChunks { way, manifest, chunks: 2, bytes: 50, time });
         }

@@ -7,11 +7,11 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use super::asking::{ASK_MAX, asking};
-use super::driver::{Client, Clockwork, Lanes, Reply, Served, Window, hello, serve};
+use super::driver::{Client, ConnectionClock, Lanes, Reply, ServedConnection, Window, hello, serve};
+use super::frame_request::{REQUEST_CHUNKS_MAX, frame_request};
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Closed, Priority, Provider, Requester};
-use super::{Holdings, Pass};
+use super::{ConnectionPermit, ServedChunks};
 use crate::budget::Budget;
 use crate::codec::Encoded;
 use crate::error::Result;
@@ -20,7 +20,7 @@ use crate::policy::Route;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
 /// Identity of a local process for its agent, and of the agent for the process: neither needs a name.
-fn anybody() -> Result<Identity> {
+fn local_identity() -> Result<Identity> {
     Identity::new("local", "process")
 }
 
@@ -31,14 +31,20 @@ fn anybody() -> Result<Identity> {
 ///
 /// # Cancel safety
 /// Safe: the connection is dropped.
-pub async fn attend(
+pub async fn serve_local(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
-    holdings: Arc<dyn Holdings>,
+    served_chunks: Arc<dyn ServedChunks>,
     leaving: CancellationToken,
 ) -> Result<Closed> {
-    let clock = Clockwork::start();
-    let provider = Provider::new(hello(&anybody()?, 0), anybody()?, 0, clock.now());
-    let served = Served { holdings, pass: Pass::of_this_node(), route: Route::Node, leaving, versions: None };
+    let clock = ConnectionClock::start();
+    let provider = Provider::new(hello(&local_identity()?, 0), local_identity()?, 0, clock.now());
+    let served = ServedConnection {
+        served_chunks,
+        permit: ConnectionPermit::of_this_node(),
+        route: Route::Node,
+        leaving,
+        versions: None,
+    };
     Ok(serve(provider, Lanes::both_ways(stream), clock, served).await)
 }
 
@@ -65,8 +71,8 @@ impl LocalSource {
         let mut clients = Vec::with_capacity(streams.len());
         for stream in streams {
             let memory = budget.carve(window).await?;
-            let clock = Clockwork::start();
-            let requester = Requester::new(hello(&anybody()?, window), anybody()?, clock.now())?;
+            let clock = ConnectionClock::start();
+            let requester = Requester::new(hello(&local_identity()?, window), local_identity()?, clock.now())?;
             let window = Window { memory, wire: Arc::default(), versions: None };
             clients.push(Client::start(requester, Lanes::both_ways(stream), clock, window));
         }
@@ -83,7 +89,7 @@ impl LocalSource {
     /// Requests some chunks: no more than one request may name.
     async fn fetch(&self, saved: &Saved, mut chunks: Vec<u32>, place: FramePlace<'_>) -> Result<()> {
         let Some(client) = self.client() else { return Ok(()) };
-        let wanted = asking(saved, &mut chunks)?;
+        let wanted = frame_request(saved, &mut chunks)?;
         let mut fetching = client.fetch(Priority::Restore, saved.value.manifest, wanted).await?;
         while let Some(reply) = fetching.next().await {
             if let Reply::Frame(received) = reply
@@ -100,7 +106,7 @@ impl LocalSource {
 impl ChunkSource for LocalSource {
     async fn frames(&self, _: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) -> SourceBytes {
         let mut moved = SourceBytes::default();
-        for some in chunks.chunks(ASK_MAX) {
+        for some in chunks.chunks(REQUEST_CHUNKS_MAX) {
             let mut counted = |chunk: u32, encoded: &Encoded| {
                 moved.agent += encoded.bytes.len() as u64;
                 place(chunk, encoded);

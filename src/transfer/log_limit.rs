@@ -12,10 +12,10 @@ const WHILE: Duration = Duration::from_mins(1);
 
 /// Limit of one kind of line, one for the process: a static.
 #[derive(Debug)]
-pub(crate) struct LogLimit(Mutex<Counted>);
+pub(crate) struct LogLimit(Mutex<Window>);
 
 #[derive(Debug)]
-struct Counted {
+struct Window {
     since: Option<Instant>,
     lines: u32,
     kept_back: u64,
@@ -23,7 +23,7 @@ struct Counted {
 
 impl LogLimit {
     pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Counted { since: None, lines: 0, kept_back: 0 }))
+        Self(Mutex::new(Window { since: None, lines: 0, kept_back: 0 }))
     }
 
     /// Number of lines suppressed since the last one, if a line may be written now.

@@ -76,7 +76,7 @@ pub struct Policies {
 struct State {
     /// Rules of the policies in use. The text of one repository never stands for another's, nor one version for another.
     parsed: HashMap<(RepositoryId, PolicyMark), Parsed>,
-    highest: HashMap<RepositoryId, Seen>,
+    highest: HashMap<RepositoryId, VerifiedVersion>,
 }
 
 #[derive(Clone, Debug)]
@@ -88,16 +88,16 @@ struct Parsed {
 
 /// Newest policy of a repository that this machine verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct VerifiedVersion {
     /// Its version; 0 if none was seen.
     version: u64,
     /// Digest of its text, if known.
     digest: Option<[u8; 32]>,
 }
 
-/// Standing of a repository's policy on this machine.
+/// Status of a repository's policy on this machine.
 #[derive(Debug)]
-pub(super) enum Standing {
+pub(super) enum PolicyStatus {
     /// It is verified.
     InForce(Arc<PolicyRules>),
     /// It was verified before and no longer is: the certificate of its key has expired, for example. Its rules still bind content
@@ -153,20 +153,20 @@ impl Policies {
     }
 
     /// Standing of the policy of the repository `id` on this machine. `policy` is none if there is none, or it cannot be read.
-    pub(super) fn standing(&self, id: RepositoryId, policy: Option<&PolicyText>) -> Standing {
+    pub(super) fn policy_status(&self, id: RepositoryId, policy: Option<&PolicyText>) -> PolicyStatus {
         match policy.map(|policy| self.rules(id, policy)) {
-            Some(Ok(rules)) => return Standing::InForce(rules),
+            Some(Ok(rules)) => return PolicyStatus::InForce(rules),
             // A machine without a certificate verifies no policy, which is no news with each name.
             Some(Err(error)) if self.credentials.is_none() => tracing::debug!("cannot use the policy: {error:?}"),
             Some(Err(error)) => tracing::warn!("cannot use the policy: {error:?}"),
             None => {}
         }
         if self.highest(id).version == 0 {
-            return Standing::Unknown;
+            return PolicyStatus::Unknown;
         }
         match policy.and_then(|policy| self.lapsed(id, policy)) {
-            Some(rules) => Standing::Lapsed(rules),
-            None => Standing::Lost,
+            Some(rules) => PolicyStatus::Lapsed(rules),
+            None => PolicyStatus::Lost,
         }
     }
 
@@ -209,7 +209,7 @@ impl Policies {
     /// Remembers that this was the policy of a repository. If the folder cannot be written, only for the life
     /// of the process: later processes start as on a fresh machine.
     fn remember(&self, id: RepositoryId, mark: PolicyMark) {
-        let (before, seen) = (self.highest(id), Seen { version: mark.version, digest: Some(mark.digest) });
+        let (before, seen) = (self.highest(id), VerifiedVersion { version: mark.version, digest: Some(mark.digest) });
         if before.version > seen.version || before == seen {
             return;
         }
@@ -228,7 +228,7 @@ impl Policies {
     }
 
     /// Newest policy that this machine ever verified.
-    fn highest(&self, id: RepositoryId) -> Seen {
+    fn highest(&self, id: RepositoryId) -> VerifiedVersion {
         if let Some(seen) = self.state().highest.get(&id) {
             return *seen;
         }
@@ -238,10 +238,10 @@ impl Policies {
     }
 
     /// Peers are told of its version from now on, and heard about later ones.
-    fn know(&self, id: RepositoryId, seen: Seen) {
+    fn know(&self, id: RepositoryId, seen: VerifiedVersion) {
         self.state().highest.insert(id, seen);
         if let Some(credentials) = &self.credentials {
-            credentials.versions().saw(id, seen.version);
+            credentials.versions().record_version(id, seen.version);
         }
     }
 
@@ -256,12 +256,12 @@ impl Policies {
 }
 
 /// Policy that a process of this machine wrote last.
-fn remembered(folder: &Path, id: RepositoryId) -> Option<Seen> {
+fn remembered(folder: &Path, id: RepositoryId) -> Option<VerifiedVersion> {
     let text = std::fs::read_to_string(folder.join(id.to_string())).ok()?;
     let mut parts = text.split_whitespace();
     let version = parts.next()?.parse().ok()?;
     let digest = parts.next().and_then(|hex| blake3::Hash::from_hex(hex).ok()).map(|digest| *digest.as_bytes());
-    Some(Seen { version, digest })
+    Some(VerifiedVersion { version, digest })
 }
 
 fn no_certificate() -> Error {
@@ -284,18 +284,20 @@ impl Guard for Policies {
         if bound && own.is_none() {
             return Ruling::deny(Basis::UnknownSite);
         }
-        let rules = match self.standing(access.repository, policy) {
-            Standing::InForce(rules) => rules,
-            Standing::Lapsed(rules) if !bound => rules,
-            Standing::Unknown if !bound => return allow,
-            Standing::Lapsed(_) | Standing::Unknown | Standing::Lost => return Ruling::deny(Basis::NoPolicy),
+        let rules = match self.policy_status(access.repository, policy) {
+            PolicyStatus::InForce(rules) => rules,
+            PolicyStatus::Lapsed(rules) if !bound => rules,
+            PolicyStatus::Unknown if !bound => return allow,
+            PolicyStatus::Lapsed(_) | PolicyStatus::Unknown | PolicyStatus::Lost => {
+                return Ruling::deny(Basis::NoPolicy);
+            }
         };
-        let asking = match access.to {
+        let frame_request = match access.to {
             Destination::Agent(agent) => Some(agent),
             Destination::Here | Destination::Repository(..) => own.as_ref(),
         };
-        let asking = asking.and_then(|agent| rules.agent(agent));
-        let agent = asking.as_deref();
+        let frame_request = frame_request.and_then(|agent| rules.agent(agent));
+        let agent = frame_request.as_deref();
         let (to, route) = match access.to {
             Destination::Here => (agent.map(Identity::site), Route::Store),
             Destination::Repository(location, id) => (rules.site_of(location, id), Route::Store),
@@ -305,7 +307,7 @@ impl Guard for Policies {
         rules.rule_on_own(&question)
     }
 
-    fn honours(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool {
+    fn accepts_declassification(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let statement = declassified.statement(&repository.to_string(), name);
         let verified = Signature::decode(&declassified.signature).and_then(|signature| {
@@ -318,12 +320,12 @@ impl Guard for Policies {
         verified.is_ok()
     }
 
-    fn heard(&self, repository: RepositoryId) -> Option<Instant> {
-        self.credentials.as_ref()?.versions().heard(repository, Instant::now())
+    fn announced_at(&self, repository: RepositoryId) -> Option<Instant> {
+        self.credentials.as_ref()?.versions().announced(repository, Instant::now())
     }
 
     fn check_version(&self, repository: RepositoryId, mark: Option<PolicyMark>) -> Result<()> {
-        let Seen { version: highest, digest } = self.highest(repository);
+        let VerifiedVersion { version: highest, digest } = self.highest(repository);
         let version = mark.map_or(0, |mark| mark.version);
         if version == highest && digest.is_some() && mark.map(|mark| mark.digest) != digest {
             return Err(Error::denied("policy of the repository has the version of one that was seen before, and another text")

@@ -24,34 +24,34 @@ type Key = [u8; KEY_LEN];
 
 /// Versions by repository.
 #[derive(Debug, Default)]
-pub(super) struct PolicyVersions(Mutex<BTreeMap<Key, Known>>);
+pub(super) struct PolicyVersions(Mutex<BTreeMap<Key, KnownVersion>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownVersion {
     /// The highest version that this agent has verified; 0 if none.
     seen: u64,
-    heard: Option<Heard>,
+    announced: Option<AnnouncedVersion>,
 }
 
-/// The word of peers that there is a later version.
+/// Announcement of a later version by a peer.
 #[derive(Debug)]
-struct Heard {
+struct AnnouncedVersion {
     /// Time since which the log must have been read.
     since: Instant,
-    /// Time that takes its place, once it has come: the word was given again too soon.
+    /// Time that replaces it once it has passed: another announcement came too soon.
     next: Option<Instant>,
 }
 
 impl PolicyVersions {
     /// Notes that the policy of `repository`, which is one of this agent's, had `version`; 0: it is not known yet.
-    pub(super) fn saw(&self, repository: RepositoryId, version: u64) {
+    pub(super) fn record_version(&self, repository: RepositoryId, version: u64) {
         let mut all = self.all();
         let known = all.entry(key(repository)).or_default();
         known.seen = known.seen.max(version);
     }
 
     /// The highest versions that were seen, as a hello tells them; none, if there are none.
-    pub(super) fn told(&self) -> Option<Vec<u8>> {
+    pub(super) fn announcement_to_send(&self) -> Option<Vec<u8>> {
         let all = self.all();
         let mut value = Writer::new();
         for (key, known) in all.iter().filter(|(_, known)| known.seen > 0).take(TOLD_MAX) {
@@ -61,7 +61,7 @@ impl PolicyVersions {
     }
 
     /// Takes in what a peer tells. Repositories that are not this agent's are passed over, and so is what is malformed.
-    pub(super) fn hear(&self, value: &[u8], now: Instant) {
+    pub(super) fn record_announcement(&self, value: &[u8], now: Instant) {
         let mut reader = Reader::new(value);
         let mut all = self.all();
         while reader.remaining() > 0 {
@@ -71,39 +71,39 @@ impl PolicyVersions {
             if let Some(known) = all.get_mut(&key)
                 && version > known.seen
             {
-                known.hear(now);
+                known.record_announcement(now);
             }
         }
     }
 
     /// Time since which the log of `repository` must have been read before something is ruled by it; none: any time.
-    pub(super) fn heard(&self, repository: RepositoryId, now: Instant) -> Option<Instant> {
+    pub(super) fn announced(&self, repository: RepositoryId, now: Instant) -> Option<Instant> {
         let mut all = self.all();
         let known = all.get_mut(&key(repository))?;
         // Also once the version was seen: whoever saw it may not be whoever rules now.
-        let heard = known.heard.as_mut()?;
-        if let Some(next) = heard.next.take_if(|next| *next <= now) {
-            heard.since = next;
+        let announced = known.announced.as_mut()?;
+        if let Some(next) = announced.next.take_if(|next| *next <= now) {
+            announced.since = next;
         }
-        Some(heard.since)
+        Some(announced.since)
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, Known>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, KnownVersion>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
-    fn hear(&mut self, now: Instant) {
-        let Some(heard) = &mut self.heard else {
-            self.heard = Some(Heard { since: now, next: None });
+impl KnownVersion {
+    fn record_announcement(&mut self, now: Instant) {
+        let Some(announced) = &mut self.announced else {
+            self.announced = Some(AnnouncedVersion { since: now, next: None });
             return;
         };
-        let next = heard.since + PAUSE;
+        let next = announced.since + PAUSE;
         if now >= next {
-            (heard.since, heard.next) = (now, None);
+            (announced.since, announced.next) = (now, None);
         } else {
-            heard.next = Some(next);
+            announced.next = Some(next);
         }
     }
 }
@@ -119,58 +119,58 @@ mod tests {
     use super::*;
     use crate::transfer::protocol::limits::EXTENSION_LEN_MAX;
 
-    fn telling(repository: RepositoryId, version: u64) -> Vec<u8> {
+    fn announcement(repository: RepositoryId, version: u64) -> Vec<u8> {
         let versions = PolicyVersions::default();
-        versions.saw(repository, version);
-        versions.told().unwrap()
+        versions.record_version(repository, version);
+        versions.announcement_to_send().unwrap()
     }
 
     #[test]
     fn a_later_version_wants_a_read_and_an_older_one_does_not() {
         let (own, other) = (RepositoryId::random(), RepositoryId::random());
         let (versions, now) = (PolicyVersions::default(), Instant::now());
-        versions.saw(own, 0);
-        assert_eq!(versions.told(), None);
-        versions.saw(own, 3);
+        versions.record_version(own, 0);
+        assert_eq!(versions.announcement_to_send(), None);
+        versions.record_version(own, 3);
         for version in [1, 3] {
-            versions.hear(&telling(own, version), now);
-            assert_eq!(versions.heard(own, now), None);
+            versions.record_announcement(&announcement(own, version), now);
+            assert_eq!(versions.announced(own, now), None);
         }
-        versions.hear(&telling(other, 9), now);
-        assert_eq!((versions.heard(own, now), versions.heard(other, now)), (None, None), "it is none of ours");
-        versions.hear(&telling(own, 4), now);
-        assert_eq!(versions.heard(own, now), Some(now));
-        versions.saw(own, 4);
+        versions.record_announcement(&announcement(other, 9), now);
+        assert_eq!((versions.announced(own, now), versions.announced(other, now)), (None, None), "it is none of ours");
+        versions.record_announcement(&announcement(own, 4), now);
+        assert_eq!(versions.announced(own, now), Some(now));
+        versions.record_version(own, 4);
         let later = now + 2 * PAUSE;
-        versions.hear(&telling(own, 4), later);
-        assert_eq!(versions.heard(own, later), Some(now), "it was seen: no other read is wanted");
-        assert_eq!(versions.told(), Some(telling(own, 4)));
+        versions.record_announcement(&announcement(own, 4), later);
+        assert_eq!(versions.announced(own, later), Some(now), "it was seen: no other read is wanted");
+        assert_eq!(versions.announcement_to_send(), Some(announcement(own, 4)));
     }
 
     #[test]
     fn a_lie_costs_a_read_in_five_seconds_at_most_and_nothing_malformed_counts() {
         let (own, begun) = (RepositoryId::random(), Instant::now());
         let versions = PolicyVersions::default();
-        versions.saw(own, 1);
+        versions.record_version(own, 1);
         let mut reads = std::collections::BTreeSet::new();
         for n in 0..1000 {
             let now = begun + Duration::from_millis(20 * n);
-            versions.hear(&telling(own, u64::MAX - n), now);
-            let since = versions.heard(own, now).unwrap();
+            versions.record_announcement(&announcement(own, u64::MAX - n), now);
+            let since = versions.announced(own, now).unwrap();
             assert!(since <= now && now.duration_since(since) <= PAUSE);
             reads.insert(since);
         }
         assert_eq!(reads.len(), 4, "in 20 s");
         let quiet = PolicyVersions::default();
-        quiet.saw(own, 1);
-        let good = telling(own, 7);
+        quiet.record_version(own, 1);
+        let good = announcement(own, 7);
         for end in 1..good.len() {
-            quiet.hear(&good[..end], begun);
-            assert_eq!(quiet.heard(own, begun), None);
+            quiet.record_announcement(&good[..end], begun);
+            assert_eq!(quiet.announced(own, begun), None);
         }
         for n in 0..100 {
-            quiet.saw(RepositoryId::random(), u64::MAX - n);
+            quiet.record_version(RepositoryId::random(), u64::MAX - n);
         }
-        assert!(quiet.told().unwrap().len() <= EXTENSION_LEN_MAX);
+        assert!(quiet.announcement_to_send().unwrap().len() <= EXTENSION_LEN_MAX);
     }
 }

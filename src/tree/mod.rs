@@ -8,30 +8,30 @@
 
 mod atomic;
 mod clear;
+mod file_stamp;
 mod folders;
 mod holes;
-mod look;
 mod memory;
 mod path;
 mod private;
 mod rules;
-mod seen;
 mod staged;
 mod stat;
+mod stat_cache;
 mod target;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use atomic::{Readers, create_file, replace_file};
+pub use file_stamp::FileStamp;
 pub use holes::{HOLE_MIN, extents};
-pub use look::Look;
 pub use memory::{MemoryFile, Opened};
 pub use path::check_path;
 pub use private::{check_own_folder, check_private_folder, make_private_folder, read_own_file, read_own_target};
 pub use rules::{IGNORE_FILE, Rules};
-pub use seen::{Seen, SeenCache, coarse_now};
 pub use staged::{Durability, Staged};
 pub use stat::{Stat, WalkEntry, WalkKind};
+pub use stat_cache::{SavedStats, StatCache, coarse_now};
 pub use target::{Present, Target, TargetEntry};
 pub use walk::{REPOSITORY_MARKS, SkipReason, Skipped, Walk, walk};

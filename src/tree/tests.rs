@@ -171,11 +171,11 @@ mod seeing {
 
     const STARTED: Timestamp = Timestamp(1_700_000_000_123_456_789);
 
-    fn cache(folder: &Path) -> SeenCache {
-        SeenCache::new(folder, RepositoryId::from_bytes([7; 16]), Path::new("/data"))
+    fn cache(folder: &Path) -> StatCache {
+        StatCache::new(folder, RepositoryId::from_bytes([7; 16]), Path::new("/data"))
     }
 
-    fn stored(folder: &Path, files: &[(&[u8], Stat)]) -> SeenCache {
+    fn stored(folder: &Path, files: &[(&[u8], Stat)]) -> StatCache {
         let cache = cache(folder);
         let files = files.iter().map(|(path, stat)| (*path, stat));
         cache.store(ManifestId::of(b"body"), b"body", STARTED, files).unwrap();
@@ -258,7 +258,7 @@ mod seeing {
         }
         fs::write(&file, &whole).unwrap();
         assert!(cache.load().is_some());
-        let elsewhere = SeenCache::new(root.path(), RepositoryId::from_bytes([7; 16]), Path::new("/other"));
+        let elsewhere = StatCache::new(root.path(), RepositoryId::from_bytes([7; 16]), Path::new("/other"));
         assert!(elsewhere.load().is_none());
         fs::write(root.path().join("x"), b"").unwrap();
     }

@@ -313,10 +313,10 @@ impl<'a> Scan<'a> {
         for (name, listed) in names {
             let path = join(&path, &name);
             match self.look(&fd, &path, listed, rules.as_ref())? {
-                Look::Folder => self.pending.push((path, rules.clone())),
-                Look::Found(kind, stat) => self.found.push(WalkEntry { path, kind, stat }),
-                Look::Skip(reason) => self.skipped.push(Skipped { path, reason }),
-                Look::LeaveOut => {}
+                EntryAction::Folder => self.pending.push((path, rules.clone())),
+                EntryAction::Found(kind, stat) => self.found.push(WalkEntry { path, kind, stat }),
+                EntryAction::Skip(reason) => self.skipped.push(Skipped { path, reason }),
+                EntryAction::LeaveOut => {}
             }
         }
         self.found.push(WalkEntry { path, kind: WalkKind::Folder, stat });
@@ -324,36 +324,40 @@ impl<'a> Scan<'a> {
     }
 
     /// Kind of the entry `path` of `folder`, which the listing says is `listed`.
-    fn look(&self, folder: &OwnedFd, path: &[u8], listed: FileType, rules: Option<&InForce>) -> Result<Look> {
+    fn look(&self, folder: &OwnedFd, path: &[u8], listed: FileType, rules: Option<&InForce>) -> Result<EntryAction> {
         let name = split(path).1;
         if is_staging(name) && listed != FileType::Directory {
-            return Ok(Look::Skip(SkipReason::Unfinished));
+            return Ok(EntryAction::Skip(SkipReason::Unfinished));
         }
         let leave_out = |is_folder| rules.is_some_and(|rules| rules.leave_out(path, is_folder));
         if path.len() > PATH_LEN_MAX || name.len() > SEGMENT_LEN_MAX {
-            return if leave_out(listed == FileType::Directory) { Ok(Look::LeaveOut) } else { Err(too_long(path)) };
+            return if leave_out(listed == FileType::Directory) {
+                Ok(EntryAction::LeaveOut)
+            } else {
+                Err(too_long(path))
+            };
         }
         // The metadata of a folder is read when it is opened.
         if listed == FileType::Directory {
-            return Ok(if leave_out(true) { Look::LeaveOut } else { Look::Folder });
+            return Ok(if leave_out(true) { EntryAction::LeaveOut } else { EntryAction::Folder });
         }
-        let look = || -> SysResult<Look> {
+        let look = || -> SysResult<EntryAction> {
             let raw = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let stat = Stat::from_raw(&raw);
             Ok(match kind_of(&raw) {
-                kind if leave_out(kind == FileType::Directory) => Look::LeaveOut,
-                FileType::Directory => Look::Folder,
-                FileType::RegularFile => Look::Found(WalkKind::File, stat),
+                kind if leave_out(kind == FileType::Directory) => EntryAction::LeaveOut,
+                FileType::Directory => EntryAction::Folder,
+                FileType::RegularFile => EntryAction::Found(WalkKind::File, stat),
                 FileType::Symlink => {
                     let target = readlinkat(folder, name, Vec::new())?.into_bytes();
-                    Look::Found(WalkKind::Symlink { target }, stat)
+                    EntryAction::Found(WalkKind::Symlink { target }, stat)
                 }
-                kind => Look::Skip(SkipReason::Special(special(kind))),
+                kind => EntryAction::Skip(SkipReason::Special(special(kind))),
             })
         };
         match look() {
             // EINVAL: no longer a link to be read.
-            Err(errno) if gone(errno) || errno == Errno::INVAL => Ok(Look::Skip(SkipReason::Vanished)),
+            Err(errno) if gone(errno) || errno == Errno::INVAL => Ok(EntryAction::Skip(SkipReason::Vanished)),
             other => other.map_err(|errno| self.folders.fault("cannot read an entry of a folder", path, errno)),
         }
     }
@@ -393,7 +397,7 @@ impl<'a> Scan<'a> {
 }
 
 /// Result of a look at an entry.
-enum Look {
+enum EntryAction {
     /// A folder, to be read later.
     Folder,
     /// Something to save.

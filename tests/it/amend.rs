@@ -24,12 +24,12 @@ use towline::tree::MemoryFile;
 use crate::data::{name, noise, safetensors};
 use crate::faulty::{Faults, Faulty};
 
-struct House {
+struct Fixture {
     dir: tempfile::TempDir,
     objects: Arc<dyn ObjectStore>,
 }
 
-impl House {
+impl Fixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
     }
@@ -96,15 +96,15 @@ fn rename(from: &str, to: &str) -> Changes {
 /// A1: "`Repository::amend` puts, removes and renames paths of a tree in one commit".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_is_made_and_changed_path_by_path() {
-    let (house, run) = (House::new(), name("run/step-1"));
+    let (fixture, run) = (Fixture::new(), name("run/step-1"));
     let (a, b) = (noise(1, 2_500_000), noise(2, 100_000));
-    house.amend(&run, &put(&[("a", a.clone()), (".metadata.tmp", b.clone())])).await;
-    let before = house.saved(&run).await.value.version;
-    let report = house.amend(&run, &rename(".metadata.tmp", ".metadata")).await;
+    fixture.amend(&run, &put(&[("a", a.clone()), (".metadata.tmp", b.clone())])).await;
+    let before = fixture.saved(&run).await.value.version;
+    let report = fixture.amend(&run, &rename(".metadata.tmp", ".metadata")).await;
     assert_eq!((report.tree.new_chunks, report.tree.stored_bytes, report.tree.files), (0, 0, 2), "nothing is stored");
-    let after = house.saved(&run).await.value;
+    let after = fixture.saved(&run).await.value;
     assert!(after.version > before && after.files == 2 && after.logical_bytes == 2_600_000);
-    assert_eq!(house.files(&run).await, BTreeMap::from([("a".into(), a.clone()), (".metadata".into(), b)]));
+    assert_eq!(fixture.files(&run).await, BTreeMap::from([("a".into(), a.clone()), (".metadata".into(), b)]));
 
     // One commit for all of it, and the rest of the tree as it was.
     let all = Changes {
@@ -112,47 +112,50 @@ async fn a_tree_is_made_and_changed_path_by_path() {
         rename: vec![(b"a".to_vec(), b"deep/er/a".to_vec())],
         ..put(&[("a", noise(3, 10))])
     };
-    house.amend(&run, &all).await;
-    assert_eq!(house.files(&run).await, BTreeMap::from([("deep/er/a".into(), a.clone()), ("a".into(), noise(3, 10))]));
-    house.amend(&run, &remove("deep")).await;
-    assert_eq!(house.files(&run).await, BTreeMap::from([("a".into(), noise(3, 10))]));
-    house.collect_and_verify().await;
-    assert_eq!(house.files(&run).await.len(), 1);
+    fixture.amend(&run, &all).await;
+    assert_eq!(
+        fixture.files(&run).await,
+        BTreeMap::from([("deep/er/a".into(), a.clone()), ("a".into(), noise(3, 10))])
+    );
+    fixture.amend(&run, &remove("deep")).await;
+    assert_eq!(fixture.files(&run).await, BTreeMap::from([("a".into(), noise(3, 10))]));
+    fixture.collect_and_verify().await;
+    assert_eq!(fixture.files(&run).await.len(), 1);
 }
 
 /// A1, from a disk: files of a folder by their paths in it; what is refused changes nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_come_from_a_disk_too_and_refusals_change_nothing() {
-    let (house, of) = (House::new(), name("tables"));
-    let disk = house.dir.path().join("disk");
+    let (fixture, of) = (Fixture::new(), name("tables"));
+    let disk = fixture.dir.path().join("disk");
     fs::create_dir_all(disk.join("d")).unwrap();
     fs::write(disk.join("d/x"), noise(1, 3_000_000)).unwrap();
     fs::write(disk.join("y"), b"y").unwrap();
-    house.amend(&of, &Changes { put: (&disk).into(), ..Changes::default() }).await;
-    house.amend(&of, &Changes { put: (&disk.join("y")).into(), ..rename("d", "e") }).await;
+    fixture.amend(&of, &Changes { put: (&disk).into(), ..Changes::default() }).await;
+    fixture.amend(&of, &Changes { put: (&disk.join("y")).into(), ..rename("d", "e") }).await;
     let there = BTreeMap::from([("e/x".to_owned(), noise(1, 3_000_000)), ("y".to_owned(), b"y".to_vec())]);
-    assert_eq!(house.files(&of).await, there);
-    let version = house.saved(&of).await.value.version;
-    assert_eq!(house.refuses(&of, &remove("none")).await, ErrorKind::NotFound);
-    assert_eq!(house.refuses(&of, &rename("none", "some")).await, ErrorKind::NotFound);
-    assert_eq!(house.refuses(&of, &put(&[("e", b"1".to_vec())])).await, ErrorKind::Conflict);
-    assert_eq!(house.refuses(&of, &put(&[("y/z", b"1".to_vec())])).await, ErrorKind::Conflict);
-    assert_eq!(house.refuses(&of, &Changes::default()).await, ErrorKind::Usage);
-    assert_eq!(house.refuses(&name("other"), &remove("x")).await, ErrorKind::NotFound);
-    assert_eq!(house.saved(&of).await.value.version, version);
-    assert_eq!(house.open().await.saved(&name("other")).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(fixture.files(&of).await, there);
+    let version = fixture.saved(&of).await.value.version;
+    assert_eq!(fixture.refuses(&of, &remove("none")).await, ErrorKind::NotFound);
+    assert_eq!(fixture.refuses(&of, &rename("none", "some")).await, ErrorKind::NotFound);
+    assert_eq!(fixture.refuses(&of, &put(&[("e", b"1".to_vec())])).await, ErrorKind::Conflict);
+    assert_eq!(fixture.refuses(&of, &put(&[("y/z", b"1".to_vec())])).await, ErrorKind::Conflict);
+    assert_eq!(fixture.refuses(&of, &Changes::default()).await, ErrorKind::Usage);
+    assert_eq!(fixture.refuses(&name("other"), &remove("x")).await, ErrorKind::NotFound);
+    assert_eq!(fixture.saved(&of).await.value.version, version);
+    assert_eq!(fixture.open().await.saved(&name("other")).await.unwrap_err().kind(), ErrorKind::NotFound);
     let alone = name("alone");
-    house.open().await.save(&disk.join("y"), &alone, &SaveOptions::default()).await.unwrap();
-    assert_eq!(house.refuses(&alone, &put(&[("z", b"1".to_vec())])).await, ErrorKind::Usage);
+    fixture.open().await.save(&disk.join("y"), &alone, &SaveOptions::default()).await.unwrap();
+    assert_eq!(fixture.refuses(&alone, &put(&[("z", b"1".to_vec())])).await, ErrorKind::Usage);
 }
 
 /// A2: "Amends of one name at the same time all take effect".
 #[tokio::test(flavor = "multi_thread")]
 async fn many_at_once_all_succeed() {
-    let (house, run) = (House::new(), name("run/step-7"));
+    let (fixture, run) = (Fixture::new(), name("run/step-7"));
     let mut tasks = tokio::task::JoinSet::new();
     for rank in 0..16u64 {
-        let (repository, run) = (house.open().await, run.clone());
+        let (repository, run) = (fixture.open().await, run.clone());
         tasks.spawn(async move {
             let mut overtaken = 0;
             for file in 0..2 {
@@ -166,11 +169,11 @@ async fn many_at_once_all_succeed() {
     }
     let overtaken: u32 = tasks.join_all().await.into_iter().sum();
     assert!(overtaken > 0, "they never met");
-    let files = house.files(&run).await;
+    let files = fixture.files(&run).await;
     assert_eq!(files.len(), 32);
     assert!((0..32).all(|n| files[&format!("__{}_{}", n / 2, n % 2)] == noise(n, 300_000)));
-    house.collect_and_verify().await;
-    assert_eq!(house.files(&run).await, files);
+    fixture.collect_and_verify().await;
+    assert_eq!(fixture.files(&run).await, files);
 }
 
 /// A2, with collectors at work and on a bad day: what was acknowledged is there.
@@ -227,35 +230,35 @@ async fn nothing_acknowledged_is_lost_to_collectors_and_faults() {
     stop.store(true, Ordering::Relaxed);
     collecting.await.unwrap();
     faulty.calm(true);
-    let house = House { dir, objects };
-    let files = house.files(&of).await;
+    let fixture = Fixture { dir, objects };
+    let files = fixture.files(&of).await;
     for (writer, sure, mut may) in outcomes {
         may.extend(sure);
         let there = files.get(&writer.to_string());
         let fits = |round: &u32| there == Some(&noise(u64::from(writer * 100 + round), 150_000));
         assert!(may.iter().any(fits) || (sure.is_none() && there.is_none()), "{writer}: {sure:?} {may:?}");
     }
-    house.collect_and_verify().await;
+    fixture.collect_and_verify().await;
 }
 
 /// A3: "Other paths are neither read nor stored again".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stays_is_not_read() {
-    let (house, of) = (House::new(), name("big"));
-    house.amend(&of, &put(&[("big", noise(1, 8_000_000)), ("small", noise(2, 1000))])).await;
+    let (fixture, of) = (Fixture::new(), name("big"));
+    fixture.amend(&of, &put(&[("big", noise(1, 8_000_000)), ("small", noise(2, 1000))])).await;
     // With the pack of the big file gone, whoever read it would fail.
-    let saved = house.saved(&of).await;
+    let saved = fixture.saved(&of).await;
     for pack in &saved.map.packs {
-        house.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
+        fixture.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
     }
-    let repository = house.open().await;
+    let repository = fixture.open().await;
     let before = repository.store().counters().get(Metric::GetBytes);
     repository.amend(&of, &put(&[("new", noise(3, 1000))]), &SaveOptions::default()).await.unwrap();
     repository.amend(&of, &rename("big", "bigger"), &SaveOptions::default()).await.unwrap();
     repository.amend(&of, &remove("small"), &SaveOptions::default()).await.unwrap();
     let read = repository.store().counters().get(Metric::GetBytes) - before;
     assert!(read < 200_000, "{read} bytes read to change little");
-    let after = house.saved(&of).await;
+    let after = fixture.saved(&of).await;
     let paths = after.manifest.files().map(|(entry, _)| String::from_utf8_lossy(&entry.path).into_owned());
     assert_eq!(paths.collect::<Vec<_>>(), ["bigger", "new"]);
     let of_big = |saved: &Saved, path: &str| {
@@ -268,7 +271,7 @@ async fn what_stays_is_not_read() {
 /// A3: differences and what is derived stay what they are, with their bases; labels and facts stay too.
 #[tokio::test(flavor = "multi_thread")]
 async fn differences_stay_with_their_bases() {
-    let (house, one, two) = (House::new(), name("run/step-1"), name("run/step-2"));
+    let (fixture, one, two) = (Fixture::new(), name("run/step-1"), name("run/step-2"));
     let step = |change: u8| {
         let mut file = safetensors(1, &[("w", 512 << 10)]);
         let start = file.len() - (2 << 20);
@@ -278,18 +281,18 @@ async fn differences_stay_with_their_bases() {
     let facts = StepFacts::default().metric("loss", 0.5).unwrap();
     let labels = BTreeMap::from([("by".to_owned(), "me".to_owned())]);
     let options = SaveOptions { facts: facts.clone(), labels: labels.clone(), ..SaveOptions::default() };
-    house.amend(&one, &put(&[("w.safetensors", step(0))])).await;
-    house.open().await.amend(&two, &put(&[("w.safetensors", step(1))]), &options).await.unwrap();
+    fixture.amend(&one, &put(&[("w.safetensors", step(0))])).await;
+    fixture.open().await.amend(&two, &put(&[("w.safetensors", step(1))]), &options).await.unwrap();
     let differences = |saved: &Saved| saved.map.frames.iter().filter(|frame| frame.codec == Codec::Difference).count();
-    let saved = house.saved(&two).await;
+    let saved = fixture.saved(&two).await;
     assert!(differences(&saved) > 0 && !saved.map.further.is_empty(), "stored as differences to the step before");
     assert_eq!(saved.value.behind, 1);
 
     let told =
         SaveOptions { facts: StepFacts::default().world_size(NonZeroU32::new(2).unwrap()), ..SaveOptions::default() };
-    house.open().await.amend(&two, &put(&[("note", b"n".to_vec())]), &told).await.unwrap();
-    house.amend(&two, &rename("w.safetensors", "v.safetensors")).await;
-    let amended = house.saved(&two).await;
+    fixture.open().await.amend(&two, &put(&[("note", b"n".to_vec())]), &told).await.unwrap();
+    fixture.amend(&two, &rename("w.safetensors", "v.safetensors")).await;
+    let amended = fixture.saved(&two).await;
     assert_eq!(differences(&amended), differences(&saved));
     assert_eq!((amended.map.further.len(), amended.value.behind), (saved.map.further.len(), 1));
     assert_eq!(
@@ -297,26 +300,26 @@ async fn differences_stay_with_their_bases() {
         (Some(0.5), Some(2))
     );
     assert_eq!(amended.manifest.labels, labels);
-    assert_eq!(house.open().await.tensors(&two, &[]).await.unwrap().len(), 1, "tensors stay known");
+    assert_eq!(fixture.open().await.tensors(&two, &[]).await.unwrap().len(), 1, "tensors stay known");
 
-    house.open().await.remove(&one).await.unwrap();
-    house.collect_and_verify().await;
-    assert!(house.files(&two).await["v.safetensors"] == step(1));
+    fixture.open().await.remove(&one).await.unwrap();
+    fixture.collect_and_verify().await;
+    assert!(fixture.files(&two).await["v.safetensors"] == step(1));
 }
 
 /// A4: "An amend that is dropped or killed at any moment takes effect whole or not at all".
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_at_any_moment_the_tree_is_the_old_or_the_new() {
-    let (house, of) = (House::new(), name("run/step-3"));
-    house.amend(&of, &put(&[("a", noise(1, 400_000)), ("m.tmp", noise(2, 1000))])).await;
-    let old = house.files(&of).await;
+    let (fixture, of) = (Fixture::new(), name("run/step-3"));
+    fixture.amend(&of, &put(&[("a", noise(1, 400_000)), ("m.tmp", noise(2, 1000))])).await;
+    let old = fixture.files(&of).await;
     let changes = Changes { rename: vec![(b"m.tmp".to_vec(), b"m".to_vec())], ..put(&[("b", noise(3, 400_000))]) };
     let begun = Instant::now();
-    house.amend(&name("other"), &put(&[("b", noise(3, 400_000))])).await;
+    fixture.amend(&name("other"), &put(&[("b", noise(3, 400_000))])).await;
     let usual = begun.elapsed();
     let (mut dropped, mut done) = (0, 0);
     for wait in 0..60u32 {
-        let (repository, options) = (house.open().await, SaveOptions::default());
+        let (repository, options) = (fixture.open().await, SaveOptions::default());
         let amend = repository.amend(&of, &changes, &options);
         let until = if wait < 59 { usual * wait / 30 } else { Duration::from_mins(1) };
         if tokio::time::timeout(until, amend).await.is_ok() {
@@ -324,14 +327,14 @@ async fn dropped_at_any_moment_the_tree_is_the_old_or_the_new() {
         } else {
             dropped += 1;
         }
-        let now = house.files(&of).await;
+        let now = fixture.files(&of).await;
         if now.contains_key("b") {
             let new = ["a", "b", "m"].map(str::to_owned);
             assert!(now.keys().eq(&new) && now["b"] == noise(3, 400_000) && now["m"] == old["m.tmp"]);
-            house.amend(&of, &Changes { remove: vec![b"b".to_vec()], ..rename("m", "m.tmp") }).await;
+            fixture.amend(&of, &Changes { remove: vec![b"b".to_vec()], ..rename("m", "m.tmp") }).await;
         }
-        assert_eq!(house.files(&of).await, old);
+        assert_eq!(fixture.files(&of).await, old);
     }
     assert!(dropped > 0 && done > 0, "{dropped} dropped, {done} done");
-    house.collect_and_verify().await;
+    fixture.collect_and_verify().await;
 }

@@ -33,12 +33,12 @@ use crate::data::name;
 use crate::fuzz_smoke::peak_of;
 
 /// A repository in memory, opened with the smallest budget.
-struct House {
+struct Fixture {
     dir: tempfile::TempDir,
     objects: Arc<InMemory>,
 }
 
-impl House {
+impl Fixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
     }
@@ -135,21 +135,21 @@ async fn plant_with(repository: &Repository, body: &[u8], map: &Map) -> RefValue
 
 #[test]
 fn paths_that_share_their_beginnings_do_not_exceed_the_budget() {
-    let house = House::new();
+    let fixture = Fixture::new();
     let body = deep_body(500_000);
-    let value = run(async { plant(&house.open().await, &body).await });
-    let stored = run(house.objects.head(&layout::owned(Family::Manifest, value.manifest_key))).unwrap().size;
+    let value = run(async { plant(&fixture.open().await, &body).await });
+    let stored = run(fixture.objects.head(&layout::owned(Family::Manifest, value.manifest_key))).unwrap().size;
     assert!(stored < 4 * MIB, "{stored} bytes stand for 2 GiB");
     drop(body);
-    let (refused, peak) = measured(async { house.open().await.saved(&name("bomb")).await.map(drop) });
+    let (refused, peak) = measured(async { fixture.open().await.saved(&name("bomb")).await.map(drop) });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(error.to_string().contains("memory") && error.place().unwrap().contains("manifest/"), "{error:?}");
     assert!(peak < MEMORY_MIN + MIB, "{peak}");
     // A tree of the same kind that fits is read.
-    let house = House::new();
+    let fixture = Fixture::new();
     let read = run(async {
-        let repository = house.open().await;
+        let repository = fixture.open().await;
         plant(&repository, &deep_body(100)).await;
         repository.saved(&name("bomb")).await
     });
@@ -158,20 +158,20 @@ fn paths_that_share_their_beginnings_do_not_exceed_the_budget() {
 
 #[test]
 fn a_body_of_zeros_is_refused_before_it_is_decompressed() {
-    let house = House::new();
+    let fixture = Fixture::new();
     let zeros = vec![0; 200 << 20];
-    run(async { plant(&house.open().await, &zeros).await });
+    run(async { plant(&fixture.open().await, &zeros).await });
     drop(zeros);
-    let (refused, peak) = measured(async { house.open().await.saved(&name("bomb")).await.map(drop) });
+    let (refused, peak) = measured(async { fixture.open().await.saved(&name("bomb")).await.map(drop) });
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Exhausted);
     assert!(peak < 2 * MIB, "{peak}");
 }
 
 #[test]
 fn an_entry_of_the_log_with_millions_of_actions_does_not_exceed_the_budget() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
-        let repository = house.open().await;
+        let repository = fixture.open().await;
         let files = vec![MemoryFile::new("a", [Bytes::from_static(b"a")])];
         repository.save(files, &name("a"), &SaveOptions::default()).await.unwrap();
         let next = repository.state().await.unwrap().seq + 1;
@@ -181,9 +181,9 @@ fn an_entry_of_the_log_with_millions_of_actions_does_not_exceed_the_budget() {
         let mut body = body.into_bytes();
         // Each says that no pack at all is deleted.
         body.extend([13, 1, 0].repeat(actions));
-        house.objects.put(&Numbered::Entry.key(next), seal(Kind::Entry, &body, true).into()).await.unwrap();
+        fixture.objects.put(&Numbered::Entry.key(next), seal(Kind::Entry, &body, true).into()).await.unwrap();
     });
-    let (refused, peak) = measured(async { house.open().await.state().await.map(drop) });
+    let (refused, peak) = measured(async { fixture.open().await.state().await.map(drop) });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(error.place().unwrap().contains("log/"), "{error:?}");
@@ -192,9 +192,9 @@ fn an_entry_of_the_log_with_millions_of_actions_does_not_exceed_the_budget() {
 
 #[test]
 fn names_in_masses_do_not_exceed_the_budget() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
-        let repository = house.open().await;
+        let repository = fixture.open().await;
         let body = empty_tree().encode().1;
         let value = plant(&repository, &body).await;
         let next = repository.state().await.unwrap().seq + 1;
@@ -204,10 +204,10 @@ fn names_in_masses_do_not_exceed_the_budget() {
             let write = WriteId::random();
             let entry_of = LogEntry { write, session: None, at: Timestamp(0), actions: (0..25_000).map(set).collect() };
             let object = seal(Kind::Entry, &entry_of.encode(), true);
-            house.objects.put(&Numbered::Entry.key(next + entry), object.into()).await.unwrap();
+            fixture.objects.put(&Numbered::Entry.key(next + entry), object.into()).await.unwrap();
         }
     });
-    let (refused, peak) = measured(async { house.open().await.state().await.map(drop) });
+    let (refused, peak) = measured(async { fixture.open().await.state().await.map(drop) });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(error.place().unwrap().contains("names and sessions"), "{error:?}");
@@ -216,12 +216,12 @@ fn names_in_masses_do_not_exceed_the_budget() {
 
 #[test]
 fn lists_of_unneeded_objects_that_repeat_one_take_no_memory_for_it() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
-        let repository = house.open().await;
+        let repository = fixture.open().await;
         let files = vec![MemoryFile::new("a", [Bytes::from(vec![7; 4 << 20])])];
         repository.save(files, &name("a"), &SaveOptions::default()).await.unwrap();
-        let pack = house.objects.list(Some(&layout::family(Family::Pack))).next().await.unwrap().unwrap();
+        let pack = fixture.objects.list(Some(&layout::family(Family::Pack))).next().await.unwrap().unwrap();
         let pack = layout::owner(Family::Pack, &pack.location).unwrap();
         let mut list = Writer::new();
         list.count(400_000);
@@ -231,29 +231,29 @@ fn lists_of_unneeded_objects_that_repeat_one_take_no_memory_for_it() {
         let list = seal(Kind::Tombstone, &list.into_bytes(), true);
         for _ in 0..8 {
             let key = layout::tombstone(Owned::fresh(SessionId::random()));
-            house.objects.put(&key, list.clone().into()).await.unwrap();
+            fixture.objects.put(&key, list.clone().into()).await.unwrap();
         }
     });
-    let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
+    let (report, peak) = measured(async { fixture.open().await.collect(&CollectOptions::default()).await });
     report.unwrap();
     assert!(peak < MEMORY_MIN + 8 * MIB, "{peak}");
 }
 
 #[test]
 fn what_no_agent_wrote_is_neither_fetched_nor_decompressed() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
-        house.open().await.announce(&Identity::new("west", "a").unwrap(), "10.0.0.1:7070").await.unwrap();
+        fixture.open().await.announce(&Identity::new("west", "a").unwrap(), "10.0.0.1:7070").await.unwrap();
         let zeros = vec![0; 700 << 20];
         let small = seal(Kind::Agent, &zeros, true);
         assert!(small.len() < 100 << 10);
         let key = |agent: &str| layout::agent("west", agent);
-        house.objects.put(&key("bomb"), small.into()).await.unwrap();
-        house.objects.put(&key("long"), vec![7; 50 << 20].into()).await.unwrap();
+        fixture.objects.put(&key("bomb"), small.into()).await.unwrap();
+        fixture.objects.put(&key("long"), vec![7; 50 << 20].into()).await.unwrap();
         // It is short enough to be fetched, and says that it is long.
-        house.objects.put(&key("short"), seal(Kind::Agent, &zeros[..1 << 20], true).into()).await.unwrap();
+        fixture.objects.put(&key("short"), seal(Kind::Agent, &zeros[..1 << 20], true).into()).await.unwrap();
     });
-    let repository = run(house.open());
+    let repository = run(fixture.open());
     let before = repository.store().counters().get(Metric::GetBytes);
     let (announced, peak) = measured(repository.announced(Duration::from_hours(1)));
     assert_eq!(announced.unwrap().len(), 1);
@@ -283,24 +283,24 @@ fn map_of_packs(manifest: ManifestId, count: u32) -> Map {
 
 #[test]
 fn packs_that_claim_many_chunks_take_no_memory_for_them() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
         let body = empty_tree().encode().1;
-        plant_with(&house.open().await, &body, &map_of_packs(ManifestId::of(&body), 20_000)).await;
+        plant_with(&fixture.open().await, &body, &map_of_packs(ManifestId::of(&body), 20_000)).await;
     });
-    let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
+    let (report, peak) = measured(async { fixture.open().await.collect(&CollectOptions::default()).await });
     assert_eq!(report.unwrap().live_bytes, 2_000_000, "all of them are marked");
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
 }
 
 #[test]
 fn marks_of_more_packs_than_memory_holds_are_refused() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
         let body = empty_tree().encode().1;
-        plant_with(&house.open().await, &body, &map_of_packs(ManifestId::of(&body), 200_000)).await;
+        plant_with(&fixture.open().await, &body, &map_of_packs(ManifestId::of(&body), 200_000)).await;
     });
-    let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
+    let (report, peak) = measured(async { fixture.open().await.collect(&CollectOptions::default()).await });
     assert_eq!(report.unwrap_err().kind(), ErrorKind::Exhausted);
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
 }
@@ -406,15 +406,15 @@ fn overlapping(tensors: usize, chunks: u32) -> (Manifest, Map) {
 
 #[test]
 fn tensors_over_the_same_chunks_do_not_exceed_the_budget() {
-    let house = House::new();
+    let fixture = Fixture::new();
     run(async {
         let (tree, map) = overlapping(5_000, 20_000);
-        plant_with(&house.open().await, &tree.encode().1, &map).await;
+        plant_with(&fixture.open().await, &tree.encode().1, &map).await;
     });
     let choose = |selector: &'static str| {
         let selectors: Vec<TensorSelector> = vec![selector.parse().unwrap()];
-        let house = &house;
-        async move { house.open().await.choose_tensors(&name("bomb"), None, &selectors).await }
+        let fixture = &fixture;
+        async move { fixture.open().await.choose_tensors(&name("bomb"), None, &selectors).await }
     };
     let (refused, peak) = measured(choose("t*"));
     let error = refused.unwrap_err();
@@ -426,7 +426,7 @@ fn tensors_over_the_same_chunks_do_not_exceed_the_budget() {
     let chosen = run(choose("t1[0-9]")).unwrap();
     assert_eq!((chosen.tensors().len(), chosen.chunk_count()), (10, 20_000));
     // All of them are shown.
-    let (shown, peak) = measured(async { house.open().await.show(&name("bomb")).await });
+    let (shown, peak) = measured(async { fixture.open().await.show(&name("bomb")).await });
     let shown = shown.unwrap();
     let tensors = &shown.entries[1].tensors;
     assert_eq!(tensors.len(), 5_000);
@@ -465,13 +465,13 @@ fn sizes_that_no_number_holds_together_are_refused() {
 #[test]
 fn a_tensor_in_a_hole_takes_no_room_on_the_disk() {
     const LEN: u64 = 64 << 30;
-    let house = House::new();
-    let (path, out) = (house.dir.path().join("model.safetensors"), house.dir.path().join("out.safetensors"));
+    let fixture = Fixture::new();
+    let (path, out) = (fixture.dir.path().join("model.safetensors"), fixture.dir.path().join("out.safetensors"));
     let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{LEN}],"data_offsets":[0,{LEN}]}}}}"#);
     fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(8 + header.len() as u64 + LEN).unwrap();
     run(async {
-        let repository = house.open().await;
+        let repository = fixture.open().await;
         repository.save(path.as_path(), &name("w"), &SaveOptions::default()).await.unwrap();
         let (selector, options) = ("w".parse().unwrap(), RestoreTensorsOptions::default());
         repository.restore_tensors(&name("w"), None, &[selector], &out, &options).await.unwrap();

@@ -11,7 +11,7 @@ use towline::cache::{Cache, CacheOptions, Frame, Inserted, PinChunk, PinRequest,
 use towline::chunk::Chunk;
 use towline::codec::{Codec, Encoded};
 
-use crate::data::{Dice, noise};
+use crate::data::{Rng, noise};
 
 const KILLS: u64 = 100;
 const NUMBERS: u64 = 400;
@@ -39,16 +39,16 @@ fn say(word: &str, id: impl std::fmt::Display) {
 }
 
 fn work(cache: &Cache, seed: u64) {
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     let mut pins = Vec::new();
     loop {
-        let n = dice.roll(NUMBERS);
+        let n = rng.below(NUMBERS);
         let wanted = frame(n);
         match cache.get(&wanted.id()) {
             Some(found) => assert_eq!(found, wanted),
             None => assert!(matches!(cache.insert(&wanted), Inserted::Kept | Inserted::Known)),
         }
-        match dice.roll(60) {
+        match rng.below(60) {
             0 => {
                 let stored_len = u32::try_from(wanted.bytes().len()).unwrap();
                 let chunks = vec![PinChunk { id: wanted.id(), stored_len }];
@@ -65,7 +65,7 @@ fn work(cache: &Cache, seed: u64) {
                     say("ended", id);
                 }
             }
-            2 => assert!(cache.evict(dice.roll(2) * SLAB_LEN) <= 8 * SLAB_LEN),
+            2 => assert!(cache.evict(rng.below(2) * SLAB_LEN) <= 8 * SLAB_LEN),
             _ => {}
         }
     }
@@ -90,7 +90,7 @@ fn child_under_load() {
 fn killed_under_load_it_is_sound_and_warm_and_keeps_its_pins() {
     let dir = tempfile::tempdir().unwrap();
     let frames: Vec<Frame> = (0..NUMBERS).map(frame).collect();
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
     let mut promised: BTreeSet<String> = BTreeSet::new();
     let mut warm = 0;
     for round in 0..KILLS {
@@ -99,7 +99,7 @@ fn killed_under_load_it_is_sound_and_warm_and_keeps_its_pins() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line.starts_with("working ")), "the child does not work");
-        std::thread::sleep(Duration::from_millis(dice.roll(60)));
+        std::thread::sleep(Duration::from_millis(rng.below(60)));
         assert!(child.try_wait().unwrap().is_none(), "the child ended by itself in round {round}");
         child.kill().unwrap();
         child.wait().unwrap();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use towline::ops::{RestoreOptions, SaveOptions, Shown, ShownTensor};
+use towline::ops::{RestoreOptions, SaveOptions, ShownTensor, TreeSummary};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 
@@ -36,7 +36,7 @@ async fn in_memory(cache: &Path) -> Repository {
     Repository::create(Store::memory(), options).await.unwrap().0
 }
 
-fn tensors<'s>(shown: &'s Shown, path: &str) -> &'s [ShownTensor] {
+fn tensors<'s>(shown: &'s TreeSummary, path: &str) -> &'s [ShownTensor] {
     &shown.entries.iter().find(|entry| entry.path == path).unwrap().tensors
 }
 

@@ -14,22 +14,22 @@ use crate::data::{name, noise, tree_digest};
 
 const KILLS: u64 = 100;
 
-struct Scene {
+struct Fixture {
     /// What `--memory` says.
     memory: &'static str,
     dir: tempfile::TempDir,
     /// A small generator of its own, so that a run can be repeated.
-    dice: u64,
+    rng: u64,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let scene = Self { dir, dice: 0x9e37_79b9_7f4a_7c15, memory: "128M" };
+        let fixture = Self { dir, rng: 0x9e37_79b9_7f4a_7c15, memory: "128M" };
         for repository in ["a", "b"] {
-            assert!(scene.towline(&["init", &scene.text(repository)]).status().unwrap().success());
+            assert!(fixture.towline(&["init", &fixture.text(repository)]).status().unwrap().success());
         }
-        scene
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -40,11 +40,11 @@ impl Scene {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    fn roll(&mut self, bound: u64) -> u64 {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        self.dice % bound
+    fn below(&mut self, bound: u64) -> u64 {
+        self.rng ^= self.rng << 13;
+        self.rng ^= self.rng >> 7;
+        self.rng ^= self.rng << 17;
+        self.rng % bound
     }
 
     fn towline(&self, args: &[&str]) -> Command {
@@ -59,7 +59,7 @@ impl Scene {
         let source = self.path("source");
         fs::create_dir_all(&source).unwrap();
         for file in 0..4 {
-            if round == 0 || self.roll(2) == 0 {
+            if round == 0 || self.below(2) == 0 {
                 fs::write(source.join(format!("{file}")), noise(round * 10 + file, 3_000_000)).unwrap();
             }
         }
@@ -68,7 +68,7 @@ impl Scene {
 
     /// Runs a command and kills it after a moment; true if it was done before.
     fn kill_in_the_middle(&mut self, args: &[&str], usual: Duration) -> bool {
-        let wait = Duration::from_micros(self.roll(u64::try_from(usual.as_micros()).unwrap() + 2000));
+        let wait = Duration::from_micros(self.below(u64::try_from(usual.as_micros()).unwrap() + 2000));
         let mut child = self.towline(args).spawn().unwrap();
         std::thread::sleep(wait);
         child.kill().unwrap();
@@ -88,41 +88,41 @@ async fn check(path: &Path, cache: PathBuf) {
 /// leaves a repository that verifies, with every ref at a value that a commit gave it."
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_a_hundred_times_nothing_is_damaged_and_nothing_acknowledged_is_lost() {
-    let mut scene = Scene::new();
-    let (a, b) = (scene.text("a"), scene.text("b"));
-    let source = scene.write_source(0);
+    let mut fixture = Fixture::new();
+    let (a, b) = (fixture.text("a"), fixture.text("b"));
+    let source = fixture.write_source(0);
     let begun = Instant::now();
-    assert!(scene.towline(&["--repo", &a, "save", source.to_str().unwrap(), "base"]).status().unwrap().success());
+    assert!(fixture.towline(&["--repo", &a, "save", source.to_str().unwrap(), "base"]).status().unwrap().success());
     let usual = begun.elapsed();
     let mut sure: Vec<(String, _)> = vec![("base".to_owned(), tree_digest(&source))];
     for round in 1..=KILLS {
         match round % 4 {
-            0 => drop(scene.kill_in_the_middle(&["--repo", &a, "collect", "--grace", "0s"], usual / 2)),
-            1 => drop(scene.kill_in_the_middle(&["sync", &a, &b], usual)),
+            0 => drop(fixture.kill_in_the_middle(&["--repo", &a, "collect", "--grace", "0s"], usual / 2)),
+            1 => drop(fixture.kill_in_the_middle(&["sync", &a, &b], usual)),
             _ => {
-                let source = scene.write_source(round);
+                let source = fixture.write_source(round);
                 let key = format!("run/{}", round % 6);
                 let text = source.to_str().unwrap().to_owned();
                 sure.retain(|(known, _)| *known != key);
-                if scene.kill_in_the_middle(&["--repo", &a, "save", &text, &key], usual) {
+                if fixture.kill_in_the_middle(&["--repo", &a, "save", &text, &key], usual) {
                     sure.push((key, tree_digest(&source)));
                 }
             }
         }
         if round % 20 == 0 {
-            check(&scene.path("a"), scene.path("cache-check")).await;
-            check(&scene.path("b"), scene.path("cache-check")).await;
+            check(&fixture.path("a"), fixture.path("cache-check")).await;
+            check(&fixture.path("b"), fixture.path("cache-check")).await;
         }
     }
-    assert!(scene.towline(&["sync", &a, &b]).status().unwrap().success());
+    assert!(fixture.towline(&["sync", &a, &b]).status().unwrap().success());
     for repository in ["a", "b"] {
-        check(&scene.path(repository), scene.path("cache-check")).await;
+        check(&fixture.path(repository), fixture.path("cache-check")).await;
         let options =
-            OpenOptions { cache: Some(scene.path("cache-check")), memory: Some(64 << 20), ..OpenOptions::default() };
-        let location = Location::directory(scene.path(repository)).unwrap();
+            OpenOptions { cache: Some(fixture.path("cache-check")), memory: Some(64 << 20), ..OpenOptions::default() };
+        let location = Location::directory(fixture.path(repository)).unwrap();
         let opened = Repository::open(open(&location, &StoreOptions::default()).await.unwrap(), options).await.unwrap();
         for (number, (key, digest)) in sure.iter().enumerate() {
-            let dest = scene.path(&format!("restored-{repository}-{number}"));
+            let dest = fixture.path(&format!("restored-{repository}-{number}"));
             opened.restore(&name(key), None, &dest, &RestoreOptions::default()).await.unwrap();
             assert_eq!(tree_digest(&dest), *digest, "{key} in {repository}");
         }
@@ -133,33 +133,33 @@ async fn killed_a_hundred_times_nothing_is_damaged_and_nothing_acknowledged_is_l
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_save_uploaded_is_used_by_the_next() {
     // Packs of their usual length: of a save far below a GiB, too, what was sent is known to the next.
-    let mut scene = Scene { memory: "1G", ..Scene::new() };
-    let a = scene.text("a");
-    let source = scene.path("source");
+    let mut fixture = Fixture { memory: "1G", ..Fixture::new() };
+    let a = fixture.text("a");
+    let source = fixture.path("source");
     fs::create_dir_all(&source).unwrap();
     fs::write(source.join("big"), noise(77, 260_000_000)).unwrap();
     let text = source.to_str().unwrap().to_owned();
     // The first entry opens the session, the second commits a segment.
-    let indexed = scene.path(&format!("a/log/{:020}", 2));
+    let indexed = fixture.path(&format!("a/log/{:020}", 2));
     for attempt in 0..5 {
-        let mut child = scene.towline(&["--repo", &a, "save", &text, "big"]).spawn().unwrap();
+        let mut child = fixture.towline(&["--repo", &a, "save", &text, "big"]).spawn().unwrap();
         // Segments are committed as packs arrive: wait for the first, then pull the plug.
         while !indexed.exists() && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(2));
         }
         child.kill().unwrap();
         if child.wait().unwrap().success() {
-            fs::remove_dir_all(scene.path("a")).unwrap();
-            assert!(scene.towline(&["init", &a]).status().unwrap().success());
+            fs::remove_dir_all(fixture.path("a")).unwrap();
+            assert!(fixture.towline(&["init", &a]).status().unwrap().success());
             assert!(attempt < 4, "the save was always faster than the kill");
             continue;
         }
         break;
     }
     let output =
-        scene.towline(&["--repo", &a, "--json", "save", &text, "big"]).stdout(Stdio::piped()).output().unwrap();
+        fixture.towline(&["--repo", &a, "--json", "save", &text, "big"]).stdout(Stdio::piped()).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["logical_bytes"], 260_000_000);
     assert!(report["new_bytes"].as_u64().unwrap() < 200_000_000, "what was uploaded is used again: {report}");
-    let _ = scene.roll(2);
+    let _ = fixture.below(2);
 }

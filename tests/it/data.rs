@@ -20,11 +20,11 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Numbers that look random and are the same each time (xorshift, <https://www.jstatsoft.org/article/view/v008i14>); the seed is not 0.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct Rng(pub(crate) u64);
 
-impl Dice {
+impl Rng {
     /// A number below `bound`.
-    pub(crate) fn roll(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -24,12 +24,12 @@ use crate::data::{name, noise, tree_digest};
 /// Elements of each tensor: a chunk of 32-bit ones.
 const LEN: usize = 256 << 10;
 
-struct House {
+struct Fixture {
     dir: tempfile::TempDir,
     objects: Arc<dyn ObjectStore>,
 }
 
-impl House {
+impl Fixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
     }
@@ -152,57 +152,57 @@ fn stored_by(saved: &Saved, codec: Codec) -> usize {
 /// bit."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_is_stored_as_what_changed() {
-    let house = House::new();
-    let first = house.save(1).await;
-    let second = house.save(2).await;
+    let fixture = Fixture::new();
+    let first = fixture.save(1).await;
+    let second = fixture.save(2).await;
     assert!(second.stored_bytes < first.stored_bytes * 3 / 4, "{} after {}", second.stored_bytes, first.stored_bytes);
-    let (key, saved) = (house.saved(1).await, house.saved(2).await);
+    let (key, saved) = (fixture.saved(1).await, fixture.saved(2).await);
     assert_eq!((stored_by(&key, Codec::Derived), stored_by(&key, Codec::Difference)), (2, 0));
     assert_eq!((stored_by(&saved, Codec::Derived), stored_by(&saved, Codec::Difference)), (2, 2));
     assert_eq!((key.value.behind, saved.value.behind), (0, 1));
     // The base of a difference is a chunk that the tree does not have; what is derived has its base in the tree.
     assert_eq!((key.map.further.len(), saved.map.further.len()), (0, 2));
 
-    let repository = house.open().await;
-    let alone = house.assert_restores(&repository, 1).await;
-    let read = house.assert_restores(&repository, 2).await;
+    let repository = fixture.open().await;
+    let alone = fixture.assert_restores(&repository, 1).await;
+    let read = fixture.assert_restores(&repository, 2).await;
     assert!(read < alone * 19 / 10, "{read} of {alone}");
 }
 
 /// D1: "A chunk needs at most two others [...] Every K-th save [...] is stored whole".
 #[tokio::test(flavor = "multi_thread")]
 async fn key_steps_return_and_differences_reach_back_to_one() {
-    let house = House::new();
+    let fixture = Fixture::new();
     let options = SaveOptions { key_every: Some(3.try_into().unwrap()), ..SaveOptions::default() };
     for number in 1..=5 {
-        house.save_with(number, &options).await;
+        fixture.save_with(number, &options).await;
     }
     let mut behind = Vec::new();
     for number in 1..=5 {
-        let saved = house.saved(number).await;
+        let saved = fixture.saved(number).await;
         behind.push(saved.value.behind);
         // However far from the key step: a base is no difference itself.
         let bases = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Difference);
         for base in bases.map(|frame| frame.base().unwrap()) {
             assert_eq!(saved.map.frames[base as usize].codec.hops(), 0, "step {number}");
         }
-        house.assert_restores(&house.open().await, number).await;
+        fixture.assert_restores(&fixture.open().await, number).await;
     }
     assert_eq!(behind, [0, 1, 2, 0, 1]);
-    let key = house.saved(1).await.manifest.chunks.ids;
-    let of_third = house.saved(3).await.map.further;
+    let key = fixture.saved(1).await.manifest.chunks.ids;
+    let of_third = fixture.saved(3).await.map.further;
     assert!(of_third.iter().all(|(id, _)| key.contains(id)), "step 3 is a difference to step 1, not to step 2");
 }
 
 /// D1: "16-bit tensors are stored whole again once the differences of a step exceed 36 % of the size of their bases".
 #[tokio::test(flavor = "multi_thread")]
 async fn short_numbers_start_anew_once_they_got_far() {
-    let house = House::new();
-    let repository = house.open().await;
+    let fixture = Fixture::new();
+    let repository = fixture.open().await;
     let mut saved = Vec::new();
     for number in 1..=4u32 {
         let far: Vec<u8> = weights_of(1, 1000 * number);
-        let path = house.dir.path().join(format!("{number}.safetensors"));
+        let path = fixture.dir.path().join(format!("{number}.safetensors"));
         fs::write(&path, file(&[("w", "BF16", rounded(&far))])).unwrap();
         let step = name(&format!("short/step-{number}"));
         repository.save(&path, &step, &SaveOptions::default()).await.unwrap();
@@ -219,17 +219,17 @@ async fn short_numbers_start_anew_once_they_got_far() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_compression_or_parent_nothing_is_a_difference() {
-    let house = House::new();
+    let fixture = Fixture::new();
     let off = SaveOptions { compression: Compression::Off, ..SaveOptions::default() };
     let alone = SaveOptions { key_every: Some(1.try_into().unwrap()), ..SaveOptions::default() };
-    house.save(1).await;
-    house.save_with(2, &off).await;
-    let saved = house.saved(2).await;
+    fixture.save(1).await;
+    fixture.save_with(2, &off).await;
+    let saved = fixture.saved(2).await;
     assert_eq!((stored_by(&saved, Codec::Difference), stored_by(&saved, Codec::Derived)), (0, 0));
-    house.save_with(3, &alone).await;
-    assert_eq!(stored_by(&house.saved(3).await, Codec::Difference), 0);
+    fixture.save_with(3, &alone).await;
+    assert_eq!(stored_by(&fixture.saved(3).await, Codec::Difference), 0);
     for number in 1..=3 {
-        house.assert_restores(&house.open().await, number).await;
+        fixture.assert_restores(&fixture.open().await, number).await;
     }
 }
 
@@ -237,93 +237,93 @@ async fn without_compression_or_parent_nothing_is_a_difference() {
 /// it."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_step_may_go_and_what_needs_it_stays() {
-    let house = House::new();
+    let fixture = Fixture::new();
     for number in 1..=3 {
-        house.save(number).await;
+        fixture.save(number).await;
     }
-    let before = house.bytes().await;
-    house.open().await.remove(&name("run/step-1")).await.unwrap();
-    house.collect().await;
-    assert!(house.bytes().await < before, "the key step's own state is freed");
+    let before = fixture.bytes().await;
+    fixture.open().await.remove(&name("run/step-1")).await.unwrap();
+    fixture.collect().await;
+    assert!(fixture.bytes().await < before, "the key step's own state is freed");
     for number in 2..=3 {
-        house.assert_restores(&house.open().await, number).await;
+        fixture.assert_restores(&fixture.open().await, number).await;
     }
-    assert!(house.verify(false).await.damaged.is_empty());
+    assert!(fixture.verify(false).await.damaged.is_empty());
 
     // The next step still finds what to be a difference to.
-    house.save(4).await;
-    assert_eq!(stored_by(&house.saved(4).await, Codec::Difference), 2);
-    house.open().await.remove(&name("run/step-2")).await.unwrap();
-    house.open().await.remove(&name("run/step-3")).await.unwrap();
-    house.collect().await;
-    house.assert_restores(&house.open().await, 4).await;
+    fixture.save(4).await;
+    assert_eq!(stored_by(&fixture.saved(4).await, Codec::Difference), 2);
+    fixture.open().await.remove(&name("run/step-2")).await.unwrap();
+    fixture.open().await.remove(&name("run/step-3")).await.unwrap();
+    fixture.collect().await;
+    fixture.assert_restores(&fixture.open().await, 4).await;
 }
 
 /// A chunk that is here only as a difference is here: with its base.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_stored_as_a_difference_is_not_stored_again() {
-    let house = House::new();
-    house.save(1).await;
-    house.save(2).await;
-    let again = house.open().await.save(&house.path(2), &name("elsewhere"), &SaveOptions::default()).await.unwrap();
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    let again = fixture.open().await.save(&fixture.path(2), &name("elsewhere"), &SaveOptions::default()).await.unwrap();
     assert_eq!(again.new_chunks, 0);
     for gone in ["run/step-1", "run/step-2"] {
-        house.open().await.remove(&name(gone)).await.unwrap();
+        fixture.open().await.remove(&name(gone)).await.unwrap();
     }
-    house.collect().await;
+    fixture.collect().await;
     let dest = tempfile::tempdir().unwrap();
     let options = RestoreOptions::default();
-    house.open().await.restore(&name("elsewhere"), None, dest.path(), &options).await.unwrap();
-    assert_eq!(tree_digest(dest.path()), tree_digest(&house.path(2)));
+    fixture.open().await.restore(&name("elsewhere"), None, dest.path(), &options).await.unwrap();
+    assert_eq!(tree_digest(dest.path()), tree_digest(&fixture.path(2)));
 }
 
 /// D2: "A sync copies the bases that the destination lacks and reads those that it has there."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sync_moves_differences_as_they_are_and_bases_once() {
-    let (house, other) = (House::new(), House::new());
+    let (fixture, other) = (Fixture::new(), Fixture::new());
     for number in 1..=3 {
-        house.save(number).await;
+        fixture.save(number).await;
     }
-    let (from, to) = (house.open().await, other.open().await);
+    let (from, to) = (fixture.open().await, other.open().await);
     let read = |from: &Repository| from.store().counters().get(Metric::GetBytes);
     let only_second = sync(&from, &to, &[name("run/step-2")], &SyncOptions::default()).await.unwrap();
     // Without the step that it is a difference to, what of that it needs moves along.
-    let second = house.saved(2).await;
+    let second = fixture.saved(2).await;
     assert_eq!(only_second.new_chunks, second.map.frames.len() as u64);
-    house.assert_restores(&other.open().await, 2).await;
+    fixture.assert_restores(&other.open().await, 2).await;
 
     let before = read(&from);
     let third = sync(&from, &to, &[name("run/step-3")], &SyncOptions::default()).await.unwrap();
-    let saved = house.saved(3).await;
+    let saved = fixture.saved(3).await;
     let own: u64 = saved.map.frames[..saved.map.chunks()].iter().map(|frame| u64::from(frame.stored_len)).sum();
     assert_eq!(third.moved_bytes + third.skipped_bytes, own);
     assert!(third.skipped_bytes < 1000, "only what says where the tensors are is the same");
     assert!(read(&from) - before < own + own / 50 + 20_000, "{} read for {own}", read(&from) - before);
-    house.assert_restores(&other.open().await, 3).await;
+    fixture.assert_restores(&other.open().await, 3).await;
     assert!(other.verify(false).await.damaged.is_empty());
     sync(&from, &to, &[], &SyncOptions::default()).await.unwrap();
-    house.assert_restores(&other.open().await, 1).await;
+    fixture.assert_restores(&other.open().await, 1).await;
 }
 
 /// D3: "`verify --data` names every name and tensor whose bytes depend on a damaged chunk, and no other; restoring them
 /// is exit 4. Saving the content of the base again, then `verify --repair`, heals all of them."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
-    let house = House::new();
+    let fixture = Fixture::new();
     for number in 1..=3 {
-        house.save(number).await;
+        fixture.save(number).await;
     }
     // The chunk of `v` in the key step.
-    let key = house.saved(1).await;
+    let key = fixture.saved(1).await;
     let wanted = towline::id::ChunkId::of(&weights_of(77, 1));
     let at = key.manifest.chunks.ids.iter().position(|id| *id == wanted).unwrap();
     let frame = key.map.frames[at];
     let pack = layout::owned(Family::Pack, key.map.pack(&frame).unwrap().id);
-    let mut bytes = house.objects.get(&pack).await.unwrap().bytes().await.unwrap().to_vec();
+    let mut bytes = fixture.objects.get(&pack).await.unwrap().bytes().await.unwrap().to_vec();
     bytes[usize::try_from(frame.offset).unwrap() + 5000] ^= 4;
-    house.objects.put(&pack, bytes.into()).await.unwrap();
+    fixture.objects.put(&pack, bytes.into()).await.unwrap();
 
-    let report = house.verify(false).await;
+    let report = fixture.verify(false).await;
     let told: Vec<_> =
         report.damaged.iter().map(|damage| (damage.names.as_slice(), damage.tensors.as_slice())).collect();
     let names = ["run/step-1", "run/step-2", "run/step-3"].map(String::from);
@@ -335,59 +335,60 @@ async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
         let dest = tempfile::tempdir().unwrap();
         let saved = name(&format!("run/step-{number}"));
         let error =
-            house.open().await.restore(&saved, None, dest.path(), &RestoreOptions::default()).await.unwrap_err();
+            fixture.open().await.restore(&saved, None, dest.path(), &RestoreOptions::default()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged);
     }
 
     // Saved again, the key step is whole; and with it what is a difference to it.
-    house.verify(true).await;
+    fixture.verify(true).await;
     let again = SaveOptions { reread: true, ..SaveOptions::default() };
-    house.save_with(1, &again).await;
-    house.verify(true).await;
-    assert!(house.verify(false).await.damaged.is_empty());
+    fixture.save_with(1, &again).await;
+    fixture.verify(true).await;
+    assert!(fixture.verify(false).await.damaged.is_empty());
     for number in 1..=3 {
-        house.assert_restores(&house.open().await, number).await;
+        fixture.assert_restores(&fixture.open().await, number).await;
     }
 }
 
 /// D1: "If the previous step cannot be read, the save takes more space and succeeds."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parent_that_is_gone_or_broken_is_done_without() {
-    let house = House::new();
-    house.save(1).await;
-    let key = house.saved(1).await;
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    let key = fixture.saved(1).await;
     for pack in &key.map.packs {
-        house.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
+        fixture.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
     }
     // A repair tells the log that they cannot be relied on.
-    house.verify(true).await;
-    house.save(2).await;
-    assert_eq!(stored_by(&house.saved(2).await, Codec::Difference), 0);
-    house.assert_restores(&house.open().await, 2).await;
-    house.objects.delete(&layout::owned(Family::Map, key.value.map_key)).await.unwrap();
-    house.open().await.remove(&name("run/step-2")).await.unwrap();
-    house.save(3).await;
-    house.assert_restores(&house.open().await, 3).await;
+    fixture.verify(true).await;
+    fixture.save(2).await;
+    assert_eq!(stored_by(&fixture.saved(2).await, Codec::Difference), 0);
+    fixture.assert_restores(&fixture.open().await, 2).await;
+    fixture.objects.delete(&layout::owned(Family::Map, key.value.map_key)).await.unwrap();
+    fixture.open().await.remove(&name("run/step-2")).await.unwrap();
+    fixture.save(3).await;
+    fixture.assert_restores(&fixture.open().await, 3).await;
     let told = SaveOptions { base: Some(name("run/step-1")), ..SaveOptions::default() };
-    house.save_with(4, &told).await;
-    house.assert_restores(&house.open().await, 4).await;
+    fixture.save_with(4, &told).await;
+    fixture.assert_restores(&fixture.open().await, 4).await;
 }
 
 /// A frame of another chunk, or of none, under a base's place is damage, never wrong bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn bases_are_checked_like_everything_else() {
-    let house = House::new();
-    house.save(1).await;
-    house.save(2).await;
-    let mut saved = house.saved(2).await;
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    let mut saved = fixture.saved(2).await;
     let (a, b) = (saved.map.further[0], saved.map.further[1]);
     (saved.map.further[0], saved.map.further[1]) = (b, a);
     let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
-    house.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
+    fixture.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
     let dest = tempfile::tempdir().unwrap();
-    let restored = house.open().await.restore(&name("run/step-2"), None, dest.path(), &RestoreOptions::default()).await;
+    let restored =
+        fixture.open().await.restore(&name("run/step-2"), None, dest.path(), &RestoreOptions::default()).await;
     assert_eq!(restored.unwrap_err().kind(), ErrorKind::Damaged);
-    assert!(!house.verify(false).await.damaged.is_empty());
+    assert!(!fixture.verify(false).await.damaged.is_empty());
     assert!(empty(dest.path()), "nothing of a damaged file is left");
 }
 
@@ -398,27 +399,27 @@ fn empty(folder: &Path) -> bool {
 /// A copy whose base is gone must not stand in the way of one whose base is here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_difference_without_its_base_is_stored_again_as_another() {
-    let house = House::new();
-    house.save(1).await;
-    house.save(2).await;
-    for pack in &house.saved(1).await.map.packs {
-        house.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    for pack in &fixture.saved(1).await.map.packs {
+        fixture.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
     }
-    house.verify(true).await;
+    fixture.verify(true).await;
     let alone = SaveOptions { key_every: Some(1.try_into().unwrap()), ..SaveOptions::default() };
-    house.save_with(5, &alone).await;
-    house.open().await.save(&house.path(2), &name("run/step-6"), &SaveOptions::default()).await.unwrap();
-    assert_eq!(stored_by(&house.saved(6).await, Codec::Difference), 2);
-    house.verify(true).await;
-    assert!(house.verify(false).await.damaged.iter().all(|damage| !damage.names.contains(&"run/step-2".to_owned())));
-    house.assert_restores(&house.open().await, 2).await;
+    fixture.save_with(5, &alone).await;
+    fixture.open().await.save(&fixture.path(2), &name("run/step-6"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(stored_by(&fixture.saved(6).await, Codec::Difference), 2);
+    fixture.verify(true).await;
+    assert!(fixture.verify(false).await.damaged.iter().all(|damage| !damage.names.contains(&"run/step-2".to_owned())));
+    fixture.assert_restores(&fixture.open().await, 2).await;
 }
 
 /// Zeros are alike whatever their type: what is derived must not be what something else is derived from.
 #[tokio::test(flavor = "multi_thread")]
 async fn zeros_of_many_shapes_are_saved() {
-    let house = House::new();
-    let path = house.path(1);
+    let fixture = Fixture::new();
+    let path = fixture.path(1);
     fs::create_dir_all(&path).unwrap();
     let zeros = |width: usize, len: usize| vec![0; width * len];
     let tensors = [
@@ -428,70 +429,70 @@ async fn zeros_of_many_shapes_are_saved() {
         ("b32", "F32", zeros(4, LEN / 2)),
     ];
     fs::write(path.join("zeros.safetensors"), file(&tensors)).unwrap();
-    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
-    house.assert_restores(&house.open().await, 1).await;
+    fixture.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    fixture.assert_restores(&fixture.open().await, 1).await;
 }
 
 /// A file that is not read again may be cut otherwise than its tensors would tell.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_read_again_and_was_cut_otherwise_is_no_master() {
-    let house = House::new();
-    let path = house.path(1);
+    let fixture = Fixture::new();
+    let path = fixture.path(1);
     fs::create_dir_all(&path).unwrap();
     let masters = noise(3, 3 * 4 * LEN);
     fs::write(path.join("a.safetensors"), file(&[("w", "F32", masters.clone())])).unwrap();
     // Recorded is only what was settled before the save began.
     std::thread::sleep(Duration::from_millis(50));
     let by_content = SaveOptions { cut: CutChoice::Content, ..SaveOptions::default() };
-    house.open().await.save(&path, &name("run/step-1"), &by_content).await.unwrap();
+    fixture.open().await.save(&path, &name("run/step-1"), &by_content).await.unwrap();
     fs::write(path.join("b.safetensors"), file(&[("w", "BF16", rounded(&masters))])).unwrap();
-    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
-    house.assert_restores(&house.open().await, 1).await;
+    fixture.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    fixture.assert_restores(&fixture.open().await, 1).await;
     // All read again, it is one.
     let reread = SaveOptions { reread: true, ..SaveOptions::default() };
-    house.open().await.save(&path, &name("elsewhere"), &reread).await.unwrap();
+    fixture.open().await.save(&path, &name("elsewhere"), &reread).await.unwrap();
 }
 
 /// What is derived is short: one read of a pack must not bring all that its chunks are derived from.
 #[tokio::test(flavor = "multi_thread")]
 async fn more_masters_than_memory_are_verified() {
-    let house = House::new();
-    let path = house.path(1);
+    let fixture = Fixture::new();
+    let path = fixture.path(1);
     fs::create_dir_all(&path).unwrap();
     let masters = noise(3, 4 * 72 * LEN);
     fs::write(path.join("a.safetensors"), file(&[("w", "BF16", rounded(&masters))])).unwrap();
     fs::write(path.join("b.safetensors"), file(&[("w", "F32", masters)])).unwrap();
-    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
-    assert_eq!(stored_by(&house.saved(1).await, Codec::Derived), 72);
-    let report = house.verify(false).await;
+    fixture.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(stored_by(&fixture.saved(1).await, Codec::Derived), 72);
+    let report = fixture.verify(false).await;
     assert!(report.damaged.is_empty(), "{report:?}");
 }
 
 /// A map that names another chunk as a base than the pack does is damage, though each chunk is where it says.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_with_bases_mixed_up_is_told() {
-    let house = House::new();
-    house.save(1).await;
-    house.save(2).await;
-    let mut saved = house.saved(2).await;
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    let mut saved = fixture.saved(2).await;
     let differences: Vec<usize> =
         (0..saved.map.frames.len()).filter(|&at| saved.map.frames[at].codec == Codec::Difference).collect();
     let (a, b) = (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base);
     (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base) = (b, a);
     let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
-    house.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
-    let told = house.verify(true).await.damaged;
+    fixture.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
+    let told = fixture.verify(true).await.damaged;
     assert_eq!(told.iter().flat_map(|damage| &damage.names).collect::<Vec<_>>(), ["run/step-2"]);
-    house.assert_restores(&house.open().await, 2).await;
+    fixture.assert_restores(&fixture.open().await, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_that_stands_alone_needs_no_other_names_chunks() {
-    let house = House::new();
-    let repository = house.open().await;
+    let fixture = Fixture::new();
+    let repository = fixture.open().await;
     for number in [1, 2] {
         let step = name(&format!("run/step-{number}"));
-        repository.save(&house.write(number), &step, &SaveOptions::default()).await.unwrap();
+        repository.save(&fixture.write(number), &step, &SaveOptions::default()).await.unwrap();
     }
     let (step, copy, alone) = (name("run/step-2"), name("copy"), name("alone"));
     repository.copy(&step, &copy).await.unwrap();
@@ -509,9 +510,9 @@ async fn a_copy_that_stands_alone_needs_no_other_names_chunks() {
 
     repository.remove_all(&[name("run"), copy], true).await.unwrap();
     repository.collect(&CollectOptions::at_once()).await.unwrap();
-    let dest = house.dir.path().join("restored");
-    house.open().await.restore(&alone, None, &dest, &RestoreOptions::default()).await.unwrap();
-    assert_eq!(tree_digest(&dest), tree_digest(&house.path(2)));
+    let dest = fixture.dir.path().join("restored");
+    fixture.open().await.restore(&alone, None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(tree_digest(&dest), tree_digest(&fixture.path(2)));
     let options = VerifyOptions { data: true, ..VerifyOptions::default() };
-    assert!(house.open().await.verify(None, &options).await.unwrap().damaged.is_empty());
+    assert!(fixture.open().await.verify(None, &options).await.unwrap().damaged.is_empty());
 }

@@ -121,7 +121,8 @@ async fn restores(repository: &Repository, source: &FilePath) {
 }
 
 fn told(report: &SaveReport) -> usize {
-    let told = |reason: &&String| reason.starts_with("raw: the repository takes bytes faster than they are compressed");
+    let told =
+        |reason: &&String| reason.starts_with("raw: the repository accepts bytes faster than they are compressed");
     report.explained.iter().flat_map(|one| &one.reasons).filter(told).count()
 }
 

@@ -65,21 +65,21 @@ const RECENT: usize = 8;
 pub(crate) struct Faulty {
     inner: Arc<dyn ObjectStore>,
     faults: Faults,
-    dice: Arc<Dice>,
+    rng: Arc<Rng>,
     recent: Arc<Mutex<VecDeque<Path>>>,
     unlisted: Arc<Mutex<Vec<Path>>>,
 }
 
 #[derive(Debug)]
-struct Dice {
+struct Rng {
     state: AtomicU64,
     calm: AtomicBool,
     injected: AtomicU64,
 }
 
-impl Dice {
+impl Rng {
     /// A number below `bound`, by `SplitMix64` (<https://prng.di.unimi.it/splitmix64.c>).
-    fn roll(&self, bound: u64) -> u64 {
+    fn below(&self, bound: u64) -> u64 {
         let mut z = self.state.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::SeqCst);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -87,7 +87,7 @@ impl Dice {
     }
 
     fn pick(&self, table: &[(u32, Fault)]) -> Fault {
-        let mut roll = self.roll(1000);
+        let mut roll = self.below(1000);
         if self.calm.load(Ordering::SeqCst) {
             return Fault::None;
         }
@@ -105,13 +105,13 @@ impl Dice {
 impl Faulty {
     /// `inner`, failing as `faults` and `seed` say.
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, faults: Faults, seed: u64) -> Self {
-        let dice = Dice { state: seed.into(), calm: AtomicBool::new(false), injected: AtomicU64::new(0) };
-        Self { inner, faults, dice: Arc::new(dice), recent: Arc::default(), unlisted: Arc::default() }
+        let rng = Rng { state: seed.into(), calm: AtomicBool::new(false), injected: AtomicU64::new(0) };
+        Self { inner, faults, rng: Arc::new(rng), recent: Arc::default(), unlisted: Arc::default() }
     }
 
     /// From now on (`true`) nothing fails.
     pub(crate) fn calm(&self, calm: bool) {
-        self.dice.calm.store(calm, Ordering::SeqCst);
+        self.rng.calm.store(calm, Ordering::SeqCst);
     }
 
     /// Leaves `key` out of every listing from now on.
@@ -121,12 +121,12 @@ impl Faulty {
 
     /// How many faults there were.
     pub(crate) fn injected(&self) -> u64 {
-        self.dice.injected.load(Ordering::SeqCst)
+        self.rng.injected.load(Ordering::SeqCst)
     }
 
     fn pick_for_read(&self) -> Fault {
         let Faults { errors, resets, truncated, drips, stalls, flipped, .. } = self.faults;
-        self.dice.pick(&[
+        self.rng.pick(&[
             (errors, Fault::Error),
             (resets, Fault::Reset),
             (truncated, Fault::Truncated),
@@ -139,7 +139,7 @@ impl Faulty {
     /// Carries out something that changes the store, or not.
     async fn change<T>(&self, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let Faults { errors, lost_acks, stalls, .. } = self.faults;
-        match self.dice.pick(&[(errors, Fault::Error), (lost_acks, Fault::LostAck), (stalls, Fault::Stall)]) {
+        match self.rng.pick(&[(errors, Fault::Error), (lost_acks, Fault::LostAck), (stalls, Fault::Stall)]) {
             Fault::Error => Err(failure("503 Slow Down")),
             Fault::Stall => std::future::pending().await,
             Fault::LostAck => {
@@ -160,7 +160,7 @@ impl Faulty {
 
     /// What the listing that starts now leaves out.
     fn unseen(&self) -> Vec<Path> {
-        let stale = self.dice.pick(&[(self.faults.stale_listings, Fault::Truncated)]);
+        let stale = self.rng.pick(&[(self.faults.stale_listings, Fault::Truncated)]);
         let mut unseen = self.unlisted.lock().unwrap().clone();
         if stale != Fault::None {
             unseen.extend(self.recent.lock().unwrap().iter().cloned());
@@ -172,7 +172,7 @@ impl Faulty {
         let Faults { errors, stalls, .. } = self.faults;
         let unseen = self.unseen();
         let seen = inner.try_filter(move |meta| std::future::ready(!unseen.contains(&meta.location)));
-        match self.dice.pick(&[(errors, Fault::Error), (stalls, Fault::Stall)]) {
+        match self.rng.pick(&[(errors, Fault::Error), (stalls, Fault::Stall)]) {
             Fault::Error => seen.take(1).chain(stream::iter([Err(failure("503 Slow Down"))])).boxed(),
             Fault::Stall => seen.take(1).chain(stream::pending()).boxed(),
             _ => seen.boxed(),
@@ -187,8 +187,8 @@ impl Faulty {
             Fault::Stall => stream::iter([Ok(half)]).chain(stream::pending()).boxed(),
             Fault::Flipped if !bytes.is_empty() => {
                 let mut wrong = bytes.to_vec();
-                let at = usize::try_from(self.dice.roll(wrong.len() as u64)).unwrap();
-                wrong[at] ^= 1 << self.dice.roll(8);
+                let at = usize::try_from(self.rng.below(wrong.len() as u64)).unwrap();
+                wrong[at] ^= 1 << self.rng.below(8);
                 stream::iter([Ok(wrong.into())]).boxed()
             }
             Fault::Drip => {
@@ -276,7 +276,7 @@ impl ObjectStore for Faulty {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        if self.dice.pick(&[(self.faults.errors, Fault::Error)]) == Fault::Error {
+        if self.rng.pick(&[(self.faults.errors, Fault::Error)]) == Fault::Error {
             return Err(failure("503 Slow Down"));
         }
         let unseen = self.unseen();

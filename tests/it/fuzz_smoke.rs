@@ -176,9 +176,9 @@ fn checkpoints(files: &[&str]) -> Vec<Bytes> {
 }
 
 /// A stream of numbers that is the same everywhere.
-struct Dice(blake3::OutputReader);
+struct Rng(blake3::OutputReader);
 
-impl Dice {
+impl Rng {
     fn new(name: &str) -> Self {
         Self(blake3::Hasher::new().update(name.as_bytes()).finalize_xof())
     }
@@ -226,11 +226,11 @@ fn bent_golden_objects_are_read_or_refused_by_every_parser() {
     for (name, parse) in PARSERS {
         let seeds = seeds(name);
         assert!(!seeds.is_empty(), "{name}");
-        let mut dice = Dice::new(name);
+        let mut rng = Rng::new(name);
         seeds.iter().for_each(|seed| parse(seed));
         for round in 0..ROUNDS {
-            let (seed, other) = (dice.below(seeds.len()), dice.below(seeds.len()));
-            let bent = dice.bend(&seeds[seed], &seeds[other]);
+            let (seed, other) = (rng.below(seeds.len()), rng.below(seeds.len()));
+            let bent = rng.bend(&seeds[seed], &seeds[other]);
             let begun = thread_time();
             parse(&bent);
             let took = thread_time().saturating_sub(begun);

@@ -23,8 +23,10 @@ use towline::id::{ChunkId, ManifestId};
 use towline::identity::Identity;
 use towline::transfer::calls::call;
 use towline::transfer::identity::{Authority, Credentials};
-use towline::transfer::protocol::{Asked, Closed, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
-use towline::transfer::{Client, Dial, Holdings, Reply, quic, tcp};
+use towline::transfer::protocol::{
+    Closed, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
+};
+use towline::transfer::{Client, Dial, Reply, ServedChunks, quic, tcp};
 use towline::{ErrorKind, Result};
 
 const MIB: u64 = 1 << 20;
@@ -36,7 +38,7 @@ const PLAIN: &[u8] = b"weights that nobody else may read ";
 struct Memory {
     manifest: ManifestId,
     grant: Arc<Grant>,
-    frames: BTreeMap<ChunkId, Supply>,
+    frames: BTreeMap<ChunkId, OutgoingFrame>,
     reads: AtomicU64,
 }
 
@@ -55,7 +57,7 @@ impl Memory {
             chunks.lens.push(u32::try_from(plain.len()).unwrap());
             if n % 50 != 49 {
                 let plain_len = u32::try_from(plain.len()).unwrap();
-                frames.insert(id, Supply { encoded: codec::encode(&plain, Compression::Auto, None), plain_len });
+                frames.insert(id, OutgoingFrame { encoded: codec::encode(&plain, Compression::Auto, None), plain_len });
             }
         }
         let grant = Arc::new(Grant { chunks: Arc::new(chunks), bases: Vec::new() });
@@ -69,7 +71,7 @@ impl Memory {
 }
 
 #[async_trait]
-impl Holdings for Memory {
+impl ServedChunks for Memory {
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
         Ok((*manifest == self.manifest && identity.site() == "west").then(|| Arc::clone(&self.grant)))
     }
@@ -80,7 +82,7 @@ impl Holdings for Memory {
         Ok(Survey { chunks, upto: chunks, held: (from..chunks).filter(holds).collect() })
     }
 
-    async fn frame(&self, _: &Identity, _: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         tokio::task::yield_now().await;
         Ok(self.frames.get(id).cloned())
@@ -132,18 +134,18 @@ struct Server {
 }
 
 impl Server {
-    async fn start(transport: Transport, credentials: Credentials, holdings: Arc<Memory>) -> Self {
+    async fn start(transport: Transport, credentials: Credentials, served_chunks: Arc<Memory>) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let leaving = CancellationToken::new();
         let token = leaving.clone();
         let (address, task) = match transport {
             Transport::Quic => {
                 let listener = quic::Listener::bind(any, credentials).unwrap();
-                (listener.address().unwrap(), tokio::spawn(listener.serve(holdings, token)))
+                (listener.address().unwrap(), tokio::spawn(listener.serve(served_chunks, token)))
             }
             Transport::Tcp => {
                 let listener = tcp::Listener::bind(any, credentials).await.unwrap();
-                (listener.address().unwrap(), tokio::spawn(listener.serve(holdings, token)))
+                (listener.address().unwrap(), tokio::spawn(listener.serve(served_chunks, token)))
             }
         };
         Self { address, leaving, task }
@@ -165,7 +167,7 @@ async fn dial(
 }
 
 /// What comes of a request: the chunks that came, each verified, and what is missing.
-async fn fetch(client: &Client, memory: &Memory, wanted: Wanted) -> (usize, Runs, How) {
+async fn fetch(client: &Client, memory: &Memory, wanted: Wanted) -> (usize, Runs, RequestOutcome) {
     let mut fetching = client.fetch(Priority::Restore, memory.manifest, wanted.clone()).await.unwrap();
     let (mut came, mut missing) = (0, Vec::new());
     loop {
@@ -201,7 +203,11 @@ async fn frames_move_over_both_transports() {
         let survey = client.find(memory.manifest, 0).await.unwrap();
         assert_eq!((survey.chunks, survey.held.len()), (100, 98), "{transport:?}");
         let (came, missing, how) = fetch(&client, &memory, memory.every()).await;
-        assert_eq!((came, missing.iter().collect::<Vec<_>>(), how), (98, vec![49, 99], How::Complete), "{transport:?}");
+        assert_eq!(
+            (came, missing.iter().collect::<Vec<_>>(), how),
+            (98, vec![49, 99], RequestOutcome::Complete),
+            "{transport:?}"
+        );
 
         // Several at once, and one that nobody listens to any more.
         let some = |from: u32| Wanted { chunks: Runs::of(from..from + 20), bases: Vec::new() };
@@ -226,7 +232,7 @@ async fn who_may_not_read_a_manifest_is_told_what_who_asks_for_none_is_told() {
         let server = Server::start(transport, certificates.agent("east", "server"), Arc::clone(&memory)).await;
         let stranger = dial(transport, server.address, &certificates.agent("north", "a"), None).await.unwrap();
         let friend = dial(transport, server.address, &certificates.agent("west", "a"), None).await.unwrap();
-        let refused = How::Refused(EndCode::NotHere, String::new());
+        let refused = RequestOutcome::Refused(EndCode::NotHere, String::new());
         assert_eq!(fetch(&stranger, &memory, memory.every()).await, (0, Runs::default(), refused.clone()));
         let mut none = friend.fetch(Priority::Warm, ManifestId::of(b"none"), memory.every()).await.unwrap();
         assert!(matches!(none.next().await, Some(Reply::Ended { how, .. }) if how == refused));
@@ -324,7 +330,7 @@ async fn a_link_ends_in_mid_transfer_when_a_certificate_is_revoked_or_expires() 
         let left = loop {
             match fetching.next().await.unwrap() {
                 Reply::Ended { how, left } => {
-                    assert_ne!(how, How::Complete, "{case}");
+                    assert_ne!(how, RequestOutcome::Complete, "{case}");
                     break left;
                 }
                 reply => held.push(reply),
@@ -442,7 +448,7 @@ async fn a_peer_that_leaves_serves_what_is_open_and_takes_nothing_new() {
                 server.leaving.cancel();
             }
         };
-        assert_eq!((came, how), (98, How::Complete), "{transport:?}");
+        assert_eq!((came, how), (98, RequestOutcome::Complete), "{transport:?}");
         server.task.await.unwrap().unwrap();
         assert_eq!(
             client.fetch(Priority::Warm, memory.manifest, memory.every()).await.unwrap_err().kind(),
@@ -474,7 +480,7 @@ async fn a_peer_that_is_back_after_a_kill_resets_connections() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     let leaving = CancellationToken::new();
-    let second = tokio::spawn(listener.serve(Arc::clone(&memory) as Arc<dyn Holdings>, leaving.clone()));
+    let second = tokio::spawn(listener.serve(Arc::clone(&memory) as Arc<dyn ServedChunks>, leaving.clone()));
     let error = loop {
         match client.fetch(Priority::Restore, memory.manifest, memory.every()).await {
             Err(error) => break error,
@@ -512,7 +518,10 @@ async fn what_a_slow_reader_holds_stays_in_its_window() {
                 held.remove(0);
             }
         }
-        assert!(matches!(held.last(), Some(Reply::Ended { how: How::Complete, .. })), "{transport:?}, after {before}");
+        assert!(
+            matches!(held.last(), Some(Reply::Ended { how: RequestOutcome::Complete, .. })),
+            "{transport:?}, after {before}"
+        );
         assert_eq!(memory.reads.load(Ordering::Relaxed), 100);
     }
 }

@@ -13,7 +13,7 @@ use crate::data::noise;
 
 /// A user of the machine `site/a`, with an authority, a policy key, and a policy of two sites: `home`, where the repository lies, and
 /// `cloud`.
-pub(crate) struct Lab {
+pub(crate) struct PolicyFixture {
     pub(crate) user: User,
     /// Rules at the end of the policy.
     pub(crate) rules: String,
@@ -33,7 +33,7 @@ sensitivity-at-most = 'restricted'
 why = 'ours'
 ";
 
-impl Lab {
+impl PolicyFixture {
     pub(crate) fn at(site: &str) -> Self {
         let user = User::with_repository();
         user.ok(&["identity", "init", "--name", "lab"]);
@@ -95,7 +95,7 @@ impl Lab {
 /// Y1: "A label belongs to a name and to every name below it; a label given with a step belongs to the run."
 #[test]
 fn labels_are_inherited_and_only_tightened() {
-    let lab = Lab::at("home");
+    let lab = PolicyFixture::at("home");
     lab.save("run/step-1", &["residency=DE,FR,EU", "sensitivity=internal", "license=mit"]);
     let run = json!({"residency": ["DE", "EU", "FR"], "sensitivity": "internal"});
     assert_eq!(lab.labels("run/step-1"), run);
@@ -128,7 +128,7 @@ fn labels_are_inherited_and_only_tightened() {
 /// Y2: "Restricted content goes only to sites that the policy describes".
 #[test]
 fn a_machine_reads_what_the_policy_lets_go_to_its_site() {
-    let lab = Lab::at("home");
+    let lab = PolicyFixture::at("home");
     lab.save("raw/set", &["sensitivity=restricted"]);
     lab.save("eu/set", &["residency=EU"]);
     lab.save("secret/set", &[]);
@@ -155,7 +155,7 @@ fn a_machine_reads_what_the_policy_lets_go_to_its_site() {
 /// Y3: "a command that reads, saves, copies or syncs each check the policy".
 #[test]
 fn what_has_labels_is_saved_and_synced_only_to_repositories_at_sites_that_may_have_it() {
-    let lab = Lab::at("home");
+    let lab = PolicyFixture::at("home");
     lab.save("raw/set", &["sensitivity=restricted"]);
     lab.save("free/set", &[]);
     let other = lab.user.work().join("other");
@@ -186,7 +186,7 @@ fn what_has_labels_is_saved_and_synced_only_to_repositories_at_sites_that_may_ha
 
 #[test]
 fn a_sync_to_a_site_that_may_have_it_hands_the_labels_on() {
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     let other = lab.user.work().join("other");
     lab.user.ok(&["init", other.to_str().unwrap()]);
     let place = other.canonicalize().unwrap();
@@ -214,7 +214,7 @@ fn a_sync_to_a_site_that_may_have_it_hands_the_labels_on() {
 /// Y3: "a command that reads, saves, copies or syncs each check the policy", whether there are labels or not.
 #[test]
 fn a_rule_about_a_name_binds_it_without_labels() {
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.save("raw/set", &[]);
     lab.save("free/set", &[]);
     let other = lab.user.work().join("other");
@@ -234,7 +234,7 @@ fn a_rule_about_a_name_binds_it_without_labels() {
 /// Y1, of what a save says itself that its content was made from.
 #[test]
 fn what_a_save_is_derived_from_binds_that_save() {
-    let lab = Lab::at("home");
+    let lab = PolicyFixture::at("home");
     lab.user.ok(&["label", "us/raw", "residency=US"]);
     lab.user.write("data/file", b"for another place");
     for label in ["residency=US", "derived-from=us/raw", "derived-from=us/raw/one"] {
@@ -248,7 +248,7 @@ fn what_a_save_is_derived_from_binds_that_save() {
 #[test]
 fn a_policy_that_changes_during_a_read_ends_it() {
     const LEN: usize = 40 << 20;
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.user.write("large/file", &noise(5, LEN));
     lab.user.ok(&["save", "large", "open/large"]);
     let mut reader =
@@ -268,7 +268,7 @@ fn a_policy_that_changes_during_a_read_ends_it() {
 /// Y1: "It stays when the name is removed."
 #[test]
 fn what_is_taken_back_under_another_name_keeps_its_labels() {
-    let lab = Lab::at("home");
+    let lab = PolicyFixture::at("home");
     lab.save("bound/set", &["residency=DE", "sensitivity=restricted"]);
     lab.user.ok(&["rm", "bound/set"]);
     lab.user.ok(&["undelete", "bound/set", "--as", "open/set"]);
@@ -281,7 +281,7 @@ fn what_is_taken_back_under_another_name_keeps_its_labels() {
 /// Y4: "with a certificate for signing policies alone: an agent's certificate signs no policy".
 #[test]
 fn only_the_policy_key_signs_and_only_newer_policies_are_set() {
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.write();
     lab.user.fails(&["policy", "set", "policy.toml"], 7);
     let agent = lab.user.work().join("../home/.config/towline/identity");
@@ -329,7 +329,7 @@ fn only_the_policy_key_signs_and_only_newer_policies_are_set() {
 /// Y4: "refuses an older one, or none, in the repository from then on".
 #[test]
 fn an_older_policy_or_a_bent_one_in_the_repository_binds_all_the_same() {
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.save("raw/set", &["sensitivity=restricted"]);
     lab.save("free/set", &[]);
     lab.set(&[]);
@@ -354,7 +354,7 @@ fn an_older_policy_or_a_bent_one_in_the_repository_binds_all_the_same() {
 
 #[test]
 fn rules_are_explained_before_and_after_they_are_set() {
-    let lab = Lab::at("home");
+    let lab = PolicyFixture::at("home");
     lab.save("raw/set", &["sensitivity=restricted"]);
     let explained = lab.user.json(&["policy", "explain", "raw/set", "--to", "cloud"], 0);
     assert_eq!((&explained["verdict"], &explained["basis"]["by"]), (&json!("deny"), &json!("rule")));
@@ -416,7 +416,7 @@ fn cases_beside_a_policy_are_decided_and_those_that_fail_are_named() {
 /// Y5: "counts only for that very tree under that name: what is saved there later has the old labels".
 #[test]
 fn what_is_declassified_leaves_and_what_replaces_it_stays() {
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.rules = RULES.replace("restricted", "secret");
     lab.set(&[]);
     lab.save("clinic/raw", &["sensitivity=secret"]);
@@ -457,7 +457,7 @@ fn what_is_declassified_leaves_and_what_replaces_it_stays() {
 /// Y9: "Without it, `verify --data` and `--repair` are refused, and `collect` leaves those packs as they are".
 #[test]
 fn maintenance_reads_nothing_that_the_policy_denies_here() {
-    let lab = Lab::at("home");
+    let lab = Fixture::at("home");
     lab.user.write("data/large", &noise(1, 3_000_000));
     lab.save("raw/scans", &[]);
     fs::remove_file(lab.user.work().join("data/large")).unwrap();
@@ -485,7 +485,7 @@ fn maintenance_reads_nothing_that_the_policy_denies_here() {
 /// L1: what changes labels and policies is in the log, with its outcome.
 #[test]
 fn changes_of_labels_and_of_the_policy_are_recorded() {
-    let mut lab = Lab::at("home");
+    let mut lab = Fixture::at("home");
     lab.save("clinic/clean", &["sensitivity=restricted"]);
     lab.write();
     lab.user.ok(&["policy", "sign", "policy.toml", "--key", "policy-key"]);

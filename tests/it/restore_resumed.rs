@@ -11,12 +11,12 @@ use towline::storage::Store;
 
 use crate::data::{name, noise, tree_digest};
 
-struct World {
+struct Fixture {
     dir: tempfile::TempDir,
     repository: Repository,
 }
 
-impl World {
+impl Fixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options =
@@ -77,7 +77,7 @@ fn hidden(folder: &Path) -> usize {
 /// P7: "a restore fetches only what DEST lacks", of files too that an interrupted restore left unfinished.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_restore_fetches_only_what_has_not_come() {
-    let world = World::new().await;
+    let world = Fixture::new().await;
     let (to, found) = world.interrupted().await;
     let report = world.restore(&to, RestoreOptions::default()).await;
     assert!(report.reused_bytes >= found, "{report:?}, {found} found before");
@@ -88,7 +88,7 @@ async fn the_next_restore_fetches_only_what_has_not_come() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_damaged_in_an_unfinished_file_is_fetched_again() {
-    let world = World::new().await;
+    let world = Fixture::new().await;
     let (to, _) = world.interrupted().await;
     for entry in fs::read_dir(&to).unwrap() {
         let path = entry.unwrap().path();
@@ -104,7 +104,7 @@ async fn what_is_damaged_in_an_unfinished_file_is_fetched_again() {
 /// Unfinished files of another tree are replaced or removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_tree_is_restored_over_it() {
-    let world = World::new().await;
+    let world = Fixture::new().await;
     let other = world.dir.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("model-0"), noise(7, 3 << 20)).unwrap();

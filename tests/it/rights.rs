@@ -19,14 +19,14 @@ use crate::stores::{Server, fresh_bucket, servers};
 const ROLES: [&str; 3] = ["reader", "saver", "collector"];
 
 /// A repository with one step, in a bucket whose policy is that of docs/security.md.
-struct World {
+struct Fixture {
     server: Server,
     location: Location,
     owner: Store,
     dir: TempDir,
 }
 
-impl World {
+impl Fixture {
     /// `bend` may change a statement of the policy.
     async fn new(server: Server, bend: impl Fn(&mut Value)) -> Self {
         let location = fresh_bucket();
@@ -103,7 +103,7 @@ async fn check(store: &Store, what: &str) -> (Outcome, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_restores_and_changes_nothing() {
     let Some(server) = ceph() else { return };
-    let world = World::new(server, |_| {}).await;
+    let world = Fixture::new(server, |_| {}).await;
     let reader = world.repository("reader").await;
     world.restores(&reader, "run/step-1", "out").await;
     let before = world.objects().await;
@@ -120,7 +120,7 @@ async fn a_reader_restores_and_changes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saver_saves_and_cannot_delete() {
     let Some(server) = ceph() else { return };
-    let world = World::new(server, |_| {}).await;
+    let world = Fixture::new(server, |_| {}).await;
     let saver = world.repository("saver").await;
     fs::write(world.folder().join("more"), noise(2, 2 << 20)).unwrap();
     saver.save(&world.folder(), &name("run/step-2"), &SaveOptions::default()).await.unwrap();
@@ -143,7 +143,7 @@ async fn a_saver_saves_and_cannot_delete() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saver_plants_no_lists_of_unneeded_objects() {
     let Some(server) = ceph() else { return };
-    let world = World::new(server, |_| {}).await;
+    let world = Fixture::new(server, |_| {}).await;
     let saver = world.store("saver").await;
     for key in ["tombstone/a/b", "tombstone/rights", "boundary/00000000000000000001"] {
         let planted = saver.objects().put(&key.into(), Vec::new().into()).await;
@@ -158,7 +158,7 @@ async fn a_saver_plants_no_lists_of_unneeded_objects() {
             statement["Resource"] = serde_json::json!("arn:aws:s3:::bucket-of-nobody/*");
         }
     };
-    let world = World::new(server, without_denial).await;
+    let world = Fixture::new(server, without_denial).await;
     let (outcome, told) = check(&world.store("saver").await, "rights").await;
     assert!(outcome == Outcome::Warn && told.contains("tombstone/"), "{told}");
 }
@@ -166,7 +166,7 @@ async fn a_saver_plants_no_lists_of_unneeded_objects() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_frees_what_nothing_names() {
     let Some(server) = ceph() else { return };
-    let world = World::new(server, |_| {}).await;
+    let world = Fixture::new(server, |_| {}).await;
     world.repository("saver").await.remove(&name("run/step-1")).await.unwrap();
     let collector = world.repository("collector").await;
     let options = CollectOptions::at_once();
@@ -196,7 +196,7 @@ async fn doctor_says_that_a_list_by_prefix_is_not_enough() {
             statement["Condition"] = serde_json::json!({"StringLike": {"s3:prefix": ["p/*"]}});
         }
     };
-    let world = World::new(server, by_prefix).await;
+    let world = Fixture::new(server, by_prefix).await;
     let (outcome, told) = check(&world.store("reader").await, "absent objects").await;
     assert!(outcome == Outcome::Bad && told.contains("403"), "{told}");
 }

@@ -25,7 +25,7 @@ use towline::{Error, Result};
 
 use crate::data::{name, noise};
 
-struct House {
+struct Fixture {
     dir: tempfile::TempDir,
     store: Store,
     repository: Repository,
@@ -54,7 +54,7 @@ impl TensorSink for Buffers {
     }
 }
 
-impl House {
+impl Fixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options =
@@ -177,14 +177,14 @@ fn numbers(value: &serde_json::Value) -> Vec<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tensors_that_torch_wrote_are_read_as_torch_has_them() {
-    let house = House::new().await;
-    house.save(&golden(), Compression::Auto).await;
-    let listed = house.repository.tensors(&name("n"), &[]).await.unwrap();
+    let fixture = Fixture::new().await;
+    fixture.save(&golden(), Compression::Auto).await;
+    let listed = fixture.repository.tensors(&name("n"), &[]).await.unwrap();
     let mut seen = 0;
     for (path, tensors) in expected().iter().filter(|(path, _)| *path != "dcp") {
         for tensor in tensors {
             let wanted = tensor["name"].as_str().unwrap();
-            let bytes = house.one(&format!("{path}:{wanted}")).await;
+            let bytes = fixture.one(&format!("{path}:{wanted}")).await;
             assert_eq!(blake3::hash(&bytes).to_string(), tensor["blake3"], "{path}:{wanted}");
             let one = listed.iter().find(|one| one.path == *path && one.name == wanted).unwrap();
             assert_eq!((&one.shape, one.bytes, one.parts), (&numbers(&tensor["shape"]), bytes.len() as u64, 1));
@@ -199,9 +199,9 @@ async fn tensors_that_torch_wrote_are_read_as_torch_has_them() {
 /// "DCP parts saved by N ranks are readable as whole tensors."
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_of_ranks_are_one_tensor() {
-    let house = House::new().await;
-    house.save(&golden(), Compression::Auto).await;
-    let listed = house.repository.tensors(&name("n"), &["dcp:*".parse().unwrap()]).await.unwrap();
+    let fixture = Fixture::new().await;
+    fixture.save(&golden(), Compression::Auto).await;
+    let listed = fixture.repository.tensors(&name("n"), &["dcp:*".parse().unwrap()]).await.unwrap();
     let shown: Vec<_> = listed.iter().map(|one| (one.name.as_str(), one.shape.as_slice(), one.parts)).collect();
     let mut names: Vec<_> = shown.iter().map(|(name, ..)| *name).collect();
     names.sort_unstable();
@@ -209,7 +209,7 @@ async fn parts_of_ranks_are_one_tensor() {
     assert!(shown.contains(&("model.columns", &[4, 6], 2)) && shown.contains(&("model.scalar", &[], 1)), "{shown:?}");
     assert!(listed.iter().all(|one| one.path == "dcp"));
 
-    let (found, _) = house.read(&["dcp:*"]).await.unwrap();
+    let (found, _) = fixture.read(&["dcp:*"]).await.unwrap();
     let wholes: BTreeMap<_, _> = found.into_iter().collect();
     for part in &expected()["dcp"] {
         let (tensor, shape, offsets) =
@@ -221,16 +221,16 @@ async fn parts_of_ranks_are_one_tensor() {
         assert_eq!(blake3::hash(&cut).to_string(), part["blake3"], "{tensor} {ranges:?}");
         let bounds: Vec<String> = ranges.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
         let asked = if bounds.is_empty() { tensor.to_owned() } else { format!("{tensor}[{}]", bounds.join(",")) };
-        assert!(house.one(&asked).await == cut, "{asked}");
+        assert!(fixture.one(&asked).await == cut, "{asked}");
     }
     // Boxes across the parts, and their shards.
     let (rows, columns) = (&wholes["model.rows"], &wholes["model.columns"]);
-    assert_eq!(house.one("model.rows[2:5, 1:3]").await, sliced(rows, &[6, 4], &[2..5, 1..3], 4));
-    assert_eq!(house.one("model.columns[1:, -4:5]").await, sliced(columns, &[4, 6], &[1..4, 2..5], 2));
+    assert_eq!(fixture.one("model.rows[2:5, 1:3]").await, sliced(rows, &[6, 4], &[2..5, 1..3], 4));
+    assert_eq!(fixture.one("model.columns[1:, -4:5]").await, sliced(columns, &[4, 6], &[1..4, 2..5], 2));
     for (index, rows_of) in [(0, 0..2), (1, 2..4), (2, 4..5), (3, 5..5)] {
         let selector = TensorSelector::new("model.uneven").unwrap().shard(Shard::new(index, 4).unwrap());
-        let reading = house.repository.choose_tensors(&name("n"), None, &[selector]).await.unwrap();
-        let (found, _) = house.carry_out(reading).await.unwrap();
+        let reading = fixture.repository.choose_tensors(&name("n"), None, &[selector]).await.unwrap();
+        let (found, _) = fixture.carry_out(reading).await.unwrap();
         assert_eq!(found[0].1, sliced(&wholes["model.uneven"], &[5, 3], &[rows_of, 0..3], 4), "{index}");
     }
 }
@@ -238,21 +238,21 @@ async fn parts_of_ranks_are_one_tensor() {
 /// T2: "Elements that no part holds are exit 3, with the missing box".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_not_saved_is_named() {
-    let house = House::new().await;
+    let fixture = Fixture::new().await;
     for file in [".metadata", "__0_0.distcp"] {
-        fs::copy(golden().join("dcp").join(file), house.path(&format!("dcp/{file}"))).unwrap();
+        fs::copy(golden().join("dcp").join(file), fixture.path(&format!("dcp/{file}"))).unwrap();
     }
-    house.save(&house.path("dcp"), Compression::Auto).await;
-    let error = house.refused("model.rows").await;
+    fixture.save(&fixture.path("dcp"), Compression::Auto).await;
+    let error = fixture.refused("model.rows").await;
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(
         error.to_string().contains("no part holds [3:6, 0:4]") && error.to_string().contains("model.rows"),
         "{error}"
     );
-    assert_eq!(house.one("model.rows[1:3]").await.len(), 2 * 4 * 4);
-    assert_eq!(house.refused("model.columns[0:1, 2:4]").await.kind(), ErrorKind::NotFound);
+    assert_eq!(fixture.one("model.rows[1:3]").await.len(), 2 * 4 * 4);
+    assert_eq!(fixture.refused("model.columns[0:1, 2:4]").await.kind(), ErrorKind::NotFound);
 
-    let error = house.refused("model.row").await;
+    let error = fixture.refused("model.row").await;
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.help_text().unwrap().contains("towline tensors n"), "{error:?}");
     for (selector, kind) in [
@@ -265,9 +265,9 @@ async fn what_was_not_saved_is_named() {
         ("", ErrorKind::Usage),
         ("[0:3]", ErrorKind::Usage),
     ] {
-        assert_eq!(house.refused(selector).await.kind(), kind, "{selector}");
+        assert_eq!(fixture.refused(selector).await.kind(), kind, "{selector}");
     }
-    let gone = house.repository.choose_tensors(&name("m"), None, &["*".parse().unwrap()]).await.unwrap_err();
+    let gone = fixture.repository.choose_tensors(&name("m"), None, &["*".parse().unwrap()]).await.unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
 }
 
@@ -278,8 +278,8 @@ async fn boxes_are_what_numpy_cuts() {
     let whole = noise(1, 64 * 50 * 300 * 4);
     let packed = noise(2, 33);
     for compression in [Compression::Off, Compression::Auto] {
-        let house = House::new().await;
-        let (path, small) = (house.path("model.safetensors"), noise(3, 40));
+        let fixture = Fixture::new().await;
+        let (path, small) = (fixture.path("model.safetensors"), noise(3, 40));
         let tensors: [Plain<'_>; 4] = [
             ("small", "F16", &[4, 5], small.clone()),
             ("big", "F32", &shape, whole.clone()),
@@ -287,7 +287,7 @@ async fn boxes_are_what_numpy_cuts() {
             ("strange", "Q7", &[3, 3], packed.clone()),
         ];
         fs::write(&path, file(&tensors)).unwrap();
-        house.save(&path, compression).await;
+        fixture.save(&path, compression).await;
         for ranges in [
             [0..64, 0..50, 0..300],
             [0..8, 0..50, 0..300],
@@ -299,17 +299,17 @@ async fn boxes_are_what_numpy_cuts() {
             [5..5, 0..50, 0..300],
         ] {
             let slices = Slices::of(ranges.clone());
-            let (found, read) = house.read(&[&format!("big{slices}")]).await.unwrap();
+            let (found, read) = fixture.read(&[&format!("big{slices}")]).await.unwrap();
             assert!(found[0].1 == sliced(&whole, &shape, &ranges, 4), "{slices}");
             assert_eq!(read.bytes, found[0].1.len() as u64);
         }
-        assert_eq!(house.one("small[:, 1:3]").await, sliced(&small, &[4, 5], &[0..4, 1..3], 2));
-        assert_eq!((house.one("packed").await, house.one("str*").await), (packed.clone(), packed.clone()));
+        assert_eq!(fixture.one("small[:, 1:3]").await, sliced(&small, &[4, 5], &[0..4, 1..3], 2));
+        assert_eq!((fixture.one("packed").await, fixture.one("str*").await), (packed.clone(), packed.clone()));
         for selector in ["packed[0:2]", "strange[0:1]"] {
-            assert_eq!(house.refused(selector).await.kind(), ErrorKind::Unsupported, "{selector}");
+            assert_eq!(fixture.refused(selector).await.kind(), ErrorKind::Unsupported, "{selector}");
         }
         // Whatever is asked for twice comes once.
-        let (found, _) = house.read(&["small", "*all", "small[0:4]", "small[0:1]"]).await.unwrap();
+        let (found, _) = fixture.read(&["small", "*all", "small[0:4]", "small[0:1]"]).await.unwrap();
         assert_eq!(found.len(), 2);
     }
 }
@@ -328,7 +328,7 @@ async fn an_eighth_reads_an_eighth() {
         (Compression::Off, "BF16", 2),
         (Compression::Auto, "U8", 1),
     ] {
-        let house = House::new().await;
+        let fixture = Fixture::new().await;
         let shapes: [&[u64]; 6] = [&[4096, 512], &[2048, 2048], &[2048], &[1000, 3000], &[512, 3, 1024], &[8, 300_000]];
         let names = ["embed", "proj", "norm", "odd", "cube", "long"];
         let len = |shape: &[u64]| usize::try_from(shape.iter().product::<u64>() * element).unwrap();
@@ -339,28 +339,28 @@ async fn an_eighth_reads_an_eighth() {
             .zip(&wholes)
             .map(|((name, shape), bytes)| (*name, dtype, shape, bytes.clone()))
             .collect();
-        let path = house.path("model.safetensors");
+        let path = fixture.path("model.safetensors");
         fs::write(&path, file(&tensors)).unwrap();
-        house.save(&path, compression).await;
+        fixture.save(&path, compression).await;
         for index in [0, 3, 7] {
             let shard = TensorSelector::new("*").unwrap().shard(Shard::new(index, 8).unwrap());
-            let reading = house.repository.choose_tensors(&name("n"), None, &[shard]).await.unwrap();
-            let before = house.gets();
-            let (found, read) = house.carry_out(reading).await.unwrap();
+            let reading = fixture.repository.choose_tensors(&name("n"), None, &[shard]).await.unwrap();
+            let before = fixture.gets();
+            let (found, read) = fixture.carry_out(reading).await.unwrap();
             for (((_, bytes), shape), whole) in found.iter().zip(shapes).zip(&wholes) {
                 let rows = shape[0].div_ceil(8) * index..(shape[0].div_ceil(8) * (index + 1)).min(shape[0]);
                 let rest = shape[1..].iter().map(|&len| 0..len);
                 let ranges: Vec<_> = std::iter::once(rows).chain(rest).collect();
                 assert!(*bytes == sliced(whole, shape, &ranges, element), "{shape:?}");
             }
-            let bytes = house.gets().1 - before.1;
+            let bytes = fixture.gets().1 - before.1;
             assert_eq!(bytes, read.fetched_bytes);
             let eighth = |shape: &[u64]| {
                 let rows = shape[0].div_ceil(8);
                 (rows * index).min(shape[0])..(rows * (index + 1)).min(shape[0])
             };
             let rows: Vec<_> = names.iter().zip(shapes).map(|(name, shape)| (*name, eighth(shape))).collect();
-            let needed = house.needed("n", &rows).await;
+            let needed = fixture.needed("n", &rows).await;
             assert_eq!(needed.len() as u64, read.chunks);
             let stored: u64 = needed.iter().map(|(_, stored)| stored).sum();
             assert_spared(bytes, (read.chunks, stored));
@@ -368,8 +368,8 @@ async fn an_eighth_reads_an_eighth() {
             let edges = needed.iter().map(|(plain, _)| plain).sum::<u64>() - read.bytes;
             assert!(bytes * 20 <= (read.bytes + edges) * 21, "{dtype}: {read:?}");
             let even = TensorSelector::new("{embed,proj,cube}").unwrap().shard(Shard::new(index, 8).unwrap());
-            let reading = house.repository.choose_tensors(&name("n"), None, &[even]).await.unwrap();
-            let (_, exact) = house.carry_out(reading).await.unwrap();
+            let reading = fixture.repository.choose_tensors(&name("n"), None, &[even]).await.unwrap();
+            let (_, exact) = fixture.carry_out(reading).await.unwrap();
             assert!(exact.fetched_bytes * 20 <= exact.bytes * 21, "{dtype}: {exact:?}");
         }
     }
@@ -378,7 +378,7 @@ async fn an_eighth_reads_an_eighth() {
 /// T1: "Gaps between two chunks in a pack are read too where that is cheaper than another request".
 #[tokio::test(flavor = "multi_thread")]
 async fn short_chunks_are_not_read_for_lying_between_others() {
-    let house = House::new().await;
+    let fixture = Fixture::new().await;
     // A sixteenth is noise: eight chunks of a tensor lie within what a request is worth.
     let mut whole = vec![0; 8 << 18];
     (0..).zip(whole.chunks_mut(16 << 10)).for_each(|(at, run)| run[..1 << 10].copy_from_slice(&noise(at, 1 << 10)));
@@ -386,35 +386,35 @@ async fn short_chunks_are_not_read_for_lying_between_others() {
     let plain = |seed: u8| whole.iter().map(|byte| byte ^ seed).collect::<Vec<u8>>();
     let tensors: Vec<Plain<'_>> =
         (0..).zip(&names).map(|(seed, name)| (name.as_str(), "U8", &[2048, 1024][..], plain(seed))).collect();
-    let path = house.path("model.safetensors");
+    let path = fixture.path("model.safetensors");
     fs::write(&path, file(&tensors)).unwrap();
-    house.save(&path, Compression::Auto).await;
+    fixture.save(&path, Compression::Auto).await;
     let shard = TensorSelector::new("*").unwrap().shard(Shard::new(3, 8).unwrap());
-    let reading = house.repository.choose_tensors(&name("n"), None, &[shard]).await.unwrap();
-    let (found, read) = house.carry_out(reading).await.unwrap();
+    let reading = fixture.repository.choose_tensors(&name("n"), None, &[shard]).await.unwrap();
+    let (found, read) = fixture.carry_out(reading).await.unwrap();
     assert!(found[1].1 == plain(1)[3 << 18..4 << 18]);
     let rows: Vec<_> = names.iter().map(|name| (name.as_str(), 768..1024)).collect();
-    let needed = house.needed("n", &rows).await;
+    let needed = fixture.needed("n", &rows).await;
     let stored: u64 = needed.iter().map(|(_, stored)| stored).sum();
     assert_eq!((needed.len(), read.chunks), (12, 12));
     assert!(stored < 12 * (32 << 10), "{stored}");
     assert_spared(read.fetched_bytes, (12, stored));
     // All of it is still one request.
-    let before = house.gets();
-    let all = house.read(&["*"]).await.unwrap().1;
+    let before = fixture.gets();
+    let all = fixture.read(&["*"]).await.unwrap().1;
     assert!(all.fetched_bytes > 7 * read.fetched_bytes);
-    assert!(house.gets().0 - before.0 <= 6, "manifest, map and the log, and a pack");
+    assert!(fixture.gets().0 - before.0 <= 6, "manifest, map and the log, and a pack");
 }
 
 /// T1: "fetch the chunks that overlap the request, and their bases, each once however many tensors share it".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shared_chunk_is_fetched_once() {
-    let house = House::new().await;
-    house.save(&golden().join("views.pt"), Compression::Off).await;
-    let reading = house.repository.choose_tensors(&name("n"), None, &["*".parse().unwrap()]).await.unwrap();
-    let before = house.gets();
-    let (found, read) = house.carry_out(reading).await.unwrap();
-    assert_eq!((found.len(), house.gets().0 - before.0), (10, 1), "one read for all");
+    let fixture = Fixture::new().await;
+    fixture.save(&golden().join("views.pt"), Compression::Off).await;
+    let reading = fixture.repository.choose_tensors(&name("n"), None, &["*".parse().unwrap()]).await.unwrap();
+    let before = fixture.gets();
+    let (found, read) = fixture.carry_out(reading).await.unwrap();
+    assert_eq!((found.len(), fixture.gets().0 - before.0), (10, 1), "one read for all");
     assert!(read.fetched_bytes < read.bytes, "{read:?}: tied tensors are read once");
 }
 
@@ -430,19 +430,19 @@ fn trained(seed: u64, step: u64, len: usize) -> Vec<u8> {
 /// differences to another step, or derived from such.
 #[tokio::test(flavor = "multi_thread")]
 async fn boxes_of_differences_read_their_chunks_and_bases_once() {
-    let house = House::new().await;
+    let fixture = Fixture::new().await;
     let shape = [1024, 1024];
     let (step, mut last) = (name("run/step-3"), Vec::new());
     for number in 1..=3 {
         let (w, v) = (trained(1, number, 1 << 20), trained(2, number, 1 << 20));
         let copy = rounded(&w);
         last = vec![("copy", "BF16", &shape[..], copy), ("w", "F32", &shape[..], w), ("v", "F32", &shape[..], v)];
-        let path = house.path(&format!("step-{number}.safetensors"));
+        let path = fixture.path(&format!("step-{number}.safetensors"));
         fs::write(&path, file(&last)).unwrap();
         let run = name(&format!("run/step-{number}"));
-        house.repository.save(&path, &run, &SaveOptions::default()).await.unwrap();
+        fixture.repository.save(&path, &run, &SaveOptions::default()).await.unwrap();
     }
-    let saved = house.repository.saved(&step).await.unwrap();
+    let saved = fixture.repository.saved(&step).await.unwrap();
     let stored_by = |codec: Codec| saved.map.frames.iter().filter(|frame| frame.codec == codec).count();
     assert_eq!((stored_by(Codec::Difference), stored_by(Codec::Derived)), (8, 4));
 
@@ -459,26 +459,26 @@ async fn boxes_of_differences_read_their_chunks_and_bases_once() {
     ] {
         let slices = Slices::of(box_of.clone());
         let selectors: Vec<_> = tensors.iter().map(|tensor| format!("{tensor}{slices}").parse().unwrap()).collect();
-        let reading = house.repository.choose_tensors(&step, None, &selectors).await.unwrap();
-        let before = house.gets();
-        let (found, read) = house.carry_out(reading).await.unwrap();
-        assert_eq!(read.fetched_bytes, house.gets().1 - before.1);
+        let reading = fixture.repository.choose_tensors(&step, None, &selectors).await.unwrap();
+        let before = fixture.gets();
+        let (found, read) = fixture.carry_out(reading).await.unwrap();
+        assert_eq!(read.fetched_bytes, fixture.gets().1 - before.1);
         for (tensor, bytes) in &found {
             let (_, dtype, _, whole) = last.iter().find(|(name, ..)| name == tensor).unwrap();
             let element = if *dtype == "F32" { 4 } else { 2 };
             assert!(*bytes == sliced(whole, &shape, &box_of, element), "{tensor}{slices}");
         }
         let rows: Vec<_> = tensors.iter().map(|tensor| (*tensor, box_of[0].clone())).collect();
-        let needed = house.needed("run/step-3", &rows).await;
+        let needed = fixture.needed("run/step-3", &rows).await;
         assert_spared(read.fetched_bytes, (needed.len() as u64, needed.iter().map(|(_, stored)| stored).sum()));
     }
 
     // The same into a file, a rank's share of it.
     let shard = TensorSelector::new("w").unwrap().shard(Shard::new(5, 8).unwrap());
-    let out = house.path("out.safetensors");
+    let out = fixture.path("out.safetensors");
     let options = RestoreTensorsOptions::default();
-    let report = house.repository.restore_tensors(&step, None, &[shard], &out, &options).await.unwrap();
-    let needed = house.needed("run/step-3", &[("w", 640..768)]).await;
+    let report = fixture.repository.restore_tensors(&step, None, &[shard], &out, &options).await.unwrap();
+    let needed = fixture.needed("run/step-3", &[("w", 640..768)]).await;
     assert_eq!(needed.len(), 2, "a difference and its base");
     assert_spared(report.fetched_bytes, (2, needed.iter().map(|(_, stored)| stored).sum()));
     let written = fs::read(out).unwrap();
@@ -488,8 +488,8 @@ async fn boxes_of_differences_read_their_chunks_and_bases_once() {
 /// Zeros that were not stored are given too.
 #[tokio::test(flavor = "multi_thread")]
 async fn holes_are_zeros() {
-    let house = House::new().await;
-    let (path, len) = (house.path("sparse.safetensors"), 24 << 20);
+    let fixture = Fixture::new().await;
+    let (path, len) = (fixture.path("sparse.safetensors"), 24 << 20);
     let header = file(&[("w", "F32", &[6144, 1024], Vec::new())]);
     let header = String::from_utf8_lossy(&header[8..]).replace("[0,0]", &format!("[0,{len}]"));
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -501,77 +501,77 @@ async fn holes_are_zeros() {
     std::os::unix::fs::FileExt::write_all_at(&sparse, &noise(1, 8000), start + (8 << 20) + 50).unwrap();
     let mut whole = vec![0; 24 << 20];
     whole[(8 << 20) + 50..(8 << 20) + 8050].copy_from_slice(&noise(1, 8000));
-    house.save(&path, Compression::Auto).await;
-    assert!(house.one("w").await == whole);
+    fixture.save(&path, Compression::Auto).await;
+    assert!(fixture.one("w").await == whole);
     let column = sliced(&whole, &[6144, 1024], &[0..6144, 100..900], 4);
-    assert!(house.one("w[:, 100:900]").await == column);
+    assert!(fixture.one("w[:, 100:900]").await == column);
 }
 
 /// T3: "naming exactly the requested tensors that it affects; the others can be read without them, and so can a box
 /// that does not touch the chunk."
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_hits_the_tensors_that_need_it() {
-    let house = House::new().await;
+    let fixture = Fixture::new().await;
     let names = ["a", "b", "c", "d"];
     let content: Vec<_> = (0..4).map(|seed| noise(seed, 3 << 20)).collect();
     let tensors: Vec<Plain<'_>> =
         names.iter().zip(&content).map(|(name, bytes)| (*name, "F32", &[768, 1024][..], bytes.clone())).collect();
-    let path = house.path("model.safetensors");
+    let path = fixture.path("model.safetensors");
     fs::write(&path, file(&tensors)).unwrap();
-    house.save(&path, Compression::Off).await;
-    let packs: Vec<_> = house.store.objects().list(Some(&"pack".into())).try_collect().await.unwrap();
+    fixture.save(&path, Compression::Off).await;
+    let packs: Vec<_> = fixture.store.objects().list(Some(&"pack".into())).try_collect().await.unwrap();
     // In the second half of b.
     let needle = &content[1][(2 << 20) + 5000..(2 << 20) + 5064];
     let mut flipped = 0;
     for key in packs.iter().map(|meta| &meta.location) {
-        let mut pack = house.store.objects().get(key).await.unwrap().bytes().await.unwrap().to_vec();
+        let mut pack = fixture.store.objects().get(key).await.unwrap().bytes().await.unwrap().to_vec();
         let Some(at) = pack.windows(needle.len()).position(|window| window == needle) else { continue };
         pack[at] ^= 1;
-        house.store.objects().put(key, pack.into()).await.unwrap();
+        fixture.store.objects().put(key, pack.into()).await.unwrap();
         flipped += 1;
     }
     assert_eq!(flipped, 1);
 
-    let error = house.refused("*").await;
+    let error = fixture.refused("*").await;
     assert_eq!(error.kind(), ErrorKind::Damaged);
     assert!(error.to_string().starts_with("1 of 4 tensors cannot be read at n: got damage in b"), "{error}");
     for (tensor, whole) in [("a", &content[0]), ("c", &content[2]), ("d", &content[3])] {
-        assert!(house.one(tensor).await == **whole);
+        assert!(fixture.one(tensor).await == **whole);
     }
-    assert!(house.one("b[0:256]").await == content[1][..1 << 20], "the rows that are whole");
-    assert_eq!(house.refused("b[600:]").await.kind(), ErrorKind::Damaged);
+    assert!(fixture.one("b[0:256]").await == content[1][..1 << 20], "the rows that are whole");
+    assert_eq!(fixture.refused("b[600:]").await.kind(), ErrorKind::Damaged);
 
     for pack in &packs {
-        house.store.objects().delete(&pack.location).await.unwrap();
+        fixture.store.objects().delete(&pack.location).await.unwrap();
     }
-    let error = house.refused("{a,b}").await;
+    let error = fixture.refused("{a,b}").await;
     assert!(error.kind() == ErrorKind::Damaged && error.to_string().contains("damage in a, b"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn packs_that_move_meanwhile_are_followed() {
-    let house = House::new().await;
-    let (kept, path) = (noise(1, 2 << 20), house.path("tree/model.safetensors"));
+    let fixture = Fixture::new().await;
+    let (kept, path) = (noise(1, 2 << 20), fixture.path("tree/model.safetensors"));
     fs::write(&path, file(&[("w", "F32", &[512, 1024], kept.clone())])).unwrap();
-    fs::write(house.path("tree/other"), noise(2, 8 << 20)).unwrap();
-    house.repository.save(path.parent().unwrap(), &name("all"), &SaveOptions::default()).await.unwrap();
-    house.save(&path, Compression::Auto).await;
-    let reading = house.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
-    house.repository.remove(&name("all")).await.unwrap();
+    fs::write(fixture.path("tree/other"), noise(2, 8 << 20)).unwrap();
+    fixture.repository.save(path.parent().unwrap(), &name("all"), &SaveOptions::default()).await.unwrap();
+    fixture.save(&path, Compression::Auto).await;
+    let reading = fixture.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
+    fixture.repository.remove(&name("all")).await.unwrap();
     let collect = CollectOptions::at_once();
-    assert_eq!(house.repository.collect(&collect).await.unwrap().repacked_packs, 1);
-    assert!(house.carry_out(reading).await.unwrap().0[0].1 == kept);
+    assert_eq!(fixture.repository.collect(&collect).await.unwrap().repacked_packs, 1);
+    assert!(fixture.carry_out(reading).await.unwrap().0[0].1 == kept);
 }
 
 /// T1: "nothing arrives after the read ended or was dropped".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sink_is_not_called_after_the_end() {
-    let house = House::new().await;
-    let path = house.path("model.safetensors");
+    let fixture = Fixture::new().await;
+    let path = fixture.path("model.safetensors");
     fs::write(&path, file(&[("w", "F32", &[8192, 1024], noise(1, 32 << 20))])).unwrap();
-    house.save(&path, Compression::Auto).await;
+    fixture.save(&path, Compression::Auto).await;
     for fails in [true, false] {
-        let reading = house.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
+        let reading = fixture.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
         let (calls, called) = (Arc::new(Mutex::new(0)), Arc::new(Notify::new()));
         let sink = {
             let (calls, called) = (Arc::clone(&calls), Arc::clone(&called));
@@ -583,7 +583,7 @@ async fn a_sink_is_not_called_after_the_end() {
             }
         };
         let (reading, progress) = (Arc::new(reading), Progress::default());
-        let work = house.repository.read_tensors(&reading, Arc::new(sink), &progress);
+        let work = fixture.repository.read_tensors(&reading, Arc::new(sink), &progress);
         if fails {
             assert_eq!(work.await.unwrap_err().kind(), ErrorKind::Denied);
         } else {

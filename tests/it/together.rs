@@ -40,12 +40,12 @@ fn content(saver: u64, round: u64) -> Vec<u8> {
 
 /// What a saver knows to be saved, and what may be.
 #[derive(Default)]
-struct Books {
+struct KnownSaves {
     sure: BTreeMap<String, u64>,
     perhaps: BTreeMap<String, Vec<Option<u64>>>,
 }
 
-impl Books {
+impl KnownSaves {
     fn note(&mut self, key: String, wanted: Option<u64>, outcome: &Result<()>) {
         match (outcome, wanted) {
             (Ok(()), Some(round)) => {
@@ -84,8 +84,8 @@ impl Books {
     }
 }
 
-async fn saver(repository: Repository, saver: u64, rounds: u64, scratch: PathBuf) -> Books {
-    let mut books = Books::default();
+async fn saver(repository: Repository, saver: u64, rounds: u64, scratch: PathBuf) -> KnownSaves {
+    let mut books = KnownSaves::default();
     let path = scratch.join(format!("source-{saver}"));
     for round in 0..rounds {
         let key = format!("s{saver}/{}", round % 4);
@@ -123,7 +123,7 @@ async fn collector(repository: Repository, stop: Arc<AtomicBool>) -> u64 {
 }
 
 /// Lets all of them loose; returns the store and what each saver believes.
-async fn run(objects: Arc<dyn ObjectStore>, rounds: u64, scratch: &Path) -> (Vec<Books>, u64) {
+async fn run(objects: Arc<dyn ObjectStore>, rounds: u64, scratch: &Path) -> (Vec<KnownSaves>, u64) {
     let stop = Arc::new(AtomicBool::new(false));
     let mut collectors = Vec::new();
     for n in 0..2 {

@@ -16,12 +16,12 @@ use towline::storage::Store;
 use crate::data::{name, noise};
 
 /// A repository in memory, with what was saved to it.
-struct House {
+struct Fixture {
     dir: tempfile::TempDir,
     objects: Arc<dyn ObjectStore>,
 }
 
-impl House {
+impl Fixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
     }
@@ -101,36 +101,36 @@ fn told<'a>(report: &'a VerifyReport, key: &Key) -> Option<&'a Damage> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_bit_in_any_object_is_found_and_named() {
-    let house = House::new();
-    house.furnish().await;
-    let other = house.file("other", &noise(2, 200_000));
-    house.save(&other, "c").await;
-    let repository = house.open().await;
+    let fixture = Fixture::new();
+    fixture.furnish().await;
+    let other = fixture.file("other", &noise(2, 200_000));
+    fixture.save(&other, "c").await;
+    let repository = fixture.open().await;
     for _ in 0..130 {
         repository.copy(&name("a"), &name("d")).await.unwrap();
         repository.remove(&name("d")).await.unwrap();
     }
     repository.log().truncate(64, None).await.unwrap();
     let state = repository.state().await.unwrap();
-    assert_eq!(house.verify(true, false).await.damaged, Vec::<Damage>::new());
+    assert_eq!(fixture.verify(true, false).await.damaged, Vec::<Damage>::new());
     let last_snapshot = state.seq / 64 * 64;
     let mut seen = std::collections::BTreeSet::new();
-    for key in house.keys().await {
+    for key in fixture.keys().await {
         let family = key.parts().next().unwrap().as_ref().to_owned();
         let number = Numbered::Entry.number(&key);
         if number.is_some_and(|number| number % 16 != 5 && number <= last_snapshot) {
             continue;
         }
         seen.insert(family.clone());
-        let len = house.bytes(&key).await.len() * 8;
+        let len = fixture.bytes(&key).await.len() * 8;
         let bits = (0..8).map(|i| if i == 0 { len - 1 } else { i * len / 8 + i });
         for bit in bits {
-            house.flip(&key, bit).await;
+            fixture.flip(&key, bit).await;
             let options = VerifyOptions { data: true, ..VerifyOptions::default() };
             // Whoever has opened it before can still look; the others cannot even open a damaged description.
             let report = match family.as_str() {
                 "repository" => repository.verify(None, &options).await.unwrap(),
-                _ => house.verify(true, false).await,
+                _ => fixture.verify(true, false).await,
             };
             let damage = told(&report, &key).unwrap_or_else(|| panic!("bit {bit} of {key}: {report:?}"));
             let expected = match family.as_str() {
@@ -155,17 +155,17 @@ async fn a_flipped_bit_in_any_object_is_found_and_named() {
             if family == "pack" {
                 assert!(!damage.names.is_empty(), "bit {bit} of {key}: {damage:?}");
             }
-            house.flip(&key, bit).await;
+            fixture.flip(&key, bit).await;
         }
     }
     let kinds = ["boundary", "index", "log", "manifest", "map", "pack", "repository", "snapshot"];
     assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), kinds);
-    house.assert_sound().await;
+    fixture.assert_sound().await;
 }
 
 /// The pack that holds the first chunk of `a`, and where that chunk's frame starts.
-async fn first_frame(house: &House, saved: &str) -> (Key, usize, usize) {
-    let saved = house.open().await.saved(&name(saved)).await.unwrap();
+async fn first_frame(fixture: &Fixture, saved: &str) -> (Key, usize, usize) {
+    let saved = fixture.open().await.saved(&name(saved)).await.unwrap();
     let frame = saved.map.frames[0];
     let pack = saved.map.pack(&frame).unwrap();
     let len = usize::try_from(pack.len).unwrap();
@@ -174,151 +174,151 @@ async fn first_frame(house: &House, saved: &str) -> (Key, usize, usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_bit_of_a_pack_counts() {
-    let house = House::new();
-    let small = house.file("small", &noise(5, 20));
-    house.save(&small, "s").await;
-    let (key, _, len) = first_frame(&house, "s").await;
+    let fixture = Fixture::new();
+    let small = fixture.file("small", &noise(5, 20));
+    fixture.save(&small, "s").await;
+    let (key, _, len) = first_frame(&fixture, "s").await;
     for bit in 0..len * 8 {
-        house.flip(&key, bit).await;
-        let report = house.verify(true, false).await;
+        fixture.flip(&key, bit).await;
+        let report = fixture.verify(true, false).await;
         assert_eq!(told(&report, &key).map(|damage| damage.names.clone()), Some(vec!["s".to_owned()]), "bit {bit}");
-        house.flip(&key, bit).await;
+        fixture.flip(&key, bit).await;
     }
     // Padding before a frame that starts at a page.
-    let big = house.file("big", &noise(3, 300_000));
-    house.save(&big, "p").await;
-    let (key, offset, _) = first_frame(&house, "p").await;
+    let big = fixture.file("big", &noise(3, 300_000));
+    fixture.save(&big, "p").await;
+    let (key, offset, _) = first_frame(&fixture, "p").await;
     assert_eq!(offset, 4096);
-    house.flip(&key, 2000 * 8).await;
-    let report = house.verify(true, false).await;
+    fixture.flip(&key, 2000 * 8).await;
+    let report = fixture.verify(true, false).await;
     assert!(told(&report, &key).unwrap().error.contains("padding"), "{report:?}");
-    assert_eq!(house.verify(false, false).await.damaged.len(), 0, "no structure is hit");
-    house.verify(true, true).await;
-    house.assert_sound().await;
+    assert_eq!(fixture.verify(false, false).await.damaged.len(), 0, "no structure is hit");
+    fixture.verify(true, true).await;
+    fixture.assert_sound().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_chunk_hits_its_names_and_saving_again_heals_them_all() {
-    let house = House::new();
-    let bytes = house.furnish().await;
+    let fixture = Fixture::new();
+    let bytes = fixture.furnish().await;
     let tail = bytes[2_000_000..].to_vec();
-    let path = house.file("tail", &tail);
-    house.save(&path, "tail").await;
-    let (key, offset, _) = first_frame(&house, "a").await;
-    house.flip(&key, (offset + 100) * 8).await;
+    let path = fixture.file("tail", &tail);
+    fixture.save(&path, "tail").await;
+    let (key, offset, _) = first_frame(&fixture, "a").await;
+    fixture.flip(&key, (offset + 100) * 8).await;
 
-    let report = house.verify(true, true).await;
+    let report = fixture.verify(true, true).await;
     assert_eq!(hits(&report), ["a", "b"], "{report:?}");
     assert!(report.repaired.iter().any(|step| step.contains("condemned") && step.contains(key.as_ref())), "{report:?}");
-    house.assert_restores("tail", &tail).await;
-    let left = house.verify(false, false).await;
+    fixture.assert_restores("tail", &tail).await;
+    let left = fixture.verify(false, false).await;
     assert_eq!(hits(&left), ["a", "b"], "the others were moved out of the pack: {left:?}");
 
-    let shared = house.dir.path().join("shared");
-    let again = house.save(&shared, "a").await;
+    let shared = fixture.dir.path().join("shared");
+    let again = fixture.save(&shared, "a").await;
     assert!((1..=2).contains(&again.new_chunks), "what could be rescued is used again: {again:?}");
-    house.assert_restores("a", &bytes).await;
-    assert_eq!(hits(&house.verify(true, true).await), ["b"]);
-    house.assert_sound().await;
-    house.assert_restores("b", &bytes).await;
+    fixture.assert_restores("a", &bytes).await;
+    assert_eq!(hits(&fixture.verify(true, true).await), ["b"]);
+    fixture.assert_sound().await;
+    fixture.assert_restores("b", &bytes).await;
 
     let collect = CollectOptions::at_once();
-    house.open().await.collect(&collect).await.unwrap();
-    assert!(!house.keys().await.contains(&key), "nothing needs the damaged pack any more");
-    house.assert_sound().await;
+    fixture.open().await.collect(&collect).await.unwrap();
+    assert!(!fixture.keys().await.contains(&key), "nothing needs the damaged pack any more");
+    fixture.assert_sound().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_footer_costs_nothing() {
-    let house = House::new();
-    let bytes = house.furnish().await;
-    let (key, _, len) = first_frame(&house, "a").await;
-    house.flip(&key, (len - 60) * 8).await;
-    let report = house.verify(false, true).await;
+    let fixture = Fixture::new();
+    let bytes = fixture.furnish().await;
+    let (key, _, len) = first_frame(&fixture, "a").await;
+    fixture.flip(&key, (len - 60) * 8).await;
+    let report = fixture.verify(false, true).await;
     assert_eq!(hits(&report), ["a", "b"]);
-    house.assert_sound().await;
-    house.assert_restores("a", &bytes).await;
-    assert_eq!(house.save(&house.dir.path().join("shared"), "again").await.new_chunks, 0);
+    fixture.assert_sound().await;
+    fixture.assert_restores("a", &bytes).await;
+    assert_eq!(fixture.save(&fixture.dir.path().join("shared"), "again").await.new_chunks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn segments_are_rebuilt() {
-    let house = House::new();
-    house.furnish().await;
+    let fixture = Fixture::new();
+    fixture.furnish().await;
     for delete in [false, true] {
-        let live = house.open().await.state().await.unwrap();
+        let live = fixture.open().await.state().await.unwrap();
         let key = layout::owned(Family::Index, *live.segments.keys().next().unwrap());
         if delete {
-            house.objects.delete(&key).await.unwrap();
+            fixture.objects.delete(&key).await.unwrap();
         } else {
-            house.flip(&key, 700).await;
+            fixture.flip(&key, 700).await;
         }
-        let report = house.verify(false, true).await;
+        let report = fixture.verify(false, true).await;
         assert!(told(&report, &key).is_some(), "{report:?}");
         assert!(!report.repaired.is_empty());
-        house.assert_sound().await;
-        assert_eq!(house.save(&house.dir.path().join("shared"), "again").await.new_chunks, 0);
+        fixture.assert_sound().await;
+        assert_eq!(fixture.save(&fixture.dir.path().join("shared"), "again").await.new_chunks, 0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_or_cut_pack_is_missed_and_healed() {
     for cut in [false, true] {
-        let house = House::new();
-        let bytes = house.furnish().await;
-        let (key, ..) = first_frame(&house, "a").await;
+        let fixture = Fixture::new();
+        let bytes = fixture.furnish().await;
+        let (key, ..) = first_frame(&fixture, "a").await;
         if cut {
-            let whole = house.bytes(&key).await;
-            house.objects.put(&key, whole[..1_000_000].to_vec().into()).await.unwrap();
+            let whole = fixture.bytes(&key).await;
+            fixture.objects.put(&key, whole[..1_000_000].to_vec().into()).await.unwrap();
         } else {
-            house.objects.delete(&key).await.unwrap();
+            fixture.objects.delete(&key).await.unwrap();
         }
-        let report = house.verify(false, true).await;
+        let report = fixture.verify(false, true).await;
         assert_eq!(hits(&report), ["a", "b"], "{report:?}");
-        house.save(&house.dir.path().join("shared"), "a").await;
-        house.verify(false, true).await;
-        house.assert_sound().await;
-        house.assert_restores("b", &bytes).await;
+        fixture.save(&fixture.dir.path().join("shared"), "a").await;
+        fixture.verify(false, true).await;
+        fixture.assert_sound().await;
+        fixture.assert_restores("b", &bytes).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_can_be_made_again_and_a_manifest_cannot() {
-    let house = House::new();
-    let bytes = house.furnish().await;
-    let value = house.open().await.state().await.unwrap().refs[&name("a")].clone();
-    house.objects.delete(&layout::owned(Family::Map, value.map_key)).await.unwrap();
-    let report = house.verify(false, true).await;
+    let fixture = Fixture::new();
+    let bytes = fixture.furnish().await;
+    let value = fixture.open().await.state().await.unwrap().refs[&name("a")].clone();
+    fixture.objects.delete(&layout::owned(Family::Map, value.map_key)).await.unwrap();
+    let report = fixture.verify(false, true).await;
     assert_eq!((hits(&report), report.repaired.len()), (vec!["a"], 1), "{report:?}");
-    house.assert_sound().await;
-    house.assert_restores("a", &bytes).await;
+    fixture.assert_sound().await;
+    fixture.assert_restores("a", &bytes).await;
 
-    house.flip(&layout::owned(Family::Manifest, value.manifest_key), 300).await;
-    assert_eq!(hits(&house.verify(false, true).await), ["a"]);
-    assert_eq!(hits(&house.verify(false, false).await), ["a"]);
-    let only = house.open().await.verify(Some(&name("b")), &VerifyOptions::default()).await.unwrap();
+    fixture.flip(&layout::owned(Family::Manifest, value.manifest_key), 300).await;
+    assert_eq!(hits(&fixture.verify(false, true).await), ["a"]);
+    assert_eq!(hits(&fixture.verify(false, false).await), ["a"]);
+    let only = fixture.open().await.verify(Some(&name("b")), &VerifyOptions::default()).await.unwrap();
     assert_eq!(only.damaged, Vec::<Damage>::new());
-    house.save(&house.dir.path().join("shared"), "a").await;
-    house.assert_sound().await;
+    fixture.save(&fixture.dir.path().join("shared"), "a").await;
+    fixture.assert_sound().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_collectors_take_meanwhile_is_no_damage() {
-    let house = House::new();
-    house.furnish().await;
+    let fixture = Fixture::new();
+    fixture.furnish().await;
     let churn = async {
-        let repository = house.open().await;
+        let repository = fixture.open().await;
         let collect = CollectOptions::at_once();
         for round in 0..20u64 {
-            let path = house.file("churn", &noise(100 + round, 400_000));
-            house.save(&path, "churn").await;
+            let path = fixture.file("churn", &noise(100 + round, 400_000));
+            fixture.save(&path, "churn").await;
             repository.remove(&name("churn")).await.unwrap();
             repository.collect(&collect).await.unwrap();
         }
     };
     let look = async {
         loop {
-            house.assert_sound().await;
+            fixture.assert_sound().await;
         }
     };
     tokio::select! {

@@ -26,19 +26,19 @@ use crate::semantics::Tmpfs;
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A repository, and a place for the training's folder.
-struct Scene {
+struct Fixture {
     dir: tempfile::TempDir,
     repository: Repository,
 }
 
 /// A watch that goes on in the background.
-struct Going {
+struct RunningWatch {
     stop: Sender<Stop>,
     events: Arc<Mutex<Vec<WatchEvent>>>,
     task: JoinHandle<Result<WatchReport>>,
 }
 
-impl Scene {
+impl Fixture {
     async fn new() -> Self {
         Self::within(tempfile::tempdir().unwrap()).await
     }
@@ -62,12 +62,12 @@ impl Scene {
     }
 
     /// Watches `out`, with a run called `run`.
-    fn watch(&self, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> Going {
+    fn watch(&self, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> RunningWatch {
         self.watch_at(self.out(), settle, adjust)
     }
 
     /// Watches `out`, with a run called `run`.
-    fn watch_at(&self, out: PathBuf, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> Going {
+    fn watch_at(&self, out: PathBuf, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> RunningWatch {
         let (stop, stopped) = channel(Stop::No);
         let save = SaveOptions::default();
         let mut options = WatchOptions {
@@ -86,7 +86,7 @@ impl Scene {
             let mut tell = |event| told.lock().unwrap().push(event);
             repository.watch(&out, &name("run"), &options, &mut tell).await
         });
-        Going { stop, events, task }
+        RunningWatch { stop, events, task }
     }
 
     /// Saves what is finished, and tells what happened.
@@ -113,7 +113,7 @@ impl Scene {
     }
 }
 
-impl Going {
+impl RunningWatch {
     /// Waits for an event that `wanted` takes.
     async fn until<T>(&self, wanted: impl Fn(&WatchEvent) -> Option<T>) -> T {
         let since = Instant::now();
@@ -176,9 +176,9 @@ fn write_slowly(path: &Path, bytes: &[u8]) {
 /// the settling time".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_frameworks_write_slowly_is_saved_when_its_marker_is_there() {
-    let scene = Scene::new().await;
-    let going = scene.watch(Duration::from_secs(2), |_| {});
-    let out = scene.out();
+    let fixture = Fixture::new().await;
+    let going = fixture.watch(Duration::from_secs(2), |_| {});
+    let out = fixture.out();
     let writer = std::thread::spawn(move || {
         let folder = out.join("checkpoint-500");
         write_slowly(&folder.join("training_args.bin"), &noise(1, 8000));
@@ -194,15 +194,15 @@ async fn what_frameworks_write_slowly_is_saved_when_its_marker_is_there() {
     assert_eq!((going.saved(500).await, going.saved(1000).await), ("marker", "marker"));
     writer.join().unwrap();
     assert_eq!(going.end().await, WatchReport { saved: 2, ..WatchReport::default() });
-    scene.holds("run/step-500", &scene.out().join("checkpoint-500")).await;
-    scene.holds("run/step-1000", &scene.out().join("step-1000")).await;
+    fixture.holds("run/step-500", &fixture.out().join("checkpoint-500")).await;
+    fixture.holds("run/step-1000", &fixture.out().join("step-1000")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_says_nothing_is_saved_when_it_is_quiet_or_renamed() {
-    let scene = Scene::new().await;
-    let going = scene.watch(Duration::from_millis(300), |_| {});
-    let out = scene.out();
+    let fixture = Fixture::new().await;
+    let going = fixture.watch(Duration::from_millis(300), |_| {});
+    let out = fixture.out();
     let writer = std::thread::spawn(move || {
         write_slowly(&out.join("model_1.pt"), &noise(1, 400_000));
         write_slowly(&out.join("epoch=0-step=2.ckpt.tmp"), &noise(2, 400_000));
@@ -221,15 +221,15 @@ async fn what_says_nothing_is_saved_when_it_is_quiet_or_renamed() {
     writer.join().unwrap();
     assert_eq!(going.end().await.unsaved, Vec::<String>::new());
     for (step, entry) in [(1, "model_1.pt"), (2, "epoch=0-step=2.ckpt"), (3, "checkpoint-3")] {
-        scene.holds(&format!("run/step-{step}"), &scene.out().join(entry)).await;
+        fixture.holds(&format!("run/step-{step}"), &fixture.out().join(entry)).await;
     }
 }
 
 /// W2: "DIR may be missing, renamed, deleted and made again: `watch` waits for it and says so once".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_folder_may_come_and_go() {
-    let scene = Scene::new().await;
-    let going = scene.watch(Duration::from_millis(50), |_| {});
+    let fixture = Fixture::new().await;
+    let going = fixture.watch(Duration::from_millis(50), |_| {});
     let gone = |times| {
         let going = &going;
         async move {
@@ -241,27 +241,27 @@ async fn the_folder_may_come_and_go() {
         }
     };
     gone(1).await;
-    hugging_face(&scene.out(), 1);
+    hugging_face(&fixture.out(), 1);
     going.saved(1).await;
-    fs::rename(scene.out(), scene.path("away")).unwrap();
+    fs::rename(fixture.out(), fixture.path("away")).unwrap();
     gone(2).await;
-    hugging_face(&scene.out(), 2);
+    hugging_face(&fixture.out(), 2);
     going.saved(2).await;
-    fs::remove_dir_all(scene.out()).unwrap();
+    fs::remove_dir_all(fixture.out()).unwrap();
     gone(3).await;
-    fs::rename(scene.path("away"), scene.out()).unwrap();
+    fs::rename(fixture.path("away"), fixture.out()).unwrap();
     going.until(|event| matches!(event, WatchEvent::Kept { entry, .. } if entry == "checkpoint-1").then_some(())).await;
     assert_eq!(going.count(|event| matches!(event, WatchEvent::DirBack { .. })), 3);
     assert_eq!(going.end().await.saved, 2, "what comes back as it was is not saved again");
-    scene.holds("run/step-1", &scene.out().join("checkpoint-1")).await;
+    fixture.holds("run/step-1", &fixture.out().join("checkpoint-1")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_again_is_saved_again_and_what_is_deleted_is_not() {
-    let scene = Scene::new().await;
-    let folder = hugging_face(&scene.out(), 5);
-    write(scene.out().join("checkpoint-6/training_args.bin"), "unfinished");
-    let going = scene.watch(Duration::from_millis(100), |_| {});
+    let fixture = Fixture::new().await;
+    let folder = hugging_face(&fixture.out(), 5);
+    write(fixture.out().join("checkpoint-6/training_args.bin"), "unfinished");
+    let going = fixture.watch(Duration::from_millis(100), |_| {});
     going.saved(5).await;
     write(folder.join("optimizer.pt"), noise(99, 3000));
     let since = Instant::now();
@@ -272,44 +272,45 @@ async fn what_is_written_again_is_saved_again_and_what_is_deleted_is_not() {
     let whole = tree_digest(&folder);
     // A rotation that was interrupted: what is left must not take the place of what is saved, now or after a restart.
     fs::remove_file(folder.join("model.safetensors")).unwrap();
-    fs::remove_dir_all(scene.out().join("checkpoint-6")).unwrap();
+    fs::remove_dir_all(fixture.out().join("checkpoint-6")).unwrap();
     going.until(|event| matches!(event, WatchEvent::Gone { entry } if entry == "checkpoint-6").then_some(())).await;
     assert_eq!(going.end().await, WatchReport { saved: 2, ..WatchReport::default() });
-    let events = scene.once(|_| {}).await;
+    let events = fixture.once(|_| {}).await;
     assert!(matches!(&events[1..], [WatchEvent::PassedOver { entry, .. }] if entry == "checkpoint-5"), "{events:?}");
-    let dest = scene.path("back");
-    scene.repository.restore(&name("run/step-5"), None, &dest, &RestoreOptions::default()).await.unwrap();
+    let dest = fixture.path("back");
+    fixture.repository.restore(&name("run/step-5"), None, &dest, &RestoreOptions::default()).await.unwrap();
     assert_eq!(tree_digest(&dest), whole);
 }
 
 /// W1: "A step whose content in the repository is that in DIR is not saved again, nor after a restart".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_saves_nothing_twice() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     for step in [1, 2, 10] {
-        hugging_face(&scene.out(), step);
+        hugging_face(&fixture.out(), step);
     }
     let order = |events: &[WatchEvent]| -> Vec<u64> {
         let step = |event: &WatchEvent| if let WatchEvent::Saved { step, .. } = event { Some(*step) } else { None };
         events.iter().filter_map(step).collect()
     };
-    assert_eq!(order(&scene.once(|_| {}).await), [1, 2, 10]);
-    let before = scene.repository.state().await.unwrap().refs.clone();
-    fs::remove_dir_all(scene.path("cache")).unwrap();
-    let events = scene.once(|_| {}).await;
+    assert_eq!(order(&fixture.once(|_| {}).await), [1, 2, 10]);
+    let before = fixture.repository.state().await.unwrap().refs.clone();
+    fs::remove_dir_all(fixture.path("cache")).unwrap();
+    let events = fixture.once(|_| {}).await;
     assert_eq!(events.iter().filter(|event| matches!(event, WatchEvent::Kept { .. })).count(), 3, "{events:?}");
-    assert_eq!(scene.repository.state().await.unwrap().refs, before);
+    assert_eq!(fixture.repository.state().await.unwrap().refs, before);
 }
 
 /// W1: "A step with other content in the repository, whoever saved it, is replaced; that is reported with the size and
 /// time of the old value."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_of_somebody_else_is_replaced_and_that_is_said() {
-    let scene = Scene::new().await;
-    fs::write(scene.path("f"), noise(1, 1000)).unwrap();
-    let theirs = scene.repository.save(&scene.path("f"), &name("run/step-1"), &SaveOptions::default()).await.unwrap();
-    hugging_face(&scene.out(), 1);
-    let events = scene.once(|_| {}).await;
+    let fixture = Fixture::new().await;
+    fs::write(fixture.path("f"), noise(1, 1000)).unwrap();
+    let theirs =
+        fixture.repository.save(&fixture.path("f"), &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    hugging_face(&fixture.out(), 1);
+    let events = fixture.once(|_| {}).await;
     let replaced = |event: &WatchEvent| match event {
         WatchEvent::Saved { report, .. } => report.replaced.clone(),
         _ => None,
@@ -324,18 +325,18 @@ async fn a_step_of_somebody_else_is_replaced_and_that_is_said() {
 async fn a_full_repository_is_the_reason_that_is_given() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_disk) = Tmpfs::mount(&dir.path().join("repo"), "1m") else { return };
-    let scene = Scene::within(dir).await;
+    let fixture = Fixture::within(dir).await;
     let progress = Progress::default();
-    let going = scene.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
-    fs::create_dir_all(scene.out().join("checkpoint-1")).unwrap();
-    fs::write(scene.out().join("checkpoint-1/model.bin"), noise(1, 4 << 20)).unwrap();
+    let going = fixture.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
+    fs::create_dir_all(fixture.out().join("checkpoint-1")).unwrap();
+    fs::write(fixture.out().join("checkpoint-1/model.bin"), noise(1, 4 << 20)).unwrap();
     let failure =
         |event: &WatchEvent| if let WatchEvent::Failed { failure, .. } = event { Some(failure.kind) } else { None };
     assert_eq!(going.until(failure).await, ErrorKind::Exhausted);
     assert_eq!(progress.snapshot().phase, "watching", "it rests until the next try");
     going.stop.send(Stop::Within { grace: Duration::from_millis(200), linger: false }).unwrap();
     let report = going.task.await.unwrap().unwrap();
-    let error = report.error(&scene.out(), "more time", String::clone).unwrap();
+    let error = report.error(&fixture.out(), "more time", String::clone).unwrap();
     assert!(error.causes()[0].contains("disk full"), "{error:?}");
     assert!(error.help_text().unwrap().contains("free some space"), "{error:?}");
 }
@@ -343,29 +344,29 @@ async fn a_full_repository_is_the_reason_that_is_given() {
 /// W3: "`--restore-latest` restores the latest step under its original name, whole or not at all".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_latest_comes_back_under_its_own_name() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let restore = |options: &mut WatchOptions| options.restore_latest = true;
-    let empty = scene.once(restore).await;
+    let empty = fixture.once(restore).await;
     assert!(matches!(&empty[1], WatchEvent::NotRestored { reason } if reason.contains("no step")), "{empty:?}");
-    hugging_face(&scene.out(), 9);
-    let latest = hugging_face(&scene.out(), 10);
+    hugging_face(&fixture.out(), 9);
+    let latest = hugging_face(&fixture.out(), 10);
     let before = tree_digest(&latest);
-    scene.once(|_| {}).await;
-    let held = scene.once(restore).await;
+    fixture.once(|_| {}).await;
+    let held = fixture.once(restore).await;
     assert!(matches!(&held[1], WatchEvent::NotRestored { reason } if reason.contains("checkpoint-")), "{held:?}");
 
-    fs::remove_dir_all(scene.out()).unwrap();
-    let events = scene.once(restore).await;
+    fs::remove_dir_all(fixture.out()).unwrap();
+    let events = fixture.once(restore).await;
     assert!(matches!(&events[1..], [WatchEvent::Restored { entry, .. }] if entry == "checkpoint-10"), "{events:?}");
     assert_eq!(tree_digest(&latest), before);
-    assert_eq!(fs::read_dir(scene.out()).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(fs::read_dir(fixture.out()).unwrap().count(), 1, "nothing is left beside it");
     // What a killed restore left, and a folder that is not empty but holds no checkpoint.
-    let staging = scene.out().join(".checkpoint-10.towline-tmp");
+    let staging = fixture.out().join(".checkpoint-10.towline-tmp");
     DirBuilder::new().mode(0o700).create(&staging).unwrap();
     fs::rename(&latest, staging.join("checkpoint-10")).unwrap();
     write(staging.join("checkpoint-10/more"), "x");
-    write(scene.out().join("runs/log"), "x");
-    let again = scene.once(restore).await;
+    write(fixture.out().join("runs/log"), "x");
+    let again = fixture.once(restore).await;
     assert!(matches!(&again[1], WatchEvent::Restored { report, .. } if report.fetched_bytes == 0), "{again:?}");
     assert_eq!(tree_digest(&latest), before);
 }
@@ -374,75 +375,75 @@ async fn the_latest_comes_back_under_its_own_name() {
 /// followed: nothing outside the folder is saved, changed or deleted."
 #[tokio::test(flavor = "multi_thread")]
 async fn planted_links_are_not_followed() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let restore = |options: &mut WatchOptions| options.restore_latest = true;
-    write(scene.path("victim/keep"), "keep");
-    write(scene.path("conf"), "keep");
-    let folder = scene.out().join("global_step20");
+    write(fixture.path("victim/keep"), "keep");
+    write(fixture.path("conf"), "keep");
+    let folder = fixture.out().join("global_step20");
     write(folder.join("mp_rank_00_model_states.pt"), noise(1, 9000));
-    write(scene.out().join("latest"), "global_step20");
-    scene.once(|_| {}).await;
+    write(fixture.out().join("latest"), "global_step20");
+    fixture.once(|_| {}).await;
     let before = tree_digest(&folder);
-    fs::remove_dir_all(scene.out()).unwrap();
+    fs::remove_dir_all(fixture.out()).unwrap();
 
-    fs::create_dir(scene.out()).unwrap();
-    symlink(scene.path("victim"), scene.out().join(".global_step20.towline-tmp")).unwrap();
-    symlink(scene.path("conf"), scene.out().join("latest")).unwrap();
-    let events = scene.once(restore).await;
+    fs::create_dir(fixture.out()).unwrap();
+    symlink(fixture.path("victim"), fixture.out().join(".global_step20.towline-tmp")).unwrap();
+    symlink(fixture.path("conf"), fixture.out().join("latest")).unwrap();
+    let events = fixture.once(restore).await;
     assert!(events.iter().any(|event| matches!(event, WatchEvent::Restored { .. })), "{events:?}");
     assert_eq!(tree_digest(&folder), before);
     assert!(folder.symlink_metadata().unwrap().is_dir());
-    assert_eq!(fs::read(scene.path("victim/keep")).unwrap(), b"keep");
-    assert_eq!(fs::read(scene.path("conf")).unwrap(), b"keep");
-    assert_eq!(fs::read(scene.out().join("latest")).unwrap(), b"global_step20");
+    assert_eq!(fs::read(fixture.path("victim/keep")).unwrap(), b"keep");
+    assert_eq!(fs::read(fixture.path("conf")).unwrap(), b"keep");
+    assert_eq!(fs::read(fixture.out().join("latest")).unwrap(), b"global_step20");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn trackers_and_single_files_come_back_too() {
-    let scene = Scene::new().await;
-    let folder = scene.out().join("global_step20");
+    let fixture = Fixture::new().await;
+    let folder = fixture.out().join("global_step20");
     write(folder.join("mp_rank_00_model_states.pt"), noise(1, 9000));
-    write(scene.out().join("latest"), "global_step20");
-    let events = scene.once(|_| {}).await;
+    write(fixture.out().join("latest"), "global_step20");
+    let events = fixture.once(|_| {}).await;
     assert!(matches!(&events[1], WatchEvent::Saved { step: 20, by: "marker", .. }), "{events:?}");
-    fs::remove_dir_all(scene.out()).unwrap();
-    scene.once(|options| options.restore_latest = true).await;
-    assert_eq!(fs::read(scene.out().join("latest")).unwrap(), b"global_step20");
-    scene.holds("run/step-20", &folder).await;
+    fs::remove_dir_all(fixture.out()).unwrap();
+    fixture.once(|options| options.restore_latest = true).await;
+    assert_eq!(fs::read(fixture.out().join("latest")).unwrap(), b"global_step20");
+    fixture.holds("run/step-20", &folder).await;
 
-    write(scene.out().join("model_30.pt"), noise(2, 9000));
-    scene.once(|_| {}).await;
-    fs::remove_dir_all(scene.out()).unwrap();
-    scene.once(|options| options.restore_latest = true).await;
-    assert_eq!(fs::read(scene.out().join("model_30.pt")).unwrap(), noise(2, 9000));
+    write(fixture.out().join("model_30.pt"), noise(2, 9000));
+    fixture.once(|_| {}).await;
+    fs::remove_dir_all(fixture.out()).unwrap();
+    fixture.once(|options| options.restore_latest = true).await;
+    assert_eq!(fs::read(fixture.out().join("model_30.pt")).unwrap(), noise(2, 9000));
 
     // Whoever writes to the repository does not choose where files go.
     let labels = [("watch.entry".to_owned(), "../model_40.pt".to_owned())].into();
     let options = SaveOptions { labels, ..SaveOptions::default() };
-    scene.repository.save(&scene.out(), &name("run/step-40"), &options).await.unwrap();
-    fs::remove_dir_all(scene.out()).unwrap();
-    let going = scene.watch(Duration::from_millis(50), |options| options.restore_latest = true);
+    fixture.repository.save(&fixture.out(), &name("run/step-40"), &options).await.unwrap();
+    fs::remove_dir_all(fixture.out()).unwrap();
+    let going = fixture.watch(Duration::from_millis(50), |options| options.restore_latest = true);
     assert!(going.task.await.unwrap().unwrap_err().to_string().contains("does not name a checkpoint"));
-    assert!(!scene.path("model_40.pt").exists());
+    assert!(!fixture.path("model_40.pt").exists());
 }
 
 /// W2: "A save that fails is reported and retried, at growing intervals".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_is_waited_for() {
-    let scene = Scene::new().await;
-    write(scene.path("first"), "a log begins with the first commit");
-    scene.repository.save(&scene.path("first"), &name("first"), &SaveOptions::default()).await.unwrap();
-    let (log, aside) = (scene.path("repo/log"), scene.path("aside"));
+    let fixture = Fixture::new().await;
+    write(fixture.path("first"), "a log begins with the first commit");
+    fixture.repository.save(&fixture.path("first"), &name("first"), &SaveOptions::default()).await.unwrap();
+    let (log, aside) = (fixture.path("repo/log"), fixture.path("aside"));
     fs::rename(&log, &aside).unwrap();
     fs::write(&log, "in the way").unwrap();
-    hugging_face(&scene.out(), 1);
-    let going = scene.watch(Duration::from_millis(50), |_| {});
+    hugging_face(&fixture.out(), 1);
+    let going = fixture.watch(Duration::from_millis(50), |_| {});
     going.until(|event| matches!(event, WatchEvent::Failed { .. }).then_some(())).await;
     fs::remove_file(&log).unwrap();
     fs::rename(&aside, &log).unwrap();
     going.saved(1).await;
     assert_eq!(going.end().await.unsaved, Vec::<String>::new());
-    scene.holds("run/step-1", &scene.out().join("checkpoint-1")).await;
+    fixture.holds("run/step-1", &fixture.out().join("checkpoint-1")).await;
 }
 
 /// The real program, beside a training.
@@ -539,15 +540,15 @@ fn the_command_says_what_it_does() {
 /// replaced the other's is said.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_watches_of_one_step_leave_nothing_unsaved() {
-    let scene = Scene::new().await;
-    let (here, there) = (scene.out().join("step-3"), scene.path("out2/step-3"));
+    let fixture = Fixture::new().await;
+    let (here, there) = (fixture.out().join("step-3"), fixture.path("out2/step-3"));
     for (folder, seed) in [(&here, 1), (&there, 2)] {
         fs::create_dir_all(folder).unwrap();
         fs::write(folder.join("model.bin"), noise(seed, 12 << 20)).unwrap();
     }
     let once = |options: &mut WatchOptions| options.once = true;
-    let watches = [scene.out(), scene.path("out2")];
-    let watches = watches.map(|folder| scene.watch_at(folder, Duration::from_millis(50), once));
+    let watches = [fixture.out(), fixture.path("out2")];
+    let watches = watches.map(|folder| fixture.watch_at(folder, Duration::from_millis(50), once));
     let mut replaced = 0;
     for going in watches {
         assert_eq!(going.task.await.unwrap().unwrap(), WatchReport { saved: 1, ..WatchReport::default() });
@@ -563,11 +564,11 @@ async fn two_watches_of_one_step_leave_nothing_unsaved() {
 /// W4: a stop request is answered while a checkpoint is saved, and what was sent by the end is used by the next save.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_that_must_end_records_what_it_has_sent() {
-    let scene = Scene::new().await;
-    fs::create_dir_all(scene.out().join("step-1")).unwrap();
-    fs::write(scene.out().join("step-1/model.bin"), noise(1, 400 << 20)).unwrap();
+    let fixture = Fixture::new().await;
+    fs::create_dir_all(fixture.out().join("step-1")).unwrap();
+    fs::write(fixture.out().join("step-1/model.bin"), noise(1, 400 << 20)).unwrap();
     let progress = Progress::default();
-    let going = scene.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
+    let going = fixture.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
     while progress.snapshot().moved < 64 << 20 {
         assert!(!going.task.is_finished());
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -578,8 +579,8 @@ async fn a_watch_that_must_end_records_what_it_has_sent() {
     if report.unsaved.is_empty() {
         return; // It was faster than the request.
     }
-    let step = scene.out().join("step-1");
-    let again = scene.repository.save(&step, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    let step = fixture.out().join("step-1");
+    let again = fixture.repository.save(&step, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
     assert!(again.new_bytes < 380 << 20, "what was sent is used: {again:?}");
     assert!(again.replaced.is_none());
 }

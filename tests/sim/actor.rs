@@ -6,7 +6,7 @@
 use towline::repository::layout::Family;
 
 use super::book::{Set, joint_in, members, owner, write_id};
-use super::client::{Fold, Found, Try, Why, floor_at, read_boundary};
+use super::client::{Fold, FoldPurpose, Found, Try, floor_at, read_boundary};
 use super::model::{Fault, Model, Move, Mutation, Part, World};
 
 /// One step of an actor's script.
@@ -123,7 +123,7 @@ pub(super) enum Proc {
     /// The first of its step.
     #[default]
     Ready,
-    Fold(Fold, Why),
+    Fold(Fold, FoldPurpose),
     Create(Try),
     ReadBack(Try),
     Boundary(Try, Found),
@@ -222,7 +222,7 @@ impl Model {
             }
             Proc::Boundary(this, found) => {
                 if read_boundary(world, actor) >= this.number {
-                    actor.proc = Proc::Fold(Fold::Boundary, Why::Fate(this));
+                    actor.proc = Proc::Fold(Fold::Boundary, FoldPurpose::Fate(this));
                     return Ok(());
                 }
                 self.settle(world, actor, this, found)
@@ -233,8 +233,8 @@ impl Model {
     fn begin(&mut self, world: &mut World, actor: &mut Actor, who: u8, pick: u8) -> Result<(), Stop> {
         let Some(step) = self.step(actor, who) else { return Ok(()) };
         match step {
-            Step::Look => return self.fold(world, actor, who, (Fold::Boundary, Why::Look)),
-            Step::Commit(_) => return self.fold(world, actor, who, (Fold::Boundary, Why::Decide)),
+            Step::Look => return self.fold(world, actor, who, (Fold::Boundary, FoldPurpose::Look)),
+            Step::Commit(_) => return self.fold(world, actor, who, (Fold::Boundary, FoldPurpose::Decide)),
             Step::List => actor.listed = world.objects,
             Step::PutPart(rank) => self.put_part(world, actor, rank),
             Step::Gather(ranks) => {

@@ -21,7 +21,7 @@ pub(super) enum Found {
 
 /// Purpose of a fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Why {
+pub(super) enum FoldPurpose {
     Look,
     Decide,
     Fate(Try),
@@ -45,7 +45,7 @@ impl Model {
         world: &mut World,
         actor: &mut Actor,
         who: u8,
-        (fold, why): (Fold, Why),
+        (fold, why): (Fold, FoldPurpose),
     ) -> Result<(), Stop> {
         if self.whole_folds(world) {
             return self.folded(world, actor, who, (self.book.history(world.history).state, why));
@@ -106,7 +106,13 @@ impl Model {
     }
 
     /// A fold is done.
-    fn folded(&mut self, world: &mut World, actor: &mut Actor, who: u8, (state, why): (u32, Why)) -> Result<(), Stop> {
+    fn folded(
+        &mut self,
+        world: &mut World,
+        actor: &mut Actor,
+        who: u8,
+        (state, why): (u32, FoldPurpose),
+    ) -> Result<(), Stop> {
         let seq = self.book.state(state).seq;
         let truth = self.book.history(world.history);
         if u64::from(truth.len) < seq || self.book.state_at(world.history, u8::try_from(seq).unwrap()) != state {
@@ -117,17 +123,17 @@ impl Model {
             actor.seen = if whole { 0 } else { state };
         }
         match why {
-            Why::Look => {
+            FoldPurpose::Look => {
                 actor.known = state;
                 self.advance(world, actor, who);
                 Ok(())
             }
-            Why::Committed => {
+            FoldPurpose::Committed => {
                 self.advance(world, actor, who);
                 Ok(())
             }
-            Why::Decide => self.decide(world, actor, who, state),
-            Why::Fate(this) => self.fate(world, actor, this, state),
+            FoldPurpose::Decide => self.decide(world, actor, who, state),
+            FoldPurpose::Fate(this) => self.fate(world, actor, this, state),
         }
     }
 
@@ -230,7 +236,7 @@ impl Model {
         if self.whole_folds(world) {
             self.advance(world, actor, who);
         } else {
-            actor.proc = Proc::Fold(Fold::Boundary, Why::Committed);
+            actor.proc = Proc::Fold(Fold::Boundary, FoldPurpose::Committed);
         }
         Ok(())
     }

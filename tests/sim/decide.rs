@@ -2,9 +2,9 @@
 
 use towline::clock::Timestamp;
 use towline::id::SessionId;
-use towline::repository::Standing;
+use towline::repository::AttemptState;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, LogEntry, RefValue, Removed, State, StepFacts};
+use towline::repository::log::{Action, KeptValue, LogEntry, RefValue, State, StepFacts};
 
 use super::actor::{Act, Actor};
 use super::book::{JOINT, Set, attempt, joint_in, members, name, session};
@@ -31,7 +31,7 @@ impl Model {
                 let remove = known.version(&which).map(|expected| Action::RemoveRef { name: which, expected });
                 (None, remove.into_iter().collect())
             }
-            Act::RemoveKept(_) | Act::Undelete(_) | Act::Forget(_) => (None, self.taking_back(actor, act, state)?),
+            Act::RemoveKept(_) | Act::Undelete(_) | Act::Forget(_) => (None, self.kept_values(actor, act, state)?),
             Act::Condemn => (None, self.condemn(actor, state)),
             Act::CondemnDamaged(whose) => {
                 let pack = self.own_pack(whose);
@@ -49,8 +49,8 @@ impl Model {
             }
             Act::Replace => self.replace(actor, who, state),
             Act::Repack(which) => (own, self.repack(actor, who, which, state)?),
-            Act::Join => match now.standing(&attempt()) {
-                Standing::Absent => {
+            Act::Join => match now.attempt_state(&attempt()) {
+                AttemptState::Absent => {
                     let joint = session(JOINT + who);
                     (Some(joint), vec![Action::OpenJoint(joint, attempt())])
                 }
@@ -82,9 +82,9 @@ impl Model {
     }
 
     /// The pardons that it takes to rely on `packs`.
-    fn vouch(&mut self, actor: &Actor, packs: Set, state: u32) -> Option<Vec<Action>> {
+    fn check_packs(&mut self, actor: &Actor, packs: Set, state: u32) -> Option<Vec<Action>> {
         let aged = if self.broken(Mutation::AgelessKnowledge) { u64::MAX } else { self.book.state(actor.known).seq };
-        match self.book.state(state).vouch(&self.book.ids(packs), aged) {
+        match self.book.state(state).check_packs(&self.book.ids(packs), aged) {
             Ok(_) if self.broken(Mutation::NoPardon) => Some(vec![]),
             Ok(pardons) => {
                 if !pardons.is_empty() {
@@ -103,7 +103,7 @@ impl Model {
     fn save(&mut self, actor: &Actor, who: u8, to: &str, state: u32) -> Option<Vec<Action>> {
         // Of its own packs a writer asks nothing.
         let foreign = self.book.packs(actor.made) & !(1 << self.own_pack(who));
-        let mut actions = self.vouch(actor, foreign, state)?;
+        let mut actions = self.check_packs(actor, foreign, state)?;
         let (name, value) = (name(to), self.book.value(actor.made));
         let expected = self.book.state(actor.known).version(&name);
         actions.push(Action::SetRef { name, expected, value });
@@ -120,7 +120,7 @@ impl Model {
             self.meet(if complete { "another rank was faster" } else { "attempt was ended" });
             return Some((None, vec![]));
         }
-        let mut actions = self.vouch(actor, self.book.packs(actor.made), state)?;
+        let mut actions = self.check_packs(actor, self.book.packs(actor.made), state)?;
         let facts = StepFacts::default().world_size(attempt().ranks);
         // Nobody else's value has these keys, nor this time.
         let saved = Timestamp(who.into());
@@ -144,7 +144,7 @@ impl Model {
     }
 
     /// Actions about what is kept of removed names.
-    fn taking_back(&mut self, actor: &Actor, act: Act, state: u32) -> Option<Vec<Action>> {
+    fn kept_values(&mut self, actor: &Actor, act: Act, state: u32) -> Option<Vec<Action>> {
         let (known, now) = (self.book.state(actor.known), self.book.state(state));
         match act {
             Act::RemoveKept(which) => {
@@ -165,23 +165,23 @@ impl Model {
         }
     }
 
-    /// As `towline undelete`: what is kept is what it was when its map was read, and its packs are vouched for.
+    /// As `towline undelete`: what is kept is what it was when its map was read, and its packs are checked.
     fn undelete(&mut self, actor: &Actor, which: &str, state: u32) -> Option<Vec<Action>> {
-        let kept = |(version, removed): (u64, &Removed)| ((name(which), version), removed.clone());
+        let kept = |(version, removed): (u64, &KeptValue)| ((name(which), version), removed.clone());
         let (key, removed) = self.book.state(actor.known).removed_of(&name(which)).next_back().map(kept)?;
         let blindly = self.broken(Mutation::UndeleteBlindly);
         let still = self.book.state(state).removed.get(&key).is_some_and(|now| *now == removed);
         if !still && !blindly {
-            self.meet("nothing to take back");
+            self.meet("nothing to undelete");
             return None;
         }
         let packs = self.book.packs(self.book.find(Family::Map, removed.value.map_key));
-        let mut actions = if blindly { vec![] } else { self.vouch(actor, packs, state)? };
+        let mut actions = if blindly { vec![] } else { self.check_packs(actor, packs, state)? };
         let (expected, value) =
             (self.book.state(state).version(&key.0), RefValue { version: 0, ..removed.value.clone() });
         actions.push(Action::SetRef { name: key.0.clone(), expected, value });
         actions.extend(still.then(|| removed.forget(&key)));
-        self.meet("taken back");
+        self.meet("undeleted");
         Some(actions)
     }
 

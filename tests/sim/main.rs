@@ -1,7 +1,7 @@
 //! The log's protocol, explored.
 //!
 //! **Worlds** (`scenarios`, over `explore`, `model`, `actor`, `client`, `decide`, `book`). The log's real `State::check`, `apply` and
-//! `vouch`, and its encodings there and back at each step, under a store and actors modelled at the grain of one request:
+//! `check_packs`, and its encodings there and back at each step, under a store and actors modelled at the grain of one request:
 //! writers (look, open, upload, add a segment, reuse a pack known from before, save), two ranks that save one step (join, upload,
 //! put a part, gather, complete; coming twice), `cp`, `rm`, collectors (condemn,
 //! mark again, pardon or purge, delete, log the deletion, replace segments, repack, fence, list and sweep), truncations.

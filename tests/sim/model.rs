@@ -47,7 +47,7 @@ pub(crate) enum Mutation {
     AddBuiltNow,
     /// Segments are rebuilt as if on the newest state.
     ReplaceBuiltNow,
-    /// A value is taken back as it was when somebody looked, kept or not.
+    /// A value is restored as it was when somebody looked, kept or not.
     UndeleteBlindly,
     /// A marking looks at names alone.
     MarkNamesAlone,

@@ -264,18 +264,18 @@ fn forget_and_collect(which: &'static str) -> Vec<Step> {
     [&[Look, Commit(Forget(which))][..], &collect(&[List, Look, Sweep])].concat()
 }
 
-fn removed_and_taken_back() -> Scenario {
+fn removed_and_undeleted() -> Scenario {
     let takers = [look_and(RemoveKept("old")), look_and(Undelete("old"))];
     scenario([takers.to_vec(), vec![forget_and_collect("old"), collect(&[])]].concat(), saved, 1)
 }
 
-/// What is kept is taken back by two at once.
-fn taken_back_twice() -> Scenario {
+/// What is kept is restored by two at once.
+fn undeleted_twice() -> Scenario {
     let takers = [look_and(Undelete("old")), look_and(Undelete("old")), look_and(Remove("new"))];
     scenario([takers.to_vec(), vec![forget_and_collect("old")]].concat(), copied_and_kept, 1)
 }
 
-fn taken_back_while_repacked() -> Scenario {
+fn undeleted_while_repacked() -> Scenario {
     let repack = vec![Look, Commit(Open), PutPack, PutSegment, PutMoved, Commit(Repack("new"))];
     scenario(vec![repack, look_and(Undelete("old")), collect(&[List, Look, Sweep])], copied_and_kept, 0)
 }
@@ -326,9 +326,9 @@ fn repacking() {
 
 #[test]
 fn names_that_are_taken_back() {
-    removed_and_taken_back().holds(&["taken back", "nothing to take back", "object deleted"]);
-    taken_back_twice().holds(&["taken back", "nothing to take back", "object deleted"]);
-    taken_back_while_repacked().holds(&["taken back", "nothing to take back", "object deleted"]);
+    removed_and_undeleted().holds(&["undeleted", "nothing to undelete", "object deleted"]);
+    undeleted_twice().holds(&["undeleted", "nothing to undelete", "object deleted"]);
+    undeleted_while_repacked().holds(&["undeleted", "nothing to undelete", "object deleted"]);
 }
 
 #[test]
@@ -350,8 +350,8 @@ fn rules_about_packs_are_needed() {
     fenced_and_swept().misses(Mutation::FenceAnyTouched);
     copied_and_removed().misses(Mutation::CopyBlindly);
     damaged_in_an_open_session(adds_only()).misses(Mutation::AddBuiltNow);
-    removed_and_taken_back().misses(Mutation::UndeleteBlindly);
-    removed_and_taken_back().misses(Mutation::MarkNamesAlone);
+    removed_and_undeleted().misses(Mutation::UndeleteBlindly);
+    removed_and_undeleted().misses(Mutation::MarkNamesAlone);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::gate::{Gate, Shared, Verdict};
 
 /// Act of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deed {
+pub(crate) enum Operation {
     Open,
     AddSegment,
     Renew,
@@ -41,13 +41,13 @@ pub(crate) enum Deed {
 /// Possible next move, and its cost of the two budgets.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
-    what: What,
+    what: Event,
     pub(crate) switches: u32,
     pub(crate) faults: u32,
 }
 
 #[derive(Clone, Debug)]
-enum What {
+enum Event {
     /// The waiting request number `at`, for people with its text.
     Request {
         at: usize,
@@ -64,7 +64,7 @@ impl Chance {
     /// The request that actor `who` sends here, if it is carried out and answered.
     pub(crate) fn request_of(&self, actor: usize) -> Option<&str> {
         match &self.what {
-            What::Request { who, shown, verdict: Verdict::Do, .. } if *who == actor => Some(shown),
+            Event::Request { who, shown, verdict: Verdict::Do, .. } if *who == actor => Some(shown),
             _ => None,
         }
     }
@@ -88,7 +88,7 @@ type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Account of a run, for people.
 #[derive(Debug, Default)]
-pub(crate) struct Story {
+pub(crate) struct RunReport {
     pub(crate) lines: Vec<String>,
     pub(crate) strays: usize,
     pub(crate) unknown: usize,
@@ -125,13 +125,13 @@ impl Actor {
 }
 
 /// Runs the deeds of all actors after `past`, which nothing disturbs; panics where a rule is violated.
-pub(crate) async fn run(past: &[Deed], actors: &[Vec<Deed>], chooser: &mut impl Choose) -> Story {
+pub(crate) async fn run(past: &[Operation], actors: &[Vec<Operation>], chooser: &mut impl Choose) -> RunReport {
     let shared = Shared::new();
-    let (history, mut story) = (History::default(), Story::default());
+    let (history, mut story) = (History::default(), RunReport::default());
     let past = past.iter().enumerate().map(|(who, deed)| (who, vec![*deed]));
     for (who, deeds) in past {
         let mut actor = [Actor { running: Some(live(&shared, &history, PAST + who, deeds)), asleep: false }];
-        drive(&shared, &mut actor, &mut First, &mut Story::default()).await;
+        drive(&shared, &mut actor, &mut First, &mut RunReport::default()).await;
     }
     let lives = actors.iter().enumerate().map(|(who, deeds)| live(&shared, &history, who, deeds.clone()));
     let mut living: Vec<Actor> = lives.map(|life| Actor { running: Some(life), asleep: false }).collect();
@@ -149,7 +149,7 @@ impl Choose for First {
     }
 }
 
-async fn drive(shared: &Shared, actors: &mut [Actor], chooser: &mut impl Choose, story: &mut Story) {
+async fn drive(shared: &Shared, actors: &mut [Actor], chooser: &mut impl Choose, story: &mut RunReport) {
     let mut last = 0;
     loop {
         for (who, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.asleep) {
@@ -163,12 +163,12 @@ async fn drive(shared: &Shared, actors: &mut [Actor], chooser: &mut impl Choose,
         let chosen = chances[chooser.choose(&chances)].what.clone();
         story.lines.push(format!("{chosen:?}"));
         match chosen {
-            What::Request { at, who, verdict, .. } => {
+            Event::Request { at, who, verdict, .. } => {
                 let waiting = shared.waiting.lock().unwrap().remove(at);
                 waiting.verdict.send(verdict).unwrap();
                 last = who;
             }
-            What::Wake(who) => {
+            Event::Wake(who) => {
                 let actor = &mut actors[who];
                 let awake = |cx: &mut Context<'_>| match actor.running.as_mut().map(|running| running.as_mut().poll(cx))
                 {
@@ -182,11 +182,11 @@ async fn drive(shared: &Shared, actors: &mut [Actor], chooser: &mut impl Choose,
                 actor.asleep = false;
                 last = who;
             }
-            What::Arrive => {
+            Event::Arrive => {
                 let (key, payload) = shared.late.lock().unwrap().remove(0);
                 drop(shared.create(&key, payload).await);
             }
-            What::Crash(who) => {
+            Event::Crash(who) => {
                 actors[who].running = None;
                 actors[who].asleep = false;
                 shared.waiting.lock().unwrap().retain(|waiting| waiting.who != who);
@@ -211,13 +211,13 @@ fn chances(shared: &Shared, actors: &[Actor], last: usize) -> Vec<Chance> {
     for (place, who) in order.enumerate() {
         let switches = u32::from(place > 0 && on[last]);
         if actors[who].asleep {
-            chances.push(Chance { what: What::Wake(who), switches, faults: 0 });
+            chances.push(Chance { what: Event::Wake(who), switches, faults: 0 });
             continue;
         }
         let own = waiting.iter().enumerate().filter(|(_, waiting)| waiting.who == who);
         for (turn, (at, waiting)) in own.enumerate() {
             let switches = switches + u32::from(turn > 0);
-            let request = |verdict| What::Request { at, who, verdict, shown: waiting.what.clone() };
+            let request = |verdict| Event::Request { at, who, verdict, shown: waiting.what.clone() };
             chances.push(Chance { what: request(Verdict::Do), switches, faults: 0 });
             if waiting.creates {
                 let faults = [Verdict::Lost, Verdict::Fail, Verdict::Late];
@@ -225,17 +225,17 @@ fn chances(shared: &Shared, actors: &[Actor], last: usize) -> Vec<Chance> {
                 chances.extend(faults.into_iter().map(faulty));
             }
         }
-        chances.push(Chance { what: What::Crash(who), switches, faults: 1 });
+        chances.push(Chance { what: Event::Crash(who), switches, faults: 1 });
     }
     if !shared.late.lock().unwrap().is_empty() {
         let switches = u32::from(!chances.is_empty());
-        chances.push(Chance { what: What::Arrive, switches, faults: 0 });
+        chances.push(Chance { what: Event::Arrive, switches, faults: 0 });
     }
     chances
 }
 
 /// The rules, once everybody is done.
-async fn judge(shared: &Shared, history: &History, story: &mut Story) {
+async fn judge(shared: &Shared, history: &History, story: &mut RunReport) {
     let log = Log::new(Arc::new(shared.store.clone()), Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
     let found = log.refresh().await.expect("the log is sound");
     let truth = shared.truth.lock().unwrap();
@@ -258,7 +258,7 @@ async fn judge(shared: &Shared, history: &History, story: &mut Story) {
 }
 
 /// An actor's life: its deeds, until one fails.
-fn live(shared: &Arc<Shared>, history: &History, who: usize, deeds: Vec<Deed>) -> Running {
+fn live(shared: &Arc<Shared>, history: &History, who: usize, deeds: Vec<Operation>) -> Running {
     // Deeds of the past go one by one: each is the only actor then.
     let gate = Gate { shared: Arc::clone(shared), who: if who < PAST { who } else { 0 } };
     let (shared, history) = (Arc::clone(shared), Arc::clone(history));
@@ -271,8 +271,8 @@ fn live(shared: &Arc<Shared>, history: &History, who: usize, deeds: Vec<Deed>) -
             clock.set(Timestamp(mark));
             let before = shared.truth.lock().unwrap().entries.len();
             let result = match deed {
-                Deed::Look => log.refresh().await.map(|state| Committed { entry: None, state }),
-                Deed::Truncate(keep) => match log.truncate(keep, None).await {
+                Operation::Look => log.refresh().await.map(|state| Committed { entry: None, state }),
+                Operation::Truncate(keep) => match log.truncate(keep, None).await {
                     Ok(_) => continue,
                     Err(error) => Err(error),
                 },
@@ -294,15 +294,17 @@ fn live(shared: &Arc<Shared>, history: &History, who: usize, deeds: Vec<Deed>) -
     })
 }
 
-fn own_session(deed: Deed, who: usize) -> Option<SessionId> {
+fn own_session(deed: Operation, who: usize) -> Option<SessionId> {
     match deed {
-        Deed::Join(whose) => Some(session(whose)),
-        Deed::Open | Deed::AddSegment | Deed::Renew | Deed::Save(_) => Some(session(u8::try_from(who % PAST).unwrap())),
+        Operation::Join(whose) => Some(session(whose)),
+        Operation::Open | Operation::AddSegment | Operation::Renew | Operation::Save(_) => {
+            Some(session(u8::try_from(who % PAST).unwrap()))
+        }
         _ => None,
     }
 }
 
-fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
+fn actions(deed: Operation, who: usize, mark: i64, state: &State) -> Vec<Action> {
     let own = session(u8::try_from(who % PAST).unwrap());
     let object = Owned { session: own, object: ObjectId::from_bytes([u8::try_from(mark % 100).unwrap(); 16]) };
     let set = |to: &str| {
@@ -322,23 +324,25 @@ fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
         Action::SetRef { name: name(to), expected: state.version(&name(to)), value }
     };
     match deed {
-        Deed::Open => vec![Action::Open(own)],
-        Deed::Renew => vec![Action::Renew(own)],
-        Deed::Join(whose) => vec![Action::Renew(session(whose))],
-        Deed::AddSegment => vec![Action::AddSegment(object, SegmentInfo { len: 1, packs: 1, chunks: 1, built: 0 })],
-        Deed::Save(to) => vec![set(to), Action::Close(own)],
-        Deed::Set(to) => vec![set(to)],
-        Deed::Remove(which) => {
+        Operation::Open => vec![Action::Open(own)],
+        Operation::Renew => vec![Action::Renew(own)],
+        Operation::Join(whose) => vec![Action::Renew(session(whose))],
+        Operation::AddSegment => {
+            vec![Action::AddSegment(object, SegmentInfo { len: 1, packs: 1, chunks: 1, built: 0 })]
+        }
+        Operation::Save(to) => vec![set(to), Action::Close(own)],
+        Operation::Set(to) => vec![set(to)],
+        Operation::Remove(which) => {
             let remove = |expected| Action::RemoveRef { name: name(which), expected };
             state.version(&name(which)).map(remove).into_iter().collect()
         }
-        Deed::Fence(whose) => {
+        Operation::Fence(whose) => {
             let fence = |open: &towline::repository::log::Session| Action::Fence {
                 session: session(whose),
                 touched: open.touched,
             };
             state.sessions.get(&session(whose)).map(fence).into_iter().collect()
         }
-        Deed::Look | Deed::Truncate(_) => vec![],
+        Operation::Look | Operation::Truncate(_) => vec![],
     }
 }

@@ -7,8 +7,8 @@ use std::time::Instant;
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt as _, StreamExt as _};
 
-use super::schedule::Deed::{self, AddSegment, Fence, Join, Look, Open, Remove, Renew, Save, Set, Truncate};
-use super::schedule::{Chance, Choose, Story, run};
+use super::schedule::Operation::{self, AddSegment, Fence, Join, Look, Open, Remove, Renew, Save, Set, Truncate};
+use super::schedule::{Chance, Choose, RunReport, run};
 
 /// Runs at once: they wait for the log's pauses together.
 const TOGETHER: usize = 256;
@@ -115,8 +115,8 @@ impl Choose for Directed {
 /// A few actors, after a past that nothing disturbs.
 #[derive(Clone, Copy, Debug)]
 struct Cast {
-    past: &'static [Deed],
-    actors: &'static [&'static [Deed]],
+    past: &'static [Operation],
+    actors: &'static [&'static [Operation]],
 }
 
 const WRITERS: Cast = Cast { past: &[Set("a")], actors: &[&[Set("z"), Remove("z")], &[Set("z")], &[Truncate(0)]] };
@@ -137,8 +137,8 @@ const SMALL: [(&str, Cast); 5] = [
 ];
 
 impl Cast {
-    async fn run(self, chooser: &mut impl Choose) -> Result<Story, String> {
-        let actors: Vec<Vec<Deed>> = self.actors.iter().map(|deeds| deeds.to_vec()).collect();
+    async fn run(self, chooser: &mut impl Choose) -> Result<RunReport, String> {
+        let actors: Vec<Vec<Operation>> = self.actors.iter().map(|deeds| deeds.to_vec()).collect();
         let run = AssertUnwindSafe(tokio::task::unconstrained(run(self.past, &actors, chooser)));
         run.catch_unwind().await.map_err(|panic| match panic.downcast::<String>() {
             Ok(text) => *text,
@@ -146,12 +146,12 @@ impl Cast {
         })
     }
 
-    async fn planned(self, plan: Vec<usize>, limit: (u32, u32)) -> (Result<Story, String>, Planned) {
+    async fn planned(self, plan: Vec<usize>, limit: (u32, u32)) -> (Result<RunReport, String>, Planned) {
         let mut chooser = Planned { plan, at: 0, spent: (0, 0), limit, others: vec![] };
         (self.run(&mut chooser).await, chooser)
     }
 
-    async fn seeded(self, seed: u64) -> Result<Story, String> {
+    async fn seeded(self, seed: u64) -> Result<RunReport, String> {
         let (faults, patience) =
             (u32::try_from(seed % 4).unwrap(), [4, 8, 16, 32][usize::try_from(seed / 4 % 4).unwrap()]);
         let mut chooser = Seeded { state: seed, faults, patience };

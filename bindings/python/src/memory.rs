@@ -76,7 +76,7 @@ impl MemoryRange {
     /// Lends the bytes without a copy; `latch` counts them as in use until the last reference is dropped.
     pub(crate) fn lend(self, latch: &Arc<Latch>) -> Bytes {
         *latch.lent.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Bytes::from_owner(Lent { range: self, latch: Arc::clone(latch) })
+        Bytes::from_owner(BorrowedMemory { range: self, latch: Arc::clone(latch) })
     }
 }
 
@@ -97,19 +97,19 @@ impl Latch {
     }
 }
 
-struct Lent {
+struct BorrowedMemory {
     range: MemoryRange,
     latch: Arc<Latch>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for BorrowedMemory {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the lender waits for the latch before the memory is freed or written.
         unsafe { self.range.read() }
     }
 }
 
-impl Drop for Lent {
+impl Drop for BorrowedMemory {
     fn drop(&mut self) {
         let mut lent = self.latch.lent.lock().unwrap_or_else(PoisonError::into_inner);
         *lent -= 1;

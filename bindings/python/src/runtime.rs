@@ -28,12 +28,12 @@ struct Owned {
 
 /// Holder of this process's runtime of one kind. Runtimes are never freed: a forked child inherits the parent's runtime without
 /// its threads, and dropping it would wait for them for ever.
-struct PerProcess(AtomicPtr<Owned>);
+struct RuntimeCell(AtomicPtr<Owned>);
 
-static FOREGROUND: PerProcess = PerProcess::new();
-static BACKGROUND: PerProcess = PerProcess::new();
+static FOREGROUND: RuntimeCell = RuntimeCell::new();
+static BACKGROUND: RuntimeCell = RuntimeCell::new();
 
-impl PerProcess {
+impl RuntimeCell {
     const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }

@@ -173,7 +173,7 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
     let latch = Arc::new(Latch::default());
     let piece = |piece: Piece<'_>| match piece {
         Piece::Bytes(bytes) => Ok(Bytes::copy_from_slice(bytes.as_bytes())),
-        Piece::StagingBuffer(stage) => stage.get().give_away(),
+        Piece::StagingBuffer(stage) => stage.get().move_out(),
         Piece::Memory((address, len)) => Ok(MemoryRange::new(address, len).lend(&latch)),
     };
     let file = |(path, pieces): (String, Vec<Piece<'_>>)| {

@@ -124,9 +124,9 @@ impl Pool {
 pub(crate) struct StagingBuffer(Mutex<Option<Arc<Region>>>);
 
 /// A region that a save owns.
-struct Given(Arc<Region>);
+struct OwnedRegion(Arc<Region>);
 
-impl AsRef<[u8]> for Given {
+impl AsRef<[u8]> for OwnedRegion {
     fn as_ref(&self) -> &[u8] {
         (*self.0).as_ref()
     }
@@ -162,16 +162,16 @@ impl StagingBuffer {
 
 impl StagingBuffer {
     fn region(&self) -> PyResult<Arc<Region>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(given_away)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(moved_away)
     }
 
     /// Moves the bytes to a save: the buffer cannot be filled any more.
-    pub(crate) fn give_away(&self) -> PyResult<Bytes> {
+    pub(crate) fn move_out(&self) -> PyResult<Bytes> {
         let region = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        region.map(Given).map(Bytes::from_owner).ok_or_else(given_away)
+        region.map(OwnedRegion).map(Bytes::from_owner).ok_or_else(moved_away)
     }
 }
 
-fn given_away() -> PyErr {
+fn moved_away() -> PyErr {
     PyValueError::new_err("this staging buffer already belongs to a save")
 }

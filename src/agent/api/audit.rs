@@ -8,7 +8,7 @@ use axum::extract::{Extension, State};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use crate::agent::audit::{ByPeers, CLI_ORIGIN, signer};
 use crate::agent::state::AgentState;
@@ -38,11 +38,11 @@ pub(super) struct HeadOfCommands {
 pub(super) struct HeadOfAgent {
     /// Body of its object (docs/format.md), in hexadecimal digits.
     signed: String,
-    /// Id of the repository to put it into, if not the usual one.
+    /// Id of the repository to put it into, if not the default one.
     repository: Option<String>,
 }
 
-/// Signs the head of the command line's audit log with this agent's key, and publishes it; for callers of this node.
+/// Signs the head of the command line's audit log with this agent's key, and publishes it. Only for callers of this node.
 #[utoipa::path(
     post,
     path = "/v1/audit/heads",
@@ -52,10 +52,10 @@ pub(super) struct HeadOfAgent {
 )]
 pub(super) async fn sign(
     State(state): State<Arc<AgentState>>,
-    JsonBody(asked): JsonBody<HeadOfCommands>,
+    JsonBody(body): JsonBody<HeadOfCommands>,
 ) -> Result<(axum::http::StatusCode, Json<view::AuditHead>), ApiError> {
-    let HeadOfCommands { log, origin, seq, hash } = asked;
-    // The agent's own name is not anybody's to sign with.
+    let HeadOfCommands { log, origin, seq, hash } = body;
+    // Callers must not get a signature for the agent's own name.
     if !origin.starts_with(CLI_ORIGIN) {
         let error = Error::usage("this is not the command line's audit log").expected("cli:USER").got(origin);
         return Err(error.into());
@@ -82,19 +82,19 @@ pub(super) async fn sign(
 pub(super) async fn publish(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<HeadOfAgent>,
+    JsonBody(body): JsonBody<HeadOfAgent>,
 ) -> Result<(axum::http::StatusCode, Json<view::AuditHead>), ApiError> {
-    caller.may_name(asked.repository.as_deref())?;
-    let by = caller.agent().ok_or_else(|| Error::denied("only other agents have their heads published here"))?;
+    caller.check_repository_name(body.repository.as_deref())?;
+    let by = caller.agent().ok_or_else(|| Error::denied("this publishes heads of other agents only"))?;
     let malformed = || Error::usage("head of an audit log is malformed").expected("hexadecimal digits");
-    let signed = SignedHead::decode(&from_hex(&asked.signed).ok_or_else(malformed)?)?;
+    let signed = SignedHead::decode(&from_hex(&body.signed).ok_or_else(malformed)?)?;
     let SignedHead { head, signature } = &signed;
     let trusted = state.credentials()?.trusted();
     let signer = trusted.verify(&Signature::decode(signature)?, Context::AuditHead, &head.encode(), state.now())?;
     if signer.agent()? != by || head.origin != by.to_string() && !head.origin.starts_with(CLI_ORIGIN) {
-        return Err(Error::denied("head is another agent's").expected(by).got(&head.origin).into());
+        return Err(Error::denied("head belongs to another agent").expected(by).got(&head.origin).into());
     }
-    let repository = state.origin(asked.repository.as_deref())?;
+    let repository = state.origin(body.repository.as_deref())?;
     repository.put_audit_head(by, head.time, &signed.encode()).await?;
     Ok((axum::http::StatusCode::CREATED, Json(view::AuditHead { seq: head.seq })))
 }

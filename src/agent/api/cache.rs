@@ -8,9 +8,9 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::audit::outcome;
 use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
@@ -33,14 +33,14 @@ use crate::work::blocking;
 pub(super) struct Pinning {
     /// A name, or RUN@CHOICE.
     name: String,
-    /// Time to keep it; for ever, if it is not given.
+    /// Duration; without one, the pin does not expire.
     #[serde(rename = "for")]
     lasting: Option<Span>,
     /// Owner of the pin.
     owner: Option<String>,
     /// Reason for it.
     reason: Option<String>,
-    /// The repository, if not the usual one.
+    /// The repository, if not the default one.
     repository: Option<String>,
 }
 
@@ -52,12 +52,12 @@ pub(super) struct Evicting {
     bytes: Bytes,
 }
 
-/// The cache's figures.
+/// Statistics of the cache.
 #[utoipa::path(
     get,
     path = "/v1/cache",
     operation_id = "showCache",
-    responses((status = 200, description = "The figures", body = view::Cache)),
+    responses((status = 200, description = "The statistics", body = view::Cache)),
 )]
 pub(super) async fn stat(
     State(state): State<Arc<AgentState>>,
@@ -71,12 +71,12 @@ pub(super) async fn stat(
     Ok(Json(stat))
 }
 
-/// Begins to read all of the cache, and drops what is damaged.
+/// Starts a check of the whole cache, which drops damaged chunks.
 #[utoipa::path(
     post,
     path = "/v1/cache/check",
     operation_id = "checkCache",
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(StatusCode, Json<view::Task>), ApiError> {
     let cache = state.cache()?;
@@ -94,13 +94,13 @@ pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(Statu
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
-/// Makes room in the cache; what is pinned stays.
+/// Evicts chunks until the given number of bytes is free; pinned chunks stay.
 #[utoipa::path(
     post,
     path = "/v1/cache/evict",
     operation_id = "evict",
     request_body = Evicting,
-    responses((status = 200, description = "What came free", body = view::Evicted)),
+    responses((status = 200, description = "Bytes that were freed", body = view::Evicted)),
 )]
 pub(super) async fn evict(
     State(state): State<Arc<AgentState>>,
@@ -111,7 +111,7 @@ pub(super) async fn evict(
     Ok(Json(view::Evicted { freed_bytes }))
 }
 
-/// The pins that stand.
+/// Lists the pins.
 #[utoipa::path(
     get,
     path = "/v1/pins",
@@ -128,7 +128,7 @@ pub(super) async fn pins(
     Ok(Json(view::PinList { pins }))
 }
 
-/// Pins in the cache what a name stands for now.
+/// Pins the chunks of the current value of a name in the cache.
 #[utoipa::path(
     post,
     path = "/v1/pins",
@@ -139,40 +139,40 @@ pub(super) async fn pins(
 pub(super) async fn pin(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Pinning>,
+    JsonBody(body): JsonBody<Pinning>,
 ) -> Result<(StatusCode, Json<view::Pinned>), ApiError> {
-    let selector: Selector = asked.name.parse()?;
-    caller.may_name(asked.repository.as_deref())?;
-    let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
+    let selector: Selector = body.name.parse()?;
+    caller.check_repository_name(body.repository.as_deref())?;
+    let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
     let requester = caller.requester();
-    let recorded = apart(&caller, Action::Pin, Some(&repository));
+    let recorded = recorded_separately(&caller, Action::Pin, Some(&repository));
     let name = match resolve(state.exchange()?, &repository, requester.as_ref(), &selector).await {
         Ok(name) => name,
         Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
     };
-    let lasting = asked.lasting.map(|span| span.0);
+    let lasting = body.lasting.map(|span| span.0);
     let (expires, limit) = match state.pin_bounds(requester.as_ref(), lasting) {
         Ok(bounds) => bounds,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
     };
     let request = recorded.allow(&state, &name).await?;
-    let pinned = pin_whole(&state, (&repository, &name), (&caller, &asked), (expires, limit));
-    match ended(request.as_ref(), pinned.await) {
+    let pinned = pin_whole(&state, (&repository, &name), (&caller, &body), (expires, limit));
+    match record_outcome(request.as_ref(), pinned.await) {
         Ok(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Pins all that a restore of `name` needs.
+/// Pins all chunks that a restore of `name` needs.
 async fn pin_whole(
     state: &AgentState,
     (repository, name): (&Repository, &Name),
-    (caller, asked): (&Caller, &Pinning),
+    (caller, body): (&Caller, &Pinning),
     (expires, limit): (Option<Timestamp>, Option<PinLimit>),
 ) -> Result<Pin> {
     let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
-    let owner = caller.owner(asked.owner.clone());
-    let reason = asked.reason.clone().unwrap_or_else(|| name.to_string());
+    let owner = caller.owner(body.owner.clone());
+    let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
         cache.pin_within(request, limit.as_ref())
@@ -183,8 +183,8 @@ async fn pin_whole(
     }
 }
 
-/// Ends the entry of a pin by what came of it.
-fn ended(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
+/// Records the outcome of a pin in its audit entry.
+fn record_outcome(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
     if let Some(request) = request {
         request.end(match &pinned {
             Ok(pin) => format!("done: pin {}", pin.id),
@@ -194,9 +194,13 @@ fn ended(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
     pinned
 }
 
-/// A request whose every repeat is an entry of the audit log.
-fn apart<'a>(caller: &'a Caller, action: Action, repository: Option<&'a Repository>) -> Asked<'a> {
-    Asked { caller, action, repository, repeats: Repeats::Apart }
+/// A request that is recorded separately each time.
+fn recorded_separately<'a>(
+    caller: &'a Caller,
+    action: Action,
+    repository: Option<&'a Repository>,
+) -> AccessRequest<'a> {
+    AccessRequest { caller, action, repository, repeats: Repeats::Separate }
 }
 
 /// Ends a pin.
@@ -217,7 +221,7 @@ pub(super) async fn unpin(
     let pin: PinId = id.parse().map_err(|_| unknown())?;
     let (looked, holder) = (Arc::clone(&cache), caller.clone());
     let find = move || Ok(looked.pins().into_iter().find(|kept| kept.id == pin && holder.has(kept)));
-    let recorded = apart(&caller, Action::Unpin, None);
+    let recorded = recorded_separately(&caller, Action::Unpin, None);
     let Some(found) = blocking(find).await? else {
         return Err(recorded.refuse(&state, format!("pin {pin}"), unknown()).await.into());
     };
@@ -229,7 +233,7 @@ pub(super) async fn unpin(
     if ended? { Ok(Json(view::Unpinned { unpinned: id })) } else { Err(unknown().into()) }
 }
 
-/// All that a restore of the tree needs: its chunks, and what they are differences to.
+/// All chunks that a restore of the tree needs: its own, and their bases.
 fn chunks(saved: &Saved) -> Vec<PinChunk> {
     let further = saved.map.further.iter().map(|(id, _)| id);
     let ids = saved.manifest.chunks.ids.iter().chain(further);

@@ -35,25 +35,24 @@ pub(super) static DESCRIPTION: LazyLock<String> = LazyLock::new(|| {
 pub(super) struct Base;
 
 const ABOUT: &str = "\
-The API of a node's agent, on its Unix socket and, if it is told to, on loopback. On loopback all but /health, /ready and \
-/openapi.json wants the token that lies beside the socket; without it /health and /ready say only whether the agent is alive and \
-ready. The setting `open_metrics` opens /metrics, too. Tokens that `towline token new` made have scopes: `x-towline-scope` says \
-which one an operation needs (`own`: any token, for what it asked for itself). A name that a token may not read is answered as one \
-that is not there. With the header Towline-At (SITE or SITE/AGENT) a request is routed to \
-another agent, and the answer has the same header with the SITE/AGENT that gave it. On the port for peers, over mutual TLS with \
-ALPN http/1.1, agents that the setting `callers` names (for handoffs, `[[handoff.accept]]`) may ask for what is marked \
-`x-towline-remote`.";
+The API of a node's agent, on its Unix socket and, if configured, on loopback. On loopback every path except /health, /ready and \
+/openapi.json needs the token in the file beside the socket; without it /health and /ready return only whether the agent is alive \
+and ready. With the setting `open_metrics` /metrics needs no token either. Tokens of `towline token new` have scopes: \
+`x-towline-scope` is the scope that an operation needs (`own`: any token, for the tasks that it started). A name that a token may \
+not read is reported as absent. With the header Towline-At (SITE or SITE/AGENT) a request is forwarded to another agent; the \
+response has the same header with the SITE/AGENT that answered. On the port for peers, over mutual TLS with ALPN http/1.1, agents \
+that the setting `callers` lists (for handoffs, `[[handoff.accept]]`) may use the operations marked `x-towline-remote`.";
 
 /// Name of the header that routes a request to another agent, and of the parameter.
 const AT: &str = "Towline-At";
 const AT_ABOUT: &str = "\
-Agent that is to answer, if not this one: SITE/AGENT, or SITE for one of its agents, the same for the same name. Not from another \
-agent.";
+Agent to forward the request to: SITE/AGENT, or SITE for one of its agents, always the same for a name. Not in requests of other \
+agents.";
 const TOKEN_ABOUT: &str = "\
-On loopback: the content of the file .token beside the socket, for everything, or a token of `towline token new`, for its scopes. The \
-socket itself wants none.";
+On loopback: the content of the file .token beside the socket, with all rights, or a token of `towline token new`, with its scopes. The \
+socket needs no token.";
 const BUSY_ABOUT: &str = "\
-Another agent makes too many calls, or has too many connections: `[admission]` of the agent that is asked says how many. Never for \
+Another agent makes too many calls, or has too many connections: the limits are in `[admission]` of the called agent. Never for \
 the agent's own node.";
 
 /// Adds what many operations share: errors, the rights of other agents, the token.

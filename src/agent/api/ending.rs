@@ -1,4 +1,4 @@
-//! Answers that end when the right to them does.
+//! Responses that are cut off when their token ends.
 
 use std::io;
 use std::pin::pin;
@@ -9,8 +9,8 @@ use futures::StreamExt as _;
 use futures::stream::unfold;
 use hyper::body::Body as _;
 
-/// `response`, broken off once `ended` returns, unless all of it is at hand already.
-pub(super) fn until(response: Response, ended: impl Future<Output = ()> + Send + 'static) -> Response {
+/// `response`, cut off once `ended` returns, unless its body is complete in memory.
+pub(super) fn cut_off(response: Response, ended: impl Future<Output = ()> + Send + 'static) -> Response {
     response.map(|body| {
         if body.size_hint().exact().is_some() {
             return body;
@@ -27,7 +27,7 @@ pub(super) fn until(response: Response, ended: impl Future<Output = ()> + Send +
                 }
             };
             match next {
-                // An error: whoever reads must not take what came for all of it.
+                // An error, so that the client does not take the part for the whole.
                 None => Some((Err(io::Error::from(io::ErrorKind::PermissionDenied)), None)),
                 Some(piece) => Some((piece?.map_err(io::Error::other), Some((body, ended)))),
             }
@@ -54,12 +54,12 @@ mod tests {
     #[tokio::test]
     async fn a_stream_breaks_off_and_what_is_at_hand_does_not() {
         let two = || stream::iter(["a", "b"]).map(|piece| Ok(Bytes::from(piece)));
-        assert_eq!(read(until(streamed(two()), std::future::pending())).await.unwrap(), "ab");
-        assert!(read(until(streamed(two()), std::future::ready(()))).await.is_err());
+        assert_eq!(read(cut_off(streamed(two()), std::future::pending())).await.unwrap(), "ab");
+        assert!(read(cut_off(streamed(two()), std::future::ready(()))).await.is_err());
         let endless = two().chain(stream::pending());
         let soon = tokio::time::sleep(std::time::Duration::from_millis(5));
-        assert!(read(until(streamed(endless), soon)).await.is_err());
+        assert!(read(cut_off(streamed(endless), soon)).await.is_err());
         let whole = Response::new(Body::from("whole"));
-        assert_eq!(read(until(whole, std::future::ready(()))).await.unwrap(), "whole");
+        assert_eq!(read(cut_off(whole, std::future::ready(()))).await.unwrap(), "whole");
     }
 }

@@ -1,4 +1,4 @@
-//! Errors as answers, in the shape in which `towline --json` prints them.
+//! Errors as responses, in the form in which `towline --json` prints them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 use crate::agent::redact::redact;
 use crate::error::{Error, ErrorKind};
 
-/// Bytes in the body of a request, at most.
+/// Limit of the body of a request, in bytes.
 const BODY_LEN_MAX: usize = 1 << 20;
-/// The body of a request must be there within this.
+/// Time limit of the body of a request.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 
-/// An error, as the answer to a request.
+/// An error, as the response to a request.
 #[derive(Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
@@ -27,7 +27,7 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    /// With a status that says more than the error's kind.
+    /// Error with a status that is more specific than its kind.
     pub(super) fn new(status: StatusCode, error: Error) -> Self {
         Self { status, error }
     }
@@ -78,7 +78,7 @@ pub(super) fn redacted(response: Response) -> Response {
     Response::from_parts(parts, body)
 }
 
-/// JSON body of a request, whatever type it claims.
+/// JSON body of a request, regardless of its content type.
 #[derive(Debug)]
 pub(super) struct JsonBody<T>(pub(super) T);
 

@@ -1,4 +1,4 @@
-//! Files over HTTP: whole, or ranges of them; and lists of folders (<https://www.rfc-editor.org/rfc/rfc9110#section-14>).
+//! Files over HTTP, whole or in ranges, and lists of folders (<https://www.rfc-editor.org/rfc/rfc9110#section-14>).
 
 #![expect(unused_qualifications, reason = "utoipa names the parameters' types so")]
 
@@ -15,10 +15,10 @@ use futures::stream::unfold;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, parse_query};
 use super::names::bounded;
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::files::{File, TreeNode};
 use crate::agent::state::AgentState;
 use crate::agent::view;
@@ -34,8 +34,8 @@ const BELOW: &str = "/v1/files/";
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Which {
-    /// The repository, if not the usual one.
+pub(super) struct FileQuery {
+    /// The repository, if not the default one.
     repository: Option<String>,
     /// Of a folder: only entries after this name, percent-escaped: `next` of the answer before.
     after: Option<String>,
@@ -57,7 +57,7 @@ enum Part {
     get,
     path = "/v1/files/{reference}/",
     operation_id = "listFiles",
-    params(("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"), Which),
+    params(("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"), FileQuery),
     responses((status = 200, description = "In the order of names; with `next` if there are more", body = view::Folder)),
 )]
 pub(super) async fn top(
@@ -65,7 +65,7 @@ pub(super) async fn top(
     caller: Extension<Caller>,
     method: Method,
     uri: Uri,
-    which: Result<Query<Which>, QueryRejection>,
+    which: Result<Query<FileQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     file(state, caller, method, uri, which, headers).await
@@ -79,7 +79,7 @@ pub(super) async fn top(
     params(
         ("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"),
         ("path" = String, Path, description = "Path of a file or folder in the saved tree; it may hold slashes"),
-        Which,
+        FileQuery,
         ("Range" = Option<String>, Header, description = "`bytes=A-B`, `bytes=A-` or `bytes=-N`"),
         ("If-Range" = Option<String>, Header, description = "The range is wanted only of this ETag"),
         ("If-None-Match" = Option<String>, Header, description = "Nothing is wanted if it has this ETag"),
@@ -99,14 +99,15 @@ pub(super) async fn file(
     Extension(caller): Extension<Caller>,
     method: Method,
     uri: Uri,
-    which: Result<Query<Which>, QueryRejection>,
+    which: Result<Query<FileQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let Which { repository, after, limit } = parse_query(which)?;
+    let FileQuery { repository, after, limit } = parse_query(which)?;
     let (selector, path) = target(uri.path())?;
-    caller.may_name(repository.as_deref())?;
+    caller.check_repository_name(repository.as_deref())?;
     let served = state.repository(repository.as_deref())?;
-    let asked = Asked { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Together };
+    let asked =
+        AccessRequest { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Merged };
     let read_by = served.for_caller(caller.local());
     let node = match TreeNode::open(&state, &read_by, caller.grant(), &selector, path).await {
         Ok(node) => node,
@@ -129,7 +130,7 @@ pub(super) async fn file(
     let mut response = if text(header::IF_NONE_MATCH).is_some_and(|tags| names(tags, &tag)) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
-        // A range of what was there before is of no use beside what is there now.
+        // A range of the new content does not fit the old content that the client has.
         let fresh = text(header::IF_RANGE).is_none_or(|value| value == tag);
         let part = part(text(header::RANGE).filter(|_| fresh), len);
         answer(file, part, (len, method == Method::HEAD), request)?
@@ -175,8 +176,8 @@ fn answer(file: File, part: Part, (len, head): (u64, bool), request: Option<Requ
     Ok(response)
 }
 
-/// The part of `len` bytes that a header asks for. One that is malformed, in other units or for several parts is as none: that
-/// is allowed, and who asks sees it by the status.
+/// Part of `len` bytes that the header requests. A malformed range, one in other units or several ranges are ignored, as the
+/// standard allows: the status tells the client.
 fn part(range: Option<&str>, len: u64) -> Part {
     let asked = range.and_then(|range| range.trim().strip_prefix("bytes="));
     let Some(asked) = asked.and_then(|range| range.trim().parse::<ByteRange>().ok()) else { return Part::Whole };
@@ -188,12 +189,12 @@ fn part(range: Option<&str>, len: u64) -> Part {
     if range.is_empty() { Part::Nothing } else { Part::Of(range) }
 }
 
-/// Whether one of the tags in an `If-None-Match` header is `tag`; it compares weakly.
+/// True if one of the tags in an `If-None-Match` header is `tag`, by weak comparison.
 fn names(tags: &str, tag: &str) -> bool {
     tags.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
 }
 
-/// `/v1/files/REF/PATH`: what slashes a name has are escaped as `%2F`, so that the first one ends it.
+/// Name and path of `/v1/files/REF/PATH`. Slashes of the name are escaped as `%2F`, so the first slash ends it.
 fn target(path: &str) -> Result<(Selector, Vec<u8>)> {
     let parts = path.strip_prefix(BELOW).and_then(|below| below.split_once('/'));
     let malformed = || Error::usage("path has a malformed percent escape").at(path);

@@ -17,9 +17,9 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use ulid::Ulid;
 use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::handoff::{Announced, HandoffStore};
 use crate::agent::redact::without_locations;
 use crate::agent::state::AgentState;
@@ -30,7 +30,7 @@ use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::work::blocking;
 
-/// Time without a byte after which a sender is gone.
+/// Time without a byte after which a sender counts as gone.
 const STALL: Duration = Duration::from_secs(30);
 
 /// Body of an announcement.
@@ -81,22 +81,22 @@ pub(super) async fn list(
 pub(super) async fn promise(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Announcement>,
+    JsonBody(body): JsonBody<Announcement>,
 ) -> Result<(StatusCode, Json<view::HandoffId>), ApiError> {
     let from = sender(&caller)?;
-    caller.may_name(Some(&asked.repository))?;
-    state.origin(Some(&asked.repository))?;
-    let malformed = |source| Error::usage("repository is not an id").got(&asked.repository).source(source);
-    let repository: RepositoryId = asked.repository.parse().map_err(malformed)?;
-    let what = Announced { name: asked.name.parse()?, repository, labels: asked.labels, bytes: asked.bytes };
+    caller.check_repository_name(Some(&body.repository))?;
+    state.origin(Some(&body.repository))?;
+    let malformed = |source| Error::usage("repository is not an id").got(&body.repository).source(source);
+    let repository: RepositoryId = body.repository.parse().map_err(malformed)?;
+    let what = Announced { name: body.name.parse()?, repository, labels: body.labels, bytes: body.bytes };
     if state.tasks.is_closed() || state.is_preempted() {
         return Err(Error::unreachable("agent is shutting down").help("hand it off to another one").into());
     }
-    let recorded = Asked {
+    let recorded = AccessRequest {
         caller: &caller,
         action: Action::Handoff,
-        repository: Some(state.origin(Some(&asked.repository))?),
-        repeats: Repeats::Apart,
+        repository: Some(state.origin(Some(&body.repository))?),
+        repeats: Repeats::Separate,
     };
     let name = what.name.clone();
     let id = match store(&state)?.promise(from, what) {
@@ -114,7 +114,7 @@ pub(super) async fn promise(
 }
 
 /// Receives a checkpoint as an archive (docs/protocol.md); only from other agents.
-/// Once it is answered, the checkpoint survives the loss of its sender, and a power loss here.
+/// After the response, the checkpoint survives the loss of its sender, and a power loss here.
 #[utoipa::path(
     put,
     path = "/v1/handoffs/{id}",

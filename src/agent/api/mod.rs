@@ -5,6 +5,7 @@
 mod audit;
 mod auth;
 mod cache;
+mod caller;
 mod description;
 mod ending;
 mod error;
@@ -33,11 +34,12 @@ use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub(super) use self::auth::Callers;
 use self::auth::{Auth, check};
-pub(super) use self::auth::{Caller, Callers};
+pub(super) use self::caller::Caller;
 use self::description::Base;
 use self::error::{ApiError, body_limit};
-use self::relay::pass_on;
+use self::relay::forward;
 pub(super) use self::serve::{Local, serve};
 use super::state::AgentState;
 use crate::error::Error;
@@ -96,7 +98,7 @@ pub(super) fn router(
     Router::from(routes())
         .fallback(nowhere)
         .method_not_allowed_fallback(otherwise)
-        .layer(from_fn_with_state(Arc::clone(&state), pass_on))
+        .layer(from_fn_with_state(Arc::clone(&state), forward))
         .layer(body_limit())
         .layer(from_fn_with_state(Arc::new(auth), check))
         .with_state(state)

@@ -10,7 +10,7 @@ use axum::extract::{Extension, Query, State};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, parse_query};
 use crate::agent::state::AgentState;
 use crate::agent::view;
@@ -52,7 +52,7 @@ pub(super) async fn list(
     query: Result<Query<Names>, QueryRejection>,
 ) -> Result<Json<view::NameList>, ApiError> {
     let Names { prefix, after, limit, repository } = parse_query(query)?;
-    caller.may_name(repository.as_deref())?;
+    caller.check_repository_name(repository.as_deref())?;
     let repository = state.repository(repository.as_deref())?;
     let range = NameRange {
         prefix: prefix

@@ -17,14 +17,14 @@ use crate::agent::state::AgentState;
 use crate::agent::view;
 use crate::work::blocking;
 
-/// Response of `/health` and `/ready`; without the token on loopback, only the vitals.
+/// Response of `/health` and `/ready`; without the token on loopback, only a summary.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum HealthAnswer {
     /// Full description.
     Health(view::Health),
     /// Part that any process of this machine may see.
-    Vitals(view::Vitals),
+    HealthSummary(view::HealthSummary),
 }
 
 /// Liveness, version and identity. Without the token on loopback: only whether the agent is alive and ready.
@@ -39,7 +39,7 @@ pub(super) async fn health(
     Extension(visibility): Extension<Visibility>,
 ) -> Response {
     let answer = match visibility {
-        Visibility::Vitals => HealthAnswer::Vitals(state.vitals()),
+        Visibility::HealthSummary => HealthAnswer::HealthSummary(state.health_summary()),
         Visibility::Remote => HealthAnswer::Health(without_locations(state.health())),
         Visibility::All => HealthAnswer::Health(state.health()),
     };

@@ -8,13 +8,13 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use hyper_util::rt::TokioIo;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::ApiError;
 use crate::agent::state::AgentState;
 use crate::agent::{PROTOCOL, view};
 use crate::error::Error;
 use crate::transfer::exchange::Local;
-use crate::transfer::local::attend;
+use crate::transfer::local::serve_local;
 
 /// Lists known peers and their state.
 #[utoipa::path(
@@ -64,17 +64,16 @@ pub(super) async fn chunks(
     if state.tasks.is_closed() {
         return Err(Error::unreachable("agent is shutting down").into());
     }
-    let place = Arc::clone(&state.attending).try_acquire_owned();
-    let place =
-        place.map_err(|_| Error::exhausted("too many processes read chunks").help("wait until one has ended"))?;
+    let slot = Arc::clone(&state.local_reader_slots).try_acquire_owned();
+    let slot = slot.map_err(|_| Error::exhausted("too many processes read chunks").help("wait until one has ended"))?;
     let (upgrade, leaving) = (hyper::upgrade::on(request), state.leaving.clone());
-    state.attended.spawn(async move {
-        let _place = place;
-        let attended = async {
+    state.local_readers.spawn(async move {
+        let _slot = slot;
+        let served = async {
             let stream = upgrade.await.map_err(|source| Error::other("connection was not upgraded").source(source))?;
-            attend(TokioIo::new(stream), Arc::new(Local::new(exchange, user)), leaving).await
+            serve_local(TokioIo::new(stream), Arc::new(Local::new(exchange, user)), leaving).await
         };
-        match attended.await {
+        match served.await {
             Ok(closed) => tracing::debug!(?closed, "a process has read its chunks"),
             Err(error) => tracing::warn!("cannot serve chunks to a process: {error:?}"),
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use crate::agent::state::AgentState;
 use crate::audit::{Action, Decision, Repeats, Request, Verdict};
 use crate::cache::Pin;
@@ -12,20 +12,20 @@ use crate::repository::Repository;
 
 /// A request for a name.
 #[derive(Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct AccessRequest<'a> {
     pub(super) caller: &'a Caller,
     pub(super) action: Action,
-    /// The repository, where the request tells it.
+    /// The repository, if the request names one.
     pub(super) repository: Option<&'a Repository>,
     /// Repeats within a minute are one entry, as for the ranges of a file.
     pub(super) repeats: Repeats,
 }
 
-impl Asked<'_> {
-    /// Records that the request for `name` goes on.
+impl AccessRequest<'_> {
+    /// Records that the request for `name` is allowed.
     ///
     /// # Errors
-    /// If it cannot be recorded: then it is refused.
+    /// It cannot be recorded; then the request must be refused.
     ///
     /// # Cancel safety
     /// Safe.
@@ -37,11 +37,11 @@ impl Asked<'_> {
     /// Records that `asked`, another agent, is asked for `name`; `details` follow the rule.
     ///
     /// # Errors
-    /// As [`Asked::allow`].
+    /// As [`AccessRequest::allow`].
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn pass_on(
+    pub(super) async fn forward(
         &self,
         state: &AgentState,
         name: Option<&str>,
@@ -57,7 +57,7 @@ impl Asked<'_> {
     /// Records that `pin` ends.
     ///
     /// # Errors
-    /// As [`Asked::allow`].
+    /// As [`AccessRequest::allow`].
     ///
     /// # Cancel safety
     /// Safe.
@@ -67,19 +67,19 @@ impl Asked<'_> {
         state.record(self.decision(state, None, Verdict::Allow, rule), self.repeats).await
     }
 
-    /// Records that the request for `name` was refused with `error`, if that is why it failed; gives the error.
+    /// Records that the request for `name` was refused with `error`, if that is a refusal; returns the error.
     ///
     /// # Cancel safety
     /// Safe.
     pub(super) async fn refuse(&self, state: &AgentState, name: impl Display, error: Error) -> Error {
-        // To another agent or a token, what it may not have is not there.
+        // Forbidden names are reported as absent to other agents and tokens.
         let absent = error.kind() == ErrorKind::NotFound && self.caller.requester().is_some();
         if !absent && error.kind() != ErrorKind::Denied {
             return error;
         }
         let decision = self.decision(state, Some(name.to_string()), Verdict::Deny, error.to_string());
-        // It is refused all the same.
-        state.record(decision, Repeats::Together).await.err().unwrap_or(error)
+        // It is refused in any case.
+        state.record(decision, Repeats::Merged).await.err().unwrap_or(error)
     }
 
     fn decision(&self, state: &AgentState, name: Option<String>, verdict: Verdict, rule: String) -> Decision {

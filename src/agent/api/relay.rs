@@ -15,9 +15,9 @@ use serde_json::Value;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::error::{ApiError, body};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use crate::agent::AT;
 use crate::agent::audit::outcome;
 use crate::agent::dial::{Dialled, SILENCE_MAX};
@@ -35,7 +35,7 @@ const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTR
 const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
 
 /// Forwards requests for another agent; handles the others locally.
-pub(super) async fn pass_on(
+pub(super) async fn forward(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     request: Request,
@@ -44,12 +44,12 @@ pub(super) async fn pass_on(
     let answered = match wanted(request.headers()) {
         Ok(None) => return next.run(request).await,
         Ok(Some(_)) if caller.agent().is_some() => {
-            Err(Error::denied("requests of other agents are not passed on").help("call that agent directly").into())
+            Err(Error::denied("requests of other agents are not forwarded").help("call that agent directly").into())
         }
-        // The other agent sees this one's certificate, and knows nothing of the token's scopes.
+        // The other agent sees this agent's certificate, not the token's scopes.
         Ok(Some(_)) if caller.grant().is_some() => {
-            Err(Error::denied("requests of tokens are not passed on to other agents")
-                .help("leave Towline-At out, or have the agent's user ask over the socket")
+            Err(Error::denied("requests of tokens are not forwarded to other agents")
+                .help("omit Towline-At, or send the request over the socket as the agent's user")
                 .into())
         }
         Ok(Some(at)) => routed_to(&state, &at, &caller, request, next).await,
@@ -120,8 +120,8 @@ async fn recorded(
     };
     // The other agent may have one that this one lacks.
     let repository = state.origin(text("repository")).ok();
-    let asking = Asked { caller, action, repository, repeats: Repeats::Apart };
-    asking.pass_on(state, text("name"), callee, &details).await
+    let asking = AccessRequest { caller, action, repository, repeats: Repeats::Separate };
+    asking.forward(state, text("name"), callee, &details).await
 }
 
 /// Adds the requesting user as the owner of a pin if none is named: the other agent does not know the user.

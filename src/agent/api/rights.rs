@@ -7,9 +7,9 @@ use crate::policy::Scope;
 /// Right that a token must have for a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// None: anybody on this machine may ask.
+    /// None: any process of this machine may send it.
     Nothing,
-    /// Any token: it sees and ends what it asked for itself.
+    /// Any token, for the tasks that it started itself.
     Own,
     /// A scope.
     Scope(Scope),
@@ -22,14 +22,14 @@ const PINS: Need = Need::Scope(Scope::Pins);
 const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
-/// Routes and what each needs. A route without an entry is for tokens with `admin` alone, and a test fails.
+/// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
 pub(super) const NEEDS: [(&str, &str, Need); 34] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
     ("GET", "/metrics", METRICS),
     ("POST", "/v1/save", SAVE),
-    // It writes where the request says.
+    // It writes to any path that the request names.
     ("POST", "/v1/restore", ADMIN),
     ("POST", "/v1/fetch", WARM),
     ("POST", "/v1/warm", WARM),
@@ -49,13 +49,13 @@ pub(super) const NEEDS: [(&str, &str, Need); 34] = [
     ("DELETE", "/v1/handoffs/{id}", ADMIN),
     ("POST", "/v1/handoffs/{id}/retry", ADMIN),
     ("GET", "/v1/peers", METRICS),
-    // It names what others read.
+    // It shows the names that others read.
     ("GET", "/v1/ledger", ADMIN),
     ("GET", "/v1/chunks", ADMIN),
     ("GET", "/v1/names", READ),
     ("GET", "/v1/files/{reference}/", READ),
     ("GET", "/v1/files/{reference}/{path}", READ),
-    // They put objects into the repository.
+    // They write objects to the repository.
     ("POST", "/v1/audit/heads", ADMIN),
     ("PUT", "/v1/audit/heads", ADMIN),
     ("GET", "/v1/tokens", ADMIN),
@@ -66,12 +66,12 @@ pub(super) const NEEDS: [(&str, &str, Need); 34] = [
 /// Right that a request needs of a token.
 pub(super) fn need(method: &Method, path: &str) -> Need {
     let method = if method == Method::HEAD { "GET" } else { method.as_str() };
-    let found = NEEDS.iter().find(|(of, route, _)| *of == method && leads(path, route));
+    let found = NEEDS.iter().find(|(of, route, _)| *of == method && matches_route(path, route));
     found.map_or(ADMIN, |(_, _, need)| *need)
 }
 
-/// Does `path` take `route`, in which a name in braces stands for one part, and `{path}` for one or more?
-pub(super) fn leads(path: &str, route: &str) -> bool {
+/// True if `path` matches `route`, in which a name in braces matches one segment, and `{path}` one or more.
+pub(super) fn matches_route(path: &str, route: &str) -> bool {
     let (mut parts, mut names) = (path.split('/'), route.split('/'));
     loop {
         match (parts.next(), names.next()) {
@@ -109,15 +109,16 @@ mod tests {
     #[test]
     fn a_name_in_braces_is_one_part_and_a_path_is_several() {
         assert!(
-            leads("/v1/tasks/a/events", "/v1/tasks/{id}/events")
-                && !leads("/v1/tasks//events", "/v1/tasks/{id}/events")
+            matches_route("/v1/tasks/a/events", "/v1/tasks/{id}/events")
+                && !matches_route("/v1/tasks//events", "/v1/tasks/{id}/events")
         );
         assert!(
-            leads("/v1/files/a/b/c", "/v1/files/{reference}/{path}")
-                && leads("/v1/files/a/b/", "/v1/files/{reference}/{path}")
+            matches_route("/v1/files/a/b/c", "/v1/files/{reference}/{path}")
+                && matches_route("/v1/files/a/b/", "/v1/files/{reference}/{path}")
         );
         assert!(
-            !leads("/v1/files/a/", "/v1/files/{reference}/{path}") && leads("/v1/files/a/", "/v1/files/{reference}/")
+            !matches_route("/v1/files/a/", "/v1/files/{reference}/{path}")
+                && matches_route("/v1/files/a/", "/v1/files/{reference}/")
         );
     }
 }

@@ -21,10 +21,10 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::auth::Caller;
+use super::caller::Caller;
 use super::slots::{ConnectionSlot, ConnectionSlots, with_guard};
 use crate::agent::socket::may_connect;
-use crate::transfer::calls::{Calls, Line, RemoteCaller};
+use crate::transfer::calls::{CallStream, Calls, RemoteCaller};
 
 /// Limit of concurrent connections of one listener. Beyond it, a new connection replaces the one that has been idle longest.
 const CONNECTIONS_MAX: usize = 256;
@@ -37,10 +37,10 @@ const BUFFERED_MAX: usize = 64 << 10;
 
 /// Calls from other agents are accepted like any other connection.
 impl Listener for Calls {
-    type Io = Line;
+    type Io = CallStream;
     type Addr = RemoteCaller;
 
-    async fn accept(&mut self) -> (Line, RemoteCaller) {
+    async fn accept(&mut self) -> (CallStream, RemoteCaller) {
         match self.next().await {
             Some(call) => call,
             None => std::future::pending().await,
@@ -90,24 +90,24 @@ pub(in crate::agent) async fn serve<L: Listener>(
     router: Router,
     leaving: CancellationToken,
 ) {
-    let (places, connections) = (ConnectionSlots::new(CONNECTIONS_MAX), TaskTracker::new());
+    let (slots, connections) = (ConnectionSlots::new(CONNECTIONS_MAX), TaskTracker::new());
     loop {
         let next = async {
             // Displace only when a new connection arrives.
             let (stream, from) = listener.accept().await;
-            (stream, from, places.take().await)
+            (stream, from, slots.take().await)
         };
-        let (stream, from, place) = tokio::select! {
+        let (stream, from, slot) = tokio::select! {
             next = next => next,
             () = leaving.cancelled() => break,
         };
         let (router, caller, leaving) = (router.clone(), caller(from), leaving.clone());
         connections.spawn(async move {
-            let place = Arc::new(place);
-            let served = connection(unless_stalled(stream, STALL), router, caller, &place, leaving);
+            let slot = Arc::new(slot);
+            let served = connection(unless_stalled(stream, STALL), router, caller, &slot, leaving);
             tokio::select! {
                 () = served => {}
-                () = place.given_away() => tracing::debug!("closed an idle connection to the API for a new one"),
+                () = slot.displaced() => tracing::debug!("closed an idle connection to the API for a new one"),
             }
         });
     }
@@ -127,12 +127,12 @@ async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     caller: Caller,
-    place: &Arc<ConnectionSlot>,
+    slot: &Arc<ConnectionSlot>,
     leaving: CancellationToken,
 ) {
-    let (router, place) = (TowerToHyperService::new(router), Arc::clone(place));
+    let (router, slot) = (TowerToHyperService::new(router), Arc::clone(slot));
     let router = service_fn(move |mut request: Request<Incoming>| {
-        let busy = place.busy();
+        let busy = slot.busy();
         request.extensions_mut().insert(caller.clone());
         router.call(request).map_ok(|response| with_guard(response, busy))
     });

@@ -19,13 +19,13 @@ pub(super) struct ConnectionSlots(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     most: usize,
-    taken: Mutex<Taken>,
+    slots: Mutex<Slots>,
     /// Notified when a connection ends or becomes idle.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct Slots {
     /// Counter for ids of connections and for the order in which they became idle.
     next: u64,
     connections: BTreeMap<u64, Connection>,
@@ -34,7 +34,7 @@ struct Taken {
 #[derive(Debug)]
 struct Connection {
     /// Order in which it became idle; None while a request is in progress.
-    silent: Option<u64>,
+    idle_since: Option<u64>,
     end: CancellationToken,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn with_guard<G: Send + Unpin + 'static>(response: Response, guard: G
 impl ConnectionSlots {
     /// Creates `most` slots.
     pub(super) fn new(most: usize) -> Self {
-        Self(Arc::new(Shared { most, taken: Mutex::default(), changed: Notify::new() }))
+        Self(Arc::new(Shared { most, slots: Mutex::default(), changed: Notify::new() }))
     }
 
     /// Takes a slot for a new connection. If all are taken, the connection that has been idle longest is told to close; if none
@@ -74,32 +74,32 @@ impl ConnectionSlots {
     /// Safe.
     pub(super) async fn take(&self) -> ConnectionSlot {
         loop {
-            if let Some(place) = self.try_take() {
-                return place;
+            if let Some(slot) = self.try_take() {
+                return slot;
             }
             self.0.changed.notified().await;
         }
     }
 
     fn try_take(&self) -> Option<ConnectionSlot> {
-        let mut taken = self.taken();
-        if taken.connections.len() >= self.0.most {
-            let silent = taken.connections.iter().filter_map(|(number, other)| Some((other.silent?, *number)));
-            let (_, longest) = silent.min()?;
-            taken.connections.remove(&longest)?.end.cancel();
+        let mut slots = self.slots();
+        if slots.connections.len() >= self.0.most {
+            let idle_since = slots.connections.iter().filter_map(|(number, other)| Some((other.idle_since?, *number)));
+            let (_, longest) = idle_since.min()?;
+            slots.connections.remove(&longest)?.end.cancel();
         }
-        let (number, silent) = (taken.tick(), taken.tick());
+        let (number, idle_since) = (slots.tick(), slots.tick());
         let end = CancellationToken::new();
-        taken.connections.insert(number, Connection { silent: Some(silent), end: end.clone() });
+        slots.connections.insert(number, Connection { idle_since: Some(idle_since), end: end.clone() });
         Some(ConnectionSlot { slots: self.clone(), number, end })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
+impl Slots {
     fn tick(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -111,14 +111,14 @@ impl ConnectionSlot {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn given_away(&self) {
+    pub(super) async fn displaced(&self) {
         self.end.cancelled().await;
     }
 
     /// Marks the start of a request.
     pub(super) fn busy(self: &Arc<Self>) -> Busy {
-        if let Some(own) = self.slots.taken().connections.get_mut(&self.number) {
-            own.silent = None;
+        if let Some(own) = self.slots.slots().connections.get_mut(&self.number) {
+            own.idle_since = None;
         }
         Busy(Arc::clone(self))
     }
@@ -126,19 +126,19 @@ impl ConnectionSlot {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let ConnectionSlot { slots, number, .. } = &*self.0;
-        let mut taken = slots.taken();
-        let now = taken.tick();
-        if let Some(own) = taken.connections.get_mut(number) {
-            own.silent = Some(now);
+        let ConnectionSlot { slots: all, number, .. } = &*self.0;
+        let mut slots = all.slots();
+        let now = slots.tick();
+        if let Some(own) = slots.connections.get_mut(number) {
+            own.idle_since = Some(now);
         }
-        slots.0.changed.notify_one();
+        all.0.changed.notify_one();
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.slots.taken().connections.remove(&self.number);
+        self.slots.slots().connections.remove(&self.number);
         self.slots.0.changed.notify_one();
     }
 }
@@ -170,13 +170,13 @@ mod tests {
     async fn who_has_been_silent_longest_gives_way_and_who_is_served_does_not() {
         let slots = ConnectionSlots::new(3);
         let held: Vec<_> = [slots.take().await, slots.take().await, slots.take().await].map(Arc::new).into();
-        let gone = |place: &ConnectionSlot| place.end.is_cancelled();
+        let gone = |slot: &ConnectionSlot| slot.end.is_cancelled();
         let (first, second) = (held[0].busy(), held[1].busy());
         // Of these the second has been silent longer, though it came before the third.
         drop(second);
         let third = Arc::new(slots.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1]), gone(&held[2])], [false, false, true]);
-        held[2].given_away().await;
+        held[2].displaced().await;
         let fourth = Arc::new(slots.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1])], [false, true]);
         // A displaced connection no longer counts, whenever it is dropped.
@@ -190,6 +190,6 @@ mod tests {
         assert!(slots.take().now_or_never().is_some() && gone(&held[0]));
         drop(busy);
         drop((held, third, fourth));
-        assert_eq!(slots.taken().connections.len(), 0);
+        assert_eq!(slots.slots().connections.len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens: made, listed, revoked.
+//! Tokens: create, list, revoke.
 
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ pub(super) struct TokenRequest {
     name: Option<String>,
     /// Tenant whose quota its pins count against; without one it has a quota of its own.
     tenant: Option<String>,
-    /// Time for which it holds; until it is revoked, if it is not given.
+    /// Time after which it expires; without one, it is valid until it is revoked.
     expires: Option<Span>,
 }
 
-/// The tokens that there are, without their secrets.
+/// Lists the tokens, without their secrets.
 #[utoipa::path(
     get,
     path = "/v1/tokens",
@@ -41,13 +41,13 @@ pub(super) async fn list(State(state): State<Arc<AgentState>>) -> Result<Json<vi
     Ok(Json(view::TokenList { tokens: state.tokens()?.list() }))
 }
 
-/// Makes a token for the API on loopback. The answer alone has its secret.
+/// Creates a token for the API on loopback. Only this response contains its secret.
 #[utoipa::path(
     post,
     path = "/v1/tokens",
     operation_id = "makeToken",
     request_body = TokenRequest,
-    responses((status = 201, description = "It is made, which survives a power loss", body = view::MadeToken)),
+    responses((status = 201, description = "The token was created, which survives a power loss", body = view::MadeToken)),
 )]
 pub(super) async fn make(
     State(state): State<Arc<AgentState>>,
@@ -57,17 +57,17 @@ pub(super) async fn make(
     let TokenRequest { scopes, name, tenant, expires } = asked;
     let spec = TokenSpec { scopes: Scopes::of(&scopes)?, name, tenant, lasting: expires.map(|span| span.0) };
     let made = blocking(move || tokens.make(spec)).await?;
-    tracing::info!(id = %made.token.id, scopes = ?made.token.scopes, "made a token");
+    tracing::info!(id = %made.token.id, scopes = ?made.token.scopes, "created a token");
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// Ends a token. The next request that shows it is refused, and answers under way to it break off.
+/// Ends a token. Requests with it are refused, and responses in progress are cut off.
 #[utoipa::path(
     delete,
     path = "/v1/tokens/{id}",
     operation_id = "revokeToken",
     params(("id" = String, Path, description = "Id of the token")),
-    responses((status = 200, description = "It holds no more", body = view::RevokedToken)),
+    responses((status = 200, description = "The token has ended", body = view::RevokedToken)),
 )]
 pub(super) async fn revoke(
     State(state): State<Arc<AgentState>>,

@@ -15,9 +15,10 @@ use futures::Stream;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::auth::{Caller, check_scope};
+use super::auth::check_scope;
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
-use super::recorded::Asked;
+use super::recorded::AccessRequest;
 use super::rights::Need;
 use crate::agent::Pinning;
 use crate::agent::audit::{follow, follow_with};
@@ -40,7 +41,7 @@ use crate::transfer::exchange::FetchPolicy;
 use crate::work::blocking;
 
 /// Interval of progress events.
-const TELL_EVERY: Duration = Duration::from_millis(200);
+const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Body of a save.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -146,20 +147,22 @@ pub(super) struct Warm {
     dry_run: bool,
 }
 
-/// Response for a started task.
-/// Checks that a token may read the names that a save is to be derived from: labels that bind these would tell of them.
+/// Checks that a token may read the names in the label `derived-from` of a save: their labels would reveal them.
 ///
 /// # Errors
 /// Denied, whether the name exists or not; usage, for a malformed name.
 fn check_origins(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(), Error> {
     let (labels, _) = Labels::split(labels)?;
     match labels.origins().iter().find(|origin| !grant.scopes().may_read(origin)) {
-        Some(origin) => Err(Error::denied("token may not read what the label `derived-from` names").got(origin)),
+        Some(origin) => {
+            Err(Error::denied("token does not permit reading a name in the label `derived-from`").got(origin))
+        }
         None => Ok(()),
     }
 }
 
-type Begun = Result<(StatusCode, Json<view::Task>), ApiError>;
+/// Response for a started task.
+type TaskStarted = Result<(StatusCode, Json<view::Task>), ApiError>;
 
 /// Starts to save a file or folder under a name.
 #[utoipa::path(
@@ -167,44 +170,44 @@ type Begun = Result<(StatusCode, Json<view::Task>), ApiError>;
     path = "/v1/save",
     operation_id = "save",
     request_body = Save,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn save(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Save>,
-) -> Begun {
-    let name: Name = asked.name.parse()?;
-    caller.may_name(asked.repository.as_deref())?;
-    let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
-    let base: Option<Selector> = asked.base.as_deref().map(str::parse).transpose()?;
-    let recorded = apart(&caller, Action::Save, &repository);
-    let path = match allowed(&caller, &name, absolute(asked.path)?).await {
+    JsonBody(body): JsonBody<Save>,
+) -> TaskStarted {
+    let name: Name = body.name.parse()?;
+    caller.check_repository_name(body.repository.as_deref())?;
+    let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
+    let base: Option<Selector> = body.base.as_deref().map(str::parse).transpose()?;
+    let recorded = recorded_separately(&caller, Action::Save, &repository);
+    let path = match allowed(&caller, &name, absolute(body.path)?).await {
         Ok(path) => path,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
     };
     let root_link = if caller.grant().is_some() { RootLink::Refuse } else { RootLink::Follow };
     let mut facts = StepFacts::default();
-    for (name, value) in &asked.metrics {
+    for (name, value) in &body.metrics {
         facts = facts.metric(name, *value)?;
     }
-    if let Some(ranks) = asked.world_size {
+    if let Some(ranks) = body.world_size {
         facts = facts.world_size(ranks);
     }
-    if let Some(framework) = &asked.framework {
+    if let Some(framework) = &body.framework {
         facts = facts.framework(framework)?;
     }
     if let Some(grant) = caller.grant() {
-        check_origins(grant, &asked.labels)?;
+        check_origins(grant, &body.labels)?;
     }
     let mut options = SaveOptions {
-        cut: asked.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        labels: asked.labels,
+        cut: body.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        labels: body.labels,
         facts,
-        exclude: asked.exclude,
-        reread: asked.reread,
-        compression: asked.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        key_every: asked.key_every,
+        exclude: body.exclude,
+        reread: body.reread,
+        compression: body.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        key_every: body.key_every,
         root_link,
         ..SaveOptions::default()
     };
@@ -228,16 +231,16 @@ pub(super) async fn save(
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.requester().as_ref()))))
 }
 
-/// `path`, if the caller may save it as `name`. Nothing is looked up before a token's scopes have been asked.
+/// `path`, if the caller may save it as `name`. The scopes of a token are checked before any lookup.
 ///
 /// # Errors
-/// Denied, if a token may not save that name, or may not name that path.
+/// Denied, if a token does not permit that name or that path.
 async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf> {
     let Some(grant) = caller.grant().cloned() else { return Ok(path) };
     if !grant.scopes().may_save(name) {
-        return Err(Error::denied("token may not save this name")
+        return Err(Error::denied("token does not permit saving under this name")
             .at(name)
-            .help("its scopes save=PATTERN decide; ask the agent's user for another token"));
+            .help("its scopes save=PATTERN do not match; the agent's user can create another token"));
     }
     blocking(move || check_named(grant.scopes(), &path)).await
 }
@@ -248,25 +251,25 @@ async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf>
     path = "/v1/restore",
     operation_id = "restore",
     request_body = Restore,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn restore(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Restore>,
-) -> Begun {
+    JsonBody(body): JsonBody<Restore>,
+) -> TaskStarted {
     let restoring = RestoreRequest {
-        name: asked.name.parse()?,
-        below: below(asked.path)?,
-        to: absolute(asked.to)?,
-        overwrite: asked.overwrite,
-        delete: asked.delete,
-        only: asked.paths,
+        name: body.name.parse()?,
+        below: below(body.path)?,
+        to: absolute(body.to)?,
+        overwrite: body.overwrite,
+        delete: body.delete,
+        only: body.paths,
         by: caller.local(),
     };
-    let repository = state.repository(asked.repository.as_deref())?;
-    let request = apart(&caller, Action::Restore, repository).allow(&state, &restoring.name).await?;
-    let begun = follow(request, tasks::restore(&state, asked.repository.as_deref(), restoring))?;
+    let repository = state.repository(body.repository.as_deref())?;
+    let request = recorded_separately(&caller, Action::Restore, repository).allow(&state, &restoring.name).await?;
+    let begun = follow(request, tasks::restore(&state, body.repository.as_deref(), restoring))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
@@ -276,19 +279,19 @@ pub(super) async fn restore(
     path = "/v1/fetch",
     operation_id = "fetch",
     request_body = Fetch,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn fetch(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Fetch>,
-) -> Begun {
-    caller.may_name(asked.repository.as_deref())?;
-    let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let (mut name, below) = (asked.name.parse()?, below(asked.path)?);
+    JsonBody(body): JsonBody<Fetch>,
+) -> TaskStarted {
+    caller.check_repository_name(body.repository.as_deref())?;
+    let from = body.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+    let (mut name, below) = (body.name.parse()?, below(body.path)?);
     let requester = caller.requester();
-    let repository = state.origin(asked.repository.as_deref())?;
-    let recorded = apart(&caller, Action::Warm, repository);
+    let repository = state.origin(body.repository.as_deref())?;
+    let recorded = recorded_separately(&caller, Action::Warm, repository);
     if let Some(grant) = caller.grant() {
         name = match resolve_for(repository, Some(grant), &name).await {
             Ok(name) => Selector::Name(name),
@@ -300,14 +303,14 @@ pub(super) async fn fetch(
         below,
         kind: TaskKind::Fetch,
         from,
-        or_repository: asked.or_repository,
+        or_repository: body.or_repository,
         pin: None,
         dry_run: false,
         caller: requester.clone(),
         by: caller.local(),
     };
     let request = recorded.allow(&state, &warming.name).await?;
-    let begun = follow(request, tasks::warm(&state, asked.repository.as_deref(), warming))?;
+    let begun = follow(request, tasks::warm(&state, body.repository.as_deref(), warming))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
@@ -317,36 +320,37 @@ pub(super) async fn fetch(
     path = "/v1/warm",
     operation_id = "warm",
     request_body = Warm,
-    responses((status = 202, description = "It has begun", body = view::Task)),
+    responses((status = 202, description = "The task has started", body = view::Task)),
 )]
 pub(super) async fn warm(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<Warm>,
-) -> Begun {
-    caller.may_name(asked.repository.as_deref())?;
+    JsonBody(body): JsonBody<Warm>,
+) -> TaskStarted {
+    caller.check_repository_name(body.repository.as_deref())?;
     let requester = caller.requester();
-    let pin = match asked.pin {
+    let pin = match body.pin {
         Some(Span(span)) => {
             if let Some(grant) = caller.grant() {
                 check_scope(grant, Need::Scope(Scope::Pins))?;
             }
             let (expires, limit) = state.pin_bounds(requester.as_ref(), Some(span))?;
-            Some(Pinning { owner: caller.owner(asked.owner), expires, limit })
+            Some(Pinning { owner: caller.owner(body.owner), expires, limit })
         }
         None => None,
     };
     let policy = FetchPolicy {
-        from: asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-        or_repository: asked.or_repository,
+        from: body.from.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        or_repository: body.or_repository,
         ..FetchPolicy::default()
     };
-    let below = below(asked.path)?;
+    let below = below(body.path)?;
     // Resolves the selector before the response, so that the response names the step. Errors of this node's callers are
     // reported here as well; for other agents and tokens the task checks them, since forbidden and absent names must look alike.
-    let repository = state.origin(asked.repository.as_deref())?;
+    let repository = state.origin(body.repository.as_deref())?;
     let exchange = state.exchange()?;
-    let (selector, recorded): (Selector, _) = (asked.name.parse()?, apart(&caller, Action::Warm, repository));
+    let (selector, recorded): (Selector, _) =
+        (body.name.parse()?, recorded_separately(&caller, Action::Warm, repository));
     let name = match resolve(exchange, repository, requester.as_ref(), &selector).await {
         Ok(name) => name,
         Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
@@ -367,20 +371,22 @@ pub(super) async fn warm(
         from: policy.from,
         or_repository: policy.or_repository,
         pin,
-        dry_run: asked.dry_run,
+        dry_run: body.dry_run,
         caller: requester.clone(),
         by: caller.local(),
     };
     let request = recorded.allow(&state, &warming.name).await?;
     let pinning = match &warming.pin {
-        Some(_) if !warming.dry_run => apart(&caller, Action::Pin, repository).allow(&state, &warming.name).await?,
+        Some(_) if !warming.dry_run => {
+            recorded_separately(&caller, Action::Pin, repository).allow(&state, &warming.name).await?
+        }
         _ => None,
     };
-    let begun = follow_with(request, pinning, tasks::warm(&state, asked.repository.as_deref(), warming))?;
+    let begun = follow_with(request, pinning, tasks::warm(&state, body.repository.as_deref(), warming))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
-/// Running tasks, and the last ones that ended.
+/// Lists running tasks, and the last ones that ended.
 #[utoipa::path(
     get,
     path = "/v1/tasks",
@@ -473,7 +479,7 @@ impl Following {
             // The first event is sent immediately.
             if self.sent.is_some() && self.task.is_running() {
                 tokio::select! {
-                    () = tokio::time::sleep(TELL_EVERY) => {}
+                    () = tokio::time::sleep(EVENT_INTERVAL) => {}
                     _ = self.task.ended() => {}
                 }
             }
@@ -503,9 +509,9 @@ fn below(path: Option<String>) -> Result<Option<String>> {
     Ok(path)
 }
 
-/// A request whose every repeat is an entry of the audit log.
-fn apart<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> Asked<'a> {
-    Asked { caller, action, repository: Some(repository), repeats: Repeats::Apart }
+/// A request that is recorded separately each time.
+fn recorded_separately<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> AccessRequest<'a> {
+    AccessRequest { caller, action, repository: Some(repository), repeats: Repeats::Separate }
 }
 
 /// Checks that the path is absolute: callers have other working directories than the agent.

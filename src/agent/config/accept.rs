@@ -34,12 +34,12 @@ pub struct Accepts(Arc<RwLock<Vec<Accept>>>);
 struct Accept {
     from: Patterns,
     names: Patterns,
-    allowance: Allowance,
+    allowance: SenderQuota,
 }
 
 /// Quota of one sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowance {
+pub struct SenderQuota {
     /// Bytes of its checkpoints.
     pub bytes: u64,
     /// Checkpoints.
@@ -64,7 +64,7 @@ impl Accepts {
 
     /// Quota of `sender` for `name`, from the first entry that matches both; None if no entry does.
     #[must_use]
-    pub fn allowance(&self, sender: &Identity, name: &Name) -> Option<Allowance> {
+    pub fn allowance(&self, sender: &Identity, name: &Name) -> Option<SenderQuota> {
         let entries = self.entries();
         let path = pattern_text(sender)?;
         let fits = |entry: &&Accept| entry.from.take(&path) && entry.names.take(name.as_str());
@@ -90,7 +90,7 @@ impl Accept {
                 .expected("at least one pattern in each of from and names")
                 .help("name them, or remove the entry"));
         }
-        let allowance = Allowance {
+        let allowance = SenderQuota {
             bytes: max.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),
             checkpoints: max_checkpoints.unwrap_or(CHECKPOINTS),
         };
@@ -125,7 +125,7 @@ pub(in crate::agent) mod tests {
             accepts.allowance(&Identity::new(site, agent).unwrap(), &name.parse().unwrap())
         };
         let (limited, usual) =
-            (Allowance { bytes: 1024, checkpoints: 2 }, Allowance { bytes: 50, checkpoints: CHECKPOINTS });
+            (SenderQuota { bytes: 1024, checkpoints: 2 }, SenderQuota { bytes: 50, checkpoints: CHECKPOINTS });
         assert_eq!(allowed("home/a", "run/step-1"), Some(limited));
         assert_eq!(allowed("home/a", "other/step-1"), Some(limited));
         assert_eq!(allowed("home/a", "third/step-1"), Some(usual));

@@ -42,7 +42,7 @@ impl AdmissionSection {
         match nothing.iter().find(|(_, is_nothing)| *is_nothing) {
             Some((name, _)) => Err(Error::usage(format!("[admission] {name} is 0: nobody could connect"))
                 .expected("at least 1")
-                .help("leave `listen` out if nobody is to connect")),
+                .help("omit `listen` if nobody is to connect")),
             None => Ok(admission),
         }
     }

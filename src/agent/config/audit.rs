@@ -1,4 +1,4 @@
-//! `[audit]`: whether decisions are recorded, and where.
+//! Section `[audit]`: the audit log.
 
 use std::path::{Path, PathBuf};
 
@@ -23,14 +23,14 @@ pub(super) struct AuditSection {
 }
 
 impl AuditSection {
-    /// The settings; what is relative counts from `folder`.
+    /// Resolves relative paths from `folder`.
     ///
     /// # Errors
     /// Usage, if the head is to be published and there is no key to sign it.
     pub(super) fn settle(self, folder: &Path, has_identity: bool) -> Result<AuditConfig> {
         if self.publish == Some(true) && !has_identity {
-            return Err(Error::usage("[audit] publish is set, but no identity: nothing signs the head")
-                .help("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
+            return Err(Error::usage("[audit] publish is set, but no identity: the head cannot be signed")
+                .help("create one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
         }
         Ok(AuditConfig { dir: folder.join(self.dir), publish: self.publish.unwrap_or(has_identity) })
     }

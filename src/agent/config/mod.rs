@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 #[cfg(test)]
 pub(super) use self::accept::tests::accepts;
-pub use self::accept::{Accepts, Allowance};
+pub use self::accept::{Accepts, SenderQuota};
 use self::admission::AdmissionSection;
 pub use self::audit::AuditConfig;
 use self::audit::AuditSection;
@@ -32,7 +32,7 @@ pub use self::pins::CallerPins;
 use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
-pub use self::sidecar::{SidecarConfig, Watched};
+pub use self::sidecar::{SidecarConfig, WatchedFolder};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,7 +41,7 @@ use crate::pattern::Patterns;
 use crate::policy::{AllowList, AllowRule, Callers, agents};
 use crate::storage::{Location, StoreOptions};
 use crate::transfer::Admission;
-use crate::tree::{Look, read_own_target};
+use crate::tree::{FileStamp, read_own_target};
 
 /// Limit of the settings file, in bytes.
 const FILE_LEN_MAX: u64 = 1 << 20;
@@ -55,7 +55,7 @@ pub struct Config {
     /// The settings file.
     pub file: PathBuf,
     /// State of the settings file when it was read.
-    pub(super) seen: Look,
+    pub(super) stamp: FileStamp,
     /// Unix socket.
     pub socket: PathBuf,
     /// Loopback address of the API, if any.
@@ -168,12 +168,12 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self> {
         let io = |error| Error::io("cannot read the agent's settings", path, error);
         let path = &std::path::absolute(path).map_err(io)?;
-        let seen = Look::at(path);
+        let stamp = FileStamp::at(path);
         let text = read_own_target(path, FILE_LEN_MAX).map_err(|error| match error.kind() {
             ErrorKind::NotFound => error.help("write the file first; `towline help agent` has an example"),
             _ => error,
         })?;
-        Ok(Self { seen, ..Self::parse(&text, path)? })
+        Ok(Self { stamp, ..Self::parse(&text, path)? })
     }
 
     /// Parses the settings in `text`; relative paths are relative to the folder of `path`, the settings file.
@@ -201,7 +201,7 @@ impl File {
         };
         socket_fits(&socket)?;
         if let Some(http) = self.http.filter(|http| !http.ip().is_loopback()) {
-            return Err(Error::usage("`http` is not a loopback address: what it carries is not encrypted")
+            return Err(Error::usage("`http` is not a loopback address: it is not encrypted")
                 .expected("127.0.0.1:PORT or [::1]:PORT")
                 .got(http)
                 .help("put a TLS proxy on this machine in front of it"));
@@ -218,7 +218,7 @@ impl File {
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
             file: path.to_owned(),
-            seen: Look::default(),
+            stamp: FileStamp::default(),
             socket,
             http: self.http,
             open_metrics: self.open_metrics,
@@ -257,8 +257,8 @@ impl File {
             return Err(Error::usage("`open_metrics` is set, but not `http`").help("set both, or neither"));
         }
         if self.http.is_none() && self.tokens.is_some() {
-            return Err(Error::usage("`tokens` is set, but not `http`: tokens are shown on loopback")
-                .help("set both, or neither; the socket wants no token"));
+            return Err(Error::usage("`tokens` is set, but not `http`: tokens are used on loopback")
+                .help("set both, or neither; the socket needs no token"));
         }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.hands_off() && !names_others {
@@ -291,7 +291,7 @@ impl File {
     }
 }
 
-/// The address of a socket has room for 107 bytes and a zero (<https://man7.org/linux/man-pages/man7/unix.7.html>).
+/// The address of a socket has at most 107 bytes and a zero (<https://man7.org/linux/man-pages/man7/unix.7.html>).
 fn socket_fits(socket: &Path) -> Result<()> {
     let len = socket.as_os_str().len();
     if len <= SOCKET_PATH_MAX {

@@ -76,7 +76,7 @@ impl CallerPins {
         Err(Error::denied(format!("pin of {whose} lasts too long"))
             .expected(format!("at most {}", span::show(self.time)))
             .got(span::show(lasting))
-            .help(format!("ask for less, or raise max_time in [{section}] of the settings of the agent that is asked")))
+            .help(format!("request less, or raise max_time in [{section}] of the settings of that agent")))
     }
 
     /// Limit of all pins of `caller`.

@@ -27,7 +27,7 @@ pub(super) struct SidecarSection {
     #[serde(default)]
     watch: Vec<WatchSection>,
     handoff_to: Option<String>,
-    preemption: Option<Notices>,
+    preemption: Option<NoticeProvider>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -49,7 +49,7 @@ struct WatchSection {
 /// Provider of preemption notices, or `none`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Notices {
+enum NoticeProvider {
     None,
     Aws,
     Gcp,
@@ -64,7 +64,7 @@ pub struct SidecarConfig {
     /// Names that are restored before the agent is ready, with their destinations.
     pub restore: Vec<(Selector, PathBuf)>,
     /// Watched folders.
-    pub watch: Vec<Watched>,
+    pub watch: Vec<WatchedFolder>,
     /// Agents that receive checkpoints that may not be saved in time.
     pub handoff_to: Option<AgentSelector>,
     /// Provider of preemption notices.
@@ -73,7 +73,7 @@ pub struct SidecarConfig {
 
 /// A folder that a training writes its checkpoints to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watched {
+pub struct WatchedFolder {
     /// The folder.
     pub folder: PathBuf,
     /// Run to save the checkpoints to.
@@ -96,7 +96,7 @@ impl SidecarSection {
         let watched = |section: WatchSection| {
             let settle = section.settle.map_or(SETTLE, |span| span.0);
             let restore_latest = section.restore_latest.unwrap_or(true);
-            Ok(Watched { folder: folder.join(section.folder), run: section.run.parse()?, settle, restore_latest })
+            Ok(WatchedFolder { folder: folder.join(section.folder), run: section.run.parse()?, settle, restore_latest })
         };
         let restore: Vec<_> = self.restore.into_iter().map(restored).collect::<Result<_>>()?;
         let watch: Vec<_> = self.watch.into_iter().map(watched).collect::<Result<_>>()?;
@@ -107,10 +107,10 @@ impl SidecarSection {
             watch,
             handoff_to: self.handoff_to.as_deref().map(str::parse).transpose()?,
             preemption: match self.preemption {
-                None | Some(Notices::None) => None,
-                Some(Notices::Aws) => Some(Provider::Aws),
-                Some(Notices::Gcp) => Some(Provider::Gcp),
-                Some(Notices::Azure) => Some(Provider::Azure),
+                None | Some(NoticeProvider::None) => None,
+                Some(NoticeProvider::Aws) => Some(Provider::Aws),
+                Some(NoticeProvider::Gcp) => Some(Provider::Gcp),
+                Some(NoticeProvider::Azure) => Some(Provider::Azure),
             },
         })
     }
@@ -118,7 +118,7 @@ impl SidecarSection {
 
 /// Refuses to restore into a watched folder or one of its checkpoints: the training's next step changes the files there, and
 /// the watch would save a half restored checkpoint.
-fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
+fn keeps_out_of_checkpoints(to: &Path, watch: &[WatchedFolder]) -> Result<()> {
     for watched in watch {
         let Ok(within) = to.strip_prefix(&watched.folder) else { continue };
         let entry = within.components().next().and_then(|first| first.as_os_str().to_str());

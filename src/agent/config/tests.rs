@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Allowance, CacheConfig, CallerPins, Config, PeersConfig, SidecarConfig, Watched};
+use super::{CacheConfig, CallerPins, Config, PeersConfig, SenderQuota, SidecarConfig, WatchedFolder};
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
 use crate::cache::TenantQuotas;
@@ -76,7 +76,7 @@ fn every_setting_is_taken() {
         connections: Some(4),
     };
     assert_eq!(config.peers, peers);
-    let watched = Watched {
+    let watched = WatchedFolder {
         folder: "/ckpt".into(),
         run: "run".parse().unwrap(),
         settle: Duration::from_secs(2),
@@ -93,7 +93,7 @@ fn every_setting_is_taken() {
     let cloud = Identity::new("cloud", "a").unwrap();
     let handoff = config.handoff.unwrap();
     assert_eq!((handoff.dir.as_path(), handoff.capacity), (Path::new("/etc/towline/kept"), 1 << 30));
-    let allowance = Allowance { bytes: 1 << 20, checkpoints: 2 };
+    let allowance = SenderQuota { bytes: 1 << 20, checkpoints: 2 };
     let (home, step) = (Identity::new("home", "a").unwrap(), "run/step-1".parse().unwrap());
     assert_eq!(handoff.accept.allowance(&home, &step), Some(allowance));
     assert!(handoff.accept.include(&home) && !handoff.accept.include(&cloud));

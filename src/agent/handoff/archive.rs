@@ -357,12 +357,12 @@ mod tests {
         bytes
     }
 
-    fn put(bytes: &[u8], to: &Path, room: u64) -> Result<Received> {
-        receive(&mut &*bytes, &Target::open(to, Durability::Power).unwrap(), room)
+    fn put(bytes: &[u8], to: &Path, space: u64) -> Result<Received> {
+        receive(&mut &*bytes, &Target::open(to, Durability::Power).unwrap(), space)
     }
 
-    fn checkpoint(room: &Path) -> PathBuf {
-        let made = room.join("from/checkpoint-5");
+    fn checkpoint(dir: &Path) -> PathBuf {
+        let made = dir.join("from/checkpoint-5");
         fs::create_dir_all(made.join("deep/empty")).unwrap();
         fs::write(made.join("model.bin"), vec![7; 3 << 20]).unwrap();
         fs::write(made.join("deep/empty.bin"), b"").unwrap();
@@ -395,32 +395,32 @@ mod tests {
 
     #[test]
     fn folders_are_nested_so_deeply_and_no_deeper() {
-        let room = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let nested = |depth: usize| -> Vec<String> { (1..=depth).map(|depth| vec!["d"; depth].join("/")).collect() };
         let archive = |paths: &[String]| {
             let records: Vec<_> = paths.iter().map(|path| (FOLDER, path.as_str(), "")).collect();
             (written(&records), paths.len() as u64 * ENTRY_SPACE)
         };
         let (fits, space) = archive(&nested(DEPTH_MAX));
-        put(&fits, &room.path().join("fits"), space).unwrap();
+        put(&fits, &dir.path().join("fits"), space).unwrap();
         let (deeper, space) = archive(&nested(DEPTH_MAX + 1));
-        let error = put(&deeper, &room.path().join("deeper"), space).unwrap_err();
+        let error = put(&deeper, &dir.path().join("deeper"), space).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exhausted, "{error:?}");
         assert!(error.to_string().contains("nested too deeply"), "{error}");
     }
 
     #[test]
     fn it_comes_out_as_it_went_in() {
-        let room = tempfile::tempdir().unwrap();
-        let made = checkpoint(room.path());
-        let received = put(&sent(&made), &room.path().join("to"), SPACE).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let made = checkpoint(dir.path());
+        let received = put(&sent(&made), &dir.path().join("to"), SPACE).unwrap();
         assert_eq!(received.entry, b"checkpoint-5");
         let found = |path: &Path| walk(path, &Rules::default()).unwrap().found;
         let fingerprint = |path: &Path| {
             let of = |found: WalkEntry| (found.path, found.kind.clone(), found.stat.mtime);
             found(path).into_iter().map(of).collect::<Vec<_>>()
         };
-        let came = room.path().join("to/checkpoint-5");
+        let came = dir.path().join("to/checkpoint-5");
         assert_eq!(fingerprint(&came), fingerprint(&made));
         // The modes that the sender had are told, and on the disk all is this user's alone.
         for (there, here) in found(&came).iter().zip(found(&made)) {
@@ -434,36 +434,36 @@ mod tests {
         assert_eq!(decode_modes(&encode_modes(&received.modes)).unwrap(), received.modes);
         assert_eq!(fs::read(came.join("deep/link")).unwrap(), vec![7; 3 << 20]);
         // A checkpoint may be one file.
-        let one = put(&sent(&made.join("model.bin")), &room.path().join("one"), (3 << 20) + ENTRY_SPACE).unwrap();
+        let one = put(&sent(&made.join("model.bin")), &dir.path().join("one"), (3 << 20) + ENTRY_SPACE).unwrap();
         assert_eq!(one.modes, Modes::from([(b"model.bin".to_vec(), 0o640)]));
-        assert_eq!(fs::read(room.path().join("one/model.bin")).unwrap(), vec![7; 3 << 20]);
+        assert_eq!(fs::read(dir.path().join("one/model.bin")).unwrap(), vec![7; 3 << 20]);
     }
 
     #[test]
     fn what_is_not_whole_is_refused() {
-        let room = tempfile::tempdir().unwrap();
-        let whole = sent(&checkpoint(room.path()));
+        let dir = tempfile::tempdir().unwrap();
+        let whole = sent(&checkpoint(dir.path()));
         for (part, len) in (0..whole.len()).step_by(60_007).chain([whole.len() - 1]).enumerate() {
-            let to = room.path().join(format!("cut-{part}"));
+            let to = dir.path().join(format!("cut-{part}"));
             assert_eq!(put(&whole[..len], &to, SPACE).unwrap_err().kind(), ErrorKind::Unreachable, "{len}");
         }
         let mut bent = whole.clone();
         let middle = bent.len() / 2;
         bent[middle] ^= 1;
-        assert_eq!(put(&bent, &room.path().join("bent"), SPACE).unwrap_err().kind(), ErrorKind::Damaged);
-        assert_eq!(put(&whole, &room.path().join("much"), SPACE - 1).unwrap_err().kind(), ErrorKind::Exhausted);
-        assert_eq!(put(&whole, &room.path().join("less"), SPACE + 1).unwrap_err().kind(), ErrorKind::Damaged);
+        assert_eq!(put(&bent, &dir.path().join("bent"), SPACE).unwrap_err().kind(), ErrorKind::Damaged);
+        assert_eq!(put(&whole, &dir.path().join("much"), SPACE - 1).unwrap_err().kind(), ErrorKind::Exhausted);
+        assert_eq!(put(&whole, &dir.path().join("less"), SPACE + 1).unwrap_err().kind(), ErrorKind::Damaged);
     }
 
     #[test]
     fn nothing_leads_out_of_the_checkpoint() {
-        let room = tempfile::tempdir().unwrap();
-        let outside = room.path().to_str().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().to_str().unwrap();
         let put = |records: &[(u8, &str, &str)]| {
-            put(&written(records), &room.path().join("to"), ENTRY_SPACE * records.len() as u64)
+            put(&written(records), &dir.path().join("to"), ENTRY_SPACE * records.len() as u64)
         };
         let received = put(&[(FOLDER, "c", ""), (LINK, "c/l", outside), (FILE, "c/f", "")]).unwrap();
-        let mode = fs::metadata(room.path().join("to/c/f")).unwrap().permissions().mode();
+        let mode = fs::metadata(dir.path().join("to/c/f")).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, FILE_MODE);
         assert_eq!(received.modes[&b"f".to_vec()], 0o755, "nobody else's user is set");
         for first in ["../out", "/tmp/out", "a/b", "", ".", "..", "a\0b"] {
@@ -476,37 +476,37 @@ mod tests {
         assert_eq!(put(&[(LINK, "c", outside)]).unwrap_err().kind(), ErrorKind::Damaged, "what is saved is no link");
         assert!(put(&[(FOLDER, "c", ""), (LINK, "c/l", outside), (FILE, "c/l/out", "")]).is_err());
         assert_eq!(put(&[]).unwrap_err().kind(), ErrorKind::Damaged);
-        assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn what_is_no_parcel_is_refused() {
-        let room = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         for rubbish in [vec![0xff; 64], [&[1, 0, 0, 0, 9], [0; 64].as_slice()].concat(), vec![2, 0, 0, 0, 0, 0]] {
-            assert_eq!(put(&rubbish, &room.path().join("to"), 9).unwrap_err().kind(), ErrorKind::Damaged);
+            assert_eq!(put(&rubbish, &dir.path().join("to"), 9).unwrap_err().kind(), ErrorKind::Damaged);
         }
         let many: Vec<String> = (0..FOLDERS_MAX).map(|n| format!("c/{n}")).collect();
         let many: Vec<_> =
             [(FOLDER, "c", "")].into_iter().chain(many.iter().map(|path| (FOLDER, &**path, ""))).collect();
-        let error = put(&written(&many), &room.path().join("to"), u64::MAX).unwrap_err();
+        let error = put(&written(&many), &dir.path().join("to"), u64::MAX).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged, "memory for folders is bounded");
     }
 
     #[test]
     fn targets_of_links_count_as_paths() {
-        let room = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let target = "t".repeat(4000);
         let links: Vec<String> = (0..=PATHS_LEN_MAX / 4000).map(|n| format!("c/{n}")).collect();
         let all: Vec<_> =
             [(FOLDER, "c", "")].into_iter().chain(links.iter().map(|path| (LINK, &**path, &*target))).collect();
-        let error = put(&written(&all), &room.path().join("to"), u64::MAX).unwrap_err();
+        let error = put(&written(&all), &dir.path().join("to"), u64::MAX).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exhausted);
     }
 
     #[test]
     fn a_file_that_changes_while_it_is_sent_is_noticed() {
-        let room = tempfile::tempdir().unwrap();
-        let made = checkpoint(room.path());
+        let dir = tempfile::tempdir().unwrap();
+        let made = checkpoint(dir.path());
         let found = Contents::find(&made).unwrap();
         let before = found.fingerprint();
         fs::write(made.join("model.bin"), vec![8; 2 << 20]).unwrap();

@@ -1,5 +1,5 @@
 //! Hinted handoff: a checkpoint that may not be saved in time is sent to another agent. The receiver stores it on its disk and saves it,
-//! unless the sender says that it has saved it itself.
+//! unless the sender reports that it has saved it itself.
 //!
 //! ```text
 //! watch, when time is short -> sender -- archive over a call --> store (a disk that survives the sender's node) -> receiver: saves it

@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_hours(1);
 
 /// Time of the next save of a checkpoint, and the pauses after failures.
 #[derive(Clone, Copy, Debug)]
-struct Due {
+struct RetryState {
     at: Instant,
     backoff: Backoff,
     /// Failed saves of the class [`Failure::Counted`].
@@ -66,12 +66,12 @@ impl Failure {
 /// # Cancel safety
 /// Safe: stored checkpoints stay.
 pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<HandoffStore>, options: ReceiverOptions) {
-    let (mut dues, mut wait_now) = (BTreeMap::<Ulid, Due>::new(), Duration::ZERO);
+    let (mut dues, mut wait_now) = (BTreeMap::<Ulid, RetryState>::new(), Duration::ZERO);
     loop {
         let to_save = store.to_save();
         dues.retain(|known, _| to_save.iter().any(|(id, _)| id == known));
         for (id, urgent) in to_save {
-            let due = |wait| Due { at: Instant::now() + wait, backoff: BACKOFF, failed: 0 };
+            let due = |wait| RetryState { at: Instant::now() + wait, backoff: BACKOFF, failed: 0 };
             if urgent {
                 dues.insert(id, due(Duration::ZERO));
             }
@@ -94,7 +94,7 @@ pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<Ha
             }
             tracing::warn!("handoff {id} is not saved yet: {error:?}");
             let mut backoff = due.backoff;
-            dues.insert(id, Due { at: Instant::now() + backoff.pause(), backoff, failed });
+            dues.insert(id, RetryState { at: Instant::now() + backoff.pause(), backoff, failed });
         }
     }
 }

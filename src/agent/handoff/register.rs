@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use super::stored::{Announced, StoredCheckpoint};
-use crate::agent::config::Allowance;
+use crate::agent::config::SenderQuota;
 use crate::audit::Request;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
@@ -22,7 +22,7 @@ const STORED_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Register {
-    pub(super) promised: BTreeMap<Ulid, Promised>,
+    pub(super) promised: BTreeMap<Ulid, Promise>,
     pub(super) stored: BTreeMap<Ulid, StoredCheckpoint>,
     /// Ids to save at once, by `towline handoff retry`.
     pub(super) urgent: BTreeSet<Ulid>,
@@ -45,7 +45,7 @@ pub(super) struct Deleting {
 }
 
 #[derive(Debug)]
-pub(super) struct Promised {
+pub(super) struct Promise {
     pub(super) from: Identity,
     pub(super) what: Announced,
     pub(super) since: Instant,
@@ -72,7 +72,7 @@ impl Register {
     ///
     /// # Errors
     /// Exhausted, if one is reached.
-    pub(super) fn admit(&self, from: &Identity, what: &Announced, allowance: Allowance, capacity: u64) -> Result<()> {
+    pub(super) fn admit(&self, from: &Identity, what: &Announced, allowance: SenderQuota, capacity: u64) -> Result<()> {
         let own = self.promised.values().filter(|promised| promised.from == *from).count();
         if self.promised.len() >= PROMISED_MAX.0
             || own >= PROMISED_MAX.1
@@ -97,7 +97,7 @@ impl Register {
         self.admit_of(from, what, allowance)
     }
 
-    fn admit_of(&self, from: &Identity, what: &Announced, allowance: Allowance) -> Result<()> {
+    fn admit_of(&self, from: &Identity, what: &Announced, allowance: SenderQuota) -> Result<()> {
         let own = self.taken(|whose| whose == from);
         let help = "wait until the receiver has saved what it stores, look at what was set aside there (towline handoff \
                     list), or raise max and max_checkpoints of the [[handoff.accept]] entry in its settings";
@@ -132,12 +132,12 @@ impl Register {
     }
 
     /// Bytes and number of checkpoints stored for and promised to the senders that match `of`, set aside, being deleted, or not.
-    fn taken(&self, of: impl Fn(&Identity) -> bool) -> Allowance {
+    fn taken(&self, of: impl Fn(&Identity) -> bool) -> SenderQuota {
         let stored = self.stored.values().map(|stored| (&stored.from, stored.what.bytes));
         let deleting = self.deleting.values().filter_map(|folder| Some((folder.from.as_ref()?, folder.bytes)));
         let promised = self.promised.values().map(|promised| (&promised.from, promised.what.bytes));
         let all = stored.chain(deleting).chain(promised);
-        let mut taken = Allowance { bytes: 0, checkpoints: 0 };
+        let mut taken = SenderQuota { bytes: 0, checkpoints: 0 };
         for (_, bytes) in all.filter(|(from, _)| of(from)) {
             taken.bytes = taken.bytes.saturating_add(bytes);
             taken.checkpoints += 1;

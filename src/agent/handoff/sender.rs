@@ -30,7 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::name::Name;
-use crate::ops::{HandoffTarget, Unsaved, all_labels};
+use crate::ops::{HandoffTarget, UnsavedCheckpoint, all_labels};
 use crate::policy::Labels;
 use crate::repository::log::State;
 use crate::repository::{Access, Destination};
@@ -40,10 +40,10 @@ use crate::work::blocking;
 const WINDOW: usize = 1 << 20;
 /// Time without progress after which a receiver counts as gone.
 const STALL: Duration = Duration::from_secs(30);
-/// Timeouts of the promise of space, and of the answer after the last byte, which waits for a sync.
+/// Timeouts of the promise of space, and of the response after the last byte, which waits for a sync.
 const PROMISE_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_mins(5);
-/// Time that the log has to tell the labels of a name.
+/// Time limit to read the labels of a name from the log.
 const LABELS_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout of a release. If it is lost, the receiver saves the checkpoint once more, which stores nothing.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -55,8 +55,8 @@ pub(in crate::agent) struct Sender {
     to: AgentSelector,
     /// Repository of the saves.
     repository: RepositoryId,
-    /// State of the repository, if nothing else in this agent has read its log: asked for once, as the store may be away.
-    looked: OnceCell<Option<Arc<State>>>,
+    /// State of the repository, if this agent has not read its log yet: read once, because the store may be unreachable.
+    log_state: OnceCell<Option<Arc<State>>>,
     /// Copies sent, by name, the latest last. Earlier ones are released once a later one is complete.
     sent: Mutex<BTreeMap<Name, Vec<SentCopy>>>,
 }
@@ -81,11 +81,16 @@ struct Receiver {
 impl Sender {
     pub(in crate::agent) fn new(state: Arc<AgentState>, to: AgentSelector) -> Result<Self> {
         let repository = state.repository(None)?.id();
-        Ok(Self { state, to, repository, looked: OnceCell::new(), sent: Mutex::default() })
+        Ok(Self { state, to, repository, log_state: OnceCell::new(), sent: Mutex::default() })
     }
 
     /// Sends `contents` to `receiver`.
-    async fn send_to(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>, contents: &Arc<Contents>) -> Result<()> {
+    async fn send_to(
+        &self,
+        receiver: &Receiver,
+        checkpoint: &UnsavedCheckpoint<'_>,
+        contents: &Arc<Contents>,
+    ) -> Result<()> {
         let labels = self.labels_for(receiver, checkpoint).await;
         let recorded = self.recorded(receiver, checkpoint, labels.as_ref().err()).await?;
         let sent = self.send_labelled(receiver, checkpoint, contents, (labels?, recorded.as_ref())).await;
@@ -99,7 +104,7 @@ impl Sender {
     async fn recorded(
         &self,
         receiver: &Receiver,
-        checkpoint: &Unsaved<'_>,
+        checkpoint: &UnsavedCheckpoint<'_>,
         refused: Option<&Error>,
     ) -> Result<Option<Recorded>> {
         let denied = refused.filter(|error| error.kind() == ErrorKind::Denied);
@@ -117,14 +122,14 @@ impl Sender {
             verdict: if denied.is_some() { Verdict::Deny } else { Verdict::Allow },
             rule: denied.map_or_else(|| "handoff_to".to_owned(), ToString::to_string),
         };
-        self.state.record(decision, Repeats::Apart).await
+        self.state.record(decision, Repeats::Separate).await
     }
 
     /// Sends `contents` to `receiver` with these labels; its bytes are counted for the entry of the audit log.
     async fn send_labelled(
         &self,
         receiver: &Receiver,
-        checkpoint: &Unsaved<'_>,
+        checkpoint: &UnsavedCheckpoint<'_>,
         contents: &Arc<Contents>,
         (labels, recorded): (BTreeMap<String, String>, Option<&Recorded>),
     ) -> Result<()> {
@@ -165,26 +170,30 @@ impl Sender {
             }
         };
         match tokio::join!(sending, answer) {
-            // A file that changed breaks the request off: report that, not the error of the receiver that follows from it.
+            // A changed file cuts off the request: that is the cause, not the receiver's error.
             (Err(error), _) if error.kind() == ErrorKind::Conflict => Err(error),
             (sent, answer) => answer.and(sent),
         }
     }
 
-    /// All labels of `checkpoint`, those that bind its name among them, if the policy lets it go to `receiver`.
-    async fn labels_for(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>) -> Result<BTreeMap<String, String>> {
+    /// All labels of `checkpoint`, including those that bind its name, if the policy permits sending it to `receiver`.
+    async fn labels_for(
+        &self,
+        receiver: &Receiver,
+        checkpoint: &UnsavedCheckpoint<'_>,
+    ) -> Result<BTreeMap<String, String>> {
         let repository = self.state.repository(None)?;
         let (given, free) = Labels::split(checkpoint.labels)?;
         let first_look = || async { timeout(LABELS_WITHIN, repository.state()).await.ok()?.ok() };
         let state = match repository.log().last_seen() {
             Some(state) => Some(state),
-            None => self.looked.get_or_init(first_look).await.clone(),
+            None => self.log_state.get_or_init(first_look).await.clone(),
         };
         let Some(state) = state else {
             // Without a policy nothing has labels that restrict, and this machine has never seen one.
             repository.guard().check_version(repository.id(), None)?;
             if given.restrict() {
-                return Err(Error::denied("labels cannot be read while the store is away").at(checkpoint.name));
+                return Err(Error::denied("labels cannot be read while the store is unreachable").at(checkpoint.name));
             }
             return Ok(checkpoint.labels.clone());
         };
@@ -199,7 +208,7 @@ impl Sender {
     async fn ask<T: DeserializeOwned>(&self, receiver: &Receiver, request: Request<Body>) -> Result<T> {
         let mut line = Dialled::to(&self.state, &receiver.who, &receiver.address).await?;
         let (status, body) = line.ask(request).await?;
-        said(status, &body)
+        parse_answer(status, &body)
     }
 
     fn remember(&self, name: &Name, contents: &Contents, receiver: &Receiver, id: &str) {
@@ -241,10 +250,10 @@ impl Sender {
 #[async_trait]
 impl HandoffTarget for Sender {
     async fn needed(&self) {
-        self.state.short_of_time().await;
+        self.state.until_stopping().await;
     }
 
-    async fn send(&self, checkpoint: &Unsaved<'_>) -> Result<String> {
+    async fn send(&self, checkpoint: &UnsavedCheckpoint<'_>) -> Result<String> {
         let path: PathBuf = checkpoint.path.to_owned();
         let contents = Arc::new(blocking(move || Contents::find(&path)).await?);
         let fingerprint = contents.fingerprint();
@@ -320,7 +329,7 @@ fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request
 ///
 /// # Errors
 /// As the receiver reports; unsupported, for a malformed answer.
-fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
+fn parse_answer<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
     let malformed = |source| Error::unsupported("cannot parse the other agent's response").source(source);
     if status.is_success() {
         return serde_json::from_slice(body).map_err(malformed);

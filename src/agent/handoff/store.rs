@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use super::archive::receive;
-use super::register::{Deleting, Promised, Register};
+use super::register::{Deleting, Promise, Register};
 use super::stored::{Announced, StoredCheckpoint, names, write_modes};
 use crate::agent::audit::outcome;
 use crate::agent::config::{Accepts, HandoffConfig};
@@ -92,7 +92,7 @@ impl HandoffStore {
             let Ok(id) = name.parse::<Ulid>() else { continue };
             match StoredCheckpoint::read(&entry.path()) {
                 Ok(stored) => drop(register.stored.insert(id, stored)),
-                // Left for a person to judge.
+                // Left in place for the operator.
                 Err(error) => {
                     tracing::error!("handoff at {} has no readable record: {error:?}", entry.path().display());
                 }
@@ -117,32 +117,32 @@ impl HandoffStore {
         if labels > LABELS_LEN_MAX {
             let error = Error::usage("labels of a checkpoint are too long").at(&what.name);
             let error = error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels);
-            return Err(error.help("give it fewer labels, or shorter ones"));
+            return Err(error.help("use fewer or shorter labels"));
         }
         self.check_disk(&what)?;
         let mut register = self.register();
         register.forget(self.deadline);
         register.admit(from, &what, allowance, self.capacity)?;
         let from = from.clone();
-        register.promised.insert(id, Promised { from, what, since: Instant::now(), incoming: false, recorded: None });
+        register.promised.insert(id, Promise { from, what, since: Instant::now(), incoming: false, recorded: None });
         Ok(id)
     }
 
-    /// Keeps the entry of the audit log for promise `id`, whose end tells what arrived.
+    /// Sets the audit entry of promise `id`, which ends with the received bytes.
     pub(in crate::agent) fn record(&self, id: Ulid, request: Option<Request>) {
         if let Some(promised) = self.register().promised.get_mut(&id) {
             promised.recorded = request;
         }
     }
 
-    /// Takes promise `id` back.
+    /// Cancels promise `id`.
     pub(in crate::agent) fn withdraw(&self, id: Ulid) {
         self.register().promised.remove(&id);
     }
 
     /// Checks that the disk has space for `what`, whatever `capacity` says: a sender should not learn it from a failed upload.
     fn check_disk(&self, what: &Announced) -> Result<()> {
-        // A file system that does not tell its free space is found full by the upload.
+        // If the file system does not report its free space, the upload shows whether it is full.
         let Ok(disk) = rustix::fs::statvfs(&self.dir) else { return Ok(()) };
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         if what.bytes <= free {
@@ -152,10 +152,10 @@ impl HandoffStore {
             .at(&what.name)
             .expected(format!("at most {} ({free} bytes)", size::show(free)))
             .got(format!("{} bytes", what.bytes))
-            .help("make space on the disk of [handoff] dir at the receiver"))
+            .help("free space on the disk of [handoff] dir at the receiver"))
     }
 
-    /// Checks that the current settings let `from` hand off `name`.
+    /// Checks that the current settings permit `from` to hand off `name`.
     ///
     /// # Errors
     /// Denied, if it may not.

@@ -34,8 +34,8 @@ fn announced(bytes: u64) -> Announced {
 }
 
 /// A checkpoint in a folder that nobody may write to, as it is sent, and its room.
-fn archive(room: &Path) -> (Vec<u8>, u64) {
-    let path = room.join("checkpoint-5");
+fn archive(dir: &Path) -> (Vec<u8>, u64) {
+    let path = dir.join("checkpoint-5");
     fs::create_dir_all(&path).unwrap();
     fs::write(path.join("model.bin"), [7; 1000]).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o555)).unwrap();
@@ -85,8 +85,8 @@ fn await_free(promise: impl Fn() -> Result<Ulid>) {
 
 #[test]
 fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let store = open(&dir, 2 * takes);
     assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     let id = promise(&store, "a", takes).unwrap();
@@ -116,7 +116,7 @@ fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
     let id = promise(&store, "a", takes).unwrap();
     take(&store, id, &archive).unwrap();
     assert!(!store.has_lost(id));
-    fs::rename(dir.join(id.to_string()), room.path().join("elsewhere")).unwrap();
+    fs::rename(dir.join(id.to_string()), temp.path().join("elsewhere")).unwrap();
     assert!(store.has_lost(id));
     store.release(id, None).unwrap();
     assert_eq!(store.bytes(), 0);
@@ -124,8 +124,8 @@ fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
 
 #[test]
 fn space_is_free_once_the_files_are_deleted() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let store = open(&dir, takes);
     let id = promise(&store, "a", takes).unwrap();
     take(&store, id, &archive).unwrap();
@@ -137,8 +137,8 @@ fn space_is_free_once_the_files_are_deleted() {
 
 #[test]
 fn room_is_promised_once() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let store = open(&dir, 2 * takes + 500);
     let first = promise(&store, "a", takes).unwrap();
     let second = promise(&store, "a", takes + 500).unwrap();
@@ -155,7 +155,7 @@ fn room_is_promised_once() {
     let promises = (0..9).filter(|_| promise(&store, "a", 1).is_ok()).count();
     assert_eq!(promises, PROMISED_MAX.1);
     assert!(promise(&store, "b", 1).is_ok());
-    let error = open(&room.path().join("large"), u64::MAX).promise(&agent("b"), announced(u64::MAX / 2)).unwrap_err();
+    let error = open(&temp.path().join("large"), u64::MAX).promise(&agent("b"), announced(u64::MAX / 2)).unwrap_err();
     assert!(error.kind() == ErrorKind::Exhausted && error.to_string().starts_with("disk full"), "{error}");
     let mut long = announced(1);
     // As JSON, each is six bytes.
@@ -180,8 +180,8 @@ fn a_checkpoint_has_three_names_to_be_saved_as() {
 
 #[test]
 fn each_sender_has_a_quota_that_what_was_set_aside_uses_too() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let entry = |max: u64, checkpoints: usize| {
         format!("[[accept]]\nfrom = 'home/*'\nnames = 'run/*'\nmax = {max}\nmax_checkpoints = {checkpoints}")
     };
@@ -219,8 +219,8 @@ fn each_sender_has_a_quota_that_what_was_set_aside_uses_too() {
 
 #[test]
 fn what_no_entry_accepts_is_refused_also_once_it_came() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let settings = config(&dir, 2 * takes, EVERYBODY);
     let accept = settings.accept.clone();
     let store = Arc::new(HandoffStore::open(settings).unwrap());
@@ -238,8 +238,8 @@ fn what_no_entry_accepts_is_refused_also_once_it_came() {
 
 #[test]
 fn what_does_not_come_in_time_gives_its_room_back() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let at_once = HandoffConfig { deadline: Duration::ZERO, ..config(&dir, takes, EVERYBODY) };
     let store = Arc::new(HandoffStore::open(at_once).unwrap());
     let id = promise(&store, "a", takes).unwrap();
@@ -256,8 +256,8 @@ fn what_does_not_come_in_time_gives_its_room_back() {
 
 #[test]
 fn what_is_kept_can_be_read_whatever_the_sender_allowed() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, path) = (room.path().join("kept"), room.path().join("checkpoint-5"));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, path) = (temp.path().join("kept"), temp.path().join("checkpoint-5"));
     fs::create_dir_all(path.join("deep")).unwrap();
     fs::write(path.join("deep/model.bin"), [7; 1000]).unwrap();
     // As a sender sends it whose files nobody may read.
@@ -279,8 +279,8 @@ fn what_is_kept_can_be_read_whatever_the_sender_allowed() {
 
 #[test]
 fn a_record_that_names_a_path_is_not_believed() {
-    let room = tempfile::tempdir().unwrap();
-    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (temp.path().join("kept"), archive(temp.path()));
     let store = open(&dir, takes);
     let id = promise(&store, "a", takes).unwrap();
     take(&store, id, &archive).unwrap();

@@ -36,7 +36,7 @@ pub(in crate::agent) struct RestoreRequest {
     pub(in crate::agent) delete: bool,
     /// Only paths that these patterns match, if there are any.
     pub(in crate::agent) only: Vec<String>,
-    /// Whoever requested it, for the policy.
+    /// Local caller that requested it, for the policy.
     pub(in crate::agent) by: Option<LocalCaller>,
 }
 
@@ -57,7 +57,7 @@ pub(in crate::agent) struct WarmRequest {
     pub(in crate::agent) dry_run: bool,
     /// Other agent or token that requested it, if any.
     pub(in crate::agent) caller: Option<Requester>,
-    /// Whoever requested it, for the policy: none if that was another agent.
+    /// Local caller that requested it, for the policy; None if that was another agent.
     pub(in crate::agent) by: Option<LocalCaller>,
 }
 

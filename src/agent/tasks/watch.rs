@@ -12,7 +12,7 @@ use super::AGAIN_AFTER;
 use super::failures::Failures;
 use super::operations::spec;
 use super::outcome::TaskReport;
-use crate::agent::config::Watched;
+use crate::agent::config::WatchedFolder;
 use crate::agent::state::AgentState;
 use crate::agent::view::TaskKind;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ const NAMING: Duration = Duration::from_secs(1);
 /// As [`Tasks::begin`](super::registry::Tasks::begin); not found, without a repository.
 pub(in crate::agent) fn watch(
     state: &AgentState,
-    watched: Watched,
+    watched: WatchedFolder,
     target: Option<Arc<dyn HandoffTarget>>,
 ) -> Result<CancellationToken> {
     let repository = state.repository(None)?.clone();
@@ -65,7 +65,7 @@ pub(in crate::agent) fn watch(
 
 /// State of a watched folder that survives restarts of the watch.
 struct Watching {
-    watched: Watched,
+    watched: WatchedFolder,
     stop: watch::Receiver<Stop>,
     /// Cancelled when the latest step is restored, or when no restore is needed.
     restored: CancellationToken,
@@ -83,7 +83,7 @@ impl Watching {
         target: Option<Arc<dyn HandoffTarget>>,
         progress: Progress,
     ) -> Result<TaskReport> {
-        let Watched { folder, run, settle, restore_latest } = self.watched.clone();
+        let WatchedFolder { folder, run, settle, restore_latest } = self.watched.clone();
         if !restore_latest {
             self.restored.cancel();
         }

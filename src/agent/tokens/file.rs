@@ -1,4 +1,4 @@
-//! File of the tokens: hashes and rights, written whole, for this user alone.
+//! File of the tokens: hashes and rights; replaced atomically, accessible to this user only.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -12,10 +12,10 @@ use crate::tree::{Readers, check_own_folder, read_own_file, replace_file};
 
 /// Version of the file's format.
 const VERSION: u32 = 1;
-/// Bytes of the file, at most.
+/// Limit of the file, in bytes.
 const FILE_LEN_MAX: u64 = 4 << 20;
 
-/// One token, as it is written.
+/// Record of one token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
@@ -42,31 +42,31 @@ struct Versioned {
     version: u32,
 }
 
-/// Makes the folder of `file` if it is not there, and keeps other agents from the file for as long as the lock lives. Blocking.
+/// Creates the folder of `file` if it does not exist, and locks the file for this agent. Blocking.
 ///
 /// # Errors
-/// Conflict, if another agent has it; denied, if others could replace it; the file system's.
+/// Conflict, if another agent uses it; denied, if others could replace it; the file system's.
 pub(super) fn claim(file: &Path) -> Result<File> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|source| Error::io("folder of the tokens cannot be made", folder, source))?;
+    made.map_err(|source| Error::io("cannot create the folder of the tokens", folder, source))?;
     check_own_folder(folder)
-        .map_err(|error| error.help("set `tokens` to a path in a folder that is not there: the agent makes it"))?;
+        .map_err(|error| error.help("set `tokens` to a path in a folder that does not exist: the agent creates it"))?;
     let path = file.with_extension("lock");
-    let io = |source| Error::io("lock of the tokens cannot be taken", &path, source);
+    let io = |source| Error::io("cannot lock the file of the tokens", &path, source);
     let mut options = OpenOptions::new();
     let options = options.write(true).create(true).truncate(false).mode(0o600);
     let lock = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&path).map_err(io)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::conflict("another agent has this file of tokens")
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::conflict("another agent uses this file of tokens")
             .at(file.display())
             .help("set `tokens` to a file of its own for each agent")),
         Err(error) => Err(io(error.into())),
     }
 }
 
-/// The tokens in `file`; none, if it is not there. Blocking.
+/// The tokens in `file`; none, if it does not exist. Blocking.
 ///
 /// # Errors
 /// Denied, if others own or may write it; damaged, if it is malformed; unsupported, for another version; the file system's.
@@ -78,12 +78,12 @@ pub(super) fn read(file: &Path) -> Result<Vec<Record>> {
     let malformed = |source| {
         Error::damaged("file of the tokens is malformed")
             .at(file.display())
-            .help("put back what was there; or remove it, which ends all tokens, and make new ones")
+            .help("restore the file from a backup; or remove it, which ends all tokens, and create new ones")
             .source(source)
     };
     let Versioned { version } = serde_json::from_str(&text).map_err(malformed)?;
     if version != VERSION {
-        return Err(Error::unsupported("file of the tokens is of another version")
+        return Err(Error::unsupported("file of the tokens has another version")
             .at(file.display())
             .expected(VERSION)
             .got(version)
@@ -92,10 +92,10 @@ pub(super) fn read(file: &Path) -> Result<Vec<Record>> {
     Ok(serde_json::from_str::<Written>(&text).map_err(malformed)?.tokens)
 }
 
-/// Writes all `tokens` in the place of what is in `file`. Blocking.
+/// Replaces the contents of `file` by `tokens`. Blocking.
 ///
 /// # Errors
-/// Exhausted, if they are too many, or the disk is full: what was there stays; the file system's.
+/// Exhausted, if they are too many, or the disk is full: the old contents stay; the file system's.
 pub(super) fn write(file: &Path, tokens: Vec<Record>) -> Result<()> {
     let written = Written { version: VERSION, tokens };
     let text = serde_json::to_string_pretty(&written)

@@ -1,4 +1,4 @@
-//! A token as the agent knows it: what it allows, until when, and a hash of its secret.
+//! A token: its rights, its expiry, and a hash of its secret.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,8 +14,8 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 use crate::policy::Scopes;
 
-/// Interval between looks at the clock while an answer to a token is under way: clocks are set, and machines sleep.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of checks of the expiry while a response to a token is sent: clocks are set, and machines sleep.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time of a last use of a token that was not used yet.
 const NEVER: i64 = i64::MIN;
 /// Requests of one token in progress at a time. The API serves 256 connections, so no single token can take all of them.
@@ -92,7 +92,7 @@ impl Grant {
         &self.scopes
     }
 
-    /// The text by which tasks and pins of it are told apart from others: `token:TENANT/ID`.
+    /// Text that identifies its tasks and pins: `token:TENANT/ID`.
     pub(in crate::agent) fn path(&self) -> String {
         format!("token:{}", self.label())
     }
@@ -107,12 +107,12 @@ impl Grant {
         self.hash == *hash
     }
 
-    /// True if it holds no more at `now`.
+    /// True if it has expired or was revoked at `now`.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.revoked.is_cancelled() || self.expires.is_some_and(|at| at <= now)
     }
 
-    /// Ends it now, whatever its file says.
+    /// Ends it now, even if its file cannot be written.
     pub(super) fn revoke(&self) {
         self.revoked.cancel();
     }
@@ -130,11 +130,11 @@ impl Grant {
         Arc::clone(&self.requests).try_acquire_owned().map_err(|_| {
             Error::exhausted("too many requests with this token are in progress")
                 .expected(format!("at most {REQUESTS_MAX}"))
-                .help("read the answers of the others to their end first")
+                .help("wait until other responses have been read completely")
         })
     }
 
-    /// Records that it was shown.
+    /// Records its use.
     pub(super) fn use_at(&self, now: Timestamp) {
         self.used.store(now.0, Ordering::Relaxed);
     }
@@ -145,7 +145,7 @@ impl Grant {
     /// Safe.
     pub(in crate::agent) async fn ended(self: Arc<Self>, clock: Arc<dyn Clock>) {
         while !self.is_over(clock.now()) {
-            let left = self.expires.map_or(LOOK_EVERY, |at| at.since(clock.now()).min(LOOK_EVERY));
+            let left = self.expires.map_or(POLL_INTERVAL, |at| at.since(clock.now()).min(POLL_INTERVAL));
             tokio::select! {
                 () = self.revoked.cancelled() => {}
                 () = tokio::time::sleep(left) => {}

@@ -1,4 +1,4 @@
-//! Tokens: made for processes that get part of what this node's user may do at the API, kept as hashes, revoked.
+//! Tokens for processes with limited rights at the API: created, stored as hashes, revoked.
 
 mod file;
 mod grant;
@@ -66,7 +66,7 @@ impl Tokens {
         Ok(Self { file: file.to_owned(), clock, grants: RwLock::new(grants), writing: Mutex::new(()), _lock: lock })
     }
 
-    /// The rights of whoever shows the secret `shown`; None, if it is no token, or holds no more: these are not told apart.
+    /// Token with the secret `shown`; None, if there is none, or it has ended: the caller cannot distinguish these.
     pub(super) fn find(&self, shown: &str) -> Option<Arc<Grant>> {
         if !shown.starts_with(PREFIX) {
             return None;
@@ -93,7 +93,7 @@ impl Tokens {
         self.all().iter().map(|grant| grant.view()).collect()
     }
 
-    /// Makes a token; its secret is known to whoever asks, and to nobody else afterwards. Blocking.
+    /// Creates a token; only the returned value has its secret. Blocking.
     ///
     /// # Errors
     /// Usage, for a malformed label, tenant or time; exhausted, if there are too many, or the disk is full; the file system's. Nothing

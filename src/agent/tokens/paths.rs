@@ -1,4 +1,4 @@
-//! Paths of this node that a token names: only at or below its folders, by a way that nobody but this user and root can change.
+//! Paths of this node in requests with a token: only at or below its folders, through folders that only this user and root can change.
 
 use std::path::{Path, PathBuf};
 
@@ -6,30 +6,30 @@ use crate::error::{Error, Result};
 use crate::policy::Scopes;
 use crate::tree::check_own_folder;
 
-/// Checks that `path` may be saved by a token with `scopes`. Whether it is allowed by its spelling is decided before the disk is
-/// looked at. The last part may be anybody's, and must not be followed if it is a link; the folders above it must be closed to
-/// others, so that what was checked is what is saved. Blocking.
+/// Checks that `path` may be saved by a token with `scopes`. The scopes are checked before the disk is
+/// accessed. The last component may belong to anybody, and must not be followed if it is a link. Others must not be able to write
+/// the folders above it, so that the checked path is the saved one. Blocking.
 ///
 /// # Errors
-/// Denied, if it is not allowed, leads over a link, or others may change the way; not found.
+/// Denied, if it is not permitted, contains a link, or others may change a folder on it; not found.
 pub(in crate::agent) fn check_named(scopes: &Scopes, path: &Path) -> Result<PathBuf> {
     if !scopes.may_name(path) {
-        return Err(Error::denied("token may not name this path")
-            .expected("one at or below a folder of its scopes (folder=DIR)")
-            .help("have the agent's user do it over the socket, or make a token with that folder"));
+        return Err(Error::denied("token does not permit this path")
+            .expected("a path at or below a folder of its scopes (folder=DIR)")
+            .help("send the request over the socket as the agent's user, or create a token with that folder"));
     }
     let Some(folder) = path.parent() else {
-        return Err(Error::denied("token may not name the root of the file system"));
+        return Err(Error::denied("token does not permit the root of the file system"));
     };
-    let io = |source| Error::io("folder cannot be looked at", folder, source);
+    let io = |source| Error::io("cannot inspect a folder", folder, source);
     if std::fs::canonicalize(folder).map_err(io)? != folder {
-        return Err(Error::denied("path of a token leads over a symbolic link")
+        return Err(Error::denied("path of a token contains a symbolic link")
             .at(folder.display())
-            .help("name the folder itself, in the token's scopes too"));
+            .help("use the real path of the folder, also in the token's scopes"));
     }
     for above in folder.ancestors() {
         check_own_folder(above).map_err(|error| {
-            error.help("a token saves what lies in a folder that only the agent's user or root can change; the last part of the path may be anybody's")
+            error.help("a token can save from folders that only the agent's user or root can change; the last component of the path may belong to anybody")
         })?;
     }
     Ok(path.to_owned())

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 
 use super::super::entry::{EntryKind, Verdict};
 use super::super::head::SignedHead;
-use super::super::publish::{Elsewhere, Publisher, Signer, published};
+use super::super::publish::{FallbackPublisher, Publisher, Signer, published};
 use super::super::recorder::{Recorder, RecorderOptions};
 use super::super::requests::{Repeats, Request, Requests};
 use super::super::verify::verify;
@@ -38,7 +38,7 @@ fn repeats_within_a_minute_are_one_and_bytes_are_told_at_the_end() {
     let (mut requests, start) = (Requests::new(MINUTE), Instant::now());
     let asked = decision("a", Verdict::Allow);
     let first = Request::new(7);
-    requests.begin(asked.clone(), Repeats::Together, first.clone(), start);
+    requests.begin(asked.clone(), Repeats::Merged, first.clone(), start);
     let again = requests.repeated(&asked, start + MINUTE / 2).unwrap();
     assert!(again.seq() == 7 && again.moved(10) && first.moved(5));
     assert!(requests.repeated(&decision("a", Verdict::Deny), start).is_none(), "another verdict is another entry");
@@ -56,8 +56,8 @@ fn repeats_within_a_minute_are_one_and_bytes_are_told_at_the_end() {
 fn requests_apart_end_when_they_are_ended_or_forgotten() {
     let (mut requests, start) = (Requests::new(MINUTE), Instant::now());
     let (kept, dropped) = (Request::new(1), Request::new(2));
-    requests.begin(decision("a", Verdict::Allow), Repeats::Apart, kept.clone(), start);
-    requests.begin(decision("a", Verdict::Allow), Repeats::Apart, dropped.clone(), start);
+    requests.begin(decision("a", Verdict::Allow), Repeats::Separate, kept.clone(), start);
+    requests.begin(decision("a", Verdict::Allow), Repeats::Separate, dropped.clone(), start);
     drop(dropped);
     let of = |ends: Vec<EntryKind>| -> Vec<(u64, String)> {
         let each = ends.into_iter().map(|end| match end {
@@ -76,16 +76,16 @@ fn requests_apart_end_when_they_are_ended_or_forgotten() {
 async fn a_recorder_writes_before_it_answers_and_ends_what_goes_on() {
     let folder = folder();
     let recorder = recorder(folder.path());
-    let request = recorder.record(decision("a", Verdict::Allow), Repeats::Together).await.unwrap();
+    let request = recorder.record(decision("a", Verdict::Allow), Repeats::Merged).await.unwrap();
     assert_eq!((request.seq(), entries(folder.path()).len()), (2, 2));
     for _ in 0..10 {
-        assert_eq!(recorder.record(decision("a", Verdict::Allow), Repeats::Together).await.unwrap().seq(), 2);
+        assert_eq!(recorder.record(decision("a", Verdict::Allow), Repeats::Merged).await.unwrap().seq(), 2);
     }
     assert!(request.moved(99));
-    assert_eq!(recorder.record(decision("b", Verdict::Deny), Repeats::Together).await.unwrap().seq(), 3);
+    assert_eq!(recorder.record(decision("b", Verdict::Deny), Repeats::Merged).await.unwrap().seq(), 3);
     let head = recorder.close().await.unwrap();
     assert_eq!(
-        recorder.record(decision("c", Verdict::Allow), Repeats::Apart).await.unwrap_err().kind(),
+        recorder.record(decision("c", Verdict::Allow), Repeats::Separate).await.unwrap_err().kind(),
         ErrorKind::Unreachable
     );
     let entries = entries(folder.path());
@@ -102,10 +102,10 @@ async fn who_cannot_be_recorded_is_refused() {
     let mut journal = open(folder.path()).unwrap();
     journal.swap_file(OpenOptions::new().write(true).open("/dev/full").unwrap());
     let recorder = Recorder::of(journal, MINUTE, Arc::new(ManualClock::at(NOW))).unwrap();
-    let error = recorder.record(decision("a", Verdict::Allow), Repeats::Together).await.unwrap_err();
+    let error = recorder.record(decision("a", Verdict::Allow), Repeats::Merged).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(recorder.problem().unwrap().starts_with("disk full: cannot write the audit log"));
-    assert!(recorder.record(decision("a", Verdict::Deny), Repeats::Together).await.is_err());
+    assert!(recorder.record(decision("a", Verdict::Deny), Repeats::Merged).await.is_err());
 }
 
 #[tokio::test]
@@ -116,12 +116,12 @@ async fn heads_are_published_when_there_is_something_new() {
     let identity: Identity = ORIGIN.parse().unwrap();
     let sign: Signer = Arc::new(|bytes: &[u8]| Ok(blake3::hash(bytes).as_bytes().to_vec()));
     let mut publisher = Publisher::new(recorder.clone(), repository.clone(), identity.clone(), sign);
-    recorder.record(decision("a", Verdict::Allow), Repeats::Apart).await.unwrap();
+    recorder.record(decision("a", Verdict::Allow), Repeats::Separate).await.unwrap();
     let head = publisher.publish().await.unwrap().unwrap();
     // The end of a request that nobody holds was written with it.
     assert_eq!(head.seq, 3);
     assert_eq!(publisher.publish().await.unwrap(), None);
-    recorder.record(decision("b", Verdict::Deny), Repeats::Together).await.unwrap();
+    recorder.record(decision("b", Verdict::Deny), Repeats::Merged).await.unwrap();
     let last = publisher.finish().await.unwrap().unwrap();
 
     let mut heads = Vec::new();
@@ -143,7 +143,7 @@ async fn heads_are_published_when_there_is_something_new() {
 struct Other(Mutex<Vec<SignedHead>>);
 
 #[async_trait]
-impl Elsewhere for Other {
+impl FallbackPublisher for Other {
     async fn publish(&self, head: &SignedHead) -> crate::Result<()> {
         self.0.lock().unwrap().push(head.clone());
         Ok(())
@@ -157,13 +157,13 @@ async fn a_head_that_the_repository_does_not_take_is_published_by_another() {
     // No object below audit/ can be created.
     fs::write(place.path().join("repository/audit"), "in its place").unwrap();
     let recorder = recorder(folder.path());
-    recorder.record(decision("a", Verdict::Allow), Repeats::Together).await.unwrap();
+    recorder.record(decision("a", Verdict::Allow), Repeats::Merged).await.unwrap();
     let identity: Identity = ORIGIN.parse().unwrap();
     let sign: Signer = Arc::new(|_: &[u8]| Ok(vec![7]));
     let publisher = || Publisher::new(recorder.clone(), repository.clone(), identity.clone(), Arc::clone(&sign));
     assert!(publisher().publish().await.is_err());
     let other = Arc::new(Other::default());
-    let elsewhere: Arc<dyn Elsewhere> = Arc::<Other>::clone(&other);
+    let elsewhere: Arc<dyn FallbackPublisher> = Arc::<Other>::clone(&other);
     let head = publisher().or_by(elsewhere).publish().await.unwrap().unwrap();
     assert_eq!(*other.0.lock().unwrap(), [SignedHead { head, signature: vec![7] }]);
 }

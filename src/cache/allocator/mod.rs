@@ -9,12 +9,12 @@
 //! clearing a region moves a bounded amount.
 
 mod bits;
-mod heights;
+mod max_tree;
 
 use std::ops::Range;
 
 use self::bits::Bits;
-use self::heights::Heights;
+use self::max_tree::MaxTree;
 
 /// Bytes in a unit.
 pub(super) const UNIT: u64 = UNIT_LEN as u64;
@@ -49,14 +49,14 @@ pub(super) struct Allocator {
     slabs: Vec<Option<Slab>>,
     slab_units: u32,
     /// Longest free run of each region, slab by slab; zero for closed regions.
-    runs: Heights,
+    runs: MaxTree,
     taken: u64,
 }
 
 impl Allocator {
     /// Creates it without slabs; each will have `slab_units`.
     pub(super) fn new(slab_units: u32) -> Self {
-        Self { slabs: Vec::new(), slab_units, runs: Heights::new(1), taken: 0 }
+        Self { slabs: Vec::new(), slab_units, runs: MaxTree::new(1), taken: 0 }
     }
 
     /// Units in a slab.

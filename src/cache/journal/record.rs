@@ -8,7 +8,7 @@
 //! 16 4  CRC-32C of the 16 bytes, begun with the journal's seed and the record's number
 //! ```
 
-use crate::cache::queue::{Resident, Standing};
+use crate::cache::queue::{QueueKind, Resident};
 use crate::cache::quotas::TenantNumber;
 
 /// Bytes of a record.
@@ -26,7 +26,7 @@ pub(crate) enum Record {
     /// The chunk of this key has moved to the main queue.
     Promote(u64),
     /// The chunk of this key counts for a tenant.
-    Charge(u64, TenantNumber),
+    TenantCharge(u64, TenantNumber),
 }
 
 impl Record {
@@ -35,7 +35,7 @@ impl Record {
         let mut out = [0; LEN];
         let key = match self {
             Self::Insert(chunk) => {
-                let main = if chunk.standing == Standing::Main { MAIN } else { 0 };
+                let main = if chunk.standing == QueueKind::Main { MAIN } else { 0 };
                 (out[0], out[1]) = (1, chunk.frequency & 3 | main);
                 out[2..4].copy_from_slice(&chunk.weight.to_le_bytes());
                 out[4..8].copy_from_slice(&chunk.place.to_le_bytes());
@@ -49,7 +49,7 @@ impl Record {
                 out[0] = 3;
                 key
             }
-            Self::Charge(key, tenant) => {
+            Self::TenantCharge(key, tenant) => {
                 out[0] = 4;
                 out[2..4].copy_from_slice(&tenant.to_le_bytes());
                 key
@@ -68,13 +68,13 @@ impl Record {
             return None;
         }
         let key = u64::from_le_bytes([k0, k1, k2, k3, k4, k5, k6, k7]);
-        let standing = if heat & MAIN == 0 { Standing::Small } else { Standing::Main };
+        let standing = if heat & MAIN == 0 { QueueKind::Small } else { QueueKind::Main };
         let (weight, place) = (u16::from_le_bytes([w0, w1]), u32::from_le_bytes([p0, p1, p2, p3]));
         match kind {
             1 if weight > 0 => Some(Self::Insert(Resident { key, place, weight, standing, frequency: heat & 3 })),
             2 => Some(Self::Remove(key)),
             3 => Some(Self::Promote(key)),
-            4 if weight > 0 => Some(Self::Charge(key, weight)),
+            4 if weight > 0 => Some(Self::TenantCharge(key, weight)),
             _ => None,
         }
     }
@@ -122,8 +122,10 @@ mod tests {
 
     #[test]
     fn records_survive_and_no_flipped_bit_passes() {
-        let chunk = Resident { key: 77 << 40, place: 123_456, weight: 513, standing: Standing::Main, frequency: 2 };
-        for record in [Record::Insert(chunk), Record::Remove(u64::MAX), Record::Promote(5), Record::Charge(6, 65_535)] {
+        let chunk = Resident { key: 77 << 40, place: 123_456, weight: 513, standing: QueueKind::Main, frequency: 2 };
+        for record in
+            [Record::Insert(chunk), Record::Remove(u64::MAX), Record::Promote(5), Record::TenantCharge(6, 65_535)]
+        {
             let bytes = record.encode(99, 7);
             assert_eq!(Record::decode(&bytes, 99, 7), Some(record));
             assert_eq!(Record::decode(&bytes, 99, 8), None);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::medium::Disk;
-use crate::cache::queue::{Resident, Standing};
+use crate::cache::queue::{QueueKind, Resident};
 
 const ID: CacheId = [7; 16];
 
@@ -12,7 +12,7 @@ fn record(n: u64) -> Record {
     let weight = u16::try_from(n % 500 + 1).unwrap();
     let place = u32::try_from(n * 500).unwrap();
     match n % 3 {
-        0 => Record::Insert(Resident { key: n, place, weight, standing: Standing::Small, frequency: 1 }),
+        0 => Record::Insert(Resident { key: n, place, weight, standing: QueueKind::Small, frequency: 1 }),
         1 => Record::Promote(n - 1),
         _ => Record::Remove(n - 2),
     }

@@ -26,7 +26,7 @@ const SMALL_PART: u64 = 10;
 
 /// Queue of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum QueueKind {
     /// In the small queue.
     Small,
     /// In the main queue.
@@ -45,7 +45,7 @@ pub(crate) struct Resident {
     /// Space, in units.
     pub(crate) weight: u16,
     /// Queue.
-    pub(crate) standing: Standing,
+    pub(crate) standing: QueueKind,
     /// Reads, up to three.
     pub(crate) frequency: u8,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Resident {
 /// The queue that a node is linked into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Line {
+enum NodeList {
     Small,
     Main,
     Held,
@@ -72,7 +72,7 @@ struct Node {
     /// Link towards the one that is evicted next.
     older: u32,
     weight: u16,
-    line: Line,
+    line: NodeList,
     frequency: u8,
 }
 
@@ -121,10 +121,10 @@ impl Nodes {
 impl Node {
     fn resident(&self) -> Option<Resident> {
         let standing = match self.line {
-            Line::Small => Standing::Small,
-            Line::Main => Standing::Main,
-            Line::Held => Standing::Held,
-            Line::Ghost | Line::Free => return None,
+            NodeList::Small => QueueKind::Small,
+            NodeList::Main => QueueKind::Main,
+            NodeList::Held => QueueKind::Held,
+            NodeList::Ghost | NodeList::Free => return None,
         };
         let Self { key, place, weight, frequency, .. } = *self;
         Some(Resident { key, place, weight, standing, frequency })
@@ -155,18 +155,18 @@ impl Queue {
 
     /// Chunks in the cache.
     pub(crate) fn len(&self) -> u64 {
-        [Line::Small, Line::Main, Line::Held].into_iter().map(|line| self.ends(line).count).sum()
+        [NodeList::Small, NodeList::Main, NodeList::Held].into_iter().map(|line| self.ends(line).count).sum()
     }
 
     /// Space of held chunks, in units.
     pub(crate) fn held_weight(&self) -> u64 {
-        self.ends(Line::Held).weight
+        self.ends(NodeList::Held).weight
     }
 
     /// Space of chunks in the queues, in units.
     #[cfg(test)]
     pub(crate) fn evictable_weight(&self) -> u64 {
-        self.ends(Line::Small).weight + self.ends(Line::Main).weight
+        self.ends(NodeList::Small).weight + self.ends(NodeList::Main).weight
     }
 
     /// Finds the chunk of `key`; does not count as a read.
@@ -184,9 +184,9 @@ impl Queue {
     }
 
     /// Adds a missing chunk as the newest: to the main queue if it has a ghost, else to the small one. Returns the queue.
-    pub(crate) fn admit(&mut self, key: u64, place: u32, weight: u16) -> Standing {
+    pub(crate) fn admit(&mut self, key: u64, place: u32, weight: u16) -> QueueKind {
         let ghost = self.forget(key);
-        let standing = if ghost { Standing::Main } else { Standing::Small };
+        let standing = if ghost { QueueKind::Main } else { QueueKind::Small };
         self.put(Resident { key, place, weight, standing, frequency: 0 });
         standing
     }
@@ -195,12 +195,12 @@ impl Queue {
     pub(crate) fn put(&mut self, chunk: Resident) {
         self.forget(chunk.key);
         let line = match chunk.standing {
-            Standing::Small => Line::Small,
-            Standing::Main => Line::Main,
-            Standing::Held => Line::Held,
+            QueueKind::Small => NodeList::Small,
+            QueueKind::Main => NodeList::Main,
+            QueueKind::Held => NodeList::Held,
         };
         let Resident { key, place, weight, frequency, .. } = chunk;
-        let node = Node { key, place, weight, line: Line::Free, frequency, newer: NONE, older: NONE };
+        let node = Node { key, place, weight, line: NodeList::Free, frequency, newer: NONE, older: NONE };
         let at = self.fresh(node);
         self.link(at, line);
         self.table.insert(at, &self.nodes);
@@ -215,27 +215,27 @@ impl Queue {
     }
 
     /// Counts one read of a chunk less, if it has any; none if it is missing or held.
-    pub(crate) fn cool(&mut self, key: u64) -> Option<bool> {
+    pub(crate) fn demote(&mut self, key: u64) -> Option<bool> {
         let at = self.table.find(key, &self.nodes)?;
         let node = self.nodes.at_mut(at);
         let was_read = node.frequency > 0;
         node.frequency = node.frequency.saturating_sub(1);
-        matches!(node.line, Line::Small | Line::Main).then_some(was_read)
+        matches!(node.line, NodeList::Small | NodeList::Main).then_some(was_read)
     }
 
     /// Holds a chunk: removes it from the queues, so that it is not evicted. False if it is missing.
     pub(crate) fn hold(&mut self, key: u64) -> bool {
-        self.restand(key, |line| matches!(line, Line::Small | Line::Main), Line::Held)
+        self.move_to(key, |line| matches!(line, NodeList::Small | NodeList::Main), NodeList::Held)
     }
 
     /// Moves a held chunk to the small queue, like a new one.
     pub(crate) fn release(&mut self, key: u64) -> bool {
-        self.restand(key, |line| line == Line::Held, Line::Small)
+        self.move_to(key, |line| line == NodeList::Held, NodeList::Small)
     }
 
     /// Moves a chunk from the small queue to the main one.
     pub(crate) fn promote(&mut self, key: u64) -> bool {
-        self.restand(key, |line| line == Line::Small, Line::Main)
+        self.move_to(key, |line| line == NodeList::Small, NodeList::Main)
     }
 
     /// Records the new place of a chunk.
@@ -247,18 +247,18 @@ impl Queue {
 
     /// Evicts the next chunk; none if all are held. Reports each chunk that moved to the main queue meanwhile.
     pub(crate) fn evict(&mut self, mut promoted: impl FnMut(u64)) -> Option<Resident> {
-        if self.ends(Line::Small).weight >= self.small_share() || self.ends(Line::Main).count == 0 {
-            while let Some(at) = self.oldest(Line::Small) {
+        if self.ends(NodeList::Small).weight >= self.small_share() || self.ends(NodeList::Main).count == 0 {
+            while let Some(at) = self.oldest(NodeList::Small) {
                 let found = self.nodes.at(at).resident();
                 if self.nodes.at(at).frequency < PROMOTED_FROM {
-                    self.bury(at);
+                    self.make_ghost(at);
                     return found;
                 }
                 self.nodes.at_mut(at).frequency = 0;
                 self.unlink(at);
-                self.link(at, Line::Main);
+                self.link(at, NodeList::Main);
                 promoted(self.nodes.at(at).key);
-                if self.ends(Line::Main).weight > self.main_share() {
+                if self.ends(NodeList::Main).weight > self.main_share() {
                     break;
                 }
             }
@@ -272,7 +272,7 @@ impl Queue {
             let next = |at: u32| Some(at).filter(|&at| at != NONE);
             std::iter::successors(next(self.ends(line).oldest), move |&at| next(self.nodes.at(at).newer))
         };
-        let nodes = [Line::Main, Line::Small, Line::Held].into_iter().flat_map(walk);
+        let nodes = [NodeList::Main, NodeList::Small, NodeList::Held].into_iter().flat_map(walk);
         nodes.filter_map(|at| self.nodes.at(at).resident())
     }
 
@@ -288,7 +288,7 @@ impl Queue {
     }
 
     fn evict_main(&mut self) -> Option<Resident> {
-        while let Some(at) = self.oldest(Line::Main) {
+        while let Some(at) = self.oldest(NodeList::Main) {
             let node = self.nodes.at_mut(at);
             if node.frequency == 0 {
                 let found = node.resident();
@@ -297,7 +297,7 @@ impl Queue {
             }
             node.frequency -= 1;
             self.unlink(at);
-            self.link(at, Line::Main);
+            self.link(at, NodeList::Main);
         }
         None
     }
@@ -311,11 +311,11 @@ impl Queue {
     }
 
     /// Adds a ghost, and drops the oldest ghosts while they weigh more than the main queue's share.
-    fn bury(&mut self, at: u32) {
+    fn make_ghost(&mut self, at: u32) {
         self.unlink(at);
-        self.link(at, Line::Ghost);
-        while self.ends(Line::Ghost).weight > self.main_share()
-            && let Some(oldest) = self.oldest(Line::Ghost)
+        self.link(at, NodeList::Ghost);
+        while self.ends(NodeList::Ghost).weight > self.main_share()
+            && let Some(oldest) = self.oldest(NodeList::Ghost)
         {
             self.discard(oldest);
         }
@@ -323,14 +323,14 @@ impl Queue {
 
     /// Removes the ghost of `key`; true if there was one.
     fn forget(&mut self, key: u64) -> bool {
-        let found = self.table.find(key, &self.nodes).filter(|&at| self.nodes.at(at).line == Line::Ghost);
+        let found = self.table.find(key, &self.nodes).filter(|&at| self.nodes.at(at).line == NodeList::Ghost);
         if let Some(at) = found {
             self.discard(at);
         }
         found.is_some()
     }
 
-    fn restand(&mut self, key: u64, from: impl Fn(Line) -> bool, to: Line) -> bool {
+    fn move_to(&mut self, key: u64, from: impl Fn(NodeList) -> bool, to: NodeList) -> bool {
         let Some(at) = self.table.find(key, &self.nodes).filter(|&at| from(self.nodes.at(at).line)) else {
             return false;
         };
@@ -343,12 +343,12 @@ impl Queue {
     fn discard(&mut self, at: u32) {
         self.table.remove(self.nodes.at(at).key, &self.nodes);
         self.unlink(at);
-        self.link(at, Line::Free);
+        self.link(at, NodeList::Free);
     }
 
     /// A free node, or a new one.
     fn fresh(&mut self, node: Node) -> u32 {
-        if let Some(at) = self.oldest(Line::Free) {
+        if let Some(at) = self.oldest(NodeList::Free) {
             self.unlink(at);
             *self.nodes.at_mut(at) = node;
             return at;
@@ -357,20 +357,20 @@ impl Queue {
         u32::try_from(self.nodes.0.len() - 1).unwrap_or(NONE)
     }
 
-    fn oldest(&self, line: Line) -> Option<u32> {
+    fn oldest(&self, line: NodeList) -> Option<u32> {
         Some(self.ends(line).oldest).filter(|&at| at != NONE)
     }
 
-    fn ends(&self, line: Line) -> &Ends {
+    fn ends(&self, line: NodeList) -> &Ends {
         &self.lines[line as usize]
     }
 
-    fn ends_mut(&mut self, line: Line) -> &mut Ends {
+    fn ends_mut(&mut self, line: NodeList) -> &mut Ends {
         &mut self.lines[line as usize]
     }
 
     /// Adds an unlinked node to a queue as its newest.
-    fn link(&mut self, at: u32, line: Line) {
+    fn link(&mut self, at: u32, line: NodeList) {
         let newest = self.ends(line).newest;
         let node = self.nodes.at_mut(at);
         (node.line, node.newer, node.older) = (line, NONE, newest);

@@ -147,10 +147,10 @@ impl Policy for Lru {
 }
 
 /// A small generator, so that a workload can be repeated.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, bound: u64) -> u64 {
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -166,12 +166,12 @@ fn weigh(key: u64) -> u16 {
 /// Six epochs over 40 shards of 50 chunks, in another order of shards each time; each shard is read through by two loader
 /// processes, one a little behind the other. Beside it, an evaluation reads the same 4 shards after every tenth one.
 fn epochs() -> Vec<u64> {
-    let mut dice = Dice(7);
+    let mut rng = Rng(7);
     let mut reads = Vec::new();
     for _ in 0..6 {
         let mut shards: Vec<u64> = (0..40).collect();
         for i in (1..shards.len()).rev() {
-            shards.swap(i, usize::try_from(dice.roll(i as u64 + 1)).unwrap());
+            shards.swap(i, usize::try_from(rng.below(i as u64 + 1)).unwrap());
         }
         for (n, shard) in shards.into_iter().enumerate() {
             for chunk in 0..60 {
@@ -190,7 +190,7 @@ fn epochs() -> Vec<u64> {
 /// another site; from every third one, 8 nodes restart within a while, each at its own pace, and read the base model that all
 /// start from as well.
 fn fan_out() -> Vec<u64> {
-    let mut dice = Dice(11);
+    let mut rng = Rng(11);
     let mut reads = Vec::new();
     let chunk_of = |step: u64, chunk: u64| (if chunk.is_multiple_of(5) { step / 4 } else { step }) * 1000 + chunk;
     for step in 1..60u64 {
@@ -200,7 +200,7 @@ fn fan_out() -> Vec<u64> {
         }
         let mut readers: Vec<(u64, u64)> = (0..8).map(|_| (step, 0)).chain((0..8).map(|_| (0, 0))).collect();
         while !readers.is_empty() {
-            let at = usize::try_from(dice.roll(readers.len() as u64)).unwrap();
+            let at = usize::try_from(rng.below(readers.len() as u64)).unwrap();
             let (step, chunk) = &mut readers[at];
             reads.push(chunk_of(*step, *chunk));
             *chunk += 1;
@@ -214,14 +214,14 @@ fn fan_out() -> Vec<u64> {
 
 /// A hot set of 300 chunks, the lower the hotter, while something scans through data that nobody reads again.
 fn scan_and_hot_set() -> Vec<u64> {
-    let mut dice = Dice(13);
+    let mut rng = Rng(13);
     let mut scanned = 1_000_000;
     let mut read = |_| {
-        if dice.roll(2) == 0 {
+        if rng.below(2) == 0 {
             scanned += 1;
             return scanned;
         }
-        dice.roll(300).min(dice.roll(300))
+        rng.below(300).min(rng.below(300))
     };
     (0..60_000).map(&mut read).collect()
 }
@@ -263,7 +263,7 @@ fn what_is_held_stays_whatever_is_read() {
     for key in scan_and_hot_set() {
         ours.read(key, weigh(key));
     }
-    assert!(pinned.iter().all(|key| ours.queue.peek(*key).is_some_and(|chunk| chunk.standing == Standing::Held)));
+    assert!(pinned.iter().all(|key| ours.queue.peek(*key).is_some_and(|chunk| chunk.standing == QueueKind::Held)));
     assert!(pinned.iter().all(|key| ours.queue.release(*key)));
     for key in 9_000_000..9_002_000 {
         ours.read(key, weigh(key));

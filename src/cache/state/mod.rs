@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::allocator::Allocator;
 use super::journal::Record;
 use super::pins::{Ledger, Pin};
-use super::queue::{Queue, Resident, Standing};
+use super::queue::{Queue, QueueKind, Resident};
 use super::quotas::{Quotas, TenantNumber};
 use crate::id::PinId;
 
@@ -30,20 +30,20 @@ pub(super) enum Admission {
     Clear(Range<u32>),
     /// All space is pinned, or being written.
     Full,
-    /// The tenant's quota has no room: what it has is pinned, or being written.
+    /// The tenant's quota is used up: its chunks are pinned, or being written.
     OverQuota,
 }
 
 /// The tenant that a new chunk counts for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Charge {
+pub(super) struct TenantCharge {
     /// None: it counts for nobody.
     pub(super) tenant: Option<TenantNumber>,
     /// The quota was used up: only chunks of the tenant make way.
     beyond: bool,
 }
 
-impl Charge {
+impl TenantCharge {
     pub(super) fn to(tenant: Option<TenantNumber>) -> Self {
         Self { tenant, beyond: false }
     }
@@ -79,12 +79,12 @@ impl State {
     /// Finds a place for a chunk; evicts others if needed and if no slab may be added.
     #[cfg(test)]
     pub(super) fn admit(&mut self, key: u64, weight: u16, may_grow: bool) -> Admission {
-        self.admit_for(key, weight, may_grow, &mut Charge::default())
+        self.admit_for(key, weight, may_grow, &mut TenantCharge::default())
     }
 
     /// The same, for a tenant. One whose quota is used up lets go of its own chunks, and never of another's; a chunk that a pin expects
     /// is admitted beyond it. The units count for the tenant from now on.
-    pub(super) fn admit_for(&mut self, key: u64, weight: u16, may_grow: bool, charge: &mut Charge) -> Admission {
+    pub(super) fn admit_for(&mut self, key: u64, weight: u16, may_grow: bool, charge: &mut TenantCharge) -> Admission {
         if self.queue.peek(key).is_some() {
             return Admission::Known;
         }
@@ -157,7 +157,7 @@ impl State {
         let (queue, pending) = (&mut self.queue, &mut self.pending);
         let gone = queue.evict(|key| pending.push(Record::Promote(key)))?;
         self.evictions += 1;
-        self.gone(gone);
+        self.evicted(gone);
         Some(gone)
     }
 
@@ -166,12 +166,12 @@ impl State {
     fn evict_of(&mut self, tenant: TenantNumber) -> Option<Resident> {
         loop {
             let key = self.quotas.next(tenant)?;
-            match self.queue.cool(key) {
+            match self.queue.demote(key) {
                 Some(true) => self.quotas.queue(key, tenant),
                 Some(false) => {
                     let gone = self.queue.remove(key)?;
                     self.evictions += 1;
-                    self.gone(gone);
+                    self.evicted(gone);
                     return Some(gone);
                 }
                 None => {}
@@ -197,7 +197,7 @@ impl State {
         }
         let standing = if self.ledger.wants(key) {
             self.ledger.arrived(key, weight);
-            let standing = Standing::Held;
+            let standing = QueueKind::Held;
             self.queue.put(Resident { key, place, weight, standing, frequency: 0 });
             standing
         } else {
@@ -207,7 +207,7 @@ impl State {
         if let Some(tenant) = tenant
             && self.quotas.charge(key, tenant, weight)
         {
-            self.pending.push(Record::Charge(key, tenant));
+            self.pending.push(Record::TenantCharge(key, tenant));
         }
         true
     }
@@ -219,7 +219,7 @@ impl State {
         }
         let Some(gone) = self.queue.remove(key) else { return false };
         if sound {
-            self.gone(gone);
+            self.evicted(gone);
         } else {
             self.quotas.discharge(key, gone.weight);
             self.pending.push(Record::Remove(key));
@@ -237,7 +237,7 @@ impl State {
         self.queue.relocate(key, to);
         self.allocator.give(place, weight);
         self.pending.extend([Record::Remove(key), Record::Insert(Resident { place: to, ..found })]);
-        self.pending.extend(self.quotas.holder(key).map(|tenant| Record::Charge(key, tenant)));
+        self.pending.extend(self.quotas.holder(key).map(|tenant| Record::TenantCharge(key, tenant)));
         true
     }
 
@@ -245,7 +245,7 @@ impl State {
     pub(super) fn replay_all(&mut self, records: &[Record]) -> bool {
         self.queue.approach(records.iter().map(|record| match record {
             Record::Insert(chunk) => chunk.key,
-            Record::Remove(key) | Record::Promote(key) | Record::Charge(key, _) => *key,
+            Record::Remove(key) | Record::Promote(key) | Record::TenantCharge(key, _) => *key,
         }));
         records.iter().all(|record| self.replay(*record))
     }
@@ -277,7 +277,7 @@ impl State {
                 self.queue.promote(key);
                 self.queue.peek(key).is_some()
             }
-            Record::Charge(key, tenant) => {
+            Record::TenantCharge(key, tenant) => {
                 let found = self.queue.peek(key);
                 self.has_unknown_tenants |= found.is_some_and(|chunk| !self.quotas.charge(key, tenant, chunk.weight));
                 found.is_some()
@@ -288,7 +288,7 @@ impl State {
     /// Shortest journal that yields this state.
     pub(super) fn snapshot(&self) -> Vec<Record> {
         let records = self.queue.in_order().flat_map(|chunk| {
-            let charge = self.quotas.holder(chunk.key).map(|tenant| Record::Charge(chunk.key, tenant));
+            let charge = self.quotas.holder(chunk.key).map(|tenant| Record::TenantCharge(chunk.key, tenant));
             [Some(Record::Insert(chunk)), charge]
         });
         records.flatten().collect()
@@ -357,7 +357,7 @@ impl State {
         true
     }
 
-    fn gone(&mut self, chunk: Resident) {
+    fn evicted(&mut self, chunk: Resident) {
         self.allocator.give(chunk.place, chunk.weight);
         self.quotas.discharge(chunk.key, chunk.weight);
         self.pending.push(Record::Remove(chunk.key));

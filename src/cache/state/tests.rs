@@ -5,10 +5,10 @@ use super::*;
 const SLAB_UNITS: u32 = 16_384;
 const SLABS: usize = 16;
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, bound: u64) -> u64 {
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -24,10 +24,10 @@ fn state() -> State {
 
 /// Frames from 4 KiB to 4 MiB, every order of magnitude as often: the worst mixture for a room without holes.
 fn weight_of(key: u64) -> u16 {
-    let mut dice = Dice(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    (0..3).for_each(|_| assert!(dice.roll(2) < 2));
-    let most = 1 << dice.roll(10);
-    u16::try_from(most + dice.roll(most)).unwrap()
+    let mut rng = Rng(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    (0..3).for_each(|_| assert!(rng.below(2) < 2));
+    let most = 1 << rng.below(10);
+    u16::try_from(most + rng.below(most)).unwrap()
 }
 
 /// Reads `key`, bringing it in if it is not there; false if a region had to be cleared, which is done here by evicting what is in it.
@@ -44,7 +44,7 @@ fn read(state: &mut State, key: u64) -> bool {
             Admission::Clear(places) => {
                 straight = false;
                 let chunks: Vec<Resident> = state.residents_in(&places, 0..usize::MAX).collect();
-                for chunk in chunks.into_iter().filter(|chunk| chunk.standing != Standing::Held) {
+                for chunk in chunks.into_iter().filter(|chunk| chunk.standing != QueueKind::Held) {
                     assert!(state.remove(chunk.key, chunk.place, true));
                 }
             }
@@ -58,11 +58,11 @@ fn read(state: &mut State, key: u64) -> bool {
 #[test]
 fn room_is_used_well_whatever_is_mixed() {
     let mut state = state();
-    let mut dice = Dice(3);
+    let mut rng = Rng(3);
     let (mut used, mut cleared, mut steps) = (0.0, 0, 0);
     for step in 0..50_000u64 {
         // Half new, half from a set that is larger than the cache, the lower the hotter.
-        let key = if dice.roll(2) == 0 { 1_000_000 + step } else { dice.roll(8000).min(dice.roll(8000)) };
+        let key = if rng.below(2) == 0 { 1_000_000 + step } else { rng.below(8000).min(rng.below(8000)) };
         cleared += u32::from(!read(&mut state, key));
         state.pending.clear();
         if step > 25_000 {
@@ -79,10 +79,10 @@ fn room_is_used_well_whatever_is_mixed() {
 #[test]
 fn the_journal_leads_to_the_same_state() {
     let (mut first, mut again) = (state(), State::new(SLAB_UNITS, 9));
-    let mut dice = Dice(4);
+    let mut rng = Rng(4);
     for step in 0..8000u64 {
-        read(&mut first, dice.roll(1000 + step));
-        if let Some(chunk) = first.queue.peek(dice.roll(1000)).filter(|_| step % 7 == 0) {
+        read(&mut first, rng.below(1000 + step));
+        if let Some(chunk) = first.queue.peek(rng.below(1000)).filter(|_| step % 7 == 0) {
             assert!(first.remove(chunk.key, chunk.place, true));
         }
         let pending = std::mem::take(&mut first.pending);

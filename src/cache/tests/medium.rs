@@ -5,12 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::Dice;
+use super::Rng;
 use crate::cache::medium::{Medium, MediumFile};
 
 /// Something that was done, to the inode of that number.
 #[derive(Clone, Debug)]
-enum Deed {
+enum DiskOperation {
     Create(PathBuf, u64),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
@@ -21,11 +21,11 @@ enum Deed {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct World {
+pub(super) struct MemoryDisk {
     names: BTreeMap<PathBuf, u64>,
     inodes: HashMap<u64, Vec<u8>>,
     next: u64,
-    deeds: Vec<Deed>,
+    deeds: Vec<DiskOperation>,
     /// Deeds until the power goes.
     pub(super) left: Option<usize>,
     /// Whether the disk is full for writes that allocate, or for all.
@@ -44,36 +44,36 @@ pub(super) enum Loss {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Memory(Arc<Mutex<World>>);
+pub(super) struct Memory(Arc<Mutex<MemoryDisk>>);
 
 #[derive(Debug)]
 struct MemoryFile(Memory, u64);
 
-impl World {
-    fn apply(&mut self, deed: &Deed) {
+impl MemoryDisk {
+    fn apply(&mut self, deed: &DiskOperation) {
         match deed {
-            Deed::Create(path, inode) => {
+            DiskOperation::Create(path, inode) => {
                 self.names.insert(path.clone(), *inode);
                 self.inodes.entry(*inode).or_default();
             }
-            Deed::Rename(from, to) => {
+            DiskOperation::Rename(from, to) => {
                 if let Some(inode) = self.names.remove(from) {
                     self.names.insert(to.clone(), inode);
                 }
             }
-            Deed::Remove(path) => drop(self.names.remove(path)),
-            Deed::Write(inode, at, bytes) => {
+            DiskOperation::Remove(path) => drop(self.names.remove(path)),
+            DiskOperation::Write(inode, at, bytes) => {
                 let file = self.inodes.entry(*inode).or_default();
                 let (from, to) = (usize::try_from(*at).unwrap(), usize::try_from(*at).unwrap() + bytes.len());
                 file.resize(file.len().max(to), 0);
                 file[from..to].copy_from_slice(bytes);
             }
-            Deed::Allocate(inode, len) => {
+            DiskOperation::Allocate(inode, len) => {
                 let len = usize::try_from(*len).unwrap();
                 let file = self.inodes.entry(*inode).or_default();
                 file.resize(file.len().max(len), 0);
             }
-            Deed::SyncFolder(_) | Deed::Sync(_) => {}
+            DiskOperation::SyncFolder(_) | DiskOperation::Sync(_) => {}
         }
     }
 
@@ -82,7 +82,7 @@ impl World {
         self.deeds.clear();
     }
 
-    fn act(&mut self, deed: Deed) -> io::Result<()> {
+    fn act(&mut self, deed: DiskOperation) -> io::Result<()> {
         match &mut self.left {
             Some(0) => return Err(io::Error::other("no power")),
             Some(left) => *left -= 1,
@@ -101,7 +101,7 @@ impl Memory {
         memory
     }
 
-    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+    pub(super) fn world(&self) -> MutexGuard<'_, MemoryDisk> {
         self.0.lock().unwrap()
     }
 
@@ -129,30 +129,34 @@ impl Memory {
             after.world().next = self.world().next;
             return after;
         };
-        let mut dice = Dice(seed | 1);
-        let synced = |last: &dyn Fn(&Deed) -> bool| deeds.iter().rposition(last).map_or(0, |at| at + 1);
+        let mut rng = Rng(seed | 1);
+        let synced = |last: &dyn Fn(&DiskOperation) -> bool| deeds.iter().rposition(last).map_or(0, |at| at + 1);
         // A file system keeps the order of what is done to names; what a folder's sync promises is at least kept.
-        let until = usize::try_from(dice.roll(deeds.len() as u64 + 1)).unwrap();
+        let until = usize::try_from(rng.below(deeds.len() as u64 + 1)).unwrap();
         let named = |path: &Path, at: usize| {
             let folder = path.parent();
-            at < until.max(synced(&|deed| matches!(deed, Deed::SyncFolder(synced) if Some(&**synced) == folder)))
+            at < until
+                .max(synced(&|deed| matches!(deed, DiskOperation::SyncFolder(synced) if Some(&**synced) == folder)))
         };
         for (at, deed) in deeds.iter().enumerate() {
             let mut deed = deed.clone();
             let kept = match &mut deed {
-                Deed::Write(inode, _, bytes) => {
-                    let safe = at < synced(&|deed| matches!(deed, Deed::Sync(other) if other == inode));
-                    if !safe && dice.roll(4) == 0 {
+                DiskOperation::Write(inode, _, bytes) => {
+                    let safe = at < synced(&|deed| matches!(deed, DiskOperation::Sync(other) if other == inode));
+                    if !safe && rng.below(4) == 0 {
                         // Whole sectors arrive, or do not.
-                        bytes.truncate(usize::try_from(dice.roll(bytes.len() as u64 / 512 + 1)).unwrap() * 512);
+                        bytes.truncate(usize::try_from(rng.below(bytes.len() as u64 / 512 + 1)).unwrap() * 512);
                     }
-                    safe || dice.roll(3) > 0
+                    safe || rng.below(3) > 0
                 }
-                Deed::Allocate(inode, _) => {
-                    at < synced(&|deed| matches!(deed, Deed::Sync(other) if other == inode)) || dice.roll(10) > 0
+                DiskOperation::Allocate(inode, _) => {
+                    at < synced(&|deed| matches!(deed, DiskOperation::Sync(other) if other == inode))
+                        || rng.below(10) > 0
                 }
-                Deed::Create(path, _) | Deed::Remove(path) | Deed::Rename(path, _) => named(path, at),
-                Deed::Sync(_) | Deed::SyncFolder(_) => true,
+                DiskOperation::Create(path, _) | DiskOperation::Remove(path) | DiskOperation::Rename(path, _) => {
+                    named(path, at)
+                }
+                DiskOperation::Sync(_) | DiskOperation::SyncFolder(_) => true,
             };
             if kept {
                 after.world().apply(&deed);
@@ -172,7 +176,7 @@ impl Medium for Memory {
             }
             world.next += 1;
             let inode = world.next;
-            world.act(Deed::Create(path.to_owned(), inode))?;
+            world.act(DiskOperation::Create(path.to_owned(), inode))?;
         }
         let inode = *world.names.get(path).ok_or(io::ErrorKind::NotFound)?;
         Ok(Arc::new(MemoryFile(self.clone(), inode)))
@@ -187,18 +191,18 @@ impl Medium for Memory {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.world().act(Deed::Rename(from.to_owned(), to.to_owned()))
+        self.world().act(DiskOperation::Rename(from.to_owned(), to.to_owned()))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         if !self.world().names.contains_key(path) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        self.world().act(Deed::Remove(path.to_owned()))
+        self.world().act(DiskOperation::Remove(path.to_owned()))
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        self.world().act(Deed::SyncFolder(folder.to_owned()))
+        self.world().act(DiskOperation::SyncFolder(folder.to_owned()))
     }
 
     fn available(&self, _: &Path) -> io::Result<u64> {
@@ -220,7 +224,7 @@ impl MediumFile for MemoryFile {
         if world.full_for_writes {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        world.act(Deed::Write(self.1, at, parts.concat()))
+        world.act(DiskOperation::Write(self.1, at, parts.concat()))
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
@@ -228,11 +232,11 @@ impl MediumFile for MemoryFile {
         if world.full {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        world.act(Deed::Allocate(self.1, len))
+        world.act(DiskOperation::Allocate(self.1, len))
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.world().act(Deed::Sync(self.1))
+        self.0.world().act(DiskOperation::Sync(self.1))
     }
 
     fn len(&self) -> io::Result<u64> {

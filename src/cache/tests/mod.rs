@@ -22,10 +22,10 @@ const SLAB_LEN: u64 = 16 * UNIT;
 const SLABS: u64 = 8;
 
 /// A small generator, so that a run can be repeated.
-pub(super) struct Dice(pub(super) u64);
+pub(super) struct Rng(pub(super) u64);
 
-impl Dice {
-    pub(super) fn roll(&mut self, bound: u64) -> u64 {
+impl Rng {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -163,8 +163,8 @@ fn many_threads_see_only_right_bytes_while_slabs_come_and_go() {
     let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
     let options = CacheOptions { free_floor: SLAB_LEN, ..options() };
     let cache = Cache::open_on(Arc::new(memory.clone()), dir.path(), options).unwrap();
-    work_together(&cache, |dice| {
-        memory.world().available = dice.roll(2) * SLABS * SLAB_LEN;
+    work_together(&cache, |rng| {
+        memory.world().available = rng.below(2) * SLABS * SLAB_LEN;
         memory.world().forget();
     });
     // The disk stays full, so all slabs go, and come back when it is not.
@@ -177,29 +177,29 @@ fn many_threads_see_only_right_bytes_while_slabs_come_and_go() {
 
 /// Six threads read and fill; now and then something is checked, pinned or trimmed, after `between`. What one trim gives back has no
 /// bound here: others may add slabs meanwhile.
-fn work_together(cache: &Cache, between: impl Fn(&mut Dice) + Sync) {
+fn work_together(cache: &Cache, between: impl Fn(&mut Rng) + Sync) {
     let frames: Vec<Frame> = (0..120).map(frame).collect();
     std::thread::scope(|scope| {
         for thread in 0..6u64 {
             let (frames, between) = (&frames, &between);
             scope.spawn(move || {
-                let mut dice = Dice(thread + 1);
+                let mut rng = Rng(thread + 1);
                 for _ in 0..2500 {
-                    let wanted = &frames[usize::try_from(dice.roll(120)).unwrap()];
+                    let wanted = &frames[usize::try_from(rng.below(120)).unwrap()];
                     match cache.get(&wanted.id()) {
                         Some(found) => assert_eq!(found, *wanted),
                         None => assert!(cache.insert(wanted) != Inserted::Refused(Refusal::Unwritable)),
                     }
-                    if dice.roll(400) == 0 {
+                    if rng.below(400) == 0 {
                         assert_eq!(cache.check().damaged, []);
                     }
-                    if dice.roll(100) == 0 {
-                        between(&mut dice);
+                    if rng.below(100) == 0 {
+                        between(&mut rng);
                         cache.trim();
                         assert!(cache.stat().slab_bytes <= SLABS * SLAB_LEN);
                     }
-                    if thread == 0 && dice.roll(100) == 0 {
-                        let numbers = [dice.roll(120), dice.roll(120)];
+                    if thread == 0 && rng.below(100) == 0 {
+                        let numbers = [rng.below(120), rng.below(120)];
                         if let Pinned::Kept(pin) = cache.pin(request(numbers)).unwrap() {
                             assert!(cache.unpin(pin.id).unwrap());
                         }

@@ -21,12 +21,12 @@ struct Known {
 
 /// Uses a cache until the power goes or `steps` are done; returns what was known then, with the cache as it stood.
 fn use_it(memory: &Memory, dir: &tempfile::TempDir, steps: u64, seed: u64) -> (Known, Option<Cache>) {
-    let (mut dice, mut known) = (Dice(seed | 1), Known::default());
+    let (mut rng, mut known) = (Rng(seed | 1), Known::default());
     let open = || Cache::open_on(Arc::new(memory.clone()), dir.path(), options());
     let Ok(mut cache) = open() else { return (known, None) };
     for _ in 0..steps {
-        let n = dice.roll(NUMBERS);
-        match dice.roll(20) {
+        let n = rng.below(NUMBERS);
+        match rng.below(20) {
             0 => drop(cache.sync()),
             1 => {
                 let pinned = cache.pin(request([n, n + 1, n + 2]));
@@ -35,7 +35,7 @@ fn use_it(memory: &Memory, dir: &tempfile::TempDir, steps: u64, seed: u64) -> (K
                 }
             }
             2 => {
-                let at = dice.roll(known.pins.len() as u64 + 1);
+                let at = rng.below(known.pins.len() as u64 + 1);
                 if let Some(id) = known.pins.get(usize::try_from(at).unwrap()).copied() {
                     known.doubtful = Some(id);
                     let unpinned = cache.unpin(id);
@@ -46,9 +46,9 @@ fn use_it(memory: &Memory, dir: &tempfile::TempDir, steps: u64, seed: u64) -> (K
                     }
                 }
             }
-            3 => assert!(cache.evict(dice.roll(10) * UNIT) <= SLABS * SLAB_LEN),
+            3 => assert!(cache.evict(rng.below(10) * UNIT) <= SLABS * SLAB_LEN),
             4 => {
-                memory.world().available = dice.roll(2) * SLABS * SLAB_LEN;
+                memory.world().available = rng.below(2) * SLABS * SLAB_LEN;
                 let _ = cache.trim();
             }
             5 => {

@@ -1,6 +1,6 @@
 //! The pickle machine: a stack, marks, a memo, and a loop over opcodes.
 
-use super::alike::Alike;
+use super::value_cache::ValueCache;
 use super::{Extent, ITEMS_MAX, MEMO_MAX, NODES_MAX, Node, Object, PICKLE_LEN_MAX, ParseError, Pickle, Ref, STACK_MAX};
 
 /// Reason why the machine stopped; its loop adds the offset.
@@ -12,7 +12,7 @@ pub(super) fn run(bytes: &[u8]) -> Result<Pickle<'_>, ParseError> {
         return Err(ParseError { what: "more bytes than a pickle may have", at: bytes.len() });
     }
     let pickle = Pickle { bytes, nodes: Vec::new(), items: Vec::new(), objects: Vec::new(), root: Ref::INERT };
-    let alike = Alike::new(bytes.len());
+    let alike = ValueCache::new(bytes.len());
     let mut machine =
         Machine { pickle, at: 0, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), alike, frozen: None };
     machine.begin().map_err(|what| ParseError { what, at: 0 })?;
@@ -33,7 +33,7 @@ struct Machine<'a> {
     /// Length of the stack at each mark.
     marks: Vec<usize>,
     memo: Vec<Ref>,
-    alike: Alike,
+    alike: ValueCache,
     /// The class whose objects are frozen, once it was seen.
     frozen: Option<Ref>,
 }
@@ -149,7 +149,7 @@ impl Machine<'_> {
     /// Makes a tuple of the stack from `from` on, or reuses an equal one.
     fn push_tuple(&mut self, from: usize) -> Step {
         let members = self.stack.get(from..).unwrap_or_default();
-        if !Alike::is_pure(&self.pickle, members) {
+        if !ValueCache::is_pure(&self.pickle, members) {
             let extent = self.grown(Extent::default(), from)?;
             return self.push_node(Node::Tuple(extent));
         }
@@ -414,21 +414,21 @@ impl<'a> Machine<'a> {
         let (start, len) = (extent.start as usize, extent.len as usize);
         let wanted = len + added.len();
         let cut = |number: usize| u32::try_from(number).map_err(|_| "too many members");
-        let grown = if wanted <= extent.room as usize {
+        let grown = if wanted <= extent.capacity as usize {
             if let Some(free) = items.get_mut(start + len..start + wanted) {
                 free.copy_from_slice(added);
             }
             Extent { len: cut(wanted)?, ..extent }
         } else {
-            let room = if len == 0 { wanted } else { 2 * wanted };
-            if items.len() + room > ITEMS_MAX {
+            let capacity = if len == 0 { wanted } else { 2 * wanted };
+            if items.len() + capacity > ITEMS_MAX {
                 return Err("too many members");
             }
             let moved = items.len();
             items.extend_from_within(start..start + len);
             items.extend_from_slice(added);
-            items.resize(moved + room, Ref::INERT);
-            Extent { start: cut(moved)?, len: cut(wanted)?, room: cut(room)? }
+            items.resize(moved + capacity, Ref::INERT);
+            Extent { start: cut(moved)?, len: cut(wanted)?, capacity: cut(capacity)? }
         };
         self.stack.truncate(from);
         Ok(grown)

@@ -6,10 +6,10 @@
 //! small nodes in one list, texts are ranges of the input. The result is a graph, possibly with cycles and with exponentially
 //! many paths: a walk must mark visited nodes.
 
-mod alike;
 mod machine;
 #[cfg(test)]
 mod tests;
+mod value_cache;
 
 use thiserror::Error;
 
@@ -116,7 +116,7 @@ struct Extent {
     start: u32,
     len: u32,
     /// Capacity.
-    room: u32,
+    capacity: u32,
 }
 
 impl Ref {

@@ -165,13 +165,13 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn found(&mut self, tensor: Unnamed, at: u32) -> Result<(), ParseError> {
+    fn found(&mut self, tensor: UnnamedTensor, at: u32) -> Result<(), ParseError> {
         let name = self.name(at)?;
         self.names_len += name.len();
         if self.contents.tensors.len() == TENSORS_MAX || self.names_len > NAMES_LEN_MAX {
             return Err(ParseError::TooMany);
         }
-        let Unnamed { storage, dtype, shape, offset, row_major, .. } = tensor;
+        let UnnamedTensor { storage, dtype, shape, offset, row_major, .. } = tensor;
         self.contents.tensors.push(TensorRecord { name, storage, dtype, shape, offset, row_major });
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Walk<'_, '_> {
     }
 
     /// Tensor of an object; none if the object is no tensor, or has an unknown form.
-    fn tensor(&mut self, mut object: Object) -> Result<Option<Unnamed>, ParseError> {
+    fn tensor(&mut self, mut object: Object) -> Result<Option<UnnamedTensor>, ParseError> {
         let mut attached = Vec::new();
         for _ in 0..WRAPS_MAX {
             let Value::Global { module: "torch._utils" | "torch._tensor", name } = self.pickle.value(object.class)
@@ -243,7 +243,7 @@ impl Walk<'_, '_> {
                 _ => None,
             };
             attached.retain(|value| value.node().is_some());
-            return Ok(view.map(|view| Unnamed { attached, ..view }));
+            return Ok(view.map(|view| UnnamedTensor { attached, ..view }));
         }
         Ok(None)
     }
@@ -254,7 +254,7 @@ impl Walk<'_, '_> {
         offset: Ref,
         [size, stride]: [Ref; 2],
         dtype: Option<Ref>,
-    ) -> Result<Option<Unnamed>, ParseError> {
+    ) -> Result<Option<UnnamedTensor>, ParseError> {
         let Value::Persistent(of) = self.pickle.value(storage) else { return Ok(None) };
         let numbers = (self.pickle.number(offset), self.numbers(size), self.numbers(stride));
         let (Some(offset), Some(shape), Some(strides)) = numbers else { return Ok(None) };
@@ -275,7 +275,7 @@ impl Walk<'_, '_> {
             }
         };
         let row_major = is_row_major(&shape, &strides);
-        Ok(Some(Unnamed { storage, dtype, shape, offset, row_major, attached: Vec::new() }))
+        Ok(Some(UnnamedTensor { storage, dtype, shape, offset, row_major, attached: Vec::new() }))
     }
 
     /// A size or strides: a tuple of numbers.
@@ -310,7 +310,7 @@ impl Walk<'_, '_> {
 }
 
 /// A [`TensorRecord`] without its name.
-struct Unnamed {
+struct UnnamedTensor {
     storage: usize,
     dtype: Option<Dtype>,
     shape: Box<[u64]>,

@@ -300,7 +300,7 @@ pub(super) struct Save {
     #[arg(long, value_name = "NAME")]
     pub(super) base: Option<Selector>,
     #[command(flatten)]
-    pub(super) manner: Manner,
+    pub(super) manner: SaveFlags,
     /// Metric of the step; may be given several times
     #[arg(long = "metric", value_name = "NAME=VALUE", value_parser = metric)]
     pub(super) metrics: Vec<(String, f64)>,
@@ -323,7 +323,7 @@ pub(super) struct Save {
 
 /// Options of any save.
 #[derive(Debug, Args)]
-pub(super) struct Manner {
+pub(super) struct SaveFlags {
     /// How files are cut into chunks
     #[arg(long, value_enum, default_value_t = Cut::Auto)]
     pub(super) cut: Cut,
@@ -371,7 +371,7 @@ pub(super) struct Watch {
     #[arg(long = "metric", help = help::WATCHED_METRIC, value_name = "NAME=VALUE|NAME[=KEY]", value_parser = watched_metric)]
     pub(super) metrics: Vec<WatchedMetric>,
     #[command(flatten)]
-    pub(super) manner: Manner,
+    pub(super) manner: SaveFlags,
 }
 
 /// `towline restore`.

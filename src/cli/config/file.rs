@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::Surroundings;
+use super::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::size;
 use crate::tree::read_own_file;
@@ -49,7 +49,7 @@ impl SettingsFile {
     ///
     /// # Errors
     /// Denied, if others than the user and root may write one; usage, for a malformed file; the file system's.
-    pub(super) fn nearest(around: Surroundings<'_>) -> Result<Vec<Self>> {
+    pub(super) fn nearest(around: Environment<'_>) -> Result<Vec<Self>> {
         let own = around.config_folder();
         let above = around.folder.ancestors().filter(|folder| own.as_deref() != Some(folder));
         let mut files = Vec::new();

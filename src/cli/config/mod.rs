@@ -21,14 +21,14 @@ const ENDPOINT_VARIABLES: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
 
 /// Environment and working folder of the process.
 #[derive(Clone, Copy)]
-pub(super) struct Surroundings<'a> {
+pub(super) struct Environment<'a> {
     /// The working directory.
     pub(super) folder: &'a Path,
     /// Looks up an environment variable.
     pub(super) variable: &'a dyn Fn(&str) -> Option<OsString>,
 }
 
-impl Surroundings<'_> {
+impl Environment<'_> {
     /// A variable that is set to something; empty counts as not set.
     fn text(&self, name: &str) -> Result<Option<String>> {
         match (self.variable)(name).filter(|value| !value.is_empty()).map(OsString::into_string) {
@@ -107,7 +107,7 @@ impl Settings {
     /// # Errors
     /// Usage, for a malformed file or variable, and for a file that would decide where data goes and is not trusted; denied, for
     /// a file that others may write; as the file system says, for a file that cannot be read.
-    pub(super) fn resolve(flags: Flags, around: Surroundings<'_>) -> Result<Self> {
+    pub(super) fn resolve(flags: Flags, around: Environment<'_>) -> Result<Self> {
         let mut settings = Self::without_file(flags, around)?;
         let found = match SettingsFile::nearest(around) {
             // A stranger's file must not keep a user from working who names the repository.
@@ -127,7 +127,7 @@ impl Settings {
     ///
     /// # Errors
     /// Usage, for a malformed variable.
-    pub(super) fn without_file(flags: Flags, around: Surroundings<'_>) -> Result<Self> {
+    pub(super) fn without_file(flags: Flags, around: Environment<'_>) -> Result<Self> {
         let repository = match flags.repository {
             Some(repository) => Some(repository),
             None => around.text("TOWLINE_REPO")?,
@@ -146,7 +146,7 @@ impl Settings {
     }
 
     /// Takes from a settings file what is not set yet.
-    fn take(&mut self, found: &SettingsFile, around: Surroundings<'_>) -> Result<()> {
+    fn take(&mut self, found: &SettingsFile, around: Environment<'_>) -> Result<()> {
         let mut endpoint_set = self.endpoint.is_some();
         for name in ENDPOINT_VARIABLES {
             endpoint_set |= around.text(name)?.is_some();

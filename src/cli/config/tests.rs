@@ -11,12 +11,12 @@ use tempfile::TempDir;
 use super::*;
 
 /// A working folder below one that may hold a settings file, and a home folder.
-struct Scene {
+struct Fixture {
     top: TempDir,
     variables: BTreeMap<&'static str, OsString>,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         let top = tempfile::tempdir().unwrap();
         for folder in ["project/deep", "home"] {
@@ -36,7 +36,7 @@ impl Scene {
 
     fn settings(&self, flags: Flags) -> Result<Settings> {
         let folder = self.file().with_file_name("deep");
-        Settings::resolve(flags, Surroundings { folder: &folder, variable: &|name| self.variables.get(name).cloned() })
+        Settings::resolve(flags, Environment { folder: &folder, variable: &|name| self.variables.get(name).cloned() })
     }
 
     fn trusted(&self) -> Trusted {
@@ -46,124 +46,124 @@ impl Scene {
 
 #[test]
 fn a_planted_file_decides_nothing_until_it_is_trusted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for (text, shown) in [
         ("repository = 's3://evil/x'", "repository = \"s3://evil/x\""),
         ("endpoint = 'https://evil'", "endpoint = \"https://evil\""),
         ("repository = 'near'\nendpoint = 'https://evil'", "repository = \"near\", endpoint = \"https://evil\""),
     ] {
-        scene.write(text);
-        let error = scene.settings(Flags::default()).unwrap_err();
-        assert_eq!((error.kind(), error.place()), (ErrorKind::Usage, scene.file().to_str()), "{error}");
+        fixture.write(text);
+        let error = fixture.settings(Flags::default()).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (ErrorKind::Usage, fixture.file().to_str()), "{error}");
         assert!(error.to_string().contains(shown), "{error}");
-        let command = format!("towline config trust {}", scene.file().display());
+        let command = format!("towline config trust {}", fixture.file().display());
         assert!(error.help_text().unwrap().contains(&command), "{:?}", error.help_text());
     }
 
-    let recorded = scene.trusted().add(&scene.file()).unwrap();
-    assert_eq!(recorded.path, scene.file());
-    let settings = scene.settings(Flags::default()).unwrap();
+    let recorded = fixture.trusted().add(&fixture.file()).unwrap();
+    assert_eq!(recorded.path, fixture.file());
+    let settings = fixture.settings(Flags::default()).unwrap();
     assert_eq!(settings.endpoint.as_deref(), Some("https://evil"));
-    assert_eq!(settings.repository, scene.file().with_file_name("near").to_str().map(str::to_owned));
+    assert_eq!(settings.repository, fixture.file().with_file_name("near").to_str().map(str::to_owned));
 
     // A changed file is not trusted; nor is the same file at another path.
-    scene.write("repository = 'near'\nendpoint = 'https://evi1'");
-    assert_eq!(scene.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
-    scene.trusted().add(scene.file().parent().unwrap()).unwrap();
-    scene.settings(Flags::default()).unwrap();
-    fs::copy(scene.file(), scene.file().with_file_name("deep/towline.toml")).unwrap();
-    assert_eq!(scene.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
-    fs::remove_file(scene.file().with_file_name("deep/towline.toml")).unwrap();
+    fixture.write("repository = 'near'\nendpoint = 'https://evi1'");
+    assert_eq!(fixture.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
+    fixture.trusted().add(fixture.file().parent().unwrap()).unwrap();
+    fixture.settings(Flags::default()).unwrap();
+    fs::copy(fixture.file(), fixture.file().with_file_name("deep/towline.toml")).unwrap();
+    assert_eq!(fixture.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
+    fs::remove_file(fixture.file().with_file_name("deep/towline.toml")).unwrap();
 
-    assert_eq!(scene.trusted().remove(&scene.file()).unwrap(), scene.file());
-    assert_eq!(scene.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
-    assert_eq!(scene.trusted().remove(&scene.file()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(fixture.trusted().remove(&fixture.file()).unwrap(), fixture.file());
+    assert_eq!(fixture.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
+    assert_eq!(fixture.trusted().remove(&fixture.file()).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
 fn what_flags_and_variables_say_needs_no_trust() {
-    let mut scene = Scene::new();
-    scene.write("repository = 's3://evil/x'\nmemory = '64M'");
+    let mut fixture = Fixture::new();
+    fixture.write("repository = 's3://evil/x'\nmemory = '64M'");
     let flags = Flags { repository: Some("/flag".into()), ..Flags::default() };
-    let settings = scene.settings(flags.clone()).unwrap();
+    let settings = fixture.settings(flags.clone()).unwrap();
     assert_eq!((settings.repository.as_deref(), settings.memory), (Some("/flag"), Some(64 << 20)));
     // The endpoint is another decision.
-    scene.write("repository = 's3://evil/x'\nendpoint = 'https://evil'");
-    assert!(scene.settings(flags.clone()).unwrap_err().to_string().contains("https://evil"));
-    scene.variables.insert("AWS_ENDPOINT_URL", "https://mine".into());
-    scene.settings(flags).unwrap();
-    scene.write("memory = '64M'");
-    scene.variables.clear();
-    assert_eq!(scene.settings(Flags::default()).unwrap().memory, Some(64 << 20));
+    fixture.write("repository = 's3://evil/x'\nendpoint = 'https://evil'");
+    assert!(fixture.settings(flags.clone()).unwrap_err().to_string().contains("https://evil"));
+    fixture.variables.insert("AWS_ENDPOINT_URL", "https://mine".into());
+    fixture.settings(flags).unwrap();
+    fixture.write("memory = '64M'");
+    fixture.variables.clear();
+    assert_eq!(fixture.settings(Flags::default()).unwrap().memory, Some(64 << 20));
 }
 
 #[test]
 fn a_planted_file_lowers_the_memory_and_does_not_raise_it() {
-    let mut scene = Scene::new();
-    let memory = |scene: &Scene, flags: Flags| scene.settings(flags).unwrap().memory;
-    scene.write("memory = '64M'");
-    assert_eq!(memory(&scene, Flags::default()), Some(64 << 20));
-    scene.write("memory = '1T'");
-    assert_eq!(memory(&scene, Flags::default()), None, "the default");
-    assert_eq!(memory(&scene, Flags { memory: Some(2 << 40), ..Flags::default() }), Some(2 << 40));
-    scene.trusted().add(&scene.file()).unwrap();
-    assert_eq!(memory(&scene, Flags::default()), Some(1 << 40));
+    let mut fixture = Fixture::new();
+    let memory = |fixture: &Fixture, flags: Flags| fixture.settings(flags).unwrap().memory;
+    fixture.write("memory = '64M'");
+    assert_eq!(memory(&fixture, Flags::default()), Some(64 << 20));
+    fixture.write("memory = '1T'");
+    assert_eq!(memory(&fixture, Flags::default()), None, "the default");
+    assert_eq!(memory(&fixture, Flags { memory: Some(2 << 40), ..Flags::default() }), Some(2 << 40));
+    fixture.trusted().add(&fixture.file()).unwrap();
+    assert_eq!(memory(&fixture, Flags::default()), Some(1 << 40));
     // Nor where nothing can be trusted; the user's own file may say anything.
-    scene.trusted().remove(&scene.file()).unwrap();
-    let home = scene.variables.remove("HOME").unwrap();
-    assert_eq!(memory(&scene, Flags::default()), None);
-    scene.variables.insert("HOME", home);
-    let own = scene.top.path().join("home/.config/towline/towline.toml");
-    fs::rename(scene.file(), own).unwrap();
-    assert_eq!(memory(&scene, Flags::default()), Some(1 << 40));
+    fixture.trusted().remove(&fixture.file()).unwrap();
+    let home = fixture.variables.remove("HOME").unwrap();
+    assert_eq!(memory(&fixture, Flags::default()), None);
+    fixture.variables.insert("HOME", home);
+    let own = fixture.top.path().join("home/.config/towline/towline.toml");
+    fs::rename(fixture.file(), own).unwrap();
+    assert_eq!(memory(&fixture, Flags::default()), Some(1 << 40));
 }
 
 #[test]
 fn plain_http_is_never_allowed_by_a_file_of_a_folder() {
-    let mut scene = Scene::new();
-    scene.write("allow_http = true");
-    scene.trusted().add(&scene.file()).unwrap();
-    let error = scene.settings(Flags::default()).unwrap_err();
+    let mut fixture = Fixture::new();
+    fixture.write("allow_http = true");
+    fixture.trusted().add(&fixture.file()).unwrap();
+    let error = fixture.settings(Flags::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.help_text().unwrap().contains("TOWLINE_ALLOW_HTTP=1"));
     let flags = Flags { allow_http: true, ..Flags::default() };
-    assert!(scene.settings(flags).unwrap().allow_http);
-    scene.variables.insert("TOWLINE_ALLOW_HTTP", "1".into());
-    assert!(scene.settings(Flags::default()).unwrap().allow_http);
-    scene.variables.insert("TOWLINE_ALLOW_HTTP", "perhaps".into());
-    assert_eq!(scene.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
+    assert!(fixture.settings(flags).unwrap().allow_http);
+    fixture.variables.insert("TOWLINE_ALLOW_HTTP", "1".into());
+    assert!(fixture.settings(Flags::default()).unwrap().allow_http);
+    fixture.variables.insert("TOWLINE_ALLOW_HTTP", "perhaps".into());
+    assert_eq!(fixture.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
 }
 
 #[test]
 fn what_others_may_write_is_refused_trusted_or_not() {
-    let scene = Scene::new();
-    scene.write("repository = 'near'");
-    scene.trusted().add(&scene.file()).unwrap();
-    let own = scene.top.path().join("home/.config/towline/towline.toml");
+    let fixture = Fixture::new();
+    fixture.write("repository = 'near'");
+    fixture.trusted().add(&fixture.file()).unwrap();
+    let own = fixture.top.path().join("home/.config/towline/towline.toml");
     fs::write(&own, "repository = '/own'").unwrap();
-    for file in [scene.file(), own] {
+    for file in [fixture.file(), own] {
         fs::set_permissions(&file, Permissions::from_mode(0o664)).unwrap();
-        let error = scene.settings(Flags::default()).unwrap_err();
+        let error = fixture.settings(Flags::default()).unwrap_err();
         assert_eq!((error.kind(), error.place()), (ErrorKind::Denied, file.to_str()), "{error}");
         // It keeps nobody from working who says where to.
         let flags = Flags { repository: Some("/flag".into()), ..Flags::default() };
-        assert_eq!(scene.settings(flags).unwrap().repository.as_deref(), Some("/flag"));
+        assert_eq!(fixture.settings(flags).unwrap().repository.as_deref(), Some("/flag"));
         fs::remove_file(&file).unwrap();
     }
 }
 
 #[test]
 fn records_are_the_users_own() {
-    let scene = Scene::new();
-    scene.write("repository = 'near'");
-    scene.trusted().add(&scene.file()).unwrap();
-    let folder = scene.top.path().join("home/.config/towline/trusted");
+    let fixture = Fixture::new();
+    fixture.write("repository = 'near'");
+    fixture.trusted().add(&fixture.file()).unwrap();
+    let folder = fixture.top.path().join("home/.config/towline/trusted");
     assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
     let records: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     let [record] = records.as_slice() else { panic!("{records:?}") };
     assert_eq!(fs::metadata(record).unwrap().mode() & 0o777, 0o600);
     fs::set_permissions(record, Permissions::from_mode(0o666)).unwrap();
-    assert_eq!(scene.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(fixture.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Denied);
 }
 
 #[test]

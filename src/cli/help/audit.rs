@@ -40,6 +40,6 @@ published head is found, and the first bad entry is named: exit code 4. Whoever 
 entries after that head; with --offline, or if no head is found, all entries. A head that cannot be read, or whose signature is \
 invalid, is a fault, too.
 
-A revoked certificate vouches for nothing. If --trusted is a file of certificates, no list of revoked ones is used.
+Signatures of a revoked certificate are not accepted. If --trusted is a file of certificates, no list of revoked ones is used.
 
 JSON: sound log origin first last published published_at heads local_only: [from to], faults: [segment line entry what]";

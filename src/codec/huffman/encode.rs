@@ -128,8 +128,8 @@ mod tests {
             let codes = Codes::of(&Code::of(&counts).unwrap());
             // All as frequent, so that long codes stand together, too.
             let symbols: Vec<u8> = bytes.iter().map(|&byte| byte % deepest).collect();
-            let room = || vec![0; symbols.len() * 2 + WORD];
-            let (mut joined, mut pushed) = (room(), room());
+            let buffer = || vec![0; symbols.len() * 2 + WORD];
+            let (mut joined, mut pushed) = (buffer(), buffer());
             let mut stream = Stream { out: &mut joined, at: 0, acc: 0, bits: 0 };
             stream.append(&codes, &symbols);
             let len = stream.end();

@@ -27,11 +27,11 @@ fn round_trip(symbols: &[u8]) -> usize {
 /// Bytes as rare as `2^-i`, in a fixed mixture.
 fn skewed(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
-    let mut roll = || {
+    let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state >> 20
     };
-    (0..len).map(|_| u8::try_from((roll() | 1 << 40).trailing_zeros() * 3).unwrap()).collect()
+    (0..len).map(|_| u8::try_from((random() | 1 << 40).trailing_zeros() * 3).unwrap()).collect()
 }
 
 #[test]

@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 
-use super::{Flat, PLANE_HEADER, counts, room};
+use super::{Flat, PLANE_HEADER, counts, scratch};
 use crate::codec::wide;
 
 /// Maximum number of classes.
@@ -43,7 +43,7 @@ impl<'a> Classes<'a> {
         Self { of, starts, lens, count }
     }
 
-    fn room(&self) -> usize {
+    fn scratch_len(&self) -> usize {
         self.of.len() + CLASSES * GAP
     }
 
@@ -55,7 +55,7 @@ impl<'a> Classes<'a> {
 /// Appends `plane` by classes, if that is shorter than without; returns whether it did. Counts its bytes in any case.
 pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], out: &mut Vec<u8>) -> bool {
     SORTED.with_borrow_mut(|sorted| {
-        let sorted = room(sorted, classes.room());
+        let sorted = scratch(sorted, classes.scratch_len());
         sort(plane, classes, sorted);
         let of_each: Vec<([u32; 256], &[u8])> =
             classes.each().filter_map(|range| sorted.get(range)).map(|bytes| (counts(bytes), bytes)).collect();
@@ -81,7 +81,7 @@ pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], 
 /// Decodes the output of [`encode`]; none if `stored` is invalid.
 pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8]) -> Option<()> {
     SORTED.with_borrow_mut(|sorted| {
-        let sorted = room(sorted, classes.room());
+        let sorted = scratch(sorted, classes.scratch_len());
         for range in classes.each() {
             let (header, rest) = stored.split_first_chunk::<PLANE_HEADER>()?;
             let [how, len @ ..] = header;
@@ -241,7 +241,7 @@ mod tests {
             let (plane, of): (Vec<u8>, Vec<u8>) = pairs.iter().copied().unzip();
             let classes = Classes::new(&of, CLASSES);
             for (sort, unsort) in twins() {
-                let (mut sorted, mut out) = (vec![0; classes.room()], vec![0; plane.len()]);
+                let (mut sorted, mut out) = (vec![0; classes.scratch_len()], vec![0; plane.len()]);
                 sort(&plane, &classes, &mut sorted);
                 for (class, range) in (0u8..).zip(classes.each()) {
                     let wanted: Vec<u8> = pairs.iter().filter(|pair| pair.1 == class).map(|pair| pair.0).collect();

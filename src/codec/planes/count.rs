@@ -68,12 +68,12 @@ mod tests {
         #[test]
         fn every_byte_is_counted(len in 0usize..40_000, seed in any::<u64>(), skew in 0u32..12) {
             let mut state = seed;
-            let mut roll = || {
+            let mut random = || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 32) as u32
             };
             // From all bytes alike to nearly all one.
-            let plane: Vec<u8> = (0..len).map(|_| (roll() >> 24 >> (roll() % (skew + 1))) as u8).collect();
+            let plane: Vec<u8> = (0..len).map(|_| (random() >> 24 >> (random() % (skew + 1))) as u8).collect();
             let mut wanted = [0u32; 256];
             plane.iter().for_each(|&byte| wanted[usize::from(byte)] += 1);
             prop_assert_eq!(counts(&plane), wanted);

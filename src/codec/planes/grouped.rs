@@ -211,10 +211,10 @@ mod tests {
             let frequent: Vec<u8> = (0..escape).collect();
             let mut codes = [escape; 256];
             frequent.iter().for_each(|&byte| codes[usize::from(byte)] = byte);
-            let room = |len: usize| vec![0; len + wide::BLOCK];
-            let (mut groups, mut escaped) = (room(plane.len().div_ceil(1 << log)), room(plane.len()));
+            let scratch = |len: usize| vec![0; len + wide::BLOCK];
+            let (mut groups, mut escaped) = (scratch(plane.len().div_ceil(1 << log)), scratch(plane.len()));
             let count = group(&plane, &codes, log, &mut groups, &mut escaped);
-            let (mut groups2, mut escaped2) = (room(plane.len().div_ceil(1 << log)), room(plane.len()));
+            let (mut groups2, mut escaped2) = (scratch(plane.len().div_ceil(1 << log)), scratch(plane.len()));
             prop_assert_eq!(group_scalar(&plane, &codes, log, &mut groups2, &mut escaped2), count);
             prop_assert_eq!(&groups, &groups2);
             prop_assert_eq!(&escaped[..count], &escaped2[..count]);

@@ -138,7 +138,7 @@ pub(super) fn write(head: &[u8], numbers: Numbers<'_>, rest: &[u8], limit: usize
     let Numbers { bytes: numbers, width, rotate, classes } = numbers;
     let (count, bytes) = (numbers.len() / width.bytes(), width.bytes());
     PLANES.with_borrow_mut(|planes| {
-        let planes = room(planes, numbers.len());
+        let planes = scratch(planes, numbers.len());
         split::split(numbers, width, rotate, planes);
         let mut out = Vec::with_capacity(limit.min(numbers.len()) + 64);
         out.extend_from_slice(head);
@@ -167,7 +167,7 @@ pub(super) fn read(
     let count = plain.len() / width.bytes();
     let (numbers, rest) = plain.split_at_mut(count * width.bytes());
     PLANES.with_borrow_mut(|planes| {
-        let planes = room(planes, numbers.len());
+        let planes = scratch(planes, numbers.len());
         let mut sources: [&[u8]; 8] = [&[]; 8];
         let mut free = planes;
         for (header, source) in headers.chunks_exact(PLANE_HEADER).zip(&mut sources) {
@@ -204,7 +204,7 @@ fn entropy(counts: &[u32; 256], total: usize) -> f64 {
 }
 
 /// First `len` bytes of the thread's buffer.
-pub(super) fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
+pub(super) fn scratch(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if planes.len() < len {
         planes.resize(len, 0);
     }

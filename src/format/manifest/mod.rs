@@ -181,12 +181,12 @@ impl Manifest {
         Self::decode_within(body, u64::MAX)
     }
 
-    /// Reads a body with at most `room` bytes of memory: because paths share prefixes, a small body may be a large tree.
+    /// Reads a body with at most `memory` bytes of memory: because paths share prefixes, a small body may be a large tree.
     ///
     /// # Errors
-    /// Damaged; exhausted, if `room` is too little.
-    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
-        let mut reader = Reader::within(body, room);
+    /// Damaged; exhausted, if `memory` is too little.
+    pub fn decode_within(body: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, memory);
         let form = match reader.u8()? {
             0 => Form::Folder,
             1 => Form::File,

@@ -14,13 +14,13 @@ use crate::tree::check_path;
 const FOLDER_MODE: u32 = 0o755;
 
 /// Entry at a path, and the chunk list that it refers to.
-type There<'a> = (&'a TreeEntry, &'a ChunkList);
+type ExistingEntry<'a> = (&'a TreeEntry, &'a ChunkList);
 
 /// Entries of the new tree, by path.
 struct Paths<'a> {
-    there: BTreeMap<Vec<u8>, There<'a>>,
+    there: BTreeMap<Vec<u8>, ExistingEntry<'a>>,
     /// Entry of a folder that exists only because of its content.
-    implied: There<'a>,
+    implied: ExistingEntry<'a>,
 }
 
 /// Applies `changes` to `base`, or to an empty folder; `new` is the tree of the files to put. Labels of both are merged; those of
@@ -73,7 +73,7 @@ pub(super) fn amended(
 
 impl<'a> Paths<'a> {
     /// Removes the entry at `path` with its content.
-    fn take(&mut self, path: &[u8]) -> Result<Vec<(Vec<u8>, There<'a>)>> {
+    fn take(&mut self, path: &[u8]) -> Result<Vec<(Vec<u8>, ExistingEntry<'a>)>> {
         if !self.there.contains_key(path) {
             return Err(Error::not_found("there is nothing at this path of the tree").at(shown(path)));
         }

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use self::changes::amended;
 use super::save::{PartialSave, facts};
-use super::stopping::wind_up;
+use super::stopping::end_stopped;
 use super::{SaveOptions, SaveReport, SaveSource};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
@@ -94,13 +94,13 @@ impl Repository {
                 let tree = amending.partial.report(&value, writer.stored_bytes());
                 Ok(AmendReport { tree, overtaken })
             }
-            Err(error) => Err(wind_up(&mut writer, &options.stop, format!("the change of {name}"), error).await),
+            Err(error) => Err(end_stopped(&mut writer, &options.stop, format!("the change of {name}"), error).await),
         }
     }
 }
 
 /// Outcome of one try.
-enum Turn {
+enum TryOutcome {
     Done(Box<RefValue>),
     /// Another writer changed the name.
     Moved,
@@ -125,10 +125,10 @@ impl Amending<'_> {
         let (mut races, mut lost) = (0, 0);
         let mut why = None;
         while races < RACES && lost < ATTEMPTS {
-            match self.turn(writer).await? {
-                Turn::Done(value) => return Ok((value, races)),
-                Turn::Moved => races += 1,
-                Turn::Lost(reason) => (lost, why) = (lost + 1, reason),
+            match self.attempt(writer).await? {
+                TryOutcome::Done(value) => return Ok((value, races)),
+                TryOutcome::Moved => races += 1,
+                TryOutcome::Lost(reason) => (lost, why) = (lost + 1, reason),
             }
             tokio::time::sleep(pause(races)).await;
         }
@@ -141,14 +141,14 @@ impl Amending<'_> {
         })
     }
 
-    async fn turn(&mut self, writer: &mut Writer) -> Result<Turn> {
+    async fn attempt(&mut self, writer: &mut Writer) -> Result<TryOutcome> {
         let mut known = self.repository.stored_for(self.name).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {
             Some(value) => match self.repository.saved_as(self.name, value).await {
                 Ok(base) => Some(base),
                 // Replaced or repacked since.
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Turn::Lost(Some(error))),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(TryOutcome::Lost(Some(error))),
                 Err(error) => return Err(error),
             },
             None => None,
@@ -157,12 +157,12 @@ impl Amending<'_> {
             known.add(base);
         }
         if !self.store(&mut known, writer).await? {
-            return Ok(Turn::Lost(None));
+            return Ok(TryOutcome::Lost(None));
         }
         let new = self.stored.as_ref().map(|(manifest, _)| manifest);
         let now = self.repository.clock().now();
         let tree = amended(base.as_ref().map(|base| &base.manifest), new, self.changes, now)?;
-        let Some(places) = self.places(&tree, &mut known).await? else { return Ok(Turn::Lost(None)) };
+        let Some(places) = self.places(&tree, &mut known).await? else { return Ok(TryOutcome::Lost(None)) };
         self.publish(writer, (&tree, &places), (&known, base.as_ref())).await
     }
 
@@ -210,12 +210,12 @@ impl Amending<'_> {
         writer: &mut Writer,
         (tree, places): (&Manifest, &[ChunkPlace]),
         (known, base): (&StoredChunks, Option<&Saved>),
-    ) -> Result<Turn> {
+    ) -> Result<TryOutcome> {
         let (id, body) = tree.encode();
         let before = base.map(|base| &base.value);
         let facts = facts(std::iter::once(&self.options.facts).chain(before.map(|value| &value.facts)))?;
         if let Some(value) = before.filter(|value| value.manifest == id && value.facts == facts && writer.is_idle()) {
-            return Ok(Turn::Done(Box::new(value.clone())));
+            return Ok(TryOutcome::Done(Box::new(value.clone())));
         }
         let differs = places.iter().any(|place| place.codec == Codec::Difference);
         let behind = before.filter(|_| differs).map_or(0, |value| value.behind);
@@ -236,16 +236,16 @@ impl Amending<'_> {
             labels: Labels::default(),
         };
         Ok(match writer.publish(publication).await? {
-            Published::Done(value) => Turn::Done(value),
-            Published::Lost(_) => Turn::Lost(None),
-            Published::Moved => Turn::Moved,
+            Published::Done(value) => TryOutcome::Done(value),
+            Published::Lost(_) => TryOutcome::Lost(None),
+            Published::Moved => TryOutcome::Moved,
         })
     }
 }
 
 /// Pause after the given number of lost races, with jitter, so that the losers do not retry at the same time.
 fn pause(races: u32) -> Duration {
-    let [.., dice] = WriteId::random().to_bytes();
+    let [.., random] = WriteId::random().to_bytes();
     let longest = Duration::from_millis(5).saturating_mul(races).min(PAUSE_MAX);
-    longest * u32::from(dice) / 256
+    longest * u32::from(random) / 256
 }

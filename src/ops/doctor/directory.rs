@@ -21,7 +21,7 @@ pub(super) fn directory(path: &Path) -> Vec<Check> {
                 space(found.f_bavail.saturating_mul(block), found.f_blocks.saturating_mul(block)),
             ]
         }
-        Err(error) => vec![Check::warn("file system", format!("cannot be looked at: {error}"))],
+        Err(error) => vec![Check::warn("file system", format!("cannot be inspected: {error}"))],
     };
     let folder = path.join(scratch().as_ref());
     match fs::create_dir_all(&folder) {
@@ -40,7 +40,7 @@ const FILE: &str = "file";
 const LINK: &str = "link";
 
 /// Suitability of a file system.
-enum Nature {
+enum FileSystemKind {
     Local,
     Memory,
     Network,
@@ -51,30 +51,34 @@ enum Nature {
 fn file_system(magic: u64) -> Check {
     const WHAT: &str = "file system";
     let (name, nature) = match magic {
-        0xEF53 => ("ext4", Nature::Local),
-        0x5846_5342 => ("XFS", Nature::Local),
-        0x9123_683E => ("Btrfs", Nature::Local),
-        0x2FC1_2FC1 => ("ZFS", Nature::Local),
-        0xF2F5_2010 => ("F2FS", Nature::Local),
-        0x794C_7630 => ("overlayfs; in a container it goes when the container goes", Nature::Local),
-        0x0102_1994 => ("tmpfs", Nature::Memory),
-        0x8584_58F6 => ("ramfs", Nature::Memory),
-        0x6969 => ("NFS", Nature::Network),
-        0x517B | 0xFF53_4D42 | 0xFE53_4D42 => ("SMB", Nature::Network),
-        0x0102_1997 => ("9p", Nature::Network),
-        0x00C3_6400 => ("CephFS", Nature::Network),
-        0x0BD0_0BD0 => ("Lustre", Nature::Network),
-        0x4750_4653 => ("GPFS", Nature::Network),
-        0x6573_5546 => ("FUSE: what it promises depends on what is behind it", Nature::Unknown),
+        0xEF53 => ("ext4", FileSystemKind::Local),
+        0x5846_5342 => ("XFS", FileSystemKind::Local),
+        0x9123_683E => ("Btrfs", FileSystemKind::Local),
+        0x2FC1_2FC1 => ("ZFS", FileSystemKind::Local),
+        0xF2F5_2010 => ("F2FS", FileSystemKind::Local),
+        0x794C_7630 => ("overlayfs; in a container it goes when the container goes", FileSystemKind::Local),
+        0x0102_1994 => ("tmpfs", FileSystemKind::Memory),
+        0x8584_58F6 => ("ramfs", FileSystemKind::Memory),
+        0x6969 => ("NFS", FileSystemKind::Network),
+        0x517B | 0xFF53_4D42 | 0xFE53_4D42 => ("SMB", FileSystemKind::Network),
+        0x0102_1997 => ("9p", FileSystemKind::Network),
+        0x00C3_6400 => ("CephFS", FileSystemKind::Network),
+        0x0BD0_0BD0 => ("Lustre", FileSystemKind::Network),
+        0x4750_4653 => ("GPFS", FileSystemKind::Network),
+        0x6573_5546 => ("FUSE: what it promises depends on what is behind it", FileSystemKind::Unknown),
         _ => return Check::ok(WHAT, format!("of kind {magic:#x}, which Towline does not know")),
     };
     match nature {
-        Nature::Local => Check::ok(WHAT, name),
-        Nature::Memory => Check::warn(WHAT, format!("{name}: everything is gone when this machine stops"))
+        FileSystemKind::Local => Check::ok(WHAT, name),
+        FileSystemKind::Memory => Check::warn(WHAT, format!("{name}: everything is gone when this machine stops"))
             .help("keep what must last on a disk or in S3"),
-        Nature::Network => Check::warn(WHAT, format!("{name}: other machines may see what is written here late"))
-            .help("write from one machine at a time, or share through S3"),
-        Nature::Unknown => Check::warn(WHAT, name).help("use a directory on a disk, or the store behind it itself"),
+        FileSystemKind::Network => {
+            Check::warn(WHAT, format!("{name}: other machines may see what is written here late"))
+                .help("write from one machine at a time, or share through S3")
+        }
+        FileSystemKind::Unknown => {
+            Check::warn(WHAT, name).help("use a directory on a disk, or the store behind it itself")
+        }
     }
 }
 

@@ -47,7 +47,7 @@ fn local_cache(folder: &Path) -> Check {
     }
     let free = match statvfs(there) {
         Ok(found) => found.f_bavail.saturating_mul(found.f_frsize),
-        Err(error) => return Check::warn(LOCAL_CACHE, format!("cannot be looked at: {error}: {}", there.display())),
+        Err(error) => return Check::warn(LOCAL_CACHE, format!("cannot be inspected: {error}: {}", there.display())),
     };
     let detail = format!("{} free at {}", size(free), folder.display());
     if free < CACHE_FREE_MIN {

@@ -36,10 +36,10 @@ impl Repository {
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn expire(&self, plan: &ExpirePlan) -> Result<()> {
-        self.carry_out_expire(plan, false).await
+        self.execute_expire(plan, false).await
     }
 
-    /// As [`Repository::expire`], but the steps that go can be taken back for a while, like removed names.
+    /// As [`Repository::expire`], but the removed steps can be restored for a while, like removed names.
     ///
     /// # Errors
     /// As [`Repository::expire`].
@@ -47,10 +47,10 @@ impl Repository {
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn expire_keeping(&self, plan: &ExpirePlan) -> Result<()> {
-        self.carry_out_expire(plan, true).await
+        self.execute_expire(plan, true).await
     }
 
-    async fn carry_out_expire(&self, plan: &ExpirePlan, keep: bool) -> Result<()> {
+    async fn execute_expire(&self, plan: &ExpirePlan, keep: bool) -> Result<()> {
         let commit = self.log().commit(None, |state| {
             let steps = || plan.kept.iter().chain(&plan.removed);
             if let Some(moved) = steps().find(|step| state.version(&step.name) != Some(step.version)) {

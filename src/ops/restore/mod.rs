@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use self::items::{Item, Items};
 use self::place::{Placing, resume};
-pub use self::surplus::Removed;
+pub use self::surplus::RemovedFiles;
 use self::surplus::Surplus;
 use self::survey::{Survey, survey};
 use crate::chunk::Chunk;
@@ -79,7 +79,7 @@ pub struct RestoreReport {
     pub replaced_files: u64,
     /// Files removed by `delete`, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub removed: Option<Removed>,
+    pub removed: Option<RemovedFiles>,
     /// Duration in seconds.
     pub seconds: f64,
 }
@@ -152,7 +152,7 @@ impl Repository {
         };
         match target.filter(|_| !dry_run) {
             Some(target) => {
-                let plan = Planned { saved, items, target, surveyed, surplus };
+                let plan = PlannedRestore { saved, items, target, surveyed, surplus };
                 report.sources = self.place(plan, &options.progress).await?;
                 report.fetched_bytes = report.sources.total();
             }
@@ -175,8 +175,8 @@ impl Repository {
     }
 
     /// Executes the plan; returns the stored bytes that were fetched.
-    async fn place(&self, plan: Planned, progress: &Progress) -> Result<SourceBytes> {
-        let Planned { saved, items, target, surveyed, surplus } = plan;
+    async fn place(&self, plan: PlannedRestore, progress: &Progress) -> Result<SourceBytes> {
+        let PlannedRestore { saved, items, target, surveyed, surplus } = plan;
         let surveyed = Arc::new(surveyed);
         let mut resumed = {
             let (saved, items, target, surveyed) =
@@ -262,7 +262,7 @@ impl Repository {
 }
 
 /// A restore that is ready to be executed.
-struct Planned {
+struct PlannedRestore {
     saved: Arc<Saved>,
     items: Arc<Items>,
     target: Arc<Target>,
@@ -347,14 +347,14 @@ fn interleaved(reads: Vec<PackRead>, lanes: usize, file_of: impl Fn(&PackRead) -
         }
     }
     let mut waiting = by_file.into_iter();
-    let mut turns: VecDeque<VecDeque<PackRead>> = waiting.by_ref().take(lanes).collect();
+    let mut queues: VecDeque<VecDeque<PackRead>> = waiting.by_ref().take(lanes).collect();
     let mut ordered = Vec::with_capacity(total);
-    while let Some(mut queue) = turns.pop_front() {
+    while let Some(mut queue) = queues.pop_front() {
         ordered.extend(queue.pop_front());
         if queue.is_empty() {
-            turns.extend(waiting.next());
+            queues.extend(waiting.next());
         } else {
-            turns.push_back(queue);
+            queues.push_back(queue);
         }
     }
     ordered
@@ -397,21 +397,21 @@ mod tests {
         (0..).zip(files).map(at).collect()
     }
 
-    fn turns(files: &[u32], lanes: usize) -> Vec<(u32, u64)> {
+    fn interleave(files: &[u32], lanes: usize) -> Vec<(u32, u64)> {
         let ordered = interleaved(reads(files), lanes, |read| read.chunks[0].chunk as usize);
         ordered.into_iter().map(|read| (read.chunks[0].chunk, read.parts[0].range.start)).collect()
     }
 
     #[test]
     fn neighbouring_reads_fill_different_files() {
-        assert_eq!(turns(&[1, 1, 1, 2, 2, 3], 2), [(1, 0), (2, 3), (1, 1), (2, 4), (1, 2), (3, 5)]);
-        assert_eq!(turns(&[1, 1, 2, 3], 9), [(1, 0), (2, 2), (3, 3), (1, 1)]);
+        assert_eq!(interleave(&[1, 1, 1, 2, 2, 3], 2), [(1, 0), (2, 3), (1, 1), (2, 4), (1, 2), (3, 5)]);
+        assert_eq!(interleave(&[1, 1, 2, 3], 9), [(1, 0), (2, 2), (3, 3), (1, 1)]);
     }
 
     #[test]
     fn one_file_and_many_small_ones_keep_their_order() {
-        assert_eq!(turns(&[7, 7, 7], 3), [(7, 0), (7, 1), (7, 2)]);
-        assert_eq!(turns(&[1, 2, 3, 4], 2), [(1, 0), (2, 1), (3, 2), (4, 3)]);
-        assert_eq!(turns(&[], 2), []);
+        assert_eq!(interleave(&[7, 7, 7], 3), [(7, 0), (7, 1), (7, 2)]);
+        assert_eq!(interleave(&[1, 2, 3, 4], 2), [(1, 0), (2, 1), (3, 2), (4, 3)]);
+        assert_eq!(interleave(&[], 2), []);
     }
 }

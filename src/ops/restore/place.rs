@@ -38,12 +38,12 @@ pub(super) struct Placing {
     /// Chunks placed so far.
     placed: HashMap<u32, AtomicBool>,
     /// Files of more than one chunk.
-    long: HashMap<usize, Long>,
+    long: HashMap<usize, MultiChunkFile>,
 }
 
 /// A file of more than one chunk.
 #[derive(Debug, Default)]
-struct Long {
+struct MultiChunkFile {
     staged: Mutex<Option<Arc<Staged>>>,
     missing: AtomicU32,
 }
@@ -60,7 +60,7 @@ impl Placing {
     ) -> Result<Self> {
         let destinations = destinations(saved, items, group)?;
         let placed = destinations.keys().map(|&chunk| (chunk, AtomicBool::new(false))).collect();
-        let mut long: HashMap<usize, Long> = HashMap::new();
+        let mut long: HashMap<usize, MultiChunkFile> = HashMap::new();
         let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
         for &at in group {
             let Some(item) = items.list.get(at) else { continue };
@@ -73,7 +73,7 @@ impl Placing {
                 chunks => {
                     let missing = AtomicU32::new(u32::try_from(chunks).unwrap_or(u32::MAX));
                     let staged = Mutex::new(resumed.remove(&at).map(Arc::new));
-                    long.insert(at, Long { staged, missing });
+                    long.insert(at, MultiChunkFile { staged, missing });
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::tree::{Target, WalkKind};
 
 /// Files that a restore removed, or would remove, because the tree lacks them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Removed {
+pub struct RemovedFiles {
     /// Number of entries other than folders.
     pub files: u64,
     /// Bytes in the files.
@@ -26,7 +26,7 @@ pub struct Removed {
 #[derive(Debug, Default)]
 pub(super) struct Surplus {
     paths: Vec<Vec<u8>>,
-    pub(super) removed: Removed,
+    pub(super) removed: RemovedFiles,
 }
 
 impl Surplus {
@@ -54,7 +54,7 @@ impl Surplus {
         if !nothing_wanted || self.paths.is_empty() {
             return Ok(());
         }
-        let Removed { files, bytes, .. } = self.removed;
+        let RemovedFiles { files, bytes, .. } = self.removed;
         Err(Error::conflict("restoring this empty tree would empty the folder")
             .at(items.folder.display())
             .got(format!("{files} files with {} there", show(bytes)))

@@ -60,7 +60,7 @@ enum Finding {
 
 /// Findings about an item.
 #[derive(Debug)]
-struct Looked {
+struct SurveyedItem {
     /// Index.
     at: usize,
     finding: Finding,
@@ -70,7 +70,7 @@ struct Looked {
     unfinished: Vec<(u32, u64)>,
 }
 
-impl Looked {
+impl SurveyedItem {
     fn new(at: usize, finding: Finding) -> Self {
         Self { at, finding, local: Vec::new(), unfinished: Vec::new() }
     }
@@ -92,9 +92,9 @@ pub(super) async fn survey(
         let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), target.map(Arc::clone));
         let to = (from + BATCH).min(items.list.len());
         let progress = options.progress.clone();
-        blocking(move || (from..to).map(|at| look(&saved, &items, at, target.as_deref(), &progress)).collect())
+        blocking(move || (from..to).map(|at| survey_item(&saved, &items, at, target.as_deref(), &progress)).collect())
     });
-    let looked: Vec<Vec<Looked>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
+    let looked: Vec<Vec<SurveyedItem>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
     for looked in looked.into_iter().flatten() {
         survey.take(saved, items, looked, options.overwrite)?;
@@ -104,8 +104,8 @@ pub(super) async fn survey(
 }
 
 impl Survey {
-    fn take(&mut self, saved: &Saved, items: &Items, looked: Looked, overwrite: bool) -> Result<()> {
-        let Looked { at, finding, local, unfinished } = looked;
+    fn take(&mut self, saved: &Saved, items: &Items, looked: SurveyedItem, overwrite: bool) -> Result<()> {
+        let SurveyedItem { at, finding, local, unfinished } = looked;
         let Some(item) = items.list.get(at) else { return Ok(()) };
         let entry = item.entry(saved)?;
         let clear = match finding {
@@ -185,30 +185,30 @@ impl Survey {
     }
 }
 
-fn look(
+fn survey_item(
     saved: &Saved,
     items: &Items,
     at: usize,
     target: Option<&Target>,
     progress: &crate::progress::Progress,
-) -> Result<Looked> {
+) -> Result<SurveyedItem> {
     let item = items.list.get(at).ok_or_else(|| Error::other("an item went missing"))?;
     let entry = item.entry(saved)?;
-    let Some(target) = target else { return Ok(Looked::new(at, Finding::Write)) };
+    let Some(target) = target else { return Ok(SurveyedItem::new(at, Finding::Write)) };
     let unfinished = || match &entry.kind {
         EntryKind::File(content) => unfinished(saved, content, target, &item.path),
         _ => Ok(Vec::new()),
     };
     let Some(present) = target.kind_of(&item.path)? else {
-        return Ok(Looked { unfinished: unfinished()?, ..Looked::new(at, Finding::Write) });
+        return Ok(SurveyedItem { unfinished: unfinished()?, ..SurveyedItem::new(at, Finding::Write) });
     };
     let clear = matches!(entry.kind, EntryKind::Folder) || matches!(present.kind, Some(WalkKind::Folder));
-    let differs = |got: &str| Ok(Looked::new(at, Finding::Differs { got: got.to_owned(), clear }));
+    let differs = |got: &str| Ok(SurveyedItem::new(at, Finding::Differs { got: got.to_owned(), clear }));
     match (&entry.kind, present.kind) {
-        (EntryKind::Folder, Some(WalkKind::Folder)) => Ok(Looked::new(at, Finding::Keep)),
+        (EntryKind::Folder, Some(WalkKind::Folder)) => Ok(SurveyedItem::new(at, Finding::Keep)),
         (EntryKind::Symlink(wanted), Some(WalkKind::Symlink { target: got })) => {
             if *wanted == got {
-                Ok(Looked::new(at, Finding::Keep))
+                Ok(SurveyedItem::new(at, Finding::Keep))
             } else {
                 differs("a link that points elsewhere")
             }
@@ -221,10 +221,14 @@ fn look(
                 // Setting the mode and time of a file with several names would reach outside the destination: it is written anew.
                 let dressed = present.stat.mode == items.mode(entry) && present.stat.mtime == entry.mtime;
                 let finding = if present.stat.nlink == 1 || dressed { Finding::Keep } else { Finding::Write };
-                return Ok(Looked { local, ..Looked::new(at, finding) });
+                return Ok(SurveyedItem { local, ..SurveyedItem::new(at, finding) });
             }
             let got = format!("a file of {} bytes with other content", present.stat.size);
-            Ok(Looked { local, unfinished: unfinished()?, ..Looked::new(at, Finding::Differs { got, clear }) })
+            Ok(SurveyedItem {
+                local,
+                unfinished: unfinished()?,
+                ..SurveyedItem::new(at, Finding::Differs { got, clear })
+            })
         }
         (_, Some(WalkKind::Folder)) => differs("a folder"),
         (_, Some(WalkKind::Symlink { .. })) => differs("a link"),

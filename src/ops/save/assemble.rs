@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::units::About;
+use super::units::FileDetails;
 use crate::chunker::Cut;
 use crate::error::{Error, Result};
 use crate::format::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TreeEntry};
@@ -57,15 +57,15 @@ impl Assembly {
     }
 
     /// Records the description of a file.
-    pub(super) fn describe(&mut self, file: usize, about: About) {
+    pub(super) fn describe(&mut self, file: usize, details: FileDetails) {
         if let Some(content) = self.content(file) {
-            (content.cut, content.tensors) = (about.cut, about.tensors);
+            (content.cut, content.tensors) = (details.cut, details.tensors);
         }
     }
 
     /// As [`Assembly::describe`], from an earlier manifest.
     pub(super) fn describe_as(&mut self, file: usize, cut: Cut, tensors: &[TensorEntry]) {
-        self.describe(file, About { cut, tensors: tensors.to_vec() });
+        self.describe(file, FileDetails { cut, tensors: tensors.to_vec() });
     }
 
     /// Adds the next chunk of a file, which starts at `start`; a gap before it is a hole.
@@ -113,17 +113,17 @@ impl Assembly {
     /// not read came first: so a tree always has the same manifest, regardless of the stat cache.
     pub(super) fn finish(self) -> (Manifest, Vec<ChunkId>) {
         let mut manifest = self.manifest;
-        let came = std::mem::take(&mut manifest.chunks);
-        let mut numbers: Vec<Option<u32>> = vec![None; came.ids.len()];
+        let received = std::mem::take(&mut manifest.chunks);
+        let mut numbers: Vec<Option<u32>> = vec![None; received.ids.len()];
         let chunks = &mut manifest.chunks;
         for entry in &mut manifest.entries {
             let EntryKind::File(content) = &mut entry.kind else { continue };
             for Piece { mut hole, first, count } in std::mem::take(&mut content.pieces) {
-                for came_as in first as usize..first as usize + count as usize {
-                    let Some(number) = numbers.get_mut(came_as) else { continue };
+                for received_as in first as usize..first as usize + count as usize {
+                    let Some(number) = numbers.get_mut(received_as) else { continue };
                     let number = *number.get_or_insert_with(|| {
-                        chunks.ids.extend(came.ids.get(came_as));
-                        chunks.lens.extend(came.lens.get(came_as));
+                        chunks.ids.extend(received.ids.get(received_as));
+                        chunks.lens.extend(received.lens.get(received_as));
                         // The number of chunks cannot exceed the number added, which was checked.
                         u32::try_from(chunks.ids.len() - 1).unwrap_or(u32::MAX)
                     });

@@ -16,7 +16,7 @@ use crate::tree::{Opened, Walk};
 /// Bytes of a 32-bit tensor that are sampled at its start and in its middle, before whole chunks are compared.
 const SAMPLE: u64 = 64;
 /// Minimum length of such a tensor in 16 bits; chunks of shorter ones are shared with other tensors.
-const MASTERED_FROM: u64 = 32 << 10;
+const MASTER_LEN_MIN: u64 = 32 << 10;
 
 /// Layouts of long files, and the relations between their tensors.
 #[derive(Debug, Default)]
@@ -31,16 +31,16 @@ pub(super) struct Contents {
 impl Contents {
     /// Parses the files `to_read`. If they hold 16-bit floats, parses all other files as well, to find the 32-bit tensors that
     /// these round. Blocking.
-    pub(super) fn look(walk: &Walk, formats: &Formats, to_read: &[usize], derive: bool) -> Result<Self> {
+    pub(super) fn parse(walk: &Walk, formats: &Formats, to_read: &[usize], derive: bool) -> Result<Self> {
         let mut contents = Self::default();
-        to_read.iter().try_for_each(|&file| contents.look_into(walk, formats, file))?;
+        to_read.iter().try_for_each(|&file| contents.parse_file(walk, formats, file))?;
         let has = |layout: &Arc<Layout>, dtype: Dtype| layout.tensors.iter().any(|tensor| tensor.dtype == dtype);
         if !derive || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
             return Ok(contents);
         }
         let mut all = Self { layouts: contents.layouts.clone(), ..Self::default() };
         for file in super::files_of(walk).filter(|file| !contents.layouts.contains_key(file)) {
-            if let Err(error) = all.look_into(walk, formats, file) {
+            if let Err(error) = all.parse_file(walk, formats, file) {
                 tracing::debug!("a file that need not be read is not looked at: {error:?}");
             }
         }
@@ -48,7 +48,7 @@ impl Contents {
         Ok(contents)
     }
 
-    fn look_into(&mut self, walk: &Walk, formats: &Formats, file: usize) -> Result<()> {
+    fn parse_file(&mut self, walk: &Walk, formats: &Formats, file: usize) -> Result<()> {
         let Some(found) = walk.found.get(file).filter(|found| found.stat.size > SMALL) else { return Ok(()) };
         let opened = open(walk, found)?;
         let read = &mut |at, out: &mut [u8]| opened.read_exact_at(out, at);
@@ -65,7 +65,7 @@ impl Contents {
 
     /// Pairs tensors of one shape whose samples agree; tensors with the same name take precedence.
     fn find_masters(&mut self, walk: &Walk, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<()> {
-        let long = |tensor: &&Tensor| tensor.end - tensor.start >= MASTERED_FROM;
+        let long = |tensor: &&Tensor| tensor.end - tensor.start >= MASTER_LEN_MIN;
         let with = |dtype: Dtype| {
             layouts.iter().map(move |(&file, layout)| {
                 let dtype = dtype.clone();
@@ -74,7 +74,7 @@ impl Contents {
         };
         let shapes: HashSet<&[u64]> =
             with(Dtype::BF16).flat_map(|(_, tensors)| tensors.map(|tensor| &*tensor.shape)).collect();
-        let mut prints: HashMap<Print<'_>, Vec<(usize, &Tensor)>> = HashMap::new();
+        let mut samples: HashMap<SampleKey<'_>, Vec<(usize, &Tensor)>> = HashMap::new();
         for (file, tensors) in with(Dtype::F32) {
             let mut tensors = tensors.filter(|tensor| shapes.contains(&*tensor.shape)).peekable();
             if tensors.peek().is_none() {
@@ -87,8 +87,8 @@ impl Contents {
                 continue;
             }
             for tensor in tensors {
-                if let Some(print) = sample(&opened, tensor, SAMPLE) {
-                    prints.entry((&tensor.shape, rounded(&print))).or_default().push((file, tensor));
+                if let Some(sample) = sample(&opened, tensor, SAMPLE) {
+                    samples.entry((&tensor.shape, rounded(&sample))).or_default().push((file, tensor));
                 }
             }
             let spans = layouts.get(&file).map(|layout| layout.spans()).unwrap_or_default();
@@ -98,8 +98,8 @@ impl Contents {
             let Some(found) = walk.found.get(file) else { continue };
             let opened = open(walk, found)?;
             for tensor in tensors {
-                let Some(print) = sample(&opened, tensor, SAMPLE / 2) else { continue };
-                let Some(masters) = prints.get(&(&*tensor.shape, print)) else { continue };
+                let Some(sample) = sample(&opened, tensor, SAMPLE / 2) else { continue };
+                let Some(masters) = samples.get(&(&*tensor.shape, sample)) else { continue };
                 let same = masters.iter().find(|(_, master)| master.name == tensor.name);
                 if let Some((master_file, master)) = same.or(masters.first()) {
                     self.masters.insert((file, tensor.start), (*master_file, master.start));
@@ -125,7 +125,7 @@ impl Contents {
 }
 
 /// Shape of a tensor, and a sample of it in 16 bits.
-type Print<'a> = (&'a [u64], Vec<u8>);
+type SampleKey<'a> = (&'a [u64], Vec<u8>);
 
 /// Reads `len` bytes at the start of a tensor, and as many in its middle.
 fn sample(file: &Opened, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {

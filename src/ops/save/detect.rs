@@ -11,7 +11,7 @@ use super::{CutChoice, files_of, sharded};
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
 use crate::checkpoint::sharded::Index;
-use crate::checkpoint::{Layout, ReadAt, understand};
+use crate::checkpoint::{Layout, ReadAt, parse_layout};
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::tree::{Walk, WalkEntry};
@@ -27,7 +27,7 @@ pub(super) struct Formats {
     /// Indexes of sharded checkpoints, each with its file.
     pub(super) indexes: Vec<(usize, Index)>,
     /// Memory left for descriptions of tensors, in bytes: a small file may describe very many.
-    room: AtomicU64,
+    memory: AtomicU64,
     /// Maximum length of a header: several are parsed at a time, and take some times their length.
     header_max: u64,
 }
@@ -37,11 +37,11 @@ const HEADER_SHARE: u64 = 16;
 
 impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
-    /// `room` bytes of memory at most; files beyond that are plain bytes. Blocking.
-    pub(super) fn new(walk: &Walk, choice: CutChoice, room: u64) -> Self {
-        let (room, header_max) = (AtomicU64::new(room), room / HEADER_SHARE);
+    /// `memory` bytes of memory at most; files beyond that are plain bytes. Blocking.
+    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: u64) -> Self {
+        let (memory, header_max) = (AtomicU64::new(memory), memory / HEADER_SHARE);
         let (described, parts, indexes) = (Vec::new(), HashMap::new(), Vec::new());
-        let mut formats = Self { choice, described, parts, indexes, room, header_max };
+        let mut formats = Self { choice, described, parts, indexes, memory, header_max };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
@@ -56,7 +56,7 @@ impl Formats {
                 continue;
             }
             match metadata(walk, found) {
-                Ok(metadata) if !formats.has_room(metadata.weight()) => {}
+                Ok(metadata) if !formats.try_reserve(metadata.weight()) => {}
                 Ok(metadata) => formats.take(walk, at, metadata),
                 Err(error) => tracing::info!("ignoring unreadable metadata: {error:?}"),
             }
@@ -78,12 +78,12 @@ impl Formats {
     }
 
     /// Reserves `bytes` of that memory; false if too little is left.
-    fn has_room(&self, bytes: u64) -> bool {
-        if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes)).is_ok() {
+    fn try_reserve(&self, bytes: u64) -> bool {
+        if self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |memory| memory.checked_sub(bytes)).is_ok() {
             return true;
         }
         // Logged once.
-        if self.room.swap(0, Ordering::Relaxed) > 0 {
+        if self.memory.swap(0, Ordering::Relaxed) > 0 {
             tracing::warn!("files are saved as plain bytes: the tensors of this tree take too much memory (--memory)");
         }
         false
@@ -109,10 +109,10 @@ impl Formats {
             }
             read(at, out)
         };
-        self.understood(file, &mut bounded, len).filter(|layout| self.has_room(layout.weight()))
+        self.detect_layout(file, &mut bounded, len).filter(|layout| self.try_reserve(layout.weight()))
     }
 
-    fn understood(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
+    fn detect_layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
         if !self.at_tensors() {
             return None;
         }
@@ -127,7 +127,7 @@ impl Formats {
                 }
             }
         }
-        understand(read, len).unwrap_or_else(|error| {
+        parse_layout(read, len).unwrap_or_else(|error| {
             tracing::info!("a file of unknown format is saved as plain bytes: {}", chain(&error));
             None
         })
@@ -170,7 +170,7 @@ mod tests {
         let formats = Formats::new(&walk, CutChoice::Auto, u64::MAX);
         let one = layout(&formats, 1).unwrap().weight();
         // For two and a half.
-        let formats = Formats { room: AtomicU64::new(one * 5 / 2), ..formats };
+        let formats = Formats { memory: AtomicU64::new(one * 5 / 2), ..formats };
         assert!(layout(&formats, 1).is_some() && layout(&formats, 2).is_some());
         assert!(layout(&formats, 3).is_none() && layout(&formats, 1).is_none());
         // Nor is a header read that is a large part of the memory.

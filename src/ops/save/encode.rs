@@ -1,13 +1,13 @@
-//! Encoding of each new chunk: derived from another chunk of the save, as a difference to the parent's chunk, or stand-alone.
+//! Encoding of each new chunk: derived from another chunk of the save, as a difference to a chunk of the parent, or without a base.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::contents::{Contents, read_master};
-use super::pace::Choice;
-use super::parent::{Basis, Parent};
-use super::read::Named;
+use super::if_faster::EncodeChoice;
+use super::parent::{BaseCandidate, Parent};
+use super::read::HashedChunk;
 use crate::budget::{Budget, Buffer};
 use crate::codec::{Compression, Encoded, encode, encode_derived, encode_difference, rounded};
 use crate::error::Result;
@@ -22,17 +22,17 @@ const BASES_READ_MAX: u64 = 2 * MIB;
 
 /// Chunk that is not in the repository yet.
 #[derive(Debug)]
-pub(super) struct New {
-    pub(super) chunk: Named,
+pub(super) struct NewChunk {
+    pub(super) chunk: HashedChunk,
     /// Index of its file.
     pub(super) file: usize,
     /// Possible base of a difference.
-    pub(super) basis: Basis,
+    pub(super) base: BaseCandidate,
 }
 
 /// Encoded chunk.
 #[derive(Debug)]
-pub(super) struct Done {
+pub(super) struct EncodedChunk {
     pub(super) id: ChunkId,
     pub(super) encoded: Encoded,
     pub(super) plain_len: u32,
@@ -40,7 +40,7 @@ pub(super) struct Done {
     pub(super) start: u64,
     /// True if it holds numbers of one type.
     pub(super) numbers: bool,
-    pub(super) basis: Basis,
+    pub(super) base: BaseCandidate,
     /// True if it is stored raw because the repository is faster than the encoder.
     pub(super) faster: bool,
 }
@@ -48,7 +48,7 @@ pub(super) struct Done {
 /// Batch of encoded chunks.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) done: Vec<Done>,
+    pub(super) done: Vec<EncodedChunk>,
     /// Bytes that were encoded, and the sum of the workers' time; None if the batch is raw.
     pub(super) encoded: Option<(u64, Duration)>,
 }
@@ -69,10 +69,13 @@ pub(super) struct Encoding {
 
 impl Encoding {
     /// Encodes chunks on workers, keeping their order. `choice` selects raw where that is faster.
-    pub(super) async fn encode(self, new: Vec<New>, choice: Choice) -> Result<Batch> {
-        if self.compression == Compression::Off || choice == Choice::Raw {
-            let faster = choice == Choice::Raw;
-            let raw = |new: New| Done { faster, ..Done::new(&new, encode(&new.chunk.bytes, Compression::Off, None)) };
+    pub(super) async fn encode(self, new: Vec<NewChunk>, choice: EncodeChoice) -> Result<Batch> {
+        if self.compression == Compression::Off || choice == EncodeChoice::Raw {
+            let faster = choice == EncodeChoice::Raw;
+            let raw = |new: NewChunk| EncodedChunk {
+                faster,
+                ..EncodedChunk::new(&new, encode(&new.chunk.bytes, Compression::Off, None))
+            };
             return Ok(Batch { done: new.into_iter().map(raw).collect(), encoded: None });
         }
         let bytes = new.iter().map(|new| new.chunk.bytes.len() as u64).sum();
@@ -82,10 +85,10 @@ impl Encoding {
         let (derived, deriving) = self.timed(derive).await?;
         let (mut differences, differing) = self.differences(&new, &derived).await;
         let encode = move || {
-            let one = |((at, new), derived): ((usize, &New), Option<Encoded>)| {
+            let one = |((at, new), derived): ((usize, &NewChunk), Option<Encoded>)| {
                 let found = derived.or_else(|| differences.remove(&at));
                 let alone = || encode(&new.chunk.bytes, Compression::Auto, new.chunk.number);
-                Done::new(new, found.unwrap_or_else(alone))
+                EncodedChunk::new(new, found.unwrap_or_else(alone))
             };
             new.iter().enumerate().zip(derived).map(one).collect()
         };
@@ -105,7 +108,7 @@ impl Encoding {
     }
 
     /// Encodes the chunk as the rounding of a 32-bit chunk of the save, if it is one.
-    fn derive(&self, new: &New) -> Option<Encoded> {
+    fn derive(&self, new: &NewChunk) -> Option<Encoded> {
         // Zeros are equal in 16 and 32 bits: such a chunk would be both derived and the base of a derived one. It takes no
         // space anyway.
         if !self.derive || new.chunk.bytes.iter().all(|&byte| byte == 0) {
@@ -121,14 +124,14 @@ impl Encoding {
     /// Bases that cannot be read only cost space.
     async fn differences(
         &self,
-        new: &Arc<Vec<New>>,
+        new: &Arc<Vec<NewChunk>>,
         derived: &[Option<Encoded>],
     ) -> (HashMap<usize, Encoded>, Duration) {
         let (mut encoded, mut spent) = (HashMap::new(), Duration::ZERO);
         let (Some(parent), Some(budget)) = (&self.parent, &self.budget) else { return (encoded, spent) };
         let mut wanting: HashMap<u32, Vec<usize>> = HashMap::new();
         for (at, (new, _)) in new.iter().zip(derived).enumerate().filter(|(_, (_, derived))| derived.is_none()) {
-            if let (Basis::Chunk(base), Some(_)) = (new.basis, new.chunk.number) {
+            if let (BaseCandidate::Chunk(base), Some(_)) = (new.base, new.chunk.number) {
                 wanting.entry(base).or_default().push(at);
             }
         }
@@ -148,7 +151,8 @@ impl Encoding {
                     |delivered: Delivered<'_>| {
                         let base = delivered.chunk?;
                         for &at in wanting.get(&delivered.index).map(Vec::as_slice).unwrap_or_default() {
-                            let Some(Named { bytes, number: Some(number), .. }) = new.get(at).map(|new| &new.chunk)
+                            let Some(HashedChunk { bytes, number: Some(number), .. }) =
+                                new.get(at).map(|new| &new.chunk)
                             else {
                                 continue;
                             };
@@ -172,8 +176,8 @@ impl Encoding {
     }
 }
 
-impl Done {
-    fn new(new: &New, encoded: Encoded) -> Self {
+impl EncodedChunk {
+    fn new(new: &NewChunk, encoded: Encoded) -> Self {
         Self {
             id: new.chunk.id,
             plain_len: u32::try_from(new.chunk.bytes.len()).unwrap_or(u32::MAX),
@@ -181,7 +185,7 @@ impl Done {
             file: new.file,
             start: new.chunk.start,
             numbers: new.chunk.number.is_some(),
-            basis: new.basis,
+            base: new.base,
             faster: false,
         }
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::assemble::Assembly;
-use super::encode::Done;
-use super::parent::{Basis, NoParent};
+use super::encode::EncodedChunk;
+use super::parent::{BaseCandidate, NoParent};
 use crate::codec::Codec;
 use crate::ops::shown;
 use crate::tree::Walk;
@@ -35,13 +35,13 @@ enum Reason {
     Here,
     Derived,
     Difference,
-    Alone(&'static str, Why),
+    Alone(&'static str, NoBaseReason),
 }
 
 /// Reason why a chunk is stored without a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Why {
-    /// It is not numbers.
+enum NoBaseReason {
+    /// Its bytes are not numbers.
     NoNumbers,
     NoTensor,
     Unusable,
@@ -69,16 +69,16 @@ struct Row {
 #[derive(Debug)]
 pub(super) struct Explanation {
     rows: BTreeMap<(usize, Option<usize>), Row>,
-    orphan: Option<NoParent>,
+    no_parent: Option<NoParent>,
 }
 
 impl Explanation {
-    pub(super) fn new(orphan: Option<NoParent>) -> Self {
-        Self { rows: BTreeMap::new(), orphan }
+    pub(super) fn new(no_parent: Option<NoParent>) -> Self {
+        Self { rows: BTreeMap::new(), no_parent }
     }
 
     /// Records a chunk that was in the repository already.
-    pub(super) fn here(&mut self, assembly: &Assembly, file: usize, start: u64, len: u64) {
+    pub(super) fn present(&mut self, assembly: &Assembly, file: usize, start: u64, len: u64) {
         let row = self.rows.entry((file, assembly.tensor_at(file, start))).or_default();
         row.bytes += len;
         row.here_bytes += len;
@@ -86,7 +86,7 @@ impl Explanation {
     }
 
     /// Records a chunk that was stored.
-    pub(super) fn done(&mut self, assembly: &Assembly, done: &Done) {
+    pub(super) fn done(&mut self, assembly: &Assembly, done: &EncodedChunk) {
         let reason = match done.encoded.codec {
             Codec::Derived => Reason::Derived,
             Codec::Difference => Reason::Difference,
@@ -98,19 +98,19 @@ impl Explanation {
         *row.reasons.entry(reason).or_default() += 1;
     }
 
-    fn why(&self, done: &Done) -> Why {
-        match (self.orphan, done.basis) {
-            (Some(NoParent::Off), _) => Why::Off,
-            _ if done.faster => Why::Faster,
-            _ if !done.numbers => Why::NoNumbers,
-            (Some(NoParent::First), _) => Why::First,
-            (Some(NoParent::KeyStep), _) => Why::KeyStep,
-            (Some(NoParent::Unfit), _) => Why::Unfit,
-            (Some(NoParent::Stricter), _) => Why::Stricter,
-            (None, Basis::NoTensor) => Why::NoTensor,
-            (None, Basis::Unusable) => Why::Unusable,
-            (None, Basis::Far) => Why::Far,
-            (None, Basis::Chunk(_) | Basis::NotWorth) => Why::NotWorth,
+    fn why(&self, done: &EncodedChunk) -> NoBaseReason {
+        match (self.no_parent, done.base) {
+            (Some(NoParent::Off), _) => NoBaseReason::Off,
+            _ if done.faster => NoBaseReason::Faster,
+            _ if !done.numbers => NoBaseReason::NoNumbers,
+            (Some(NoParent::First), _) => NoBaseReason::First,
+            (Some(NoParent::KeyStep), _) => NoBaseReason::KeyStep,
+            (Some(NoParent::Unfit), _) => NoBaseReason::Unfit,
+            (Some(NoParent::Stricter), _) => NoBaseReason::Stricter,
+            (None, BaseCandidate::NoTensor) => NoBaseReason::NoTensor,
+            (None, BaseCandidate::Unusable) => NoBaseReason::Unusable,
+            (None, BaseCandidate::Far) => NoBaseReason::Far,
+            (None, BaseCandidate::Chunk(_) | BaseCandidate::NotWorth) => NoBaseReason::NotWorth,
         }
     }
 
@@ -121,7 +121,7 @@ impl Explanation {
             let mut reasons: Vec<(Reason, u64)> = row.reasons.into_iter().collect();
             reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
             let counted = reasons.into_iter().map(|(reason, count)| {
-                let text = reason.text(parent.unwrap_or("the step before"));
+                let text = reason.text(parent.unwrap_or("the earlier step"));
                 if count == 1 { text } else { format!("{text} ({count})") }
             });
             Explained {
@@ -141,22 +141,22 @@ impl Reason {
     fn text(self, parent: &str) -> String {
         let (codec, why) = match self {
             Self::Here => return "here already".to_owned(),
-            Self::Derived => return "derived: it is a tensor beside it, rounded".to_owned(),
+            Self::Derived => return "derived: it is the rounding of another tensor".to_owned(),
             Self::Difference => return format!("difference to {parent}"),
             Self::Alone(codec, why) => (codec, why),
         };
         match why {
-            Why::NoNumbers => codec.to_owned(),
-            Why::NoTensor => format!("{codec}: {parent} has no such tensor"),
-            Why::Unusable => format!("{codec}: what {parent} has of it cannot be a base"),
-            Why::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
-            Why::Far => format!("{codec}: {parent} has got far from what it is a difference to"),
-            Why::First => format!("{codec}: there is no step before"),
-            Why::KeyStep => format!("{codec}: a key step"),
-            Why::Off => format!("{codec}: compression is off"),
-            Why::Faster => format!("{codec}: the repository takes bytes faster than they are compressed"),
-            Why::Stricter => format!("{codec}: the step before has stricter labels"),
-            Why::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
+            NoBaseReason::NoNumbers => codec.to_owned(),
+            NoBaseReason::NoTensor => format!("{codec}: {parent} has no such tensor"),
+            NoBaseReason::Unusable => format!("{codec}: the chunk of {parent} cannot be a base"),
+            NoBaseReason::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
+            NoBaseReason::Far => format!("{codec}: the differences of {parent} to its base are too large"),
+            NoBaseReason::First => format!("{codec}: there is no earlier step"),
+            NoBaseReason::KeyStep => format!("{codec}: a key step"),
+            NoBaseReason::Off => format!("{codec}: compression is off"),
+            NoBaseReason::Faster => format!("{codec}: the repository accepts bytes faster than they are compressed"),
+            NoBaseReason::Stricter => format!("{codec}: the earlier step has stricter labels"),
+            NoBaseReason::Unfit => format!("{codec}: the earlier step has no tensors, or cannot be read"),
         }
     }
 }

@@ -9,7 +9,7 @@ mod contents;
 mod detect;
 mod encode;
 mod explain;
-mod pace;
+mod if_faster;
 mod parent;
 mod partial;
 mod ranks;
@@ -40,10 +40,10 @@ pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
-use super::label::Bound;
+use super::label::BoundOptions;
 use super::names::{Replaced, exists};
 use super::shown;
-use super::stopping::{unless_stopped, wind_up};
+use super::stopping::{end_stopped, unless_stopped};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
@@ -54,7 +54,7 @@ use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
 use crate::repository::{ChunkPlace, Publication, Published, Repository, StoredChunks, Writer};
-use crate::tree::{MemoryFile, Rules, SeenCache, Walk, WalkKind, coarse_now, walk};
+use crate::tree::{MemoryFile, Rules, StatCache, Walk, WalkKind, coarse_now, walk};
 use crate::work::blocking;
 
 /// Limit of restarts of a save after a collector purged packs that it relied on.
@@ -90,7 +90,9 @@ impl FromStr for CutChoice {
             "tensor" => Ok(Self::Tensor),
             "content" => Ok(Self::Content),
             "fixed" => Ok(Self::Fixed),
-            _ => Err(Error::usage("unknown way to cut").expected("auto, tensor, content or fixed").got(text)),
+            _ => Err(Error::usage("unknown kind of chunk boundaries")
+                .expected("auto, tensor, content or fixed")
+                .got(text)),
         }
     }
 }
@@ -201,7 +203,7 @@ impl Expected {
 fn moved(name: &Name) -> Error {
     Error::conflict("name moved since this save began")
         .at(name)
-        .help("somebody else saved or removed it; look at it (`towline show`), then save again")
+        .help("another process saved or removed it; check it (`towline show`), then save again")
 }
 
 /// Result of a save.
@@ -254,21 +256,21 @@ impl Repository {
 
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
-        let Bound { options, labels } = &self.bind(name, options).await?;
+        let BoundOptions { options, labels } = &self.bind(name, options).await?;
         let started = coarse_now();
-        let (walk, formats) = unless_stopped(&options.stop, self.look(source, options)).await?;
+        let (walk, formats) = unless_stopped(&options.stop, self.scan(source, options)).await?;
         let state = self.state().await?;
         let before = state.refs.get(name);
         let expected = before.map(|value| value.version);
         options.expected.check(name, expected)?;
-        let parent = self.parent(&state, name, (options, labels)).await?;
+        let parent = self.parent(ParentQuery { state: &state, name, options, labels }).await?;
         let derive = AtomicBool::new(true);
         let labels = labels.clone();
         let saving = Saving { repository: self, name, options, labels, walk, formats, parent, derive, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
-            match saving.pass(&mut writer, &mut counts, expected).await {
+            match saving.attempt(&mut writer, &mut counts, expected).await {
                 Ok(Some(value)) => {
                     let stored_bytes = writer.stored_bytes();
                     let replaced = before.filter(|before| before.version != value.version);
@@ -276,9 +278,9 @@ impl Repository {
                     let report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
                     return Ok(SaveReport { replaced, ..report });
                 }
-                Ok(None) => tracing::info!("something that this save relied on is not there: starting over"),
+                Ok(None) => tracing::info!("a pack or chunk that this save relied on is gone: starting over"),
                 Err(error) => {
-                    return Err(wind_up(&mut writer, &options.stop, format!("the save of {name}"), error).await);
+                    return Err(end_stopped(&mut writer, &options.stop, format!("the save of {name}"), error).await);
                 }
             }
         }
@@ -288,7 +290,7 @@ impl Repository {
     }
 
     /// Lists the files to save.
-    async fn look(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
+    async fn scan(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
         options.progress.phase("scanning", 0);
         let rules = Rules {
             excludes: options.exclude.clone(),
@@ -297,32 +299,28 @@ impl Repository {
             no_ignore_files: options.no_ignore_files,
         };
         let (cut, now) = (options.cut, self.clock().now());
-        let room = self.budget().total() / 2;
-        let look = move || {
+        let memory = self.budget().total() / 2;
+        let scan = move || {
             let walked = match source {
                 SaveSource::Path(root) => walk(&root, &rules)?,
                 SaveSource::Memory(files) => Walk::in_memory(files, now)?,
             };
-            let formats = Formats::new(&walked, cut, room);
+            let formats = Formats::new(&walked, cut, memory);
             Ok((Arc::new(walked), Arc::new(formats)))
         };
-        blocking(look).await
+        blocking(scan).await
     }
 
     /// Parent of the tree, or the reason why there is none.
-    async fn parent(
-        &self,
-        state: &State,
-        name: &Name,
-        (options, labels): (&SaveOptions, &Labels),
-    ) -> Result<ParentChoice> {
+    async fn parent(&self, query: ParentQuery<'_>) -> Result<ParentChoice> {
+        let ParentQuery { state, name, options, labels } = query;
         if options.compression == Compression::Off {
             return Ok(Err(NoParent::Off));
         }
         let key_every = options.key_every.map_or(KEY_EVERY, NonZeroU32::get);
         let (parent, value) = match parent::choose(state, name, options.base.as_ref(), key_every) {
             Ok(chosen) => chosen,
-            Err(orphan) => return Ok(Err(orphan)),
+            Err(reason) => return Ok(Err(reason)),
         };
         let view = self.label_view(state);
         if !view.of(name).joined(labels).imply(&view.of(&parent)) {
@@ -332,12 +330,21 @@ impl Repository {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
             Ok(None) => Ok(Err(NoParent::Unfit)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Denied) => {
-                tracing::warn!("no differences are taken to {parent}: {error:?}");
+                tracing::warn!("chunks are stored without differences to {parent}: {error:?}");
                 Ok(Err(NoParent::Unfit))
             }
             Err(error) => Err(error),
         }
     }
+}
+
+/// A tree that needs a parent: its name, the options of its save, and the labels that bind it; `state` has the candidates.
+#[derive(Clone, Copy)]
+struct ParentQuery<'a> {
+    state: &'a State,
+    name: &'a Name,
+    options: &'a SaveOptions,
+    labels: &'a Labels,
 }
 
 /// Manifest, its chunks in order, and the place of each.
@@ -362,7 +369,12 @@ struct Saving<'a> {
 
 impl Saving<'_> {
     /// Reads, stores and publishes the tree; `None` if packs or chunks that it relied on are gone.
-    async fn pass(&self, writer: &mut Writer, counts: &mut Counts, expected: Option<u64>) -> Result<Option<RefValue>> {
+    async fn attempt(
+        &self,
+        writer: &mut Writer,
+        counts: &mut Counts,
+        expected: Option<u64>,
+    ) -> Result<Option<RefValue>> {
         let mut known = self.repository.stored_for(self.name).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {
@@ -425,9 +437,9 @@ impl Saving<'_> {
     }
 
     /// Stat cache of the tree; none for files in memory.
-    fn cache(&self) -> Option<SeenCache> {
+    fn cache(&self) -> Option<StatCache> {
         let root = self.walk.root()?;
-        Some(SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
+        Some(StatCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
     }
 
     /// Number of saves since the key step whose chunks are the bases of those at `places`.
@@ -464,7 +476,7 @@ impl Saving<'_> {
         };
         let mut assembly = Assembly::new(&self.walk, self.options.labels.clone(), &self.options.modes);
         let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.take(&self.walk, &self.formats, &mut assembly),
+            Some(unchanged) => unchanged.add_unchanged(&self.walk, &self.formats, &mut assembly),
             None => files_of(&self.walk).collect(),
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
@@ -480,7 +492,7 @@ impl Saving<'_> {
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(None);
         }
-        Err(Error::other("a chunk that was stored is not known"))
+        Err(Error::other("a stored chunk is missing from the list of known chunks"))
     }
 
     /// Reads and stores files; reports how.
@@ -521,7 +533,7 @@ impl Saving<'_> {
                 Ok(saved.map.packs.iter().all(|pack| known.state().is_target(&pack.id)))
             }
             Err(error) => {
-                tracing::warn!("the tree that {} stands for cannot be used: {error:?}", self.name);
+                tracing::warn!("the current tree of {} cannot be used: {error:?}", self.name);
                 Ok(false)
             }
         }

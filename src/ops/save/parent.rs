@@ -52,7 +52,7 @@ pub(super) struct Pairs(Vec<(Range<u64>, TensorStart)>);
 
 /// Candidate for the base of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Basis {
+pub(super) enum BaseCandidate {
     /// This chunk of the parent.
     Chunk(u32),
     /// The parent has no such tensor, or has other chunk boundaries in it.
@@ -168,14 +168,14 @@ impl Parent {
     }
 
     /// Candidate for the base of a chunk that fills `range` of a file with these `pairs`.
-    pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> Basis {
-        let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
+    pub(super) fn base_candidate(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> BaseCandidate {
+        let Some((chunk, located)) = self.counterpart(pairs, range) else { return BaseCandidate::NoTensor };
         match (located.place.codec, located.base) {
-            (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => Basis::Far,
-            (Codec::Difference, Some(base)) => Basis::Chunk(base),
-            (Codec::Difference | Codec::Derived, _) => Basis::Unusable,
-            _ if self.was_not_worth(&located, number) => Basis::NotWorth,
-            _ => Basis::Chunk(chunk),
+            (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => BaseCandidate::Far,
+            (Codec::Difference, Some(base)) => BaseCandidate::Chunk(base),
+            (Codec::Difference | Codec::Derived, _) => BaseCandidate::Unusable,
+            _ if self.was_not_worth(&located, number) => BaseCandidate::NotWorth,
+            _ => BaseCandidate::Chunk(chunk),
         }
     }
 
@@ -186,9 +186,9 @@ impl Parent {
         differences as f64 > bases as f64 * SHORT_FAR
     }
 
-    /// Was a chunk of the parent new then, and stored without difference although there were some? What its optimizer knows of a
-    /// weight's last steps is forgotten too fast: it is not read again to find that out. Short numbers only got too far away
-    /// from their base, and that chunk is the next.
+    /// True if the parent stored the chunk new and whole although it stored differences elsewhere: a difference saved too little then,
+    /// as for optimizer moments, and is not tried again. Short numbers are excepted: their chunk was stored whole because the old
+    /// base was too far, and becomes the next base.
     fn was_not_worth(&self, located: &Located, number: Option<Element>) -> bool {
         let long = !number.is_some_and(short);
         let value = &self.saved.value;

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::store::Counts;
-use super::{SaveOptions, SaveReport, SaveSource, Saving};
+use super::{ParentQuery, SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::Result;
 use crate::format::Manifest;
 use crate::name::Name;
@@ -29,9 +29,10 @@ impl<'a> PartialSave<'a> {
         options: &'a SaveOptions,
     ) -> Result<Self> {
         let (begun, started) = (Instant::now(), coarse_now());
-        let (walk, formats) = repository.look(source, options).await?;
+        let (walk, formats) = repository.scan(source, options).await?;
         let labels = Labels::default();
-        let parent = repository.parent(&*repository.state().await?, name, (options, &labels)).await?;
+        let state = repository.state().await?;
+        let parent = repository.parent(ParentQuery { state: &state, name, options, labels: &labels }).await?;
         let derive = AtomicBool::new(true);
         let saving = Saving { repository, name, options, labels, walk, formats, parent, derive, started };
         Ok(Self { saving, counts: Counts::default(), begun })

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use super::CutChoice;
 use super::detect::Formats;
 use super::source::{check_unchanged, open};
-use super::units::{About, Cuts, FilePart, Unit, about};
+use super::units::{Cuts, FileDetails, FilePart, Unit, details};
 use crate::budget::Buffer;
 use crate::checkpoint::{Layout, in_memory};
 use crate::chunker::{content, fixed, tensor};
@@ -22,7 +22,7 @@ use crate::tree::{self, Opened, Walk};
 #[derive(Debug)]
 pub(super) struct ReadPart {
     pub(super) file: usize,
-    pub(super) about: Option<About>,
+    pub(super) details: Option<FileDetails>,
     pub(super) found: PartContent,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct ReadPart {
 #[derive(Debug)]
 pub(super) enum PartContent {
     /// Its chunks.
-    Chunks(Vec<Named>),
+    Chunks(Vec<HashedChunk>),
     /// Window with candidates for content-defined boundaries.
     Window { first: bool, last: bool, start: u64, bytes: Bytes, candidates: Vec<u32> },
     /// Bytes between settled boundaries, not hashed yet.
@@ -39,7 +39,7 @@ pub(super) enum PartContent {
 
 /// A chunk with its place in the file.
 #[derive(Clone, Debug)]
-pub(super) struct Named {
+pub(super) struct HashedChunk {
     pub(super) id: ChunkId,
     pub(super) start: u64,
     pub(super) bytes: Bytes,
@@ -94,13 +94,13 @@ fn read_part(walk: &Walk, part: &FilePart, out: &mut [u8]) -> Result<()> {
 }
 
 fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
-    let FilePart { file, range, cuts, layout, about: said, .. } = part;
-    let (about, found) = match cuts {
+    let FilePart { file, range, cuts, layout, details: said, .. } = part;
+    let (details, found) = match cuts {
         Cuts::Known(ends) => (said, PartContent::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look => {
-            let (layout, ends) = look(formats, file, &bytes);
+            let (layout, ends) = parse_and_cut(formats, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
-            (Some(about(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))
+            (Some(details(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))
         }
         Cuts::Window { first, last } => {
             let mut candidates = Vec::new();
@@ -108,11 +108,11 @@ fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
             (said, PartContent::Window { first, last, start: range.start, bytes, candidates })
         }
     };
-    ReadPart { file, about, found }
+    ReadPart { file, details, found }
 }
 
 /// Layout and cuts of a whole file in memory.
-fn look(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
+fn parse_and_cut(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
     let len = bytes.len() as u64;
     let layout = formats.layout(file, &mut in_memory(bytes), len);
     let ends = match (layout.as_ref().map(Layout::spans), formats.choice) {
@@ -124,7 +124,7 @@ fn look(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u
 }
 
 /// Hashes the chunks that end at `ends` (offsets in the file); `bytes` starts at offset `start`.
-fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec<Named> {
+fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec<HashedChunk> {
     let mut from = start;
     let chunk = |&end: &u64| {
         let range: Range<u64> = from..end;
@@ -132,7 +132,7 @@ fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec
         let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
         let bytes = bytes.slice(at(range.start)..at(range.end));
         let number = layout.and_then(|layout| layout.number_in(&range));
-        Named { id: ChunkId::of(&bytes), start: range.start, bytes, number }
+        HashedChunk { id: ChunkId::of(&bytes), start: range.start, bytes, number }
     };
     ends.iter().map(chunk).collect()
 }
@@ -141,7 +141,7 @@ fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec
 #[derive(Debug, Default)]
 pub(super) struct Settler {
     resolver: content::Resolver,
-    /// Start of the stretch in the file.
+    /// Start of the extent in the file.
     origin: u64,
     /// Bytes before the current window that belong to the unfinished chunk.
     carried: Bytes,
@@ -152,9 +152,9 @@ pub(super) struct Settler {
 impl Settler {
     /// Adds the next part; a window is replaced by the chunks that it completes.
     pub(super) fn settle(&mut self, part: ReadPart) -> ReadPart {
-        let ReadPart { file, about, found } = part;
+        let ReadPart { file, details, found } = part;
         let PartContent::Window { first, last, start, bytes, candidates } = found else {
-            return ReadPart { file, about, found };
+            return ReadPart { file, details, found };
         };
         if first {
             *self = Self { origin: start, ..Self::default() };
@@ -168,7 +168,7 @@ impl Settler {
         let keep = bytes.len().saturating_sub(content::LOOKBACK);
         self.lookback = bytes.slice(keep..).to_vec();
         let cut = self.divide(start, &bytes, &cuts);
-        ReadPart { file, about, found: PartContent::Cut(cut) }
+        ReadPart { file, details, found: PartContent::Cut(cut) }
     }
 
     /// Windows are searched without their predecessor, so the start is searched again with it.
@@ -184,7 +184,7 @@ impl Settler {
         again
     }
 
-    /// Completes the chunks that end at `cuts` (offsets in the stretch); the rest is carried over.
+    /// Completes the chunks that end at `cuts` (offsets in the extent); the rest is carried over.
     fn divide(&mut self, start: u64, bytes: &Bytes, cuts: &[u64]) -> Vec<(u64, Bytes)> {
         let mut chunks = Vec::with_capacity(cuts.len());
         let mut from = 0;
@@ -210,14 +210,14 @@ fn joined(a: &Bytes, b: &Bytes) -> Bytes {
 }
 
 /// Hashes chunks between settled boundaries.
-pub(super) fn hash(part: ReadPart) -> (usize, Option<About>, Vec<Named>) {
+pub(super) fn hash(part: ReadPart) -> (usize, Option<FileDetails>, Vec<HashedChunk>) {
     let named = match part.found {
         PartContent::Chunks(named) => named,
         PartContent::Cut(cut) => cut
             .into_iter()
-            .map(|(start, bytes)| Named { id: ChunkId::of(&bytes), start, bytes, number: None })
+            .map(|(start, bytes)| HashedChunk { id: ChunkId::of(&bytes), start, bytes, number: None })
             .collect(),
         PartContent::Window { .. } => Vec::new(),
     };
-    (part.file, part.about, named)
+    (part.file, part.details, named)
 }

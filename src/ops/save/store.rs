@@ -14,12 +14,12 @@ use super::Saving;
 use super::assemble::Assembly;
 use super::contents::Contents;
 use super::detect::Formats;
-use super::encode::{Batch, Encoding, New};
+use super::encode::{Batch, Encoding, NewChunk};
 use super::explain::{Explained, Explanation};
-use super::pace::{Choice, Pace};
-use super::parent::{Basis, Pairs, Parent};
-use super::read::{Named, PartContent, ReadPart, Settler, hash, read, view};
-use super::units::{About, Unit, make_units};
+use super::if_faster::{EncodeChoice, IfFaster};
+use super::parent::{BaseCandidate, Pairs, Parent};
+use super::read::{HashedChunk, PartContent, ReadPart, Settler, hash, read, view};
+use super::units::{FileDetails, Unit, make_units};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
@@ -44,7 +44,7 @@ pub(super) struct Counts {
 }
 
 /// The chunks of one unit, by file.
-type Hashed = Vec<(usize, Option<About>, Vec<Named>)>;
+type Hashed = Vec<(usize, Option<FileDetails>, Vec<HashedChunk>)>;
 /// Chunks for the writer, and whether to keep their buffer.
 type Ready = (Batch, bool);
 
@@ -65,8 +65,8 @@ pub(super) async fn store(
     let mut tasks = JoinSet::new();
     let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
     let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
-    let mut sifting = Sifting { saving, parent: encode.parent.clone(), pending, pairs };
-    let mut pace = (encode.compression == Compression::IfFaster).then(|| Pace::new(depth));
+    let mut deduplicator = Deduplicator { saving, parent: encode.parent.clone(), pending, pairs };
+    let mut if_faster = (encode.compression == Compression::IfFaster).then(|| IfFaster::new(depth));
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
     loop {
@@ -75,16 +75,16 @@ pub(super) async fn store(
             biased;
             Some(ready) = encoding.next() => {
                 let ready: Ready = ready?;
-                if let Some(pace) = &mut pace {
-                    pace.done(ready.0.encoded, saving.repository.clock().now());
+                if let Some(if_faster) = &mut if_faster {
+                    if_faster.done(ready.0.encoded, saving.repository.clock().now());
                 }
-                write(ready, known, writer, &mut sifting.pending, (assembly, counts)).await?;
+                write(ready, known, writer, &mut deduplicator.pending, (assembly, counts)).await?;
             }
             hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
                 Some(hashed) => {
-                    let fresh = sifting.sift(hashed, known, assembly, counts).await?;
-                    let choice = pace.as_mut().map(|pace| pace.next(fresh.bytes(), writer.taken()));
-                    encoding.push_back(prepare(encode.clone(), fresh, choice.unwrap_or(Choice::Encode)));
+                    let fresh = deduplicator.separate_new(hashed, known, assembly, counts).await?;
+                    let choice = if_faster.as_mut().map(|if_faster| if_faster.next(fresh.bytes(), writer.throughput()));
+                    encoding.push_back(prepare(encode.clone(), fresh, choice.unwrap_or(EncodeChoice::Encode)));
                 }
                 None => reading = false,
             },
@@ -102,14 +102,14 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     let (walk, formats, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats), to_read.to_vec());
     let compression = saving.options.compression;
     let derive = compression != Compression::Off && saving.derive.load(Ordering::Relaxed);
-    let contents = blocking(move || Contents::look(&walk, &formats, &to_read, derive)).await?;
+    let contents = blocking(move || Contents::parse(&walk, &formats, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
         // Memory for each concurrent encoding: a base, and the chunk that needs it.
         Some(_) => {
             let whole = saving.repository.budget();
-            let room = (depth as u64 + 1) * 2 * WINDOW_MAX;
-            Some(whole.carve(room.min(whole.total() / 8)).await?)
+            let bytes = (depth as u64 + 1) * 2 * WINDOW_MAX;
+            Some(whole.carve(bytes.min(whole.total() / 8)).await?)
         }
         None => None,
     };
@@ -118,7 +118,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
 }
 
 /// Encodes on workers.
-async fn prepare(encoding: Encoding, fresh: Fresh, choice: Choice) -> Result<Ready> {
+async fn prepare(encoding: Encoding, fresh: NewChunks, choice: EncodeChoice) -> Result<Ready> {
     let share = fresh.bytes() * 2 >= fresh.read_bytes;
     Ok((encoding.encode(fresh.chunks, choice).await?, share))
 }
@@ -184,19 +184,19 @@ async fn read_unit(
 }
 
 /// Chunks that are not in the repository, with the buffer that holds their bytes.
-struct Fresh {
-    chunks: Vec<New>,
+struct NewChunks {
+    chunks: Vec<NewChunk>,
     read_bytes: u64,
 }
 
-impl Fresh {
+impl NewChunks {
     fn bytes(&self) -> u64 {
         self.chunks.iter().map(|new| new.chunk.bytes.len() as u64).sum()
     }
 }
 
 /// Separates new chunks from known ones, and finds their possible bases.
-struct Sifting<'a> {
+struct Deduplicator<'a> {
     saving: &'a Saving<'a>,
     parent: Option<Arc<Parent>>,
     /// Chunks on their way to the writer.
@@ -205,22 +205,22 @@ struct Sifting<'a> {
     pairs: (usize, Pairs),
 }
 
-impl Sifting<'_> {
+impl Deduplicator<'_> {
     /// Passes every chunk to the assembly; returns the new ones.
-    async fn sift(
+    async fn separate_new(
         &mut self,
         hashed: Hashed,
         known: &mut StoredChunks,
         assembly: &mut Assembly,
         counts: &mut Counts,
-    ) -> Result<Fresh> {
+    ) -> Result<NewChunks> {
         let ids: Vec<ChunkId> = hashed.iter().flat_map(|(_, _, named)| named.iter().map(|named| named.id)).collect();
         let mut places = known.locate(&ids).await?.into_iter();
-        let mut fresh = Fresh { chunks: Vec::new(), read_bytes: 0 };
-        for (file, about, named) in hashed {
-            if let Some(about) = about {
-                self.pairs = (file, self.pair(file, &about));
-                assembly.describe(file, about);
+        let mut fresh = NewChunks { chunks: Vec::new(), read_bytes: 0 };
+        for (file, details, named) in hashed {
+            if let Some(details) = details {
+                self.pairs = (file, self.pair(file, &details));
+                assembly.describe(file, details);
             }
             for chunk in named {
                 let len = chunk.bytes.len() as u64;
@@ -229,10 +229,10 @@ impl Sifting<'_> {
                 if places.next().flatten().is_none() && self.pending.insert(chunk.id) {
                     counts.new_chunks += 1;
                     counts.new_bytes += len;
-                    let basis = self.basis(file, &chunk, known);
-                    fresh.chunks.push(New { chunk, file, basis });
+                    let base = self.base(file, &chunk, known);
+                    fresh.chunks.push(NewChunk { chunk, file, base });
                 } else if let Some(explanation) = &mut counts.explanation {
-                    explanation.here(assembly, file, chunk.start, len);
+                    explanation.present(assembly, file, chunk.start, len);
                 }
             }
         }
@@ -240,22 +240,22 @@ impl Sifting<'_> {
         Ok(fresh)
     }
 
-    fn pair(&self, file: usize, about: &About) -> Pairs {
+    fn pair(&self, file: usize, details: &FileDetails) -> Pairs {
         let found = self.saving.walk.found.get(file);
-        let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &about.tensors);
+        let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &details.tensors);
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
     }
 
     /// Possible base of a chunk; only chunks in live packs qualify.
-    fn basis(&self, file: usize, chunk: &Named, known: &StoredChunks) -> Basis {
+    fn base(&self, file: usize, chunk: &HashedChunk, known: &StoredChunks) -> BaseCandidate {
         let (of, pairs) = &self.pairs;
-        let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };
-        let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
-        match basis {
-            Basis::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
-                Basis::Unusable
+        let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return BaseCandidate::NoTensor };
+        let base = parent.base_candidate(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
+        match base {
+            BaseCandidate::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
+                BaseCandidate::Unusable
             }
-            basis => basis,
+            base => base,
         }
     }
 }

@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
 use crate::repository::StoredChunks;
-use crate::tree::{Seen, SeenCache, Walk, WalkEntry};
+use crate::tree::{SavedStats, StatCache, Walk, WalkEntry};
 
 /// Record of the earlier save, with the chunks of it that are still in the repository.
 pub(super) struct Unchanged {
-    seen: Seen,
+    recorded: SavedStats,
     manifest: Manifest,
     here: HashSet<ChunkId>,
 }
@@ -21,30 +21,32 @@ pub(super) struct Unchanged {
 impl Unchanged {
     /// Record of the tree in the stat cache; None if there is none.
     pub(super) async fn load(
-        cache: &SeenCache,
+        cache: &StatCache,
         walk: &Walk,
         formats: &Formats,
         known: &mut StoredChunks,
     ) -> Result<Option<Self>> {
-        let Some(seen) = cache.load() else { return Ok(None) };
-        let Ok(manifest) = Manifest::decode(seen.body()) else { return Ok(None) };
+        let Some(recorded) = cache.load() else { return Ok(None) };
+        let Ok(manifest) = Manifest::decode(recorded.body()) else { return Ok(None) };
         let mut wanted = HashSet::new();
-        for (_, content) in files_of(walk).filter_map(|at| matching(walk, formats, at, (&seen, &manifest))) {
+        for (_, content) in files_of(walk).filter_map(|at| matching(walk, formats, at, (&recorded, &manifest))) {
             wanted.extend(content.placed(&manifest.chunks).filter_map(|(chunk, _)| id_of(&manifest, chunk)));
         }
         let wanted: Vec<ChunkId> = wanted.into_iter().collect();
         let places = known.locate(&wanted).await?;
         let here = wanted.into_iter().zip(places).filter(|(_, place)| place.is_some()).map(|(id, _)| id).collect();
-        Ok(Some(Self { seen, manifest, here }))
+        Ok(Some(Self { recorded, manifest, here }))
     }
 
     /// Adds unchanged files to the assembly; returns the others.
-    pub(super) fn take(&self, walk: &Walk, formats: &Formats, assembly: &mut Assembly) -> Vec<usize> {
-        files_of(walk).filter(|&at| !self.take_one(walk, formats, at, assembly).unwrap_or(false)).collect()
+    pub(super) fn add_unchanged(&self, walk: &Walk, formats: &Formats, assembly: &mut Assembly) -> Vec<usize> {
+        files_of(walk).filter(|&at| !self.add_if_unchanged(walk, formats, at, assembly).unwrap_or(false)).collect()
     }
 
-    fn take_one(&self, walk: &Walk, formats: &Formats, at: usize, assembly: &mut Assembly) -> Result<bool> {
-        let Some((_, content)) = matching(walk, formats, at, (&self.seen, &self.manifest)) else { return Ok(false) };
+    fn add_if_unchanged(&self, walk: &Walk, formats: &Formats, at: usize, assembly: &mut Assembly) -> Result<bool> {
+        let Some((_, content)) = matching(walk, formats, at, (&self.recorded, &self.manifest)) else {
+            return Ok(false);
+        };
         let chunks = || content.placed(&self.manifest.chunks);
         let known = |(chunk, _)| id_of(&self.manifest, chunk).is_some_and(|id| self.here.contains(&id));
         if !chunks().all(known) {
@@ -67,9 +69,9 @@ fn matching<'m>(
     walk: &Walk,
     formats: &Formats,
     at: usize,
-    (seen, manifest): (&Seen, &'m Manifest),
+    (recorded, manifest): (&SavedStats, &'m Manifest),
 ) -> Option<(usize, &'m Content)> {
-    let same = |found: &WalkEntry| seen.unchanged(&found.path, &found.stat);
+    let same = |found: &WalkEntry| recorded.unchanged(&found.path, &found.stat);
     let found = walk.found.get(at).filter(|found| same(found))?;
     let described_by = formats.depends_on(at);
     if let Some(metadata) = described_by {

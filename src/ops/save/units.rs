@@ -39,7 +39,7 @@ pub(super) struct FilePart {
     /// The tensors of a long file.
     pub(super) layout: Option<Arc<Layout>>,
     /// Description of the file, once, with its first part.
-    pub(super) about: Option<About>,
+    pub(super) details: Option<FileDetails>,
 }
 
 /// Chunk boundaries of a part.
@@ -49,18 +49,18 @@ pub(super) enum Cuts {
     Known(Vec<u64>),
     /// Unknown: the part is a whole file that must be parsed first.
     Look,
-    /// Content-defined: the part is a window of a longer stretch.
+    /// Content-defined: the part is a window of a longer extent.
     Window {
-        /// True for the first window of the stretch.
+        /// True for the first window of the extent.
         first: bool,
-        /// True for the last window of the stretch.
+        /// True for the last window of the extent.
         last: bool,
     },
 }
 
-/// Record of a file besides its chunks.
+/// Properties of a file besides its chunks.
 #[derive(Debug)]
-pub(super) struct About {
+pub(super) struct FileDetails {
     /// Cutting.
     pub(super) cut: Cut,
     /// Its tensors, if any.
@@ -80,7 +80,7 @@ pub(super) fn make_units(
         let Some(found) = walk.found.get(file) else { continue };
         let size = found.stat.size;
         if size <= SMALL {
-            batch.add(FilePart { file, open: None, range: 0..size, cuts: Cuts::Look, layout: None, about: None });
+            batch.add(FilePart { file, open: None, range: 0..size, cuts: Cuts::Look, layout: None, details: None });
             if (batch.len as u64 >= window || batch.parts.len() >= BATCH) && !send(std::mem::take(&mut batch)) {
                 return Ok(());
             }
@@ -111,31 +111,31 @@ fn long_file(
     let open = Arc::new(open(walk, found)?);
     let size = found.stat.size;
     let layout = contents.layout(file);
-    let about = about(choice, layout.as_deref());
+    let details = details(choice, layout.as_deref());
     let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
-    let stretches = open.extents(size)?;
-    let mut about = Some(about);
-    let cut = about.as_ref().map_or(Cut::Content, |about| about.cut);
-    for stretch in stretches {
+    let extents = open.extents(size)?;
+    let mut details = Some(details);
+    let cut = details.as_ref().map_or(Cut::Content, |details| details.cut);
+    for extent in extents {
         let parts: Box<dyn Iterator<Item = (Range<u64>, Cuts)>> = match cut {
-            Cut::Content => Box::new(windows(stretch, window)),
-            Cut::Fixed => Box::new(grouped(fixed::cuts(size), stretch, window)),
-            Cut::Tensor => Box::new(grouped(tensor::cuts(&spans, size), stretch, window)),
+            Cut::Content => Box::new(windows(extent, window)),
+            Cut::Fixed => Box::new(grouped(fixed::cuts(size), extent, window)),
+            Cut::Tensor => Box::new(grouped(tensor::cuts(&spans, size), extent, window)),
         };
         for (range, cuts) in parts {
             let mut unit = Unit::default();
             let (open, layout) = (Some(Arc::clone(&open)), layout.clone());
-            unit.add(FilePart { file, open, range, cuts, layout, about: about.take() });
+            unit.add(FilePart { file, open, range, cuts, layout, details: details.take() });
             if !send(unit) {
                 return Ok(false);
             }
         }
     }
-    if let Some(about) = about {
+    if let Some(details) = details {
         // The file is only a hole, but its description is still needed.
         let mut unit = Unit::default();
         let (open, cuts) = (Some(open), Cuts::Known(Vec::new()));
-        unit.add(FilePart { file, open, range: size..size, cuts, layout: None, about: Some(about) });
+        unit.add(FilePart { file, open, range: size..size, cuts, layout: None, details: Some(details) });
         return Ok(send(unit));
     }
     Ok(true)
@@ -149,7 +149,7 @@ impl Unit {
 }
 
 /// Description of a file, given its layout.
-pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
+pub(super) fn details(choice: CutChoice, layout: Option<&Layout>) -> FileDetails {
     let entry = |tensor: &Tensor| TensorEntry {
         name: tensor.name.clone(),
         dtype: tensor.dtype.word().to_owned(),
@@ -166,22 +166,22 @@ pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
         (CutChoice::Auto | CutChoice::Tensor, Some(_)) => Cut::Tensor,
         _ => Cut::Content,
     };
-    About { cut, tensors }
+    FileDetails { cut, tensors }
 }
 
-/// Groups chunk ends within `stretch` into parts of about `window` bytes.
+/// Groups chunk ends within `extent` into parts of about `window` bytes.
 fn grouped(
     cuts: impl Iterator<Item = u64>,
-    stretch: Range<u64>,
+    extent: Range<u64>,
     window: u64,
 ) -> impl Iterator<Item = (Range<u64>, Cuts)> {
-    let inside = stretch.clone();
+    let inside = extent.clone();
     let mut ends = cuts
         .skip_while(move |&end| end <= inside.start)
         .take_while(move |&end| end < inside.end)
-        .chain(std::iter::once(stretch.end))
+        .chain(std::iter::once(extent.end))
         .peekable();
-    let mut start = stretch.start;
+    let mut start = extent.start;
     std::iter::from_fn(move || {
         let mut group = vec![ends.next()?];
         while let Some(end) = ends.next_if(|&end| end - start <= window) {
@@ -194,11 +194,11 @@ fn grouped(
     })
 }
 
-fn windows(stretch: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>, Cuts)> {
-    let mut at = stretch.start;
+fn windows(extent: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>, Cuts)> {
+    let mut at = extent.start;
     std::iter::from_fn(move || {
-        let range = at..(at + window).min(stretch.end);
-        let (first, last) = (range.start == stretch.start, range.end == stretch.end);
+        let range = at..(at + window).min(extent.end);
+        let (first, last) = (range.start == extent.start, range.end == extent.end);
         at = range.end;
         (!range.is_empty()).then_some((range, Cuts::Window { first, last }))
     })

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use self::view::View;
-use super::stopping::{unless_stopped, wind_up};
+use super::stopping::{end_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::policy::Labels;
@@ -116,7 +116,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     };
     for name in &names {
         if let Err(error) = syncing.name(name).await {
-            return Err(wind_up(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
+            return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
@@ -205,7 +205,7 @@ impl Syncing<'_> {
     }
 
     async fn attempt(&mut self, name: &Name, value: &RefValue) -> Result<Step> {
-        if let Some(stored) = self.standing(name, value).await? {
+        if let Some(stored) = self.existing_copy(name, value).await? {
             self.report.skipped_bytes += stored;
             return Ok(self.done(value));
         }
@@ -215,7 +215,7 @@ impl Syncing<'_> {
             Err(error) => return Err(error),
         };
         let stop = self.options.stop.clone();
-        let skipped = match unless_stopped(&stop, self.bring(&saved)).await? {
+        let skipped = match unless_stopped(&stop, self.fetch(&saved)).await? {
             Ok(skipped) => skipped,
             Err(gone) => return Ok(Step::Gone(gone)),
         };
@@ -256,7 +256,7 @@ impl Syncing<'_> {
 
     /// Copies the missing chunks of a tree, or only counts them. Returns the stored bytes that exist already, or the error if an
     /// object of the source was deleted.
-    async fn bring(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
+    async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
         let view = Arc::new(View::new(saved, &found, &mut self.known).await?);
         if self.options.dry_run {
@@ -301,7 +301,7 @@ impl Syncing<'_> {
 
     /// Adds the chunks of the destination's value of `name`. Returns its stored bytes, if tree and facts are equal and all chunks
     /// are in live packs.
-    async fn standing(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
+    async fn existing_copy(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
         let Some(there) = self.began.refs.get(name) else { return Ok(None) };
         let saved = match self.to.saved_as(name, there).await {
             Ok(saved) => saved,

@@ -82,7 +82,7 @@ impl Repository {
         progress: &Progress,
     ) -> Result<TensorsRead> {
         let delivery = Arc::new(Delivery::new(reading, sink));
-        let _closing = Closing(&delivery);
+        let _closing = CloseOnDrop(&delivery);
         progress.phase("restoring", plain_bytes(&reading.saved, reading.chunks()));
         let zeros = Arc::clone(&delivery);
         blocking(move || zeros.place_zeros()).await?;
@@ -197,7 +197,7 @@ impl Delivery {
     }
 
     /// Passes on the part of `bytes`, at `at` in the file, that a segment needs.
-    fn hand_on(&self, segment: &Segment, at: u64, bytes: &[u8]) -> Result<()> {
+    fn write_segment(&self, segment: &Segment, at: u64, bytes: &[u8]) -> Result<()> {
         let (mut gathered, mut begins) = (Vec::new(), 0);
         for Run { source, target } in segment.runs.within(at..at.saturating_add(bytes.len() as u64)) {
             let index = |offset: u64| usize::try_from(offset - at).unwrap_or(usize::MAX);
@@ -250,7 +250,7 @@ impl Sink for Delivery {
         let Some(claim) = self.placing(index).filter(|_| *open).and_then(Placing::claim) else { return Ok(()) };
         for one in self.reading.uses(index) {
             if let Some(segment) = self.reading.segment(one.segment) {
-                self.hand_on(segment, one.at, chunk.bytes())?;
+                self.write_segment(segment, one.at, chunk.bytes())?;
             }
         }
         claim.end();
@@ -312,9 +312,9 @@ impl Drop for Claim<'_> {
 }
 
 /// Ends calls of the sink on drop, because work on other threads may outlive a reading that failed or was dropped.
-struct Closing<'a>(&'a Delivery);
+struct CloseOnDrop<'a>(&'a Delivery);
 
-impl Drop for Closing<'_> {
+impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         *self.0.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }

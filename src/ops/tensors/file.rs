@@ -116,7 +116,8 @@ impl Repository {
         }
         let (overwrite, NewFile { header, starts, len }) = (options.overwrite, laid);
         let begun_at = path.clone();
-        let Begun { staged, file, replaced } = blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
+        let FileInProgress { staged, file, replaced } =
+            blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
         let sink = Arc::new(FileSink { file, starts, path: path.clone() });
         let read = self.read_tensors(&reading, sink, &options.progress).await?;
         let now = self.clock().now();
@@ -162,7 +163,7 @@ fn in_the_way(path: &Path) -> Error {
 }
 
 /// A file that is being written.
-struct Begun {
+struct FileInProgress {
     staged: Staged,
     file: File,
     /// True if it replaces an existing file.
@@ -170,7 +171,7 @@ struct Begun {
 }
 
 /// Begins the file, with its header.
-fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<Begun> {
+fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<FileInProgress> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
     let target = Target::open(folder, Durability::Process)?;
@@ -183,7 +184,7 @@ fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<Begun>
     let failed = |source| Error::io("cannot write a file", path, source);
     staged.file().write_all_at(header, 0).map_err(failed)?;
     let file = staged.file().try_clone().map_err(failed)?;
-    Ok(Begun { staged, file, replaced })
+    Ok(FileInProgress { staged, file, replaced })
 }
 
 /// Writes tensors to their places in a file.

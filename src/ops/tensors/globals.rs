@@ -15,12 +15,12 @@ pub(super) struct Global<'m> {
     pub(super) dtype: Dtype,
     /// Shape of the whole tensor.
     pub(super) shape: &'m [u64],
-    pub(super) parts: Vec<Held<'m>>,
+    pub(super) parts: Vec<TensorPlace<'m>>,
 }
 
 /// A part, or the whole tensor, and its file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held<'m> {
+pub(super) struct TensorPlace<'m> {
     /// Entry of the manifest.
     pub(super) entry: usize,
     pub(super) tensor: &'m TensorEntry,
@@ -34,7 +34,7 @@ impl Global<'_> {
     }
 }
 
-impl Held<'_> {
+impl TensorPlace<'_> {
     /// Place in the whole tensor.
     pub(super) fn place(&self) -> TensorBox {
         match &self.tensor.part {
@@ -54,7 +54,7 @@ pub(super) fn globals(manifest: &Manifest) -> Vec<Global<'_>> {
     let mut parted: HashMap<Key<'_>, usize> = HashMap::new();
     for (entry, (file, content)) in manifest.numbered_files() {
         for tensor in &content.tensors {
-            let held = Held { entry, tensor };
+            let held = TensorPlace { entry, tensor };
             let dtype = || Dtype::from_word(&tensor.dtype);
             let Some(part) = &tensor.part else {
                 let (name, shape) = (tensor.name.as_str(), tensor.shape.as_slice());

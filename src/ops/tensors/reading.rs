@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::globals::{Global, Held, globals};
+use super::globals::{Global, TensorPlace, globals};
 use super::selector::{Index, TensorSelector};
 use crate::budget::{Budget, Retained};
 use crate::checkpoint::Dtype;
@@ -120,7 +120,7 @@ impl TensorReading {
             tensors: Vec::new(),
             segments: Vec::new(),
             by_file: BTreeMap::new(),
-            room: Room { taken: 0, most: budget.kept_max() },
+            memory: PlanMemory { taken: 0, most: budget.kept_max() },
         };
         let (mut index, mut chosen) = (Index::default(), HashMap::new());
         for selector in selectors {
@@ -174,12 +174,12 @@ impl TensorReading {
 /// Memory for the lists of a reading. A manifest may have any number of tensors over the same chunks, so memory is counted before
 /// it is allocated.
 #[derive(Clone, Copy)]
-struct Room {
+struct PlanMemory {
     taken: u64,
     most: u64,
 }
 
-impl Room {
+impl PlanMemory {
     fn take(&mut self, bytes: usize) -> Result<()> {
         self.taken = self.taken.saturating_add(bytes as u64);
         if self.taken <= self.most {
@@ -204,7 +204,7 @@ struct Draft<'m> {
     segments: Vec<Segment>,
     /// Segments by the manifest's entry that holds them.
     by_file: BTreeMap<usize, Vec<usize>>,
-    room: Room,
+    memory: PlanMemory,
 }
 
 /// Bytes that a segment needs: from a chunk, or zeros.
@@ -218,10 +218,10 @@ impl Draft<'_> {
         check_lengths(global)?;
         let pieces = match global.dtype.whole_bytes() {
             Some(element) => pieces(global, wanted, element.into())?,
-            None => vec![unbroken(global, wanted)?],
+            None => vec![contiguous_runs(global, wanted)?],
         };
         let (fixed, dimension) = SEGMENT;
-        self.room.take((fixed + dimension * global.shape.len()).saturating_mul(pieces.len()))?;
+        self.memory.take((fixed + dimension * global.shape.len()).saturating_mul(pieces.len()))?;
         let tensor = self.tensors.len();
         let bytes = match global.dtype.tensor_len(&wanted.shape) {
             Some(bytes) => bytes,
@@ -245,18 +245,18 @@ impl Draft<'_> {
 
     /// Finds the chunks of every segment: first counts them, then lists them.
     fn finish(self, budget: &Budget) -> Result<TensorReading> {
-        let (mut room, mut counts) = (self.room, (0, 0));
+        let (mut memory, mut counts) = (self.memory, (0, 0));
         self.each_need(|need| match need {
             Need::Chunk(_) => {
                 counts.0 += 1;
-                room.take(USE)
+                memory.take(USE)
             }
             Need::Zeros(_) => {
                 counts.1 += 1;
-                room.take(size_of::<Zeros>())
+                memory.take(size_of::<Zeros>())
             }
         })?;
-        let kept = budget.keep(room.taken)?;
+        let kept = budget.keep(memory.taken)?;
         let (mut uses, mut zeros) = (Vec::with_capacity(counts.0), Vec::with_capacity(counts.1));
         self.each_need(|need| {
             match need {
@@ -310,7 +310,7 @@ fn check_lengths(global: &Global<'_>) -> Result<()> {
     if global.dtype.bits().is_none() {
         return Ok(());
     }
-    let lies = |part: &Held<'_>| {
+    let lies = |part: &TensorPlace<'_>| {
         let range = &part.tensor.range;
         global.dtype.tensor_len(&part.tensor.shape) != Some(range.end - range.start)
     };
@@ -322,7 +322,7 @@ fn check_lengths(global: &Global<'_>) -> Result<()> {
 
 /// Byte ranges of entries that form the box `wanted`.
 fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(usize, Runs)>> {
-    let places: Vec<TensorBox> = global.parts.iter().map(Held::place).collect();
+    let places: Vec<TensorBox> = global.parts.iter().map(TensorPlace::place).collect();
     let covered = cover(wanted, &places).map_err(|why| {
         Error::not_found(format!("some of the tensor was not saved: {why}"))
             .got(format!("{} parts of {:?}", places.len(), global.shape))
@@ -336,7 +336,7 @@ fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(
 }
 
 /// Bytes of a tensor whose elements are not whole bytes: all of them, as one range.
-fn unbroken(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
+fn contiguous_runs(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
     let whole = TensorBox::whole(global.shape);
     let part = global.parts.iter().find(|part| *wanted == whole && part.place() == whole);
     let part = part.ok_or_else(|| {

@@ -15,7 +15,7 @@ use crate::id::ChunkId;
 use crate::limits::KIB;
 use crate::repository::layout::{self, Family};
 use crate::repository::{
-    Brought, ChunkPlace, Delivered, Located, PackRead, Repository, deliver, longest_read, read_pack,
+    ChunkPlace, Delivered, Located, PackRead, PlannedChunk, Repository, deliver, longest_read, read_pack,
 };
 
 /// Footers read ahead of the frames.
@@ -24,7 +24,7 @@ const AHEAD: usize = 4;
 const APART: u64 = 256 * KIB;
 
 /// Fault in a pack: of a chunk, or of bytes between chunks.
-type Wrong = (Option<u32>, Error);
+type PackFault = (Option<u32>, Error);
 /// Places of bases.
 type Bases = HashMap<ChunkId, ChunkPlace>;
 
@@ -42,7 +42,7 @@ struct Tile {
 }
 
 impl Verifying<'_> {
-    pub(super) async fn look_at_frames(&mut self) -> Result<()> {
+    pub(super) async fn check_frames(&mut self) -> Result<()> {
         let sound: Vec<PackRef> = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack).collect();
         self.options.progress.phase("reading packs", sound.iter().map(|pack| pack.len).sum());
         let (repository, progress) = (self.repository, self.options.progress.clone());
@@ -62,7 +62,7 @@ impl Verifying<'_> {
         });
         let looked = reads.map(|(pack, read)| async move {
             let wrong = match read {
-                Ok((footer, tile)) => look(repository, footer, tile).await,
+                Ok((footer, tile)) => check_tile(repository, footer, tile).await,
                 Err(error) => Err(error),
             };
             (pack, wrong)
@@ -118,7 +118,7 @@ impl Verifying<'_> {
         Ok(bases)
     }
 
-    fn take_down(&mut self, pack: PackRef, wrong: Vec<Wrong>) {
+    fn take_down(&mut self, pack: PackRef, wrong: Vec<PackFault>) {
         let key = layout::owned(Family::Pack, pack.id);
         for (chunk, error) in wrong {
             match chunk {
@@ -190,14 +190,14 @@ impl Tile {
         let chunk = u32::try_from(self.chunks.len()).ok()?;
         let located = Located { id, place, base, repository: 0 };
         self.read.cover(&located);
-        self.read.chunks.push(Brought { chunk, wanted });
+        self.read.chunks.push(PlannedChunk { chunk, wanted });
         self.chunks.push(located);
         Some(chunk)
     }
 }
 
 /// Faults of one tile, if a second read agrees; and its length.
-async fn look(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> Result<(u64, Vec<Wrong>)> {
+async fn check_tile(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> Result<(u64, Vec<PackFault>)> {
     let read = tile.read.clone();
     let len = tile.stretch.end - tile.stretch.start;
     let work = move |_: &PackRead, buffer: Buffer| inspect(&footer, &tile, &buffer);
@@ -208,8 +208,8 @@ async fn look(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> R
     Ok((len, read_pack(&[repository], repository.budget(), read, work).await?))
 }
 
-fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>> {
-    let mut wrong: Vec<Wrong> = between(footer, tile, bytes).into_iter().collect();
+fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<PackFault>> {
+    let mut wrong: Vec<PackFault> = between(footer, tile, bytes).into_iter().collect();
     let locate = |chunk: u32| {
         tile.chunks.get(chunk as usize).copied().ok_or_else(|| Error::other("a tile does not bring its chunk"))
     };
@@ -229,7 +229,7 @@ fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>>
 }
 
 /// Fault before, between or after the chunks of a tile.
-fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<Wrong> {
+fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<PackFault> {
     let start = tile.read.parts.first().map_or(0, |part| part.range.start);
     let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
     let mut end = tile.stretch.start;

@@ -136,7 +136,7 @@ impl Repository {
         verifying.description().await?;
         let mut report = VerifyReport { repaired: salvaged, ..VerifyReport::default() };
         if folds {
-            verifying.look(name.is_none()).await?;
+            verifying.run(name.is_none()).await?;
             report.damaged = verifying.settle().await?;
             if options.repair {
                 report.repaired.extend(verifying.repair(name.is_none()).await?);
@@ -172,13 +172,13 @@ impl Verifying<'_> {
     }
 
     /// Checks everything; with `whole`, not only the data of one name.
-    async fn look(&mut self, whole: bool) -> Result<()> {
-        self.look_at_trees().await?;
+    async fn run(&mut self, whole: bool) -> Result<()> {
+        self.check_trees().await?;
         if whole {
-            self.look_at_segments().await?;
+            self.check_segments().await?;
         }
         if self.options.data {
-            self.look_at_frames().await?;
+            self.check_frames().await?;
         }
         Ok(())
     }

@@ -15,8 +15,8 @@ use crate::name::Name;
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
 use crate::repository::{
-    ChunkPlace, Delivered, Gaps, Located, Mended, PackPart, PackRead, Repository, Saved, StoredChunks, Writer, deliver,
-    plan, read_pack,
+    ChunkPlace, Delivered, Gaps, Located, PackPart, PackRead, RepairedTree, Repository, Saved, StoredChunks, Writer,
+    deliver, plan, read_pack,
 };
 
 impl Repository {
@@ -50,15 +50,15 @@ impl Verifying<'_> {
         self.options.progress.phase("repairing", 0);
         let mut done = Vec::new();
         if whole {
-            self.mend_index(&mut done).await?;
+            self.repair_index(&mut done).await?;
         }
         self.condemn(&mut done).await?;
-        self.mend_names(&mut done).await?;
+        self.repair_names(&mut done).await?;
         Ok(done)
     }
 
     /// Replaces damaged segments, and indexes packs that names need and no segment lists.
-    async fn mend_index(&self, done: &mut Vec<String>) -> Result<()> {
+    async fn repair_index(&self, done: &mut Vec<String>) -> Result<()> {
         let state = self.repository.state().await?;
         let old: Vec<SegmentId> =
             self.bad_segments.keys().filter(|id| state.segments.contains_key(id)).copied().collect();
@@ -91,7 +91,7 @@ impl Verifying<'_> {
     }
 
     /// Replaces maps that are damaged, or that use unreliable packs.
-    async fn mend_names(&self, done: &mut Vec<String>) -> Result<()> {
+    async fn repair_names(&self, done: &mut Vec<String>) -> Result<()> {
         let state = self.repository.state().await?;
         let mut bad = self.findings.damaged_packs();
         bad.extend(state.condemned.iter().filter(|(_, condemned)| condemned.damaged).map(|(pack, _)| *pack));
@@ -123,8 +123,8 @@ impl Verifying<'_> {
                 }
                 None => None,
             };
-            let mending = Mending { verifying: self, ids: &ids, tree, bad: &lens };
-            if mending.mend(&mut known, &mut writer, value).await? {
+            let repair = TreeRepair { verifying: self, ids: &ids, tree, bad: &lens };
+            if repair.repair(&mut known, &mut writer, value).await? {
                 done.push(format!("{name} has a new map"));
             }
         }
@@ -145,7 +145,7 @@ impl Verifying<'_> {
 }
 
 /// One map being replaced.
-struct Mending<'a> {
+struct TreeRepair<'a> {
     verifying: &'a Verifying<'a>,
     /// The manifest's chunks.
     ids: &'a [ChunkId],
@@ -155,9 +155,9 @@ struct Mending<'a> {
     bad: &'a BTreeMap<PackId, u64>,
 }
 
-impl Mending<'_> {
+impl TreeRepair<'_> {
     /// Finds an intact place for every chunk and replaces the map; `false` if a chunk has none.
-    async fn mend(&self, known: &mut StoredChunks, writer: &mut Writer, value: &RefValue) -> Result<bool> {
+    async fn repair(&self, known: &mut StoredChunks, writer: &mut Writer, value: &RefValue) -> Result<bool> {
         let repository = self.verifying.repository;
         let mut places: Vec<Option<ChunkPlace>> = (0u32..).zip(self.ids).map(|(chunk, _)| self.kept(chunk)).collect();
         let lost = |places: &[Option<ChunkPlace>]| -> Vec<(u32, ChunkId)> {
@@ -185,8 +185,9 @@ impl Mending<'_> {
         }
         let packs = self.tree.as_ref().map(|tree| tree.map.packs.as_slice()).unwrap_or_default();
         let bases = self.kept_bases(&places)?;
-        let mended = Mended { manifest: value.manifest, chunks: self.ids, places: &places, bases: &bases, packs };
-        match repository.remap(writer, known, value.map_key, &mended).await {
+        let repaired =
+            RepairedTree { manifest: value.manifest, chunks: self.ids, places: &places, bases: &bases, packs };
+        match repository.remap(writer, known, value.map_key, &repaired).await {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Conflict => {
                 tracing::info!("a map was not replaced: {error:?}");

@@ -13,7 +13,7 @@ use crate::work::blocking;
 const GROUP: usize = 64;
 
 impl Verifying<'_> {
-    pub(super) async fn look_at_segments(&mut self) -> Result<()> {
+    pub(super) async fn check_segments(&mut self) -> Result<()> {
         self.options.progress.phase("reading the index", 0);
         let segments: Vec<_> = self.state.segments.iter().map(|(id, info)| (*id, *info)).collect();
         for (id, info) in segments {
@@ -52,7 +52,7 @@ impl Verifying<'_> {
             let (segment, group) = (Arc::clone(&segment), group.to_vec());
             let compared = blocking(move || {
                 let pairs = group.iter().filter_map(|(number, pack)| Some((*number, footers.get(&pack.id)?)));
-                Ok(pairs.map(|(number, footer)| segment.agrees(number, footer)).find(Result::is_err))
+                Ok(pairs.map(|(number, footer)| segment.matches(number, footer)).find(Result::is_err))
             });
             if let Some(Err(error)) = compared.await? {
                 return Ok(Err((error, packs)));

@@ -19,7 +19,7 @@ const GROUP: usize = 64;
 
 impl Verifying<'_> {
     /// Opens the tree of each name; names with the same value are checked once.
-    pub(super) async fn look_at_trees(&mut self) -> Result<()> {
+    pub(super) async fn check_trees(&mut self) -> Result<()> {
         self.options.progress.phase("reading manifests and maps", 0);
         let distinct: BTreeMap<(ManifestKey, MapKey), RefValue> =
             self.names.values().map(|value| ((value.manifest_key, value.map_key), value.clone())).collect();
@@ -65,7 +65,7 @@ impl Verifying<'_> {
                 let footer = map.pack(frame).ok().and_then(|pack| footers.get(&pack.id));
                 let id_of = |chunk: u32| chunk_of(manifest, map, chunk);
                 let base = frame.base().and_then(id_of);
-                if footer.is_some_and(|footer| !agrees(footer, frame, id_of(chunk), base)) {
+                if footer.is_some_and(|footer| !matches_frame(footer, frame, id_of(chunk), base)) {
                     wrong = wrong.or(Some((chunk, *frame)));
                 }
             }
@@ -132,7 +132,7 @@ fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> ChunkOf {
 type ChunkOf = Option<(ChunkId, u32)>;
 
 /// True if `frame` agrees with the footer, and with the expected chunk and base.
-fn agrees(footer: &PackFooter, frame: &Frame, chunk: ChunkOf, base: ChunkOf) -> bool {
+fn matches_frame(footer: &PackFooter, frame: &Frame, chunk: ChunkOf, base: ChunkOf) -> bool {
     let Some(entry) = footer.entries.get(frame.ordinal as usize) else { return false };
     let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);
     let based = base.is_none_or(|(id, _)| entry.base == Some(id));

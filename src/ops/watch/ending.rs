@@ -27,12 +27,12 @@ pub enum Stop {
 pub(super) struct Ending {
     stop: Receiver<Stop>,
     settle: Duration,
-    asked: Option<Asked>,
+    asked: Option<StopRequest>,
     announced: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct StopRequest {
     must: Instant,
     may: Instant,
     at_once: bool,
@@ -51,11 +51,11 @@ impl Ending {
         let after = |wait| now.checked_add(wait).unwrap_or(now);
         self.asked = match (stop, self.asked) {
             (Stop::No, asked) => asked,
-            (Stop::Now, _) => Some(Asked { must: now, may: now, at_once: true }),
+            (Stop::Now, _) => Some(StopRequest { must: now, may: now, at_once: true }),
             (Stop::Within { .. }, Some(asked)) => Some(asked),
             (Stop::Within { grace, linger }, None) => {
                 let lingering = if linger { self.settle.min(grace) } else { Duration::ZERO };
-                Some(Asked { must: after(grace), may: after(lingering), at_once: false })
+                Some(StopRequest { must: after(grace), may: after(lingering), at_once: false })
             }
         };
     }

@@ -11,7 +11,7 @@ use crate::name::Name;
 
 /// A finished checkpoint that is not saved yet.
 #[derive(Clone, Copy, Debug)]
-pub struct Unsaved<'a> {
+pub struct UnsavedCheckpoint<'a> {
     /// A folder or a file.
     pub path: &'a Path,
     /// Name to save it as.
@@ -34,7 +34,7 @@ pub trait HandoffTarget: fmt::Debug + Send + Sync {
     ///
     /// # Cancel safety
     /// Must be safe: an incomplete checkpoint is not kept.
-    async fn send(&self, checkpoint: &Unsaved<'_>) -> Result<String>;
+    async fn send(&self, checkpoint: &UnsavedCheckpoint<'_>) -> Result<String>;
 
     /// Releases all copies of `name`, which is saved. Takes a few seconds at most and never fails: a copy that is not released is
     /// saved once more, which stores nothing.

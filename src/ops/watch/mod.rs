@@ -1,22 +1,22 @@
 //! Watch: polls a folder until it is stopped, and saves each finished checkpoint of a framework as a step of a run.
 //!
 //! ```text
-//! look (metadata only) -> board: which are finished, which of them the repository lacks -> save, lowest step first -> look ...
+//! scan (metadata only) -> state: finished checkpoints that the repository lacks -> save, lowest step first -> scan ...
 //! ```
 //!
-//! `candidate` and `settle` decide what is a checkpoint and when it is complete, `board` decides the next action; they do no I/O.
-//! `look` polls the folder, and this file executes the actions.
+//! `candidate` and `settle` decide what is a checkpoint and when it is complete, `state` decides the next action; they do no I/O.
+//! `scan` polls the folder, and this file executes the actions.
 
-mod board;
 mod candidate;
+mod compare;
 mod ending;
 mod events;
 mod handoff;
-mod look;
 mod metrics;
 mod resume;
-mod same;
+mod scan;
 mod settle;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -31,19 +31,19 @@ use futures::FutureExt as _;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::board::{Board, Due};
 use self::candidate::Tracker;
 pub use self::candidate::is_checkpoint;
+use self::compare::{Comparison, compare};
 use self::ending::Ending;
 pub use self::ending::Stop;
 pub use self::events::{WatchEvent, WatchFailure};
-pub use self::handoff::{HandoffTarget, Unsaved};
-use self::look::Looker;
+pub use self::handoff::{HandoffTarget, UnsavedCheckpoint};
 pub use self::metrics::LoggedMetric;
 pub(crate) use self::metrics::with_logged;
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
-use self::same::{Likeness, compare};
+use self::scan::Scanner;
 use self::settle::{FileMark, Pace};
+use self::state::{NextSave, WatchState};
 use super::save::{RootLink, SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
@@ -116,7 +116,7 @@ impl WatchReport {
             Some(WatchFailure { error: cause, help, .. }) => {
                 let help = help
                     .clone()
-                    .unwrap_or_else(|| "mend what it failed with; what is not saved stays in the folder".to_owned());
+                    .unwrap_or_else(|| "fix the cause; checkpoints that are not saved stay in the folder".to_owned());
                 error.source(cause.clone()).help(help)
             }
             None => error.help(time),
@@ -161,9 +161,9 @@ impl Repository {
         };
         let pace = Pace { quiet: options.settle, marked: options.settle / LOOKS_TO_SETTLE };
         let watching = Watching {
-            scene: Scene { repository: self, dir, run, options },
-            board: Board::new(dir.display().to_string(), pace, restored),
-            looker: Some(Looker::new(dir)),
+            watched: WatchedRun { repository: self, dir, run, options },
+            state: WatchState::new(dir.display().to_string(), pace, restored),
+            scanner: Some(Scanner::new(dir)),
             interval: pace.marked.clamp(Duration::from_millis(5), INTERVAL_MAX),
             begun: Instant::now(),
             unreadable: None,
@@ -172,13 +172,13 @@ impl Repository {
             saved: 0,
         };
         watching.rest();
-        watching.go_on(ending, tell).await
+        watching.run(ending, tell).await
     }
 }
 
 /// Folder that is watched, and options of its saves.
 #[derive(Clone, Copy)]
-struct Scene<'a> {
+struct WatchedRun<'a> {
     repository: &'a Repository,
     dir: &'a Path,
     run: &'a Name,
@@ -187,10 +187,10 @@ struct Scene<'a> {
 
 /// A watch in progress.
 struct Watching<'a> {
-    scene: Scene<'a>,
-    board: Board,
+    watched: WatchedRun<'a>,
+    state: WatchState,
     /// Poller; taken while a poll runs on another thread.
-    looker: Option<Looker>,
+    scanner: Option<Scanner>,
     interval: Duration,
     begun: Instant,
     /// Last reported problem with the folder.
@@ -203,7 +203,7 @@ struct Watching<'a> {
 }
 
 /// Callback for events.
-type Tell<'a> = &'a mut (dyn FnMut(WatchEvent) + Send);
+type EventSink<'a> = &'a mut (dyn FnMut(WatchEvent) + Send);
 
 /// Outcome of a checkpoint that was due.
 enum Outcome {
@@ -216,32 +216,32 @@ enum Outcome {
 }
 
 impl Watching<'_> {
-    async fn go_on(mut self, mut ending: Ending, tell: Tell<'_>) -> Result<WatchReport> {
+    async fn run(mut self, mut ending: Ending, tell: EventSink<'_>) -> Result<WatchReport> {
         loop {
-            let readable = self.look(tell).await?;
+            let readable = self.scan(tell).await?;
             let now = self.begun.elapsed();
             if ending.newly_asked() {
                 self.announce(ending.left(), tell).await;
             }
-            if let Some(due) = self.board.next(now).filter(|_| readable && !ending.is_over()) {
+            if let Some(due) = self.state.next(now).filter(|_| readable && !ending.is_over()) {
                 // The folder may be polled during the save.
-                let seen = self.board.seen(&due.entry);
+                let seen = self.state.seen(&due.entry);
                 let Some(done) = self.save(&due, &mut ending, tell).await? else { continue };
                 let saved = done.is_ok();
                 self.note(&due, seen, done, tell)?;
                 if saved {
                     tokio::select! {
-                        () = self.scene.release(&due) => {}
+                        () = self.watched.release(&due) => {}
                         () = ending.over() => {}
                     }
                 }
                 continue;
             }
             let done = if ending.asked() {
-                ending.is_over() || (ending.lingered() && self.board.pending(now).is_empty())
+                ending.is_over() || (ending.lingered() && self.state.pending(now).is_empty())
             } else {
-                self.scene.options.once
-                    && (self.board.pending(now).is_empty() || now > self.scene.options.settle + 2 * self.interval)
+                self.watched.options.once
+                    && (self.state.pending(now).is_empty() || now > self.watched.options.settle + 2 * self.interval)
             };
             if done {
                 return Ok(self.end(now, tell));
@@ -251,54 +251,54 @@ impl Watching<'_> {
     }
 
     /// Reports a stop request, and the checkpoints to save in the time that is `left`.
-    async fn announce(&mut self, left: Duration, tell: Tell<'_>) {
+    async fn announce(&mut self, left: Duration, tell: EventSink<'_>) {
         let (since, now) = (Instant::now(), self.begun.elapsed());
-        self.board.hurry(now);
+        self.state.hurry(now);
         // Limited, because a store that does not answer must not use up the remaining time.
         let _ = timeout(PROOF_MAX.min(left / 2), self.prove(now)).await;
-        let pending = self.board.pending(now).into_iter().map(|(entry, _)| entry).collect();
+        let pending = self.state.pending(now).into_iter().map(|(entry, _)| entry).collect();
         tell(WatchEvent::Stopping { seconds: left.saturating_sub(since.elapsed()).as_secs_f64(), pending });
     }
 
     /// Finds checkpoints that are in the repository already, so that they are not reported as unsaved.
     async fn prove(&mut self, now: Duration) {
-        let unproven = self.board.unproven(now);
+        let unproven = self.state.unproven(now);
         if unproven.is_empty() {
             return;
         }
-        let Ok(state) = self.scene.repository.state().await else { return };
+        let Ok(state) = self.watched.repository.state().await else { return };
         for (entry, step) in unproven {
-            let Ok(name) = format!("{}/step-{step}", self.scene.run).parse::<Name>() else { continue };
+            let Ok(name) = format!("{}/step-{step}", self.watched.run).parse::<Name>() else { continue };
             if !state.refs.contains_key(&name) {
                 continue;
             }
-            let (seen, path) = (self.board.seen(&entry), self.scene.dir.join(&entry));
-            let compared = self.scene.repository.compare(&name, path, &self.scene.options.save.exclude).await;
-            if compared.is_ok_and(|likeness| likeness == Likeness::Same) {
-                self.board.saved(&entry, seen);
+            let (seen, path) = (self.state.seen(&entry), self.watched.dir.join(&entry));
+            let compared = self.watched.repository.compare(&name, path, &self.watched.options.save.exclude).await;
+            if compared.is_ok_and(|likeness| likeness == Comparison::Same) {
+                self.state.saved(&entry, seen);
             }
         }
     }
 
     /// Polls once; false if the folder could not be read.
-    async fn look(&mut self, tell: Tell<'_>) -> Result<bool> {
-        let mut looker = self.looker.take().unwrap_or_else(|| Looker::new(self.scene.dir));
-        let (looker, looked) = blocking(move || {
-            let looked = looker.look();
-            Ok((looker, looked))
+    async fn scan(&mut self, tell: EventSink<'_>) -> Result<bool> {
+        let mut scanner = self.scanner.take().unwrap_or_else(|| Scanner::new(self.watched.dir));
+        let (scanner, scanned) = blocking(move || {
+            let scanned = scanner.scan();
+            Ok((scanner, scanned))
         })
         .await?;
-        self.looker = Some(looker);
-        match looked {
-            Ok(None) if self.scene.options.once && !self.scene.options.restore_latest => {
-                Err(Error::not_found("there is no folder to watch").at(self.scene.dir.display()))
+        self.scanner = Some(scanner);
+        match scanned {
+            Ok(None) if self.watched.options.once && !self.watched.options.restore_latest => {
+                Err(Error::not_found("there is no folder to watch").at(self.watched.dir.display()))
             }
-            Ok(look) => {
+            Ok(scan) => {
                 self.unreadable = None;
-                self.board.look(self.begun.elapsed(), look).into_iter().for_each(tell);
+                self.state.update(self.begun.elapsed(), scan).into_iter().for_each(tell);
                 Ok(true)
             }
-            Err(error) if self.scene.options.once => Err(error),
+            Err(error) if self.watched.options.once => Err(error),
             Err(error) => {
                 let failure = WatchFailure::from(&error);
                 if self.unreadable.as_ref() != Some(&failure) {
@@ -312,16 +312,21 @@ impl Watching<'_> {
 
     /// Saves a checkpoint; None if there is no time left. When time is short, finished checkpoints are handed off first, and
     /// further ones while this one is saved.
-    async fn save(&mut self, due: &Due, ending: &mut Ending, tell: Tell<'_>) -> Result<Option<Result<Outcome>>> {
-        let scene = self.scene;
-        if scene.is_short() {
+    async fn save(
+        &mut self,
+        due: &NextSave,
+        ending: &mut Ending,
+        tell: EventSink<'_>,
+    ) -> Result<Option<Result<Outcome>>> {
+        let watched = self.watched;
+        if watched.is_short() {
             tokio::select! {
                 () = self.hand_off(tell) => {}
                 () = ending.over() => return Ok(None),
             }
         }
         let stop = CancellationToken::new();
-        let mut saving = pin!(scene.save(due, stop.clone()));
+        let mut saving = pin!(watched.save(due, stop.clone()));
         loop {
             tokio::select! {
                 done = &mut saving => return Ok(Some(done)),
@@ -354,22 +359,22 @@ impl Watching<'_> {
     }
 
     /// Once time is short, hands off finished checkpoints periodically. Ends only with an error of the watched folder.
-    async fn hand_off_repeatedly<T>(&mut self, tell: Tell<'_>) -> Result<T> {
-        let Some(target) = &self.scene.options.handoff else { return pending().await };
+    async fn hand_off_repeatedly<T>(&mut self, tell: EventSink<'_>) -> Result<T> {
+        let Some(target) = &self.watched.options.handoff else { return pending().await };
         target.needed().await;
         loop {
             self.hand_off(tell).await;
             sleep(self.interval).await;
-            self.look(tell).await?;
+            self.scan(tell).await?;
         }
     }
 
     /// Hands off checkpoints that are finished and not saved, the latest step first.
-    async fn hand_off(&mut self, tell: Tell<'_>) {
-        let Some(target) = &self.scene.options.handoff else { return };
-        for due in self.board.finished(self.begun.elapsed()).into_iter().rev() {
-            let Ok((path, name, options)) = self.scene.what(&due) else { continue };
-            let sent = target.send(&Unsaved { path: &path, name: &name, labels: &options.labels }).await;
+    async fn hand_off(&mut self, tell: EventSink<'_>) {
+        let Some(target) = &self.watched.options.handoff else { return };
+        for due in self.state.finished(self.begun.elapsed()).into_iter().rev() {
+            let Ok((path, name, options)) = self.watched.what(&due) else { continue };
+            let sent = target.send(&UnsavedCheckpoint { path: &path, name: &name, labels: &options.labels }).await;
             let (entry, outcome) = (due.entry.clone(), format!("{sent:?}"));
             if self.handed_off.insert(due.entry, outcome.clone()).as_ref() == Some(&outcome) {
                 continue;
@@ -382,15 +387,15 @@ impl Watching<'_> {
     }
 
     /// Handles the result of saving the observation `seen`.
-    fn note(&mut self, due: &Due, seen: Vec<FileMark>, done: Result<Outcome>, tell: Tell<'_>) -> Result<()> {
+    fn note(&mut self, due: &NextSave, seen: Vec<FileMark>, done: Result<Outcome>, tell: EventSink<'_>) -> Result<()> {
         let now = self.begun.elapsed();
         let entry = due.entry.clone();
         self.rest();
         match done {
             Ok(outcome) => {
-                self.board.saved(&entry, seen);
+                self.state.saved(&entry, seen);
                 self.failures.remove(&entry);
-                self.looker.iter_mut().for_each(|looker| looker.rest(&entry));
+                self.scanner.iter_mut().for_each(|scanner| scanner.rest(&entry));
                 tell(match outcome {
                     Outcome::Saved(report, facts) => {
                         let metrics = facts.metrics().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -408,13 +413,13 @@ impl Watching<'_> {
             // A file changed or disappeared: the checkpoint was not complete. The next poll shows its state.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
                 tracing::info!("{entry} is not saved yet: {error:?}");
-                if let Some(wait) = self.board.disturbed(&entry, now) {
+                if let Some(wait) = self.state.disturbed(&entry, now) {
                     self.failed(entry, &error, wait, tell);
                 }
             }
-            Err(error) if self.scene.options.once => return Err(error),
+            Err(error) if self.watched.options.once => return Err(error),
             Err(error) => {
-                let wait = self.board.failed(&entry, now);
+                let wait = self.state.failed(&entry, now);
                 self.failed(entry, &error, wait, tell);
             }
         }
@@ -422,7 +427,7 @@ impl Watching<'_> {
     }
 
     /// Reports a failed save that is tried again after `wait`.
-    fn failed(&mut self, entry: String, error: &Error, wait: Duration, tell: Tell<'_>) {
+    fn failed(&mut self, entry: String, error: &Error, wait: Duration, tell: EventSink<'_>) {
         let failure = WatchFailure::from(error);
         self.failures.insert(entry.clone(), failure.clone());
         tell(WatchEvent::Failed { entry, failure, retry_seconds: wait.as_secs_f64() });
@@ -430,12 +435,12 @@ impl Watching<'_> {
 
     /// Resets the progress, because nothing is being saved.
     fn rest(&self) {
-        self.scene.options.save.progress.phase("watching", 0);
+        self.watched.options.save.progress.phase("watching", 0);
     }
 
-    fn end(self, now: Duration, tell: Tell<'_>) -> WatchReport {
+    fn end(self, now: Duration, tell: EventSink<'_>) -> WatchReport {
         let mut report = WatchReport { saved: self.saved, ..WatchReport::default() };
-        for (entry, reason) in self.board.pending(now) {
+        for (entry, reason) in self.state.pending(now) {
             report.unsaved.push(shown(entry.as_bytes()));
             report.failure = self.failures.get(&entry).cloned().or(report.failure);
             tell(WatchEvent::Unsaved { entry, reason: reason.to_owned() });
@@ -444,14 +449,14 @@ impl Watching<'_> {
     }
 }
 
-impl Scene<'_> {
+impl WatchedRun<'_> {
     /// True if time is short and there is a handoff target.
     fn is_short(self) -> bool {
         self.options.handoff.as_ref().is_some_and(|target| target.needed().now_or_never().is_some())
     }
 
     /// Path, name and options to save a checkpoint with.
-    fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
+    fn what(self, due: &NextSave) -> Result<(PathBuf, Name, SaveOptions)> {
         let name = format!("{}/step-{}", self.run, due.step).parse()?;
         // Follows no link: the owner of the folder could replace the checkpoint by one.
         let mut options = SaveOptions { root_link: RootLink::Refuse, ..self.options.save.clone() };
@@ -463,7 +468,7 @@ impl Scene<'_> {
     }
 
     /// Saves a checkpoint, unless it is in the repository. Starts again if others save the same step meanwhile.
-    async fn save(self, due: &Due, stop: CancellationToken) -> Result<Outcome> {
+    async fn save(self, due: &NextSave, stop: CancellationToken) -> Result<Outcome> {
         let (_, name, _) = self.what(due)?;
         for _ in 1..RACES {
             let before = self.version(&name).await?;
@@ -482,15 +487,15 @@ impl Scene<'_> {
         Ok(self.repository.state().await?.refs.get(name).map(|value| value.version))
     }
 
-    async fn save_once(self, due: &Due, stop: &CancellationToken) -> Result<Outcome> {
+    async fn save_once(self, due: &NextSave, stop: &CancellationToken) -> Result<Outcome> {
         let (path, name, mut options) = self.what(due)?;
         options.stop = stop.clone();
         let state = self.repository.state().await?;
         if !due.again && state.refs.contains_key(&name) {
             match self.repository.compare(&name, path.clone(), &options.exclude).await {
-                Ok(Likeness::Same) => return Ok(Outcome::Kept(name)),
-                Ok(Likeness::Less) => return Ok(Outcome::Remains),
-                Ok(Likeness::Other) => {}
+                Ok(Comparison::Same) => return Ok(Outcome::Kept(name)),
+                Ok(Comparison::Less) => return Ok(Outcome::Remains),
+                Ok(Comparison::Other) => {}
                 // Saving again repairs it.
                 Err(error) => tracing::info!("{name} is saved again: {error:?}"),
             }
@@ -502,12 +507,12 @@ impl Scene<'_> {
     }
 
     /// Tracker file by which its framework finds it, if there is one.
-    fn tracker(self, due: &Due) -> Option<Tracker> {
+    fn tracker(self, due: &NextSave) -> Option<Tracker> {
         Tracker::ALL.into_iter().find(|tracker| tracker.covers(&due.entry) && self.dir.join(tracker.name()).is_file())
     }
 
     /// Releases the handed-off copies of a saved checkpoint.
-    async fn release(self, due: &Due) {
+    async fn release(self, due: &NextSave) {
         if let (Some(target), Ok((_, name, _))) = (&self.options.handoff, self.what(due)) {
             target.release(&name).await;
         }
@@ -523,10 +528,10 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn holds(&self, name: &Name, path: &Path) -> Result<bool> {
-        Ok(self.compare(name, path.to_path_buf(), &[]).await? == Likeness::Same)
+        Ok(self.compare(name, path.to_path_buf(), &[]).await? == Comparison::Same)
     }
 
-    async fn compare(&self, name: &Name, path: PathBuf, excludes: &[String]) -> Result<Likeness> {
+    async fn compare(&self, name: &Name, path: PathBuf, excludes: &[String]) -> Result<Comparison> {
         let saved = self.saved(name).await?;
         let skip = self.store().directory().map(Path::to_path_buf).into_iter().collect();
         let rules = Rules { excludes: excludes.to_vec(), skip, no_follow: true, ..Rules::default() };

@@ -13,7 +13,7 @@ use ulid::Ulid;
 
 use super::candidate::{Class, Tracker, classify};
 use super::events::WatchEvent;
-use super::look::Looker;
+use super::scan::Scanner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
@@ -39,8 +39,8 @@ impl Repository {
         run: &Name,
         tell: &mut (dyn FnMut(WatchEvent) + Send),
     ) -> Result<Option<String>> {
-        let mut looker = Looker::new(dir);
-        let held = blocking(move || looker.look()).await?.unwrap_or_default();
+        let mut scanner = Scanner::new(dir);
+        let held = blocking(move || scanner.scan()).await?.unwrap_or_default();
         if let Some(entry) = held.checkpoints.into_keys().chain(held.others.into_keys()).next() {
             tell(WatchEvent::NotRestored { reason: format!("the folder holds checkpoints already: {entry}") });
             return Ok(None);

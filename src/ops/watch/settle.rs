@@ -62,7 +62,7 @@ impl By {
 
 /// State of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum CheckpointState {
     /// Incomplete, or not unchanged for long enough.
     Writing,
     /// Complete.
@@ -75,7 +75,7 @@ pub(super) enum Standing {
 
 /// All observations of one checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
+pub(super) struct ObservationHistory {
     last: Observation,
     /// Time of the first of the equal observations.
     since: Duration,
@@ -84,7 +84,7 @@ pub(super) struct Series {
     shrunk: bool,
 }
 
-impl Series {
+impl ObservationHistory {
     /// Creates it from the first observation.
     pub(super) fn begin(now: Duration, first: Observation, renamed: bool) -> Self {
         Self { last: first, since: now, renamed, shrunk: false }
@@ -112,24 +112,28 @@ impl Series {
     }
 
     /// Current state.
-    pub(super) fn standing(&self, now: Duration, pace: Pace) -> Standing {
+    pub(super) fn state_at(&self, now: Duration, pace: Pace) -> CheckpointState {
         let quiet = now.saturating_sub(self.since);
         if self.last.bytes == 0 {
-            return if quiet < pace.quiet { Standing::Writing } else { Standing::Unmarked("anything in it") };
+            return if quiet < pace.quiet {
+                CheckpointState::Writing
+            } else {
+                CheckpointState::Unmarked("anything in it")
+            };
         }
         if self.shrunk {
-            return if quiet < pace.quiet { Standing::Writing } else { Standing::Shrunk };
+            return if quiet < pace.quiet { CheckpointState::Writing } else { CheckpointState::Shrunk };
         }
         match self.last.marker {
-            Marker::Missing(name) if quiet >= pace.quiet => Standing::Unmarked(name),
-            Marker::Missing(_) => Standing::Writing,
-            _ if self.renamed => Standing::Finished(By::Rename),
+            Marker::Missing(name) if quiet >= pace.quiet => CheckpointState::Unmarked(name),
+            Marker::Missing(_) => CheckpointState::Writing,
+            _ if self.renamed => CheckpointState::Finished(By::Rename),
             // A marker older than the files is from before the step was written again.
             Marker::Present(at) if self.last.newest.since(at) <= SKEW && quiet >= pace.marked => {
-                Standing::Finished(By::Marker)
+                CheckpointState::Finished(By::Marker)
             }
-            _ if quiet >= pace.quiet => Standing::Finished(By::Quiet),
-            _ => Standing::Writing,
+            _ if quiet >= pace.quiet => CheckpointState::Finished(By::Quiet),
+            _ => CheckpointState::Writing,
         }
     }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::board::{Board, Due, Look, Sighting};
 use super::candidate::{Class, Marker, Tracker, classify, marker};
 use super::events::WatchEvent;
-use super::settle::{By, FileMark, Observation, Pace, Series, Standing};
+use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace};
+use super::state::{FolderScan, NextSave, ObservedCheckpoint, WatchState};
 use crate::clock::Timestamp;
 
 const PACE: Pace = Pace { quiet: Duration::from_secs(10), marked: Duration::from_secs(2) };
@@ -86,169 +86,174 @@ fn frameworks_say_when_they_are_done() {
 
 #[test]
 fn without_a_word_it_is_whole_when_nothing_changed_for_long() {
-    let mut series = Series::begin(at(0), seen(&[(1, 1)], 0, Marker::None), false);
+    let mut series = ObservationHistory::begin(at(0), seen(&[(1, 1)], 0, Marker::None), false);
     series.observe(at(9), seen(&[(1, 2)], 9, Marker::None));
     series.observe(at(18), seen(&[(1, 2)], 9, Marker::None));
-    assert_eq!(series.standing(at(18), PACE), Standing::Writing);
-    assert_eq!(series.standing(at(19), PACE), Standing::Finished(By::Quiet));
+    assert_eq!(series.state_at(at(18), PACE), CheckpointState::Writing);
+    assert_eq!(series.state_at(at(19), PACE), CheckpointState::Finished(By::Quiet));
     series.disturb(at(19));
-    assert_eq!(series.standing(at(28), PACE), Standing::Writing);
+    assert_eq!(series.state_at(at(28), PACE), CheckpointState::Writing);
 }
 
 #[test]
 fn a_marker_shortens_the_wait_unless_it_is_older_than_the_files() {
-    let mut series = Series::begin(at(0), seen(&[(1, 1)], 0, Marker::Missing(".metadata")), false);
-    assert_eq!(series.standing(at(9), PACE), Standing::Writing);
-    assert_eq!(series.standing(at(10), PACE), Standing::Unmarked(".metadata"));
+    let mut series = ObservationHistory::begin(at(0), seen(&[(1, 1)], 0, Marker::Missing(".metadata")), false);
+    assert_eq!(series.state_at(at(9), PACE), CheckpointState::Writing);
+    assert_eq!(series.state_at(at(10), PACE), CheckpointState::Unmarked(".metadata"));
     series.observe(at(20), seen(&[(1, 1), (2, 1)], 21, Marker::Present(stamp(20))));
-    assert_eq!(series.standing(at(21), PACE), Standing::Writing, "other ranks may lag");
-    assert_eq!(series.standing(at(22), PACE), Standing::Finished(By::Marker));
+    assert_eq!(series.state_at(at(21), PACE), CheckpointState::Writing, "other ranks may lag");
+    assert_eq!(series.state_at(at(22), PACE), CheckpointState::Finished(By::Marker));
     // The same step is written again: the marker is still the old one.
     series.observe(at(100), seen(&[(1, 9), (2, 1)], 100, Marker::Present(stamp(20))));
-    assert_eq!(series.standing(at(102), PACE), Standing::Writing);
-    assert_eq!(series.standing(at(110), PACE), Standing::Finished(By::Quiet));
+    assert_eq!(series.state_at(at(102), PACE), CheckpointState::Writing);
+    assert_eq!(series.state_at(at(110), PACE), CheckpointState::Finished(By::Quiet));
 }
 
 #[test]
 fn what_is_being_deleted_or_is_empty_is_never_whole() {
-    let mut series = Series::begin(at(0), seen(&[(1, 1), (2, 1), (3, 1)], 0, Marker::None), false);
+    let mut series = ObservationHistory::begin(at(0), seen(&[(1, 1), (2, 1), (3, 1)], 0, Marker::None), false);
     series.observe(at(1), seen(&[(1, 1), (3, 1)], 0, Marker::None));
-    assert_eq!(series.standing(at(10), PACE), Standing::Writing);
-    assert_eq!(series.standing(at(100), PACE), Standing::Shrunk);
+    assert_eq!(series.state_at(at(10), PACE), CheckpointState::Writing);
+    assert_eq!(series.state_at(at(100), PACE), CheckpointState::Shrunk);
     series.observe(at(101), seen(&[(1, 1), (2, 2), (3, 1)], 101, Marker::None));
-    assert_eq!(series.standing(at(111), PACE), Standing::Finished(By::Quiet));
-    let empty = Series::begin(at(0), seen(&[], 0, Marker::None), true);
-    assert!(matches!(empty.standing(at(100), PACE), Standing::Unmarked(_)));
+    assert_eq!(series.state_at(at(111), PACE), CheckpointState::Finished(By::Quiet));
+    let empty = ObservationHistory::begin(at(0), seen(&[], 0, Marker::None), true);
+    assert!(matches!(empty.state_at(at(100), PACE), CheckpointState::Unmarked(_)));
 }
 
-fn board() -> Board {
-    Board::new("dir".to_owned(), PACE, None)
+fn state() -> WatchState {
+    WatchState::new("dir".to_owned(), PACE, None)
 }
 
-fn look(checkpoints: &[(&str, u64, Observation)]) -> Option<Look> {
-    let sighting = |(entry, step, seen): &(&str, u64, Observation)| {
+fn scanned(checkpoints: &[(&str, u64, Observation)]) -> Option<FolderScan> {
+    let observed = |(entry, step, seen): &(&str, u64, Observation)| {
         let folder = !entry.contains('.');
-        ((*entry).to_owned(), Sighting { step: *step, folder, seen: seen.clone() })
+        ((*entry).to_owned(), ObservedCheckpoint { step: *step, folder, seen: seen.clone() })
     };
-    let checkpoints = checkpoints.iter().map(sighting).collect();
-    Option::from(Look { checkpoints, ..Look::default() })
+    let checkpoints = checkpoints.iter().map(observed).collect();
+    Option::from(FolderScan { checkpoints, ..FolderScan::default() })
 }
 
-fn due(entry: &str, step: u64, by: By) -> Option<Due> {
-    Option::from(Due { entry: entry.to_owned(), step, by, again: false })
+fn due(entry: &str, step: u64, by: By) -> Option<NextSave> {
+    Option::from(NextSave { entry: entry.to_owned(), step, by, again: false })
 }
 
 /// `entry` was saved as it is.
-fn save(board: &mut Board, entry: &str) {
-    let seen = board.seen(entry);
-    board.saved(entry, seen);
+fn save(state: &mut WatchState, entry: &str) {
+    let seen = state.seen(entry);
+    state.saved(entry, seen);
 }
 
 #[test]
 fn what_changes_while_it_is_saved_is_saved_again() {
-    let mut board = board();
-    board.look(at(0), look(&[("checkpoint-9", 9, seen(&[(1, 1)], 0, Marker::None))]));
-    let before = board.seen("checkpoint-9");
+    let mut state = state();
+    state.update(at(0), scanned(&[("checkpoint-9", 9, seen(&[(1, 1)], 0, Marker::None))]));
+    let before = state.seen("checkpoint-9");
     // It is looked at while it is saved.
-    board.look(at(20), look(&[("checkpoint-9", 9, seen(&[(1, 1), (2, 1)], 20, Marker::None))]));
-    board.saved("checkpoint-9", before);
-    assert_eq!(board.next(at(21)), None);
-    assert!(board.next(at(30)).is_some_and(|due| due.again && due.step == 9));
+    state.update(at(20), scanned(&[("checkpoint-9", 9, seen(&[(1, 1), (2, 1)], 20, Marker::None))]));
+    state.saved("checkpoint-9", before);
+    assert_eq!(state.next(at(21)), None);
+    assert!(state.next(at(30)).is_some_and(|due| due.again && due.step == 9));
 }
 
 #[test]
 fn steps_are_saved_in_order_each_once_and_again_when_they_change() {
-    let mut board = board();
+    let mut state = state();
     let (old, new) = (seen(&[(1, 1)], 0, Marker::None), seen(&[(1, 2)], 50, Marker::None));
-    board.look(at(0), look(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, old.clone())]));
-    assert_eq!(board.next(at(9)), None);
-    assert_eq!(board.pending(at(9)).len(), 2);
-    assert_eq!(board.next(at(10)), due("checkpoint-9", 9, By::Quiet));
-    save(&mut board, "checkpoint-9");
-    assert_eq!(board.next(at(10)), due("checkpoint-10", 10, By::Quiet));
-    save(&mut board, "checkpoint-10");
-    assert_eq!((board.next(at(99)), board.pending(at(99))), (None, vec![]));
-    board.look(at(100), look(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, new)]));
-    assert_eq!(board.next(at(109)), None);
-    assert!(board.next(at(110)).is_some_and(|due| due.again && due.step == 9));
+    state.update(at(0), scanned(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, old.clone())]));
+    assert_eq!(state.next(at(9)), None);
+    assert_eq!(state.pending(at(9)).len(), 2);
+    assert_eq!(state.next(at(10)), due("checkpoint-9", 9, By::Quiet));
+    save(&mut state, "checkpoint-9");
+    assert_eq!(state.next(at(10)), due("checkpoint-10", 10, By::Quiet));
+    save(&mut state, "checkpoint-10");
+    assert_eq!((state.next(at(99)), state.pending(at(99))), (None, vec![]));
+    state.update(at(100), scanned(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, new)]));
+    assert_eq!(state.next(at(109)), None);
+    assert!(state.next(at(110)).is_some_and(|due| due.again && due.step == 9));
     // One goes with the framework's own retention, file by file; the other loses the race with it.
-    save(&mut board, "checkpoint-9");
-    board.look(at(120), look(&[("checkpoint-10", 10, seen(&[], 0, Marker::None)), ("checkpoint-11", 11, old)]));
-    assert_eq!((board.next(at(125)), board.pending(at(125)).len()), (None, 1));
-    let events = board.look(at(126), look(&[]));
+    save(&mut state, "checkpoint-9");
+    state.update(at(120), scanned(&[("checkpoint-10", 10, seen(&[], 0, Marker::None)), ("checkpoint-11", 11, old)]));
+    assert_eq!((state.next(at(125)), state.pending(at(125)).len()), (None, 1));
+    let events = state.update(at(126), scanned(&[]));
     assert!(matches!(&events[..], [WatchEvent::Gone { entry }] if entry == "checkpoint-11"), "{events:?}");
 }
 
 #[test]
 fn what_had_a_temporary_name_is_whole_when_it_is_renamed() {
-    let mut board = board();
+    let mut state = state();
     let inode = [(1, 7)].into_iter().collect();
-    board.look(at(0), Some(Look { temporaries: inode, ..Look::default() }));
-    board.look(at(1), look(&[("model_5.pt", 5, seen(&[(1, 1)], 0, Marker::None))]));
-    assert_eq!(board.next(at(1)), due("model_5.pt", 5, By::Rename));
-    board.look(at(2), look(&[("model_5.pt", 5, seen(&[(1, 2)], 2, Marker::None))]));
-    assert_eq!(board.next(at(2)), None, "it is written on under its final name");
+    state.update(at(0), Some(FolderScan { temporaries: inode, ..FolderScan::default() }));
+    state.update(at(1), scanned(&[("model_5.pt", 5, seen(&[(1, 1)], 0, Marker::None))]));
+    assert_eq!(state.next(at(1)), due("model_5.pt", 5, By::Rename));
+    state.update(at(2), scanned(&[("model_5.pt", 5, seen(&[(1, 2)], 2, Marker::None))]));
+    assert_eq!(state.next(at(2)), None, "it is written on under its final name");
 }
 
 #[test]
 fn failures_wait_longer_each_time_and_not_when_time_is_short() {
-    let mut board = board();
-    let whole = || look(&[("step-1", 1, seen(&[(1, 1)], 0, Marker::None))]);
-    board.look(at(0), whole());
-    let waits: Vec<u64> = (0..8).map(|_| board.failed("step-1", at(10)).as_secs()).collect();
+    let mut state = state();
+    let whole = || scanned(&[("step-1", 1, seen(&[(1, 1)], 0, Marker::None))]);
+    state.update(at(0), whole());
+    let waits: Vec<u64> = (0..8).map(|_| state.failed("step-1", at(10)).as_secs()).collect();
     assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60, 60]);
-    assert_eq!(board.next(at(69)), None);
-    assert!(board.next(at(70)).is_some());
-    board.hurry(at(30));
-    assert!(board.next(at(30)).is_some());
-    assert_eq!(board.disturbed("step-1", at(30)), None);
-    assert_eq!(board.next(at(39)), None);
-    assert_eq!(board.disturbed("step-1", at(40)), Some(PACE.quiet), "from the second time on it is told");
+    assert_eq!(state.next(at(69)), None);
+    assert!(state.next(at(70)).is_some());
+    state.hurry(at(30));
+    assert!(state.next(at(30)).is_some());
+    assert_eq!(state.disturbed("step-1", at(30)), None);
+    assert_eq!(state.next(at(39)), None);
+    assert_eq!(state.disturbed("step-1", at(40)), Some(PACE.quiet), "from the second time on it is told");
 }
 
 #[test]
 fn a_folder_that_is_gone_is_told_once_and_begun_anew() {
-    let mut board = board();
-    let whole = || look(&[("step-1", 1, seen(&[(1, 1)], 0, Marker::None))]);
-    assert!(matches!(board.look(at(0), None)[..], [WatchEvent::DirGone { .. }]));
-    assert!(board.look(at(1), None).is_empty());
-    assert!(matches!(board.look(at(2), whole())[..], [WatchEvent::DirBack { .. }]));
-    assert_eq!(board.next(at(12)), due("step-1", 1, By::Quiet));
-    assert_eq!(board.look(at(13), None).len(), 1);
-    assert_eq!((board.next(at(13)), board.pending(at(13))), (None, vec![]));
+    let mut state = state();
+    let whole = || scanned(&[("step-1", 1, seen(&[(1, 1)], 0, Marker::None))]);
+    assert!(matches!(state.update(at(0), None)[..], [WatchEvent::DirGone { .. }]));
+    assert!(state.update(at(1), None).is_empty());
+    assert!(matches!(state.update(at(2), whole())[..], [WatchEvent::DirBack { .. }]));
+    assert_eq!(state.next(at(12)), due("step-1", 1, By::Quiet));
+    assert_eq!(state.update(at(13), None).len(), 1);
+    assert_eq!((state.next(at(13)), state.pending(at(13))), (None, vec![]));
 }
 
 #[test]
 fn one_entry_is_saved_for_each_step_and_each_trouble_is_told_once() {
-    let mut board = board();
+    let mut state = state();
     let whole = seen(&[(1, 1)], 0, Marker::None);
     let half = seen(&[(1, 1)], 0, Marker::Missing(".metadata"));
     let both = || {
-        let mut look =
-            look(&[("step_1.pt", 1, whole.clone()), ("optimizer_1.pt", 1, whole.clone()), ("step-2", 2, half.clone())]);
-        look.iter_mut().for_each(|look| drop(look.others.insert("last.pt".to_owned(), "it has no number".to_owned())));
-        look
+        let mut scanned = scanned(&[
+            ("step_1.pt", 1, whole.clone()),
+            ("optimizer_1.pt", 1, whole.clone()),
+            ("step-2", 2, half.clone()),
+        ]);
+        scanned
+            .iter_mut()
+            .for_each(|scanned| drop(scanned.others.insert("last.pt".to_owned(), "it has no number".to_owned())));
+        scanned
     };
     let passed = |events: Vec<WatchEvent>| -> Vec<String> {
         let entry = |event| if let WatchEvent::PassedOver { entry, .. } = event { Some(entry) } else { None };
         events.into_iter().filter_map(entry).collect()
     };
-    assert_eq!(passed(board.look(at(0), both())), ["last.pt", "step_1.pt"]);
-    assert_eq!(passed(board.look(at(11), both())), ["step-2"]);
-    assert!(board.look(at(30), both()).is_empty());
-    assert_eq!(board.next(at(30)), due("optimizer_1.pt", 1, By::Quiet));
-    save(&mut board, "optimizer_1.pt");
-    assert_eq!((board.next(at(30)), board.pending(at(30))), (None, vec![]));
+    assert_eq!(passed(state.update(at(0), both())), ["last.pt", "step_1.pt"]);
+    assert_eq!(passed(state.update(at(11), both())), ["step-2"]);
+    assert!(state.update(at(30), both()).is_empty());
+    assert_eq!(state.next(at(30)), due("optimizer_1.pt", 1, By::Quiet));
+    save(&mut state, "optimizer_1.pt");
+    assert_eq!((state.next(at(30)), state.pending(at(30))), (None, vec![]));
 }
 
 #[test]
 fn what_was_restored_is_saved_already() {
-    let mut board = Board::new("dir".to_owned(), PACE, Some("step-1".to_owned()));
+    let mut state = WatchState::new("dir".to_owned(), PACE, Some("step-1".to_owned()));
     let first = seen(&[(1, 1)], 0, Marker::None);
-    board.look(at(0), look(&[("step-1", 1, first)]));
-    assert_eq!((board.next(at(20)), board.pending(at(20))), (None, vec![]));
-    board.look(at(20), look(&[("step-1", 1, seen(&[(1, 2)], 20, Marker::None))]));
-    assert!(board.next(at(30)).is_some());
+    state.update(at(0), scanned(&[("step-1", 1, first)]));
+    assert_eq!((state.next(at(20)), state.pending(at(20))), (None, vec![]));
+    state.update(at(20), scanned(&[("step-1", 1, seen(&[(1, 2)], 20, Marker::None))]));
+    assert!(state.next(at(30)).is_some());
 }
 
 proptest! {
@@ -258,7 +263,7 @@ proptest! {
     fn only_what_is_quiet_is_whole(
         looks in prop::collection::vec((1_u64..15, prop::collection::btree_map(0_u64..4, 0_u64..3, 0..4), any::<bool>()), 1..30),
     ) {
-        let mut series: Option<Series> = None;
+        let mut series: Option<ObservationHistory> = None;
         let (mut now, mut changed, mut before) = (0, 0, None);
         for (wait, files, marked) in looks {
             now += wait;
@@ -269,18 +274,18 @@ proptest! {
                 (changed, before) = (now, Some(files.clone()));
             }
             match &mut series {
-                None => series = Some(Series::begin(at(now), next, false)),
+                None => series = Some(ObservationHistory::begin(at(now), next, false)),
                 Some(series) => series.observe(at(now), next),
             }
             let Some(series) = &series else { continue };
-            match series.standing(at(now), PACE) {
-                Standing::Finished(By::Marker) => prop_assert!(marked && now - changed >= 2),
-                Standing::Finished(By::Quiet) => prop_assert!(now - changed >= 10),
-                Standing::Finished(By::Rename) => prop_assert!(false),
-                Standing::Writing => prop_assert!(now - changed < 10),
-                Standing::Unmarked(_) | Standing::Shrunk => prop_assert!(now - changed >= 10),
+            match series.state_at(at(now), PACE) {
+                CheckpointState::Finished(By::Marker) => prop_assert!(marked && now - changed >= 2),
+                CheckpointState::Finished(By::Quiet) => prop_assert!(now - changed >= 10),
+                CheckpointState::Finished(By::Rename) => prop_assert!(false),
+                CheckpointState::Writing => prop_assert!(now - changed < 10),
+                CheckpointState::Unmarked(_) | CheckpointState::Shrunk => prop_assert!(now - changed >= 10),
             }
-            prop_assert_ne!(series.standing(at(now + 10), PACE), Standing::Writing);
+            prop_assert_ne!(series.state_at(at(now + 10), PACE), CheckpointState::Writing);
         }
     }
 }

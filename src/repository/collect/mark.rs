@@ -33,18 +33,18 @@ pub struct Marks {
     maps: BTreeSet<(PackId, MapKey)>,
     /// Stored bytes of chunks that only kept values use.
     kept_bytes: u64,
-    taken: Taken,
+    taken: MarkMemory,
 }
 
 /// Memory of marks, counted in the budget: the number of packs in a map comes from untrusted input.
 #[derive(Debug)]
-struct Taken {
+struct MarkMemory {
     budget: Budget,
     bytes: u64,
     kept: Vec<Retained>,
 }
 
-impl Taken {
+impl MarkMemory {
     fn add(&mut self, bytes: u64) -> Result<()> {
         self.bytes += bytes;
         while self.bytes > self.kept.len() as u64 * MIB {
@@ -67,7 +67,7 @@ impl Marks {
     /// Empty marks, whose memory counts in `budget`.
     #[must_use]
     pub fn new(budget: &Budget) -> Self {
-        let taken = Taken { budget: budget.clone(), bytes: 0, kept: Vec::new() };
+        let taken = MarkMemory { budget: budget.clone(), bytes: 0, kept: Vec::new() };
         Self { packs: BTreeMap::new(), maps: BTreeSet::new(), kept_bytes: 0, taken }
     }
 

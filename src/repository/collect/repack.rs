@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mapping::moved;
-use crate::repository::mend::put_map;
+use crate::repository::repair::put_map;
 use crate::repository::{ChunkPlace, Gaps, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.
@@ -38,23 +38,23 @@ pub async fn repack(
     let old: BTreeMap<PackId, PackRef> = packs.iter().map(|pack| (pack.id, *pack)).collect();
     let keys: BTreeSet<MapKey> = old.keys().flat_map(|id| marks.maps_of(*id)).collect();
     let names: BTreeMap<MapKey, _> = state.roots().map(|(name, value)| (value.map_key, (name, value))).collect();
-    let mut moving =
-        Moving { repository, progress, old: &old, writer: Writer::new(repository, progress), moved: HashMap::new() };
+    let mut repacking =
+        Repacking { repository, progress, old: &old, writer: Writer::new(repository, progress), moved: HashMap::new() };
     let mut swaps = Vec::new();
     for key in keys {
         let Some((name, value)) = names.get(&key) else { continue };
-        match moving.tree(name, value).await {
+        match repacking.tree(name, value).await {
             Ok((saved, places)) => swaps.push((key, saved, places)),
             // If other trees use these packs, the next marking pardons them.
-            Err(error) if error.kind() == ErrorKind::NotFound => moving.outpaced(name, value, error).await?,
+            Err(error) if error.kind() == ErrorKind::NotFound => repacking.outpaced(name, value, error).await?,
             Err(error) => return Err(error),
         }
     }
-    publish(repository, &mut moving.writer, swaps, &old).await
+    publish(repository, &mut repacking.writer, swaps, &old).await
 }
 
 /// Copy of live chunks to new packs.
-struct Moving<'a> {
+struct Repacking<'a> {
     repository: &'a Repository,
     progress: &'a Progress,
     old: &'a BTreeMap<PackId, PackRef>,
@@ -62,7 +62,7 @@ struct Moving<'a> {
     moved: HashMap<(PackId, u32), ChunkPlace>,
 }
 
-impl Moving<'_> {
+impl Repacking<'_> {
     /// Copies the chunks of one tree out of the old packs; returns the tree and the new places of its chunks.
     async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<ChunkPlace>)> {
         let saved = Arc::new(self.repository.saved_as(name, value).await?);
@@ -115,13 +115,13 @@ impl Moving<'_> {
 }
 
 /// A map to replace, its tree, and the new places of the tree's chunks.
-type Swap = (MapKey, Arc<Saved>, Vec<ChunkPlace>);
+type MapSwap = (MapKey, Arc<Saved>, Vec<ChunkPlace>);
 
 /// Writes the new maps and commits the swap.
 async fn publish(
     repository: &Repository,
     writer: &mut Writer,
-    swaps: Vec<Swap>,
+    swaps: Vec<MapSwap>,
     old: &BTreeMap<PackId, PackRef>,
 ) -> Result<u64> {
     writer.settle().await?;

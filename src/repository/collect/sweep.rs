@@ -31,7 +31,7 @@ struct Listed {
 
 /// Listed objects of all sessions, and tombstones: lists of objects that earlier collects found unneeded.
 #[derive(Debug, Default)]
-pub struct Leftovers {
+pub struct SweepCandidates {
     /// Sorted by kind and id.
     listed: Vec<Listed>,
     /// The oldest first.
@@ -63,7 +63,7 @@ pub struct Unneeded {
 ///
 /// # Cancel safety
 /// Safe: it only reads.
-pub async fn leftovers(repository: &Repository) -> Result<Leftovers> {
+pub async fn leftovers(repository: &Repository) -> Result<SweepCandidates> {
     let mut listed = Vec::new();
     for family in Family::ALL {
         let prefix = layout::family(family);
@@ -80,7 +80,7 @@ pub async fn leftovers(repository: &Repository) -> Result<Leftovers> {
         listed.extend(found);
     }
     listed.sort_unstable_by_key(Listed::item);
-    let mut leftovers = Leftovers { listed, tombstones: Vec::new() };
+    let mut leftovers = SweepCandidates { listed, tombstones: Vec::new() };
     leftovers.tombstones = tombstones::read(repository, |item| leftovers.has(item)).await?;
     leftovers.tombstones.sort_by_key(|tombstone| tombstone.written);
     Ok(leftovers)
@@ -110,7 +110,7 @@ impl Cutoff {
     }
 }
 
-impl Leftovers {
+impl SweepCandidates {
     /// True if `item` existed at the time of the listing.
     #[must_use]
     pub fn has(&self, item: &Item) -> bool {
@@ -227,14 +227,14 @@ impl Leftovers {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn held(&self, repository: &Repository, state: &State, marks: &Marks) -> Result<Vec<Held>> {
+    pub async fn held(&self, repository: &Repository, state: &State, marks: &Marks) -> Result<Vec<SessionPacks>> {
         let mut all = Vec::new();
         for (&id, session) in &state.sessions {
             let own = self.listed.iter().filter(|object| object.family == Family::Pack && object.id.session == id);
             let lens: Vec<u64> = own.filter(|object| !marks.uses(&object.id)).map(|object| object.len).collect();
             if !lens.is_empty() {
                 let alive = self.last_alive(repository, (id, session)).await?;
-                all.push(Held { session: id, packs: lens.len() as u64, bytes: lens.iter().sum(), alive });
+                all.push(SessionPacks { session: id, packs: lens.len() as u64, bytes: lens.iter().sum(), alive });
             }
         }
         Ok(all)
@@ -253,7 +253,7 @@ impl Leftovers {
 
 /// Packs that one open session keeps from being freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct SessionPacks {
     /// The session.
     pub session: SessionId,
     /// Number of its packs that no name uses.

@@ -39,7 +39,7 @@ pub struct Tombstone {
     pub items: Vec<Item>,
     /// Memory of the list, counted in the budget.
     #[expect(dead_code, reason = "held for its drop")]
-    room: Retained,
+    memory: Retained,
 }
 
 /// The body of a list.
@@ -53,12 +53,12 @@ pub fn encode(items: &[Item]) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// Reads the body of a list, with at most `room` bytes of memory.
+/// Reads the body of a list, with at most `memory` bytes of memory.
 ///
 /// # Errors
-/// Damaged; exhausted, if `room` is too little.
-pub fn decode_within(body: &[u8], room: u64) -> Result<Vec<Item>> {
-    let mut reader = Reader::within(body, room);
+/// Damaged; exhausted, if `memory` is too little.
+pub fn decode_within(body: &[u8], memory: u64) -> Result<Vec<Item>> {
+    let mut reader = Reader::within(body, memory);
     let count = reader.count(ITEM_LEN)?;
     reader.keep_all::<Item>(count)?;
     let items = (0..count).map(|_| item(&mut reader)).collect::<Read<Vec<_>>>()?;
@@ -123,8 +123,8 @@ pub async fn read(repository: &Repository, wanted: impl Fn(&Item) -> bool) -> Re
         items.sort_unstable();
         items.dedup();
         items.shrink_to_fit();
-        let room = repository.budget().keep((size_of::<Tombstone>() + size_of_val(&*items)) as u64)?;
-        tombstones.push(Tombstone { key, written, items, room });
+        let memory = repository.budget().keep((size_of::<Tombstone>() + size_of_val(&*items)) as u64)?;
+        tombstones.push(Tombstone { key, written, items, memory });
     }
     Ok(tombstones)
 }

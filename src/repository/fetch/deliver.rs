@@ -33,7 +33,7 @@ pub struct Delivered<'a> {
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<()>;
 
 /// Takes the chunks of one read, in order. Any function of a [`Delivered`] does.
-pub trait Take {
+pub trait ChunkSink {
     /// Takes a chunk.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ pub trait Take {
     }
 }
 
-impl<F: FnMut(Delivered<'_>) -> Result<()>> Take for F {
+impl<F: FnMut(Delivered<'_>) -> Result<()>> ChunkSink for F {
     fn take(&mut self, delivered: Delivered<'_>) -> Result<()> {
         self(delivered)
     }
@@ -80,7 +80,7 @@ pub fn deliver(
     read: &PackRead,
     buffer: &[u8],
     locate: impl Fn(u32) -> Result<Located>,
-    mut to: impl Take,
+    mut to: impl ChunkSink,
 ) -> Result<()> {
     // Bases of the current chunk, and free buffers.
     let mut above: Vec<Decoded> = Vec::new();
@@ -99,7 +99,7 @@ pub fn deliver(
         let next = read.chunks.get(at + 1).map(|next| locate(next.chunk)).transpose()?;
         let is_base = next.is_some_and(|next| next.base == Some(brought.chunk));
         if brought.wanted && !is_base && located.place.codec != Codec::Raw {
-            let mut fill = |room: &mut [u8]| verified_in(&located, base, frame, room).map(drop);
+            let mut fill = |slot: &mut [u8]| verified_in(&located, base, frame, slot).map(drop);
             if to.fill(brought.chunk, located.place.plain_len as usize, &mut fill)? {
                 continue;
             }

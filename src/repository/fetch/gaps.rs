@@ -24,12 +24,12 @@ pub enum Gaps {
 
 /// Bytes of gaps that may still be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Allowance {
+pub(super) struct GapBudget {
     longest: u64,
     left: u64,
 }
 
-impl Allowance {
+impl GapBudget {
     /// Allowance of [`Gaps::Wide`].
     pub(super) const WIDE: Self = Self { longest: GAP, left: u64::MAX };
 
@@ -71,13 +71,13 @@ mod tests {
     use super::*;
 
     /// Frames of 1 MiB in one pack with these gaps between them.
-    fn spare(gaps: &[u64]) -> Allowance {
+    fn spare(gaps: &[u64]) -> GapBudget {
         let mut frames = vec![(7, 0..1024 * KIB)];
         for gap in gaps {
             let start = frames[frames.len() - 1].1.end + gap;
             frames.push((7, start..start + 1024 * KIB));
         }
-        Allowance::spare(frames)
+        GapBudget::spare(frames)
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(spare(&[PAGE, PAGE, 128 * KIB, PAGE]).gap(), 128 * KIB);
         // The maximum gap applies to any amount.
         assert_eq!(spare(&[[0; 300].as_slice(), &[GAP + 1, GAP]].concat()).gap(), GAP);
-        assert_eq!(Allowance::spare(Vec::new()).gap(), PAGE);
+        assert_eq!(GapBudget::spare(Vec::new()).gap(), PAGE);
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(allowed.gap(), 26 * KIB);
         allowed.took(70 * KIB);
         assert_eq!(allowed.gap(), PAGE);
-        let mut wide = Allowance::WIDE;
+        let mut wide = GapBudget::WIDE;
         (0..1000).for_each(|_| wide.took(GAP));
         assert_eq!(wide.gap(), GAP);
     }
@@ -111,6 +111,6 @@ mod tests {
     #[test]
     fn packs_are_apart_and_what_is_needed_twice_counts_once() {
         let frames = vec![(1, 0..100), (2, 5000..9000), (2, 5000..9000), (1, 0..100)];
-        assert_eq!(Allowance::spare(frames), Allowance { longest: 0, left: 4100 / SHARE });
+        assert_eq!(GapBudget::spare(frames), GapBudget { longest: 0, left: 4100 / SHARE });
     }
 }

@@ -17,9 +17,9 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
 use tracing::Instrument as _;
 
-pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
+pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, deliver};
 pub use self::gaps::Gaps;
-pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
+pub use self::plan::{Located, PackPart, PackRead, PlannedChunk, plan};
 pub use self::source::{ChunkSource, FramePlace, SourceBytes};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
@@ -46,7 +46,7 @@ pub trait Sink: Send + Sync {
     /// Any error ends the fetch.
     fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()>;
 
-    /// As [`Take::fill`]: lets a chunk be decoded directly into its final memory.
+    /// As [`ChunkSink::fill`]: lets a chunk be decoded directly into its final memory.
     ///
     /// # Errors
     /// As `fill`.
@@ -90,7 +90,7 @@ pub async fn fetch(
             let len = read.stored_len();
             let tree = Arc::clone(&saved);
             let work = move |read: &PackRead, buffer: Buffer| {
-                let mut passing = Passing { sink: &*sink, plain: 0 };
+                let mut passing = ForwardingSink { sink: &*sink, plain: 0 };
                 deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
                 Ok(passing.plain)
             };
@@ -116,13 +116,13 @@ pub async fn fetch(
 }
 
 /// Forwards requested chunks to a sink.
-struct Passing<'a> {
+struct ForwardingSink<'a> {
     sink: &'a dyn Sink,
     /// Plain bytes so far.
     plain: u64,
 }
 
-impl Take for &mut Passing<'_> {
+impl ChunkSink for &mut ForwardingSink<'_> {
     fn take(&mut self, delivered: Delivered<'_>) -> Result<()> {
         let chunk = delivered.chunk?;
         if !delivered.wanted {
@@ -174,7 +174,7 @@ async fn from_near<T: Send + 'static>(
 ) -> Result<(T, SourceBytes)> {
     let len = usize::try_from(read.stored_len()).unwrap_or(usize::MAX);
     let mut buffer = repository.budget().buffer(len).await?;
-    let mut near = Near { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
+    let mut near = SourceFrames { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
     let chunks: Vec<u32> = read.chunks.iter().map(|brought| brought.chunk).collect();
     let mut moved = source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
     let given = near.given;
@@ -185,7 +185,7 @@ async fn from_near<T: Send + 'static>(
     }
     if given.len() < chunks.len() {
         let rest = read.without(|chunk| given.contains(&chunk), |chunk| saved.locate(chunk))?;
-        bring_rest(repository, &read, &rest, &mut buffer).await?;
+        fetch_rest(repository, &read, &rest, &mut buffer).await?;
         moved.repository += rest.iter().map(|part| part.range.end - part.range.start).sum::<u64>();
     }
     let read = Arc::new(read);
@@ -202,34 +202,34 @@ async fn from_near<T: Send + 'static>(
 }
 
 /// Chunks of a read that came from a source.
-struct Near<'a> {
+struct SourceFrames<'a> {
     saved: &'a Saved,
     read: &'a PackRead,
     buffer: &'a mut [u8],
     given: HashSet<u32>,
 }
 
-impl Near<'_> {
+impl SourceFrames<'_> {
     /// Copies a frame to its place in the buffer, if it is encoded as in the pack.
     fn place(&mut self, chunk: u32, encoded: &Encoded) {
         let Ok(located) = self.saved.locate(chunk) else { return };
         let place = &located.place;
         let same = (place.codec, place.base) == (encoded.codec, encoded.base);
-        let room = self.read.find(&located).and_then(|range| self.buffer.get_mut(range));
-        if let Some(room) = room.filter(|room| same && room.len() == encoded.bytes.len()) {
-            room.copy_from_slice(&encoded.bytes);
+        let slot = self.read.find(&located).and_then(|range| self.buffer.get_mut(range));
+        if let Some(slot) = slot.filter(|slot| same && slot.len() == encoded.bytes.len()) {
+            slot.copy_from_slice(&encoded.bytes);
             self.given.insert(chunk);
         }
     }
 }
 
 /// Reads the parts of `rest`, which are within those of `read`, into the buffer of `read`.
-async fn bring_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
+async fn fetch_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
     for part in rest {
-        let room = read.room_of(part).and_then(|range| buffer.get_mut(range));
-        let room = room.ok_or_else(|| Error::other("a read outgrew its buffer"))?;
+        let slot = read.slot_of(part).and_then(|range| buffer.get_mut(range));
+        let slot = slot.ok_or_else(|| Error::other("a read outgrew its buffer"))?;
         let key = layout::owned(Family::Pack, part.pack);
-        objects::read_range(&**repository.store().objects(), &key, part.range.start, room).await?;
+        objects::read_range(&**repository.store().objects(), &key, part.range.start, slot).await?;
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ async fn attempt<T: Send + 'static>(
         let (here, after) = rest.split_at_mut_checked(len).ok_or_else(|| Error::other("a read outgrew its buffer"))?;
         rest = after;
         let repository = repositories.get(part.repository).ok_or_else(|| Error::other("a read of no repository"))?;
-        parts.push(bring(repository, part, here));
+        parts.push(fetch_local(repository, part, here));
     }
     let local = try_join_all(parts).await?;
     let read = Arc::clone(read);
@@ -271,7 +271,7 @@ async fn attempt<T: Send + 'static>(
 type Local = (std::fs::File, std::path::PathBuf);
 
 /// Fills `out` with a part, or returns the local file that has it.
-async fn bring(repository: &Repository, part: &PackPart, out: &mut [u8]) -> Result<Option<Local>> {
+async fn fetch_local(repository: &Repository, part: &PackPart, out: &mut [u8]) -> Result<Option<Local>> {
     let key = layout::owned(Family::Pack, part.pack);
     match objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?.payload {
         GetResultPayload::File(file, path) => Ok(Some((file, path))),

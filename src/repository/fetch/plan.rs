@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::gaps::{Allowance, GAP, Gaps};
+use super::gaps::{GAP, GapBudget, Gaps};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
 use crate::repository::{ChunkPlace, Saved};
@@ -35,7 +35,7 @@ pub struct PackRead {
     /// Ranges of packs, a request each.
     pub parts: Vec<PackPart>,
     /// Chunks in the read. Each base comes before its dependents, with only other dependents in between.
-    pub chunks: Vec<Brought>,
+    pub chunks: Vec<PlannedChunk>,
 }
 
 /// A range of one pack.
@@ -51,7 +51,7 @@ pub struct PackPart {
 
 /// A chunk that a read brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Brought {
+pub struct PlannedChunk {
     /// Number.
     pub chunk: u32,
     /// True if it was asked for; false if a requested chunk needs it.
@@ -62,7 +62,7 @@ impl PackRead {
     /// One range of one pack, with chunks that need no base.
     #[must_use]
     pub fn of(pack: PackId, range: Range<u64>, chunks: impl IntoIterator<Item = u32>) -> Self {
-        let chunks = chunks.into_iter().map(|chunk| Brought { chunk, wanted: true }).collect();
+        let chunks = chunks.into_iter().map(|chunk| PlannedChunk { chunk, wanted: true }).collect();
         Self { parts: vec![PackPart { repository: 0, pack, range }], chunks }
     }
 
@@ -113,7 +113,7 @@ impl PackRead {
     }
 
     /// Range in the buffer of the bytes of `part`, which is within one of the parts.
-    pub(super) fn room_of(&self, part: &PackPart) -> Option<Range<usize>> {
+    pub(super) fn slot_of(&self, part: &PackPart) -> Option<Range<usize>> {
         let mut before = 0;
         for whole in &self.parts {
             let within = whole.range.start <= part.range.start && part.range.end <= whole.range.end;
@@ -217,8 +217,8 @@ pub fn plan(
     wanted.dedup();
     let trees = Trees::grow(&locate, &wanted)?;
     let allowed = match gaps {
-        Gaps::Wide => Allowance::WIDE,
-        Gaps::Spare => Allowance::spare(trees.frames(&locate)?),
+        Gaps::Wide => GapBudget::WIDE,
+        Gaps::Spare => GapBudget::spare(trees.frames(&locate)?),
     };
     let (reads, open) = Default::default();
     let mut plan = Planning { locate, wanted: &wanted, longest, allowed, reads, open };
@@ -297,7 +297,7 @@ struct Planning<'a, L> {
     locate: L,
     wanted: &'a [u32],
     longest: u64,
-    allowed: Allowance,
+    allowed: GapBudget,
     reads: Vec<PackRead>,
     open: PackRead,
 }
@@ -322,13 +322,13 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
                     self.close();
                     for &chunk in above {
                         self.cover(&(self.locate)(chunk)?);
-                        self.open.chunks.push(Brought { chunk, wanted: false });
+                        self.open.chunks.push(PlannedChunk { chunk, wanted: false });
                     }
                 }
             }
             self.cover(&located);
             let wanted = self.wanted.binary_search(chunk).is_ok();
-            self.open.chunks.push(Brought { chunk: *chunk, wanted });
+            self.open.chunks.push(PlannedChunk { chunk: *chunk, wanted });
         }
         Ok(())
     }
@@ -392,7 +392,7 @@ mod tests {
                     assert!(read.find(&self.locate(brought.chunk)).is_some());
                 }
             }
-            let sign = |b: &Brought| if b.wanted { i64::from(b.chunk) } else { -i64::from(b.chunk) };
+            let sign = |b: &PlannedChunk| if b.wanted { i64::from(b.chunk) } else { -i64::from(b.chunk) };
             reads.iter().map(|read| read.chunks.iter().map(sign).collect()).collect()
         }
     }

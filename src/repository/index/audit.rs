@@ -82,7 +82,7 @@ impl SegmentAudit {
     ///
     /// # Errors
     /// Damaged, with the first chunk that it lacks.
-    pub fn agrees(&self, pack: u32, footer: &PackFooter) -> Result<()> {
+    pub fn matches(&self, pack: u32, footer: &PackFooter) -> Result<()> {
         let listed = |(ordinal, entry): (u32, &crate::format::FooterEntry)| {
             let row = Row { prefix: entry.id.prefix(), pack, ordinal };
             self.view.find(&self.object, &entry.id).any(|found| found == row)

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use crate::error::{Error, Result};
 use crate::format::PackRef;
 use crate::id::{ChunkId, PackId, SessionId};
-use crate::repository::log::{Action, Joint, RefValue, State, tell_forgotten};
+use crate::repository::log::{Action, Joint, RefValue, State, log_forgotten};
 use crate::repository::mapping::{PlacedTree, map_of};
 use crate::repository::writer::put_tree;
 use crate::repository::{ChunkPlace, Repository, Saved};
@@ -68,7 +68,7 @@ impl Repository {
         });
         let committed = commit.await?;
         let Some(version) = committed.entry else { return Ok(outcome) };
-        tell_forgotten(&forgotten);
+        log_forgotten(&forgotten);
         crate::repository::index::merge_if_many(self, &committed.state).await;
         Ok(Completed::Done(Box::new(RefValue { version, ..value })))
     }
@@ -95,7 +95,7 @@ fn decide(
     if !damaged.is_empty() {
         return (Completed::Lost(damaged), Vec::new());
     }
-    match state.vouch(relied, known) {
+    match state.check_packs(relied, known) {
         Err(lost) => (Completed::Lost(lost), Vec::new()),
         Ok(mut actions) => {
             actions.extend(state.keep_replaced(name, value.manifest));

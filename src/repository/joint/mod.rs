@@ -11,4 +11,4 @@ mod session;
 
 pub use complete::{Completed, JointTree};
 pub use part::RankPart;
-pub use session::{Parts, Standing};
+pub use session::{AttemptState, Parts};

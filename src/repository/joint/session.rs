@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// State of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum AttemptState {
     /// In progress: its ranks share this session.
     Open(SessionId, Joint),
     /// Complete: the name has the value that it saved.
@@ -41,11 +41,11 @@ pub enum Parts {
 impl State {
     /// State of an attempt.
     #[must_use]
-    pub fn standing(&self, attempt: &Attempt) -> Standing {
+    pub fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
         if let Some(value) = self.completed(attempt) {
-            return Standing::Complete(Box::new(value.clone()));
+            return AttemptState::Complete(Box::new(value.clone()));
         }
-        self.joint(attempt).map_or(Standing::Absent, |(id, _, joint)| Standing::Open(id, joint.clone()))
+        self.joint(attempt).map_or(AttemptState::Absent, |(id, _, joint)| AttemptState::Open(id, joint.clone()))
     }
 }
 
@@ -57,13 +57,13 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: the next rank finds a session that was opened.
-    pub async fn join(&self, attempt: &Attempt) -> Result<Standing> {
+    pub async fn join(&self, attempt: &Attempt) -> Result<AttemptState> {
         let session = SessionId::random();
-        let joined = self.log().commit(Some(session), |state| match state.standing(attempt) {
-            Standing::Absent => Ok(vec![Action::OpenJoint(session, attempt.clone())]),
+        let joined = self.log().commit(Some(session), |state| match state.attempt_state(attempt) {
+            AttemptState::Absent => Ok(vec![Action::OpenJoint(session, attempt.clone())]),
             _ => Ok(Vec::new()),
         });
-        Ok(joined.await?.state.standing(attempt))
+        Ok(joined.await?.state.attempt_state(attempt))
     }
 
     /// Creates a part. Returns the stored part of that rank: this one, unless another process of the rank was first.

@@ -25,7 +25,7 @@ pub struct Committed {
 }
 
 /// Outcome of one create.
-enum Fate {
+enum CreateOutcome {
     Committed(Arc<State>),
     Lost,
 }
@@ -56,8 +56,8 @@ impl Log {
             state.check(&entry)?;
             let number = state.seq + 1;
             match self.create(number, &entry).await? {
-                Fate::Lost => {}
-                Fate::Committed(state) => {
+                CreateOutcome::Lost => {}
+                CreateOutcome::Committed(state) => {
                     self.snapshot_if_due(number, &state).await;
                     return Ok(Committed { entry: Some(number), state });
                 }
@@ -68,7 +68,7 @@ impl Log {
 
     /// Creates entry `number`, and determines the outcome from the stored object, never from the answer: an answer can be lost,
     /// the HTTP client may repeat a request, and a truncated number can be created again.
-    async fn create(&self, number: u64, entry: &LogEntry) -> Result<Fate> {
+    async fn create(&self, number: u64, entry: &LogEntry) -> Result<CreateOutcome> {
         let key = Numbered::Entry.key(number);
         let body = entry.encode();
         if body.len() as u64 > ENTRY_LEN_MAX {
@@ -86,8 +86,8 @@ impl Log {
                 return self.fate_by_state(number, entry).await;
             }
             match found {
-                Some(_) if mine => return Ok(Fate::Committed(self.refresh().await?)),
-                Some(_) => return Ok(Fate::Lost),
+                Some(_) if mine => return Ok(CreateOutcome::Committed(self.refresh().await?)),
+                Some(_) => return Ok(CreateOutcome::Lost),
                 None => tokio::time::sleep(std::time::Duration::from_millis(100)).await,
             }
         }
@@ -98,15 +98,15 @@ impl Log {
 
     /// Outcome by the state, if the boundary has passed entry `number` and the object there may be a stray. The state records the
     /// last write of each open session, and for each ref its value and the entry that set it.
-    async fn fate_by_state(&self, number: u64, entry: &LogEntry) -> Result<Fate> {
+    async fn fate_by_state(&self, number: u64, entry: &LogEntry) -> Result<CreateOutcome> {
         let state = self.refresh().await?;
         if let Some(open) = entry.session.and_then(|id| state.sessions.get(&id)) {
             if open.last_write == entry.write {
-                return Ok(Fate::Committed(state));
+                return Ok(CreateOutcome::Committed(state));
             }
             // The entry would have touched the session, unless a later one did.
             if open.touched < number {
-                return Ok(Fate::Lost);
+                return Ok(CreateOutcome::Lost);
             }
         }
         let mut sets = entry.actions.iter().filter_map(|action| match action {
@@ -116,7 +116,7 @@ impl Log {
         // The number alone proves nothing: another writer may have set the same name by that entry.
         let first = sets.next();
         if first.is_some() && first.into_iter().chain(sets).all(|(name, value)| state.refs.get(name) == Some(&value)) {
-            return Ok(Fate::Committed(state));
+            return Ok(CreateOutcome::Committed(state));
         }
         Err(Error::unreachable("a commit was overtaken by a truncation of the log; its outcome is unknown")
             .at(Numbered::Entry.key(number))

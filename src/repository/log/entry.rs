@@ -6,7 +6,7 @@
 use super::attempt::Attempt;
 use super::fields::{read_name, read_owned, read_session, write_owned};
 use super::labels::{Declassified, PolicyMark, read_labels, write_labels};
-use super::removed::{Removed, RemovedKey};
+use super::removed::{KeptKey, KeptValue};
 use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -146,7 +146,7 @@ impl LogEntry {
             Action::SetRef { name, value, .. } => name.as_str().len() + value.facts.weight(),
             Action::OpenJoint(_, attempt) => attempt.name.as_str().len(),
             // Facts of the value were counted when it was set.
-            Action::Keep { name, .. } => name.as_str().len() + size_of::<(RemovedKey, Removed)>(),
+            Action::Keep { name, .. } => name.as_str().len() + size_of::<(KeptKey, KeptValue)>(),
             Action::ReplaceSegments { new, .. } => size_of_val(&**new),
             Action::Label { name, labels } => name.as_str().len() + size_of::<(Name, Labels)>() + labels.weight(),
             Action::Declassify { name, declassified } => name.as_str().len() + declassified.weight(),
@@ -181,12 +181,12 @@ impl LogEntry {
         Self::decode_within(body, u64::MAX)
     }
 
-    /// Reads a body, with at most `room` bytes of memory.
+    /// Reads a body, with at most `memory` bytes of memory.
     ///
     /// # Errors
-    /// As [`LogEntry::decode`]; exhausted, if `room` is too little.
-    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
-        let mut reader = Reader::within(body, room);
+    /// As [`LogEntry::decode`]; exhausted, if `memory` is too little.
+    pub fn decode_within(body: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, memory);
         let write = WriteId::from_bytes(reader.array()?);
         let session = if reader.flag()? { Some(read_session(&mut reader)?) } else { None };
         let at = Timestamp(reader.signed()?);

@@ -73,15 +73,15 @@ impl Log {
         seen.read = seen.read.max(Some(begun));
         if seen.state.as_ref().is_none_or(|old| old.seq < state.seq) {
             // The previous state no longer counts.
-            seen.room = None;
-            seen.room = self.room(state.weight())?;
+            seen.memory = None;
+            seen.memory = self.reserve(state.weight())?;
             seen.state = Some(Arc::clone(&state));
         }
         Ok(Some(state))
     }
 
     /// Reserves memory in the budget for a state of `bytes`; none if it is small.
-    fn room(&self, bytes: u64) -> Result<Option<Retained>> {
+    fn reserve(&self, bytes: u64) -> Result<Option<Retained>> {
         if bytes < COUNTED_FROM {
             return Ok(None);
         }
@@ -91,7 +91,7 @@ impl Log {
 
     /// Applies every entry after `state`.
     async fn follow(&self, mut state: Arc<State>) -> Result<Arc<State>> {
-        let mut room = Vec::new();
+        let mut memory = Vec::new();
         loop {
             // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
@@ -105,7 +105,7 @@ impl Log {
                 let number = next.seq + 1;
                 // One at a time: a small object may decompress to a large entry.
                 let entry = self.read_entry(number, &object).await?;
-                room.extend(self.room(entry.weight())?);
+                memory.extend(self.reserve(entry.weight())?);
                 next.apply(&entry).map_err(|refusal| {
                     Error::damaged("log entry does not follow from the state before it")
                         .at(Numbered::Entry.key(number))
@@ -201,7 +201,7 @@ impl Log {
             return Ok(None);
         };
         let body = objects::unseal(&self.budget, Kind::Snapshot, &key, &object).await?;
-        let decode = |body: &[u8], room| State::decode_within(version(&object), body, room);
+        let decode = |body: &[u8], memory| State::decode_within(version(&object), body, memory);
         match objects::decode(&self.budget, &body, decode).await {
             Ok(state) if state.seq == number => Ok(Some(state)),
             Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),

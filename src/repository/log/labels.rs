@@ -224,9 +224,9 @@ pub struct LabelView<'a> {
 }
 
 impl<'a> LabelView<'a> {
-    /// Labels of `state`; `honours` returns true if a declassification is validly signed.
+    /// Labels of `state`; `accepts_declassification` returns true if a declassification is validly signed.
     #[must_use]
-    pub fn new(state: &'a State, honours: impl Fn(&Name, &Declassified) -> bool) -> Self {
+    pub fn new(state: &'a State, accepts_declassification: impl Fn(&Name, &Declassified) -> bool) -> Self {
         let mut names: HashMap<ManifestId, Vec<&Name>> = HashMap::new();
         if !state.labels.is_empty() {
             for (name, value) in &state.refs {
@@ -236,7 +236,9 @@ impl<'a> LabelView<'a> {
         let stands = |name: &Name, tree: &ManifestId| state.refs.get(name).is_some_and(|value| value.manifest == *tree);
         let honoured = state.declassified.iter();
         let honoured = honoured.filter(|(name, signed)| {
-            stands(name, &signed.manifest) && state.own_labels(name) == signed.replaces && honours(name, signed)
+            stands(name, &signed.manifest)
+                && state.own_labels(name) == signed.replaces
+                && accepts_declassification(name, signed)
         });
         let honoured = honoured.map(|(name, _)| name.clone()).collect();
         Self { state, names, honoured }

@@ -11,8 +11,8 @@ mod entry;
 mod facts;
 mod fields;
 mod fold;
+mod history;
 mod labels;
-mod past;
 mod removed;
 mod salvage;
 mod snapshot;
@@ -36,7 +36,7 @@ pub use commit::Committed;
 pub use entry::{Action, LogEntry};
 pub use facts::{Measure, StepFacts};
 pub use labels::{Declassified, LabelView, PolicyMark, REASON_LEN_MAX, labelled_name};
-pub use removed::{Removed, RemovedKey, tell_forgotten};
+pub use removed::{KeptKey, KeptValue, log_forgotten};
 pub use salvage::Salvaged;
 pub use state::{Condemned, Purged, Refusal, Session, State};
 pub use values::{RefValue, SegmentInfo};
@@ -47,20 +47,20 @@ pub struct Log {
     objects: Arc<dyn ObjectStore>,
     clock: Arc<dyn Clock>,
     budget: Budget,
-    seen: Mutex<Seen>,
+    seen: Mutex<CachedState>,
     /// Held during a read that others may wait for.
     reading: tokio::sync::Mutex<()>,
 }
 
 /// State known to this process: never wrong, possibly old.
 #[derive(Debug, Default)]
-struct Seen {
+struct CachedState {
     boundary: Boundary,
     state: Option<Arc<State>>,
     /// Begin of the last whole read.
     read: Option<Instant>,
     /// Memory of the state in the budget, if it is large.
-    room: Option<Retained>,
+    memory: Option<Retained>,
 }
 
 /// Newest known truncation: its number, and the last entry that may be missing.
@@ -98,7 +98,7 @@ impl Log {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn as_of(&self, since: Option<Instant>) -> Result<Arc<State>> {
-        let new_enough = |seen: &Seen| since.is_none_or(|since| seen.read.is_some_and(|read| read >= since));
+        let new_enough = |seen: &CachedState| since.is_none_or(|since| seen.read.is_some_and(|read| read >= since));
         let known = || Some(self.seen()).filter(|seen| new_enough(seen)).and_then(|seen| seen.state.clone());
         if let Some(state) = known() {
             return Ok(state);
@@ -116,7 +116,7 @@ impl Log {
         self.seen().state.clone()
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, CachedState> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,11 +14,11 @@ use crate::limits::{REMOVED_BYTES_MAX, REMOVED_MAX};
 use crate::name::Name;
 
 /// Key of a kept value: the name, and the version that the value had under it.
-pub type RemovedKey = (Name, u64);
+pub type KeptKey = (Name, u64);
 
 /// Old value of a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Removed {
+pub struct KeptValue {
     /// Entry that removed or replaced it.
     pub at: u64,
     /// Time of that entry by its writer's clock: for people, it decides nothing.
@@ -27,10 +27,10 @@ pub struct Removed {
     pub value: RefValue,
 }
 
-impl Removed {
+impl KeptValue {
     /// Action that forgets it.
     #[must_use]
-    pub fn forget(&self, (name, version): &RemovedKey) -> Action {
+    pub fn forget(&self, (name, version): &KeptKey) -> Action {
         Action::Forget { name: name.clone(), version: *version, at: self.at }
     }
 }
@@ -47,7 +47,7 @@ impl State {
     }
 
     /// Kept versions of `name`, the oldest first.
-    pub fn removed_of<'a>(&'a self, name: &Name) -> impl DoubleEndedIterator<Item = (u64, &'a Removed)> + use<'a> {
+    pub fn removed_of<'a>(&'a self, name: &Name) -> impl DoubleEndedIterator<Item = (u64, &'a KeptValue)> + use<'a> {
         let own = (name.clone(), 0)..=(name.clone(), u64::MAX);
         self.removed.range(own).map(|((_, version), removed)| (*version, removed))
     }
@@ -59,7 +59,7 @@ impl State {
         let mut taken: Vec<(&Name, &RefValue)> =
             names.into_iter().filter_map(|name| self.refs.get_key_value(name)).collect();
         taken.sort_by_key(|(_, value)| std::cmp::Reverse(value.version));
-        let mut kept: Vec<(&RemovedKey, &Removed)> = self.removed.iter().collect();
+        let mut kept: Vec<(&KeptKey, &KeptValue)> = self.removed.iter().collect();
         kept.sort_by_key(|((_, version), removed)| std::cmp::Reverse((removed.at, *version)));
         let mut quota = Quota::default();
         let mut actions = Vec::new();
@@ -86,7 +86,7 @@ impl State {
         if self.version(name) == Some(version) { Ok(()) } else { Err(Refusal::RefMoved(name.clone())) }
     }
 
-    pub(super) fn check_forget(&self, key: RemovedKey, at: u64) -> Result<(), Refusal> {
+    pub(super) fn check_forget(&self, key: KeptKey, at: u64) -> Result<(), Refusal> {
         let same = self.removed.get(&key).is_some_and(|removed| removed.at == at);
         if same { Ok(()) } else { Err(Refusal::Removed(key.0)) }
     }
@@ -94,7 +94,7 @@ impl State {
     /// Keeps the value of `name`, unless an earlier action of the same entry removed it.
     pub(super) fn apply_keep(&mut self, name: &Name, version: u64, when: Timestamp) {
         if let Some(value) = self.refs.get(name).filter(|value| value.version == version) {
-            let removed = Removed { at: self.seq, when, value: value.clone() };
+            let removed = KeptValue { at: self.seq, when, value: value.clone() };
             self.removed.insert((name.clone(), version), removed);
         }
     }
@@ -102,7 +102,7 @@ impl State {
     /// Approximate bytes of memory of kept values.
     pub(super) fn removed_weight(&self) -> usize {
         let within = self.removed_values().map(|(name, value)| name.as_str().len() + value.facts.weight());
-        within.sum::<usize>() + self.removed.len() * (size_of::<RemovedKey>() + size_of::<Removed>())
+        within.sum::<usize>() + self.removed.len() * (size_of::<KeptKey>() + size_of::<KeptValue>())
     }
 
     pub(super) fn write_removed(&self, out: &mut Writer) {
@@ -115,17 +115,17 @@ impl State {
 
     pub(super) fn read_removed(&mut self, r: &mut Reader<'_>) -> Result<()> {
         for _ in 0..r.count(40)? {
-            r.keep_all::<(RemovedKey, Removed)>(NODE_SHARE)?;
+            r.keep_all::<(KeptKey, KeptValue)>(NODE_SHARE)?;
             let (name, version, at, when) = (read_name(r)?, r.varint()?, r.varint()?, Timestamp(r.signed()?));
             let value = RefValue { version, ..RefValue::read(r)? };
-            self.removed.insert((name, version), Removed { at, when, value });
+            self.removed.insert((name, version), KeptValue { at, when, value });
         }
         Ok(())
     }
 }
 
 /// Reports values forgotten beyond the quota by an entry with the `actions`.
-pub fn tell_forgotten(actions: &[Action]) {
+pub fn log_forgotten(actions: &[Action]) {
     let forgotten = actions.iter().filter(|action| matches!(action, Action::Forget { .. })).count();
     if forgotten > 0 {
         tracing::warn!("forgot the {forgotten} oldest values of removed or replaced names: too many were kept");

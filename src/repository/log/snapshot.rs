@@ -77,12 +77,12 @@ impl State {
         Self::decode_within(version, body, u64::MAX)
     }
 
-    /// As [`State::decode`], for one that may take `room` bytes of memory.
+    /// As [`State::decode`], for one that may take `memory` bytes of memory.
     ///
     /// # Errors
-    /// As [`State::decode`]; exhausted, if `room` is too little.
-    pub fn decode_within(version: u8, body: &[u8], room: u64) -> Result<Self> {
-        let mut reader = Reader::within(body, room);
+    /// As [`State::decode`]; exhausted, if `memory` is too little.
+    pub fn decode_within(version: u8, body: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, memory);
         let r = &mut reader;
         let mut state = Self { seq: r.varint()?, forgotten: r.varint()?, ..Self::default() };
         for _ in 0..r.count(40)? {

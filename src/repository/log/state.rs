@@ -9,7 +9,7 @@ use std::fmt;
 use super::attempt::{Attempt, Joint};
 use super::entry::{Action, LogEntry};
 use super::labels::{Declassified, PolicyMark};
-use super::removed::{Removed, RemovedKey};
+use super::removed::{KeptKey, KeptValue};
 use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -77,7 +77,7 @@ pub struct State {
     /// Latest purge whose record was dropped: older states must not be relied on.
     pub forgotten: u64,
     /// Kept values of removed or replaced names.
-    pub removed: BTreeMap<RemovedKey, Removed>,
+    pub removed: BTreeMap<KeptKey, KeptValue>,
     /// Labels of names and prefixes; they stay when a name is removed.
     pub labels: BTreeMap<Name, Labels>,
     /// Names with declassifications.
@@ -128,7 +128,7 @@ impl fmt::Display for Refusal {
             Self::PolicyStep(version) => {
                 write!(f, "policy has a version that is more than {POLICY_STEP_MAX} above {version}, the one in force")
             }
-            Self::Removed(name) => write!(f, "what was kept of {name} was taken back or forgotten meanwhile"),
+            Self::Removed(name) => write!(f, "the kept value of {name} was restored or forgotten meanwhile"),
         }
     }
 }
@@ -451,7 +451,7 @@ impl State {
     ///
     /// # Errors
     /// Packs that cannot be relied on: purged, damaged, or found in a state that is too old.
-    pub fn vouch(&self, packs: &BTreeSet<PackId>, known: u64) -> Result<Vec<Action>, Vec<PackId>> {
+    pub fn check_packs(&self, packs: &BTreeSet<PackId>, known: u64) -> Result<Vec<Action>, Vec<PackId>> {
         let lost = |pack: &&PackId| {
             known < self.forgotten
                 || self.purged.contains_key(pack)

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::Clockwork;
+use super::ConnectionClock;
 use super::lanes::{Incoming, Lanes};
 use crate::budget::Budget;
 use crate::codec::Encoded;
@@ -22,7 +22,7 @@ use crate::policy;
 use crate::transfer::ByteCounters;
 use crate::transfer::connection_error::describe;
 use crate::transfer::policy_versions::PolicyVersions;
-use crate::transfer::protocol::{Closed, Event, Hello, How, Priority, Requester, Runs, Survey, Wanted};
+use crate::transfer::protocol::{Closed, Event, Hello, Priority, RequestOutcome, Requester, Runs, Survey, Wanted};
 
 /// Maximum number of requests that wait to be sent.
 const WAITING_MAX: usize = 16;
@@ -65,7 +65,7 @@ struct Shared {
 #[derive(Debug)]
 enum Order {
     Cancel(u64),
-    Untrue(String),
+    Corrupt(String),
     Goodbye,
 }
 
@@ -85,7 +85,7 @@ pub enum Reply {
     /// End of the request.
     Ended {
         /// Reason.
-        how: How,
+        how: RequestOutcome,
         /// Ordinals that were not answered.
         left: Runs,
     },
@@ -136,8 +136,8 @@ impl Fetching {
     }
 
     /// Reports that a frame did not decode to its chunk: ends the connection.
-    pub fn untrue(&self, why: &Error) {
-        self.shared.order(Order::Untrue(why.to_string()));
+    pub fn corrupt(&self, why: &Error) {
+        self.shared.order(Order::Corrupt(why.to_string()));
     }
 }
 
@@ -163,7 +163,12 @@ impl Shared {
 
 impl Client {
     /// Drives `requester` over `lanes`.
-    pub(in crate::transfer) fn start(requester: Requester, lanes: Lanes, clock: Clockwork, window: Window) -> Self {
+    pub(in crate::transfer) fn start(
+        requester: Requester,
+        lanes: Lanes,
+        clock: ConnectionClock,
+        window: Window,
+    ) -> Self {
         let Window { memory, wire, versions } = window;
         let (commands, receiver) = mpsc::channel(WAITING_MAX);
         let shared = Arc::new(Shared {
@@ -293,7 +298,7 @@ enum Route {
 
 struct Driver {
     requester: Requester,
-    clock: Clockwork,
+    clock: ConnectionClock,
     shared: Arc<Shared>,
     routes: BTreeMap<u64, Route>,
     versions: Option<Arc<PolicyVersions>>,
@@ -319,7 +324,7 @@ impl Driver {
                     Some(Incoming::Ended(error)) => self.requester.lost(&describe(&error)),
                     None => {}
                 },
-                Some(command) = commands.recv(), if self.requester.room() > 0 => self.carry_out(command),
+                Some(command) = commands.recv(), if self.requester.free_requests() > 0 => self.execute(command),
                 () = wake.wake.notified() => {}
                 () = sleep_until(timeout) => self.requester.expire(clock.now()),
             }
@@ -338,20 +343,20 @@ impl Driver {
         for order in self.shared.take_orders() {
             match order {
                 Order::Cancel(request) => self.requester.cancel(request),
-                Order::Untrue(text) => self.requester.untrue(&text),
+                Order::Corrupt(text) => self.requester.corrupt(&text),
                 Order::Goodbye => self.requester.goodbye("nothing more is needed"),
             }
         }
     }
 
-    fn carry_out(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         let now = self.clock.now();
         match command {
             Command::Fetch { priority, manifest, wanted, begun } => {
                 // Each ordinal is answered once, by a frame or as missing; plus the end.
-                let room = usize::try_from(wanted.len()).unwrap_or(usize::MAX).saturating_add(1);
+                let capacity = usize::try_from(wanted.len()).unwrap_or(usize::MAX).saturating_add(1);
                 let fetching = self.requester.request(priority, manifest, wanted, now).map(|request| {
-                    let (sender, replies) = mpsc::channel(room);
+                    let (sender, replies) = mpsc::channel(capacity);
                     self.routes.insert(request, Route::Replies(sender));
                     Fetching { request, replies, shared: Arc::clone(&self.shared), ended: false }
                 });
@@ -373,7 +378,7 @@ impl Driver {
                     tracing::debug!(peer = %self.requester.peer(), "connected");
                     let told = self.requester.theirs().and_then(|hello| hello.extension(Hello::POLICY_VERSIONS));
                     if let Some((versions, told)) = self.versions.as_ref().zip(told) {
-                        versions.hear(told, Instant::now());
+                        versions.record_announcement(told, Instant::now());
                     }
                 }
                 Event::Arrived(arrived) => {
@@ -413,15 +418,15 @@ impl Driver {
         }
     }
 
-    fn ended(&mut self, request: u64, how: How, left: Runs) {
+    fn ended(&mut self, request: u64, how: RequestOutcome, left: Runs) {
         match self.routes.remove(&request) {
             Some(Route::Replies(replies)) => drop(replies.try_send(Reply::Ended { how, left })),
             Some(Route::Survey(Some(found))) => {
                 let error = match how {
-                    How::Refused(code, _) => {
+                    RequestOutcome::Refused(code, _) => {
                         Error::not_found(format!("peer does not serve the manifest: {}", code.word()))
                     }
-                    _ => Error::from(self.requester.why_over().cloned().unwrap_or(Closed::Done)),
+                    _ => Error::from(self.requester.close_reason().cloned().unwrap_or(Closed::Done)),
                 };
                 drop(found.send(Err(error.at(self.requester.peer()))));
             }

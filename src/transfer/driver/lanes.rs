@@ -41,7 +41,7 @@ pub(in crate::transfer) struct Lanes {
     inbox: Receiver<Incoming>,
     feeder: Feeder,
     outboxes: Vec<Sender<Transmit>>,
-    moved: Arc<Moved>,
+    moved: Arc<ProgressFlag>,
     readers: JoinSet<()>,
     writers: JoinSet<()>,
     /// Set once the end of the transport was reported.
@@ -54,12 +54,12 @@ pub(in crate::transfer) struct Feeder(Sender<Incoming>);
 
 /// Records whether any stream took bytes since the last check.
 #[derive(Debug, Default)]
-struct Moved {
+struct ProgressFlag {
     flag: AtomicBool,
     wake: Notify,
 }
 
-impl Moved {
+impl ProgressFlag {
     fn tell(&self) {
         self.flag.store(true, Ordering::Release);
         self.wake.notify_one();
@@ -212,7 +212,11 @@ impl Lanes {
 }
 
 /// Writes messages to `stream` until there are no more to come, then ends it.
-async fn write(mut messages: Receiver<Transmit>, mut stream: impl AsyncWrite + Unpin, moved: &Moved) -> io::Result<()> {
+async fn write(
+    mut messages: Receiver<Transmit>,
+    mut stream: impl AsyncWrite + Unpin,
+    moved: &ProgressFlag,
+) -> io::Result<()> {
     while let Some(Transmit { head, body }) = messages.recv().await {
         moved.tell();
         for part in [head, body] {

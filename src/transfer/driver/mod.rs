@@ -11,7 +11,7 @@ use tokio::time::Instant;
 pub(super) use self::client::Window;
 pub use self::client::{Client, Fetching, Received, Reply};
 pub(super) use self::lanes::{Feeder, Lanes};
-pub(super) use self::server::{Served, serve};
+pub(super) use self::server::{ServedConnection, serve};
 use super::identity::Credentials;
 use super::protocol::Hello;
 use super::protocol::limits::{REQUESTS_MAX, VERSIONS};
@@ -19,9 +19,9 @@ use crate::identity::Identity;
 
 /// Clock of the protocol: the time since the connection began.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clockwork(Instant);
+pub(super) struct ConnectionClock(Instant);
 
-impl Clockwork {
+impl ConnectionClock {
     /// Starts the clock of a new connection.
     pub(super) fn start() -> Self {
         Self(Instant::now())
@@ -38,7 +38,7 @@ impl Clockwork {
 
 /// Hello of an agent: by its certificate, and with the versions of policies that it has seen.
 pub(super) fn hello_of(credentials: &Credentials, window: u64) -> Hello {
-    let versions = credentials.versions().told().map(|value| (Hello::POLICY_VERSIONS, value));
+    let versions = credentials.versions().announcement_to_send().map(|value| (Hello::POLICY_VERSIONS, value));
     Hello { extensions: versions.into_iter().collect(), ..hello(&credentials.identity(), window) }
 }
 

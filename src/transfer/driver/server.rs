@@ -1,4 +1,4 @@
-//! The serving side as a future: sends demands to the holdings, and their answers back.
+//! The serving side as a future: executes demands of the protocol on the served chunks, and returns their answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use futures::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::Clockwork;
+use super::ConnectionClock;
 use super::lanes::{Incoming, Lanes};
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
@@ -19,27 +19,27 @@ use crate::policy::Route;
 use crate::transfer::connection_error::describe;
 use crate::transfer::log_limit::LogLimit;
 use crate::transfer::policy_versions::PolicyVersions;
-use crate::transfer::protocol::{Asked, CONTROL, Closed, Demand, Grant, Hello, Provider, Supply, Survey};
-use crate::transfer::{Holdings, Pass, Seat};
+use crate::transfer::protocol::{CONTROL, Closed, Demand, FrameRequest, Grant, Hello, OutgoingFrame, Provider, Survey};
+use crate::transfer::{ConnectionPermit, ReadAheadShare, ServedChunks};
 
 /// Rate limit of log lines about requests that cannot be served.
 static NOT_SERVED: LogLimit = LogLimit::new();
 
-/// Answer of the holdings to a demand.
+/// Answer to a demand.
 enum Answer {
     Granted(u64, Result<Option<Arc<Grant>>>),
     Surveyed(u64, Result<Option<Survey>>),
-    Read(u64, u32, Result<Option<Supply>>),
+    Read(u64, u32, Result<Option<OutgoingFrame>>),
     /// Work that was aborted and is gone.
     Over(u64),
 }
 
 /// Parts that serve a connection.
-pub(in crate::transfer) struct Served {
+pub(in crate::transfer) struct ServedConnection {
     /// Source of chunks.
-    pub(in crate::transfer) holdings: Arc<dyn Holdings>,
+    pub(in crate::transfer) served_chunks: Arc<dyn ServedChunks>,
     /// Limits of the peer's requests.
-    pub(in crate::transfer) pass: Pass,
+    pub(in crate::transfer) permit: ConnectionPermit,
     /// Route to the peer.
     pub(in crate::transfer) route: Route,
     /// Begins to close the connection; open requests are still served.
@@ -63,15 +63,15 @@ struct Answers {
 pub(in crate::transfer) async fn serve(
     mut provider: Provider,
     mut lanes: Lanes,
-    clock: Clockwork,
-    served: Served,
+    clock: ConnectionClock,
+    served: ServedConnection,
 ) -> Closed {
-    let Served { holdings, pass, route, leaving, mut versions } = served;
-    let (peer, seat) = (Arc::new(provider.peer().clone()), holdings.seat(provider.peer()));
-    let mut asker = Asker { holdings: Arc::clone(&holdings), peer, route, pass, seat };
+    let ServedConnection { served_chunks, permit, route, leaving, mut versions } = served;
+    let (peer, share) = (Arc::new(provider.peer().clone()), served_chunks.read_ahead_share(provider.peer()));
+    let mut handler = RequestHandler { served_chunks: Arc::clone(&served_chunks), peer, route, permit, share };
     let (mut answers, mut left) = (Answers::default(), false);
     let closed = loop {
-        provider.read_ahead(asker.seat.share(provider.is_asked()));
+        provider.read_ahead(handler.share.limit(provider.has_open_requests()));
         if lanes.flush(|lane| provider.transmit(lane, clock.now())) {
             provider.wrote(clock.now());
         }
@@ -80,7 +80,7 @@ pub(in crate::transfer) async fn serve(
             && let Some(versions) = versions.take()
             && let Some(told) = theirs.extension(Hello::POLICY_VERSIONS)
         {
-            versions.hear(told, Instant::now());
+            versions.record_announcement(told, Instant::now());
         }
         let (mut closed, mut refused) = (None, false);
         while let Some(demand) = provider.poll() {
@@ -88,7 +88,7 @@ pub(in crate::transfer) async fn serve(
                 closed = Some(why);
                 continue;
             }
-            if let Err((request, why)) = answers.begin(demand, &asker, provider.requested()) {
+            if let Err((request, why)) = answers.begin(demand, &handler, provider.requested()) {
                 provider.busy(request, &why, clock.now());
                 refused = true;
             }
@@ -100,8 +100,8 @@ pub(in crate::transfer) async fn serve(
         if refused {
             continue;
         }
-        asker.seat.share(provider.is_asked());
-        asker.pass.holds(provider.requested());
+        handler.share.limit(provider.has_open_requests());
+        handler.permit.set_request_memory(provider.requested());
         let timeout = provider.timeout().map_or_else(Instant::now, |at| clock.at(at));
         tokio::select! {
             incoming = lanes.next() => match incoming {
@@ -118,12 +118,12 @@ pub(in crate::transfer) async fn serve(
                 provider.goodbye("shutting down", clock.now());
             }
             () = sleep_until(timeout) => {
-                provider.brought(holdings.brought());
+                provider.bytes_received(served_chunks.bytes_received());
                 provider.expire(clock.now());
             }
         }
     };
-    drop(asker);
+    drop(handler);
     lanes.finish(|| provider.transmit(CONTROL, clock.now())).await;
     closed
 }
@@ -133,12 +133,12 @@ impl Answers {
     ///
     /// # Errors
     /// The request that the peer must not make now, and the reason.
-    fn begin(&mut self, demand: Demand, asker: &Asker, requested: u64) -> Result<(), (u64, String)> {
+    fn begin(&mut self, demand: Demand, handler: &RequestHandler, requested: u64) -> Result<(), (u64, String)> {
         let (request, answer) = match demand {
-            Demand::Authorise { request, manifest } => (request, asker.authorise(request, manifest)),
-            Demand::Survey { request, manifest, from } => (request, asker.survey(request, manifest, from)),
+            Demand::Authorise { request, manifest } => (request, handler.authorise(request, manifest)),
+            Demand::Survey { request, manifest, from } => (request, handler.survey(request, manifest, from)),
             Demand::Read { request, ordinal, id, asked, bound } => {
-                let frame = asker.seat.within(bound, asker.frame(id, asked));
+                let frame = handler.share.within(bound, handler.frame(id, asked));
                 self.coming.push(Box::pin(async move { Answer::Read(request, ordinal, frame.await) }));
                 return Ok(());
             }
@@ -148,8 +148,12 @@ impl Answers {
             }
             Demand::Closed(_) => return Ok(()),
         };
-        asker.pass.holds(requested);
-        asker.pass.ask().and_then(|()| asker.pass.has_room()).map_err(|why| (request, why))?;
+        handler.permit.set_request_memory(requested);
+        handler
+            .permit
+            .admit_request()
+            .and_then(|()| handler.permit.check_request_memory())
+            .map_err(|why| (request, why))?;
         self.abortable(request, answer);
         Ok(())
     }
@@ -177,33 +181,33 @@ impl Answers {
     }
 }
 
-/// Requests of one peer to the holdings.
-struct Asker {
-    holdings: Arc<dyn Holdings>,
+/// Executes the requests of one peer on the served chunks.
+struct RequestHandler {
+    served_chunks: Arc<dyn ServedChunks>,
     peer: Arc<Identity>,
     route: Route,
-    pass: Pass,
-    seat: Seat,
+    permit: ConnectionPermit,
+    share: ReadAheadShare,
 }
 
-impl Asker {
+impl RequestHandler {
     fn authorise(&self, request: u64, manifest: ManifestId) -> BoxFuture<'static, Answer> {
-        let (holdings, peer, work) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.pass.work());
+        let (served_chunks, peer, work) = (Arc::clone(&self.served_chunks), Arc::clone(&self.peer), self.permit.work());
         let route = self.route;
         Box::pin(async move {
             let _work = work.await;
-            Answer::Granted(request, holdings.authorise_over(&peer, route, &manifest).await)
+            Answer::Granted(request, served_chunks.authorise_over(&peer, route, &manifest).await)
         })
     }
 
     fn survey(&self, request: u64, manifest: ManifestId, from: u32) -> BoxFuture<'static, Answer> {
-        let (holdings, peer, work) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.pass.work());
+        let (served_chunks, peer, work) = (Arc::clone(&self.served_chunks), Arc::clone(&self.peer), self.permit.work());
         let route = self.route;
         Box::pin(async move {
             let _work = work.await;
             let surveyed = async {
-                match holdings.authorise_over(&peer, route, &manifest).await? {
-                    Some(grant) => holdings.survey(&grant, from).await.map(Some),
+                match served_chunks.authorise_over(&peer, route, &manifest).await? {
+                    Some(grant) => served_chunks.survey(&grant, from).await.map(Some),
                     None => Ok(None),
                 }
             };
@@ -211,9 +215,13 @@ impl Asker {
         })
     }
 
-    fn frame(&self, id: ChunkId, asked: Asked) -> impl Future<Output = Result<Option<Supply>>> + Send + use<> {
-        let (holdings, peer, route) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.route);
-        async move { holdings.frame_over(&peer, route, &asked, &id).await }
+    fn frame(
+        &self,
+        id: ChunkId,
+        asked: FrameRequest,
+    ) -> impl Future<Output = Result<Option<OutgoingFrame>>> + Send + use<> {
+        let (served_chunks, peer, route) = (Arc::clone(&self.served_chunks), Arc::clone(&self.peer), self.route);
+        async move { served_chunks.frame_over(&peer, route, &asked, &id).await }
     }
 }
 

@@ -1,12 +1,12 @@
-//! The audit log of what peers are granted and refused, and of what they are asked for: an entry for a request for a manifest, and its
-//! bytes; never one for a chunk.
+//! Audit entries of requests of peers, granted and refused, and of requests to peers: one entry for each request for a manifest, with
+//! its bytes; none for single chunks.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::Exchange;
-use super::gather::Ask;
-use super::permits::Sides;
+use super::get::ChunkRequest;
+use super::permits::Endpoints;
 use crate::audit::{Action, Actor, Decision, Recorder, Repeats, Request, Verdict};
 use crate::error::{ErrorKind, Result};
 use crate::id::{ManifestId, RepositoryId};
@@ -22,14 +22,14 @@ const LOCAL: &str = "process of this node";
 
 /// Whoever asks.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Asker<'a> {
+pub(super) enum Requester<'a> {
     /// Another agent.
     Agent(&'a Identity),
     /// A process of this node, by the user that the kernel names.
     Process(&'a LocalCaller),
 }
 
-impl Asker<'_> {
+impl Requester<'_> {
     fn actor(self) -> Actor {
         match self {
             Self::Agent(agent) => Actor::Agent(agent.clone()),
@@ -40,26 +40,26 @@ impl Asker<'_> {
 
 /// The other side of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Party {
+enum PeerRole {
     /// It asked.
-    Asker(Actor),
+    Requester(Actor),
     /// It was asked.
-    Asked(Identity),
+    Provider(Identity),
 }
 
 /// The recorder, if there is one, and the requests that it has recorded.
 #[derive(Debug, Default)]
 pub(super) struct Audited {
     recorder: OnceLock<Recorder>,
-    requests: Mutex<HashMap<(Party, ManifestId), Request>>,
+    requests: Mutex<HashMap<(PeerRole, ManifestId), Request>>,
 }
 
 impl Audited {
-    fn requests(&self) -> std::sync::MutexGuard<'_, HashMap<(Party, ManifestId), Request>> {
+    fn requests(&self) -> std::sync::MutexGuard<'_, HashMap<(PeerRole, ManifestId), Request>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, party: Party, manifest: ManifestId, request: Request) {
+    fn remember(&self, party: PeerRole, manifest: ManifestId, request: Request) {
         let mut requests = self.requests();
         if requests.len() >= REQUESTS_MAX {
             requests.clear();
@@ -70,15 +70,15 @@ impl Audited {
 
 /// A request to a peer, and its entry, if there is a log.
 #[derive(Debug, Default)]
-pub(super) struct AskedOf {
+pub(super) struct PeerRequest {
     request: Option<Request>,
     /// Bytes that came after the entry had ended.
     late: u64,
 }
 
-impl AskedOf {
-    /// Counts `bytes` that the peer gave.
-    pub(super) fn came(&mut self, bytes: u64) {
+impl PeerRequest {
+    /// Counts `bytes` that the peer has sent.
+    pub(super) fn received(&mut self, bytes: u64) {
         if self.request.as_ref().is_some_and(|request| !request.moved(bytes)) {
             self.late += bytes;
         }
@@ -92,7 +92,7 @@ impl Exchange {
         let _ = self.audited.recorder.set(recorder);
     }
 
-    /// Records that `asker` is granted or refused `manifest`. Granted and refused requests are looked up in the same
+    /// Records that `requester` is granted or refused `manifest`. Granted and refused requests are looked up in the same
     /// way.
     ///
     /// # Errors
@@ -100,21 +100,21 @@ impl Exchange {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn record(&self, asker: Asker<'_>, manifest: &ManifestId, granted: bool) -> Result<()> {
+    pub(super) async fn record(&self, requester: Requester<'_>, manifest: &ManifestId, granted: bool) -> Result<()> {
         let Some(recorder) = self.audited.recorder.get() else { return Ok(()) };
-        let decision = self.decision(asker, manifest, granted);
-        if matches!(asker, Asker::Process(_)) && !granted {
+        let decision = self.decision(requester, manifest, granted);
+        if matches!(requester, Requester::Process(_)) && !granted {
             // Absent, so not refused.
             return Ok(());
         }
-        let request = recorder.record(decision, Repeats::Together).await?;
+        let request = recorder.record(decision, Repeats::Merged).await?;
         if granted {
-            self.audited.remember(Party::Asker(asker.actor()), *manifest, request);
+            self.audited.remember(PeerRole::Requester(requester.actor()), *manifest, request);
         }
         Ok(())
     }
 
-    /// Counts `bytes` of `manifest` that are sent to `asker`. Bytes after a minute without any are recorded as a new
+    /// Counts `bytes` of `manifest` that are sent to `requester`. Bytes after a minute without any are recorded as a new
     /// request.
     ///
     /// # Errors
@@ -122,97 +122,106 @@ impl Exchange {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn count_given(&self, asker: Asker<'_>, manifest: &ManifestId, bytes: u64) -> Result<()> {
+    pub(super) async fn count_sent(&self, requester: Requester<'_>, manifest: &ManifestId, bytes: u64) -> Result<()> {
         if self.audited.recorder.get().is_none() {
             return Ok(());
         }
-        let key = (Party::Asker(asker.actor()), *manifest);
+        let key = (PeerRole::Requester(requester.actor()), *manifest);
         let goes_on = |request: &Request| request.moved(bytes);
         if self.audited.requests().get(&key).is_some_and(goes_on) {
             return Ok(());
         }
-        self.record(asker, manifest, true).await?;
+        self.record(requester, manifest, true).await?;
         let _ = self.audited.requests().get(&key).is_some_and(goes_on);
         Ok(())
     }
 
-    /// Checks that what `ask` is about may come over `link`, and records that the peer is asked for it, or why not: one entry for all
-    /// of it within a minute. Bytes are counted by [`AskedOf::came`].
+    /// Checks that the policy permits to fetch the tree of `chunk_request` over `link`, and records the request or its refusal: one entry for
+    /// all requests within a minute. Bytes are counted by [`PeerRequest::received`].
     ///
     /// # Errors
-    /// Denied, if it may not come; as [`Recorder::record`].
+    /// Denied, if the policy does not permit it; as [`Recorder::record`].
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn ask_of(&self, ask: &Ask<'_>, link: &Client) -> Result<AskedOf> {
-        let checked = self.check_link(ask, link).await;
-        let Some(recorder) = self.audited.recorder.get() else { return checked.map(|_| AskedOf::default()) };
-        let (peer, manifest) = (link.peer(), ask.saved.value.manifest);
-        let key = (Party::Asked(peer.clone()), manifest);
+    pub(super) async fn begin_peer_request(
+        &self,
+        chunk_request: &ChunkRequest<'_>,
+        link: &Client,
+    ) -> Result<PeerRequest> {
+        let checked = self.check_link(chunk_request, link).await;
+        let Some(recorder) = self.audited.recorder.get() else { return checked.map(|_| PeerRequest::default()) };
+        let (peer, manifest) = (link.peer(), chunk_request.saved.value.manifest);
+        let key = (PeerRole::Provider(peer.clone()), manifest);
         let going_on = self.audited.requests().get(&key).filter(|request| request.moved(0)).cloned();
         if let (Ok(_), Some(request)) = (&checked, going_on) {
-            return Ok(AskedOf { request: Some(request), late: 0 });
+            return Ok(PeerRequest { request: Some(request), late: 0 });
         }
         let (verdict, rule) = match &checked {
             Ok(rule) => (Verdict::Allow, rule.clone()),
             Err(error) if error.kind() == ErrorKind::Denied => (Verdict::Deny, error.to_string()),
-            Err(_) => return checked.map(|_| AskedOf::default()),
+            Err(_) => return checked.map(|_| PeerRequest::default()),
         };
         let decision = Decision {
             actor: Actor::Agent(self.identity.clone()),
             action: Action::Fetch,
-            name: Some(ask.saved.name.to_string()),
+            name: Some(chunk_request.saved.name.to_string()),
             manifest: Some(manifest.to_string()),
-            repository: Some(ask.repository.id().to_string()),
+            repository: Some(chunk_request.repository.id().to_string()),
             to: Some(self.identity.site().to_owned()),
             asked: Some(peer.to_string()),
             verdict,
             rule,
         };
-        let request = recorder.record(decision, Repeats::Together).await?;
+        let request = recorder.record(decision, Repeats::Merged).await?;
         checked?;
         self.audited.remember(key.0, manifest, request.clone());
-        Ok(AskedOf { request: Some(request), late: 0 })
+        Ok(PeerRequest { request: Some(request), late: 0 })
     }
 
-    /// Records what came after a minute's silence, when the entry had ended: under a new one.
+    /// Records bytes that arrived after the entry had ended, a minute without any, under a new entry.
     ///
     /// # Errors
-    /// As [`Exchange::ask_of`].
+    /// As [`Exchange::begin_peer_request`].
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn asked_of(&self, asked: AskedOf, ask: &Ask<'_>, link: &Client) -> Result<()> {
+    pub(super) async fn end_peer_request(
+        &self,
+        asked: PeerRequest,
+        chunk_request: &ChunkRequest<'_>,
+        link: &Client,
+    ) -> Result<()> {
         if asked.late > 0
-            && let Some(request) = self.ask_of(ask, link).await?.request
+            && let Some(request) = self.begin_peer_request(chunk_request, link).await?.request
         {
             let _ = request.moved(asked.late);
         }
         Ok(())
     }
 
-    fn decision(&self, asker: Asker<'_>, manifest: &ManifestId, granted: bool) -> Decision {
+    fn decision(&self, requester: Requester<'_>, manifest: &ManifestId, granted: bool) -> Decision {
         let known = self.catalog.names_of(manifest);
-        let rule_of = |repository: &RepositoryId, name: &Name| match asker {
-            Asker::Agent(agent) => self.allow.rule(&self.catalog.agent_in(*repository, agent)?, name),
-            Asker::Process(_) => Some(LOCAL.to_owned()),
+        let rule_of = |repository: &RepositoryId, name: &Name| match requester {
+            Requester::Agent(agent) => self.allow.rule(&self.catalog.agent_in(*repository, agent)?, name),
+            Requester::Process(_) => Some(LOCAL.to_owned()),
         };
-        // The name by which it may be read; else any, which nobody but this log is told.
+        // The name by which it may be read; else any name, which only this log shows.
         let ruled = known.iter().find_map(|(repository, name)| Some((repository, name, rule_of(repository, name)?)));
-        let to = match asker {
-            Asker::Agent(agent) => agent,
-            Asker::Process(_) => &self.identity,
+        let to = match requester {
+            Requester::Agent(agent) => agent,
+            Requester::Process(_) => &self.identity,
         };
         let rule = match &ruled {
             Some((_, _, rule)) if granted => rule.clone(),
             None if granted => "granted before".to_owned(),
             Some((_, name, _)) => {
-                let refused = match asker {
-                    Asker::Agent(agent) => {
-                        let sides = Sides { from: &self.identity, to: agent, caller: None };
-                        self.catalog.refusal(sides, name, manifest)
+                let refused = match requester {
+                    Requester::Agent(agent) => {
+                        let endpoints = Endpoints { from: &self.identity, to: agent, caller: None };
+                        self.catalog.refusal(endpoints, name, manifest)
                     }
-                    Asker::Process(_) => None,
+                    Requester::Process(_) => None,
                 };
                 refused.unwrap_or_else(|| "its name was not there when it was asked for".to_owned())
             }
@@ -222,10 +231,10 @@ impl Exchange {
         let named = ruled.map(|(repository, name, _)| (repository, name));
         let named = named.or_else(|| known.first().map(|(repository, name)| (repository, name)));
         Decision {
-            actor: asker.actor(),
+            actor: requester.actor(),
             action: Action::Serve,
             name: named.map(|(_, name)| name.to_string()),
-            // Unknown manifests are invented by the asker: repeats share one entry.
+            // The requester can invent unknown manifests: these requests share one entry.
             manifest: (!known.is_empty() || granted).then(|| manifest.to_string()),
             repository: named.map(|(repository, _)| repository.to_string()),
             to: Some(to.site().to_owned()),

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::permits::Sides;
-use super::served::Served;
+use super::permits::Endpoints;
+use super::served::ServedRepository;
 use super::single_flight::SingleFlight;
 use crate::error::{ErrorKind, Result};
 use crate::format::Frame;
@@ -43,8 +43,8 @@ pub(super) struct PeerSide<'a> {
 
 impl<'a> PeerSide<'a> {
     /// This agent and the peer.
-    fn sides(self) -> Sides<'a> {
-        Sides { from: self.own, to: self.peer, caller: None }
+    fn endpoints(self) -> Endpoints<'a> {
+        Endpoints { from: self.own, to: self.peer, caller: None }
     }
 }
 
@@ -88,7 +88,7 @@ impl OpenedTree {
 /// The repositories of an agent, and trees that were requested lately.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    served: Mutex<Vec<Arc<Served>>>,
+    served: Mutex<Vec<Arc<ServedRepository>>>,
     open: Arc<Mutex<Vec<Arc<OpenedTree>>>>,
     /// By map and by who asks: one that is refused is not the answer to another.
     opening: SingleFlight<(MapKey, Option<String>), Arc<OpenedTree>>,
@@ -109,7 +109,7 @@ impl Catalog {
     }
 
     pub(super) fn add(&self, repository: &Repository, policies: &Arc<Policies>) {
-        lock(&self.served).push(Arc::new(Served::new(repository, policies)));
+        lock(&self.served).push(Arc::new(ServedRepository::new(repository, policies)));
     }
 
     /// The tree whose manifest is `manifest`, if a name that is `allowed` stands for it and the policy lets it go to who asks: the agent
@@ -134,11 +134,11 @@ impl Catalog {
         for age in [FRESH, FRESH_AGAIN] {
             let mut missed = true;
             for served in &all {
-                let state = served.state_to_rule_by(asked.checked_sub(age), hurry).await?;
+                let state = served.state_for_policy(asked.checked_sub(age), hurry).await?;
                 let permits = served.permits(&state).await;
                 let permitted = |name: &Name| {
                     let tree = state.refs.get(name).map(|value| value.manifest);
-                    by.zip(tree).is_none_or(|(by, tree)| permits.give(by.sides(), by.route, name, &tree))
+                    by.zip(tree).is_none_or(|(by, tree)| permits.permits(by.endpoints(), by.route, name, &tree))
                 };
                 let named = agent.and_then(|agent| permits.agent(agent));
                 let may = |name: &Name| allowed(named.as_deref(), name) && permitted(name);
@@ -199,7 +199,7 @@ impl Catalog {
         lock(&self.open).iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
     }
 
-    /// True if neither labels nor a policy restricted anybody in `repository` at the last read.
+    /// True if neither labels nor a policy restricted any reader of `repository` at the last read.
     pub(super) fn is_open(&self, repository: &Repository) -> bool {
         self.served_as(repository).is_some_and(|served| served.is_open())
     }
@@ -216,7 +216,7 @@ impl Catalog {
     }
 
     /// Entry of the served `repository`, if it is served.
-    pub(super) fn served_as(&self, repository: &Repository) -> Option<Arc<Served>> {
+    pub(super) fn served_as(&self, repository: &Repository) -> Option<Arc<ServedRepository>> {
         let location = repository.store().location();
         let mut all = self.served().into_iter();
         all.find(|served| served.repository.id() == repository.id() && served.repository.store().location() == location)
@@ -233,18 +233,18 @@ impl Catalog {
         found
     }
 
-    /// Why the policy, as it was read last, lets nothing of `name` go to an agent; none, if it does.
-    pub(super) fn refusal(&self, sides: Sides<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
-        self.served().iter().find_map(|served| served.last_permits()?.refusal(sides, name, tree))
+    /// Reason why the policy, as read last, does not permit sending `name` to an agent; None if it does.
+    pub(super) fn refusal(&self, endpoints: Endpoints<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
+        self.served().iter().find_map(|served| served.last_permits()?.refusal(endpoints, name, tree))
     }
 
-    /// The agent that `identity` is by the policy of `repository`, as it was read last.
+    /// Agent that the policy of `repository`, as read last, maps `identity` to.
     pub(super) fn agent_in(&self, repository: RepositoryId, identity: &Identity) -> Option<Identity> {
         let served = self.served().into_iter().find(|served| served.repository.id() == repository)?;
         served.last_permits()?.agent(identity).map(Cow::into_owned)
     }
 
-    fn served(&self) -> Vec<Arc<Served>> {
+    fn served(&self) -> Vec<Arc<ServedRepository>> {
         lock(&self.served).clone()
     }
 }

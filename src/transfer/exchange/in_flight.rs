@@ -12,9 +12,9 @@ use crate::id::ChunkId;
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Arc<Mutex<HashMap<ChunkId, CancellationToken>>>);
 
-/// Right to fetch a chunk. Dropping it wakes the waiters, whether the chunk came or not.
+/// The only fetch of a chunk (single flight). Dropping it wakes the waiters, whether the chunk has arrived or not.
 #[derive(Debug)]
-pub(super) struct Lead {
+pub(super) struct FetchGuard {
     id: ChunkId,
     done: CancellationToken,
     in_flight: InFlight,
@@ -24,13 +24,13 @@ pub(super) struct Lead {
 pub(super) type Done = CancellationToken;
 
 impl InFlight {
-    /// Takes the lead for `id`, or returns the token to wait for.
-    pub(super) fn begin(&self, id: ChunkId) -> Result<Lead, Done> {
+    /// Starts the fetch of `id`, or returns the token of the fetch in progress.
+    pub(super) fn begin(&self, id: ChunkId) -> Result<FetchGuard, Done> {
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id) {
             Entry::Occupied(fetching) => Err(fetching.get().clone()),
             Entry::Vacant(vacant) => {
                 let done = vacant.insert(CancellationToken::new()).clone();
-                Ok(Lead { id, done, in_flight: self.clone() })
+                Ok(FetchGuard { id, done, in_flight: self.clone() })
             }
         }
     }
@@ -41,7 +41,7 @@ impl InFlight {
     }
 }
 
-impl Drop for Lead {
+impl Drop for FetchGuard {
     fn drop(&mut self) {
         self.in_flight.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
         self.done.cancel();
@@ -55,12 +55,12 @@ mod tests {
     #[test]
     fn one_fetches_and_the_others_wait() {
         let (in_flight, id) = (InFlight::default(), ChunkId::of(b"chunk"));
-        let lead = in_flight.begin(id).unwrap();
+        let guard = in_flight.begin(id).unwrap();
         let done = in_flight.begin(id).unwrap_err();
         assert!(in_flight.has(&id) && !in_flight.has(&ChunkId::of(b"other")));
         assert!(in_flight.begin(ChunkId::of(b"other")).is_ok());
         assert!(!done.is_cancelled());
-        drop(lead);
+        drop(guard);
         assert!(done.is_cancelled());
         assert!(in_flight.begin(id).is_ok());
     }

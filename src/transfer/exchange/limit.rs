@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Outbound rate limits of sites, in bytes a second. Other sites have no limit.
+/// Burst that is sent before the rate applies.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Bytes a second that each site is given at most. Those that are not named have no limit.
+/// Outbound rate limits of sites, in bytes a second. Other sites have no limit.
 #[derive(Debug, Default)]
 pub struct Limits {
     sites: BTreeMap<String, Limit>,

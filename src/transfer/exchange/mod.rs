@@ -2,21 +2,19 @@
 //! repository; and serves them to processes of its node and to peers.
 //!
 //! ```text
-//! restore, towline's processes (Local), peers (Exchange)        who asks: a ChunkSource, or Holdings
-//!   gather.rs    cache? -> being fetched already? -> bring      each chunk is fetched once (in_flight.rs)
-//!   plan.rs      which chunks from whom                         pure
-//!   bring.rs     from peers, from packs (limiter.rs)            verify.rs verifies, and puts into the cache
+//! restore (ChunkSource), processes of the node (Local), peers (ServedChunks)
+//!   get.rs       cache? -> being fetched already? -> fetch      each chunk is fetched once (in_flight.rs)
+//!   plan.rs      selects a source for each chunk                pure
+//!   fetch.rs     from peers, from packs (limiter.rs)            verify.rs verifies, and puts into the cache
 //! ```
 //!
 //! **No circular waits.** One task fetches a chunk and waits for no other task's chunk: bases come first, level by
 //! level, and an agent that serves another one of its site asks no third agent of the site on its behalf.
 
 mod audited;
-mod bring;
 mod catalog;
-mod figures;
-mod gather;
-mod holdings;
+mod fetch;
+mod get;
 mod in_flight;
 mod limit;
 mod limiter;
@@ -26,7 +24,9 @@ mod plan;
 mod reachable;
 mod rights;
 mod served;
+mod serving;
 mod single_flight;
+mod stats;
 mod verify;
 mod view;
 mod warm;
@@ -40,17 +40,17 @@ use async_trait::async_trait;
 
 use self::audited::Audited;
 use self::catalog::Catalog;
-pub use self::figures::Figures;
-use self::figures::{Counts, Tally};
-use self::gather::Ask;
-pub use self::holdings::Local;
-use self::holdings::{GrantKey, GrantedAt};
+use self::get::ChunkRequest;
 use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
+pub use self::serving::Local;
+use self::serving::{GrantKey, GrantedAt};
+pub use self::stats::TransferStats;
+use self::stats::{SourceCounters, TransferCounters};
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
-use super::Ahead;
+use super::ReadAhead;
 use super::peers::{Peers, Rate};
 use super::policy::Policies;
 use super::protocol::Priority;
@@ -66,11 +66,11 @@ use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes}
 pub struct ExchangeOptions {
     /// Identity.
     pub identity: Identity,
-    /// Memory budget of its own buffers, separate from the budgets of the tasks that wait for them.
+    /// Cache.
     pub cache: Arc<Cache>,
-    /// Memory budget of frames that are read ahead of sending.
+    /// Memory budget of its own buffers, separate from the budgets of the tasks that wait for them.
     pub budget: Budget,
-    /// Memory of frames that are read before they are sent.
+    /// Memory budget of frames that are read before they are sent.
     pub ahead: Budget,
     /// Other agents.
     pub peers: Arc<Peers>,
@@ -82,13 +82,13 @@ pub struct ExchangeOptions {
     pub limits: Limits,
 }
 
-/// Limit of reads of the repository for other agents of the site.
+/// Exchange of an agent.
 #[derive(Debug)]
 pub struct Exchange {
     identity: Identity,
     cache: Arc<Cache>,
     budget: Budget,
-    ahead: Arc<Ahead>,
+    ahead: Arc<ReadAhead>,
     peers: Arc<Peers>,
     allow: AllowList,
     policies: Arc<Policies>,
@@ -97,11 +97,11 @@ pub struct Exchange {
     verifier: Verifier,
     catalog: Catalog,
     in_flight: InFlight,
-    /// Recent rate of repositories, by groups of chunks.
+    /// Limit of reads of the repository for other agents of the site.
     origin_reads: AdaptiveLimiter,
-    counts: Counts,
+    counts: TransferCounters,
     audited: Audited,
-    /// Recent rate of repositories, a group of chunks at a time.
+    /// Recent rate of repositories, by groups of chunks.
     origin: Mutex<Rate>,
 }
 
@@ -151,7 +151,7 @@ impl Exchange {
             identity,
             cache,
             budget,
-            ahead: Ahead::new(ahead),
+            ahead: ReadAhead::new(ahead),
             peers,
             allow,
             policies,
@@ -213,7 +213,7 @@ impl Exchange {
 
     /// Counters of moved bytes.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn stats(&self) -> TransferStats {
         self.counts.read()
     }
 }
@@ -227,11 +227,17 @@ impl ChunkSource for Exchange {
         chunks: &[u32],
         place: FramePlace<'_>,
     ) -> SourceBytes {
-        let tally = Tally::default();
-        let ask =
-            Ask { repository, saved, policy: &FetchPolicy::FOR_READER, through: true, tally: &tally, tenant: None };
-        self.gather(&ask, chunks, place).await;
-        tally.read()
+        let counters = SourceCounters::default();
+        let request = ChunkRequest {
+            repository,
+            saved,
+            policy: &FetchPolicy::FOR_READER,
+            through: true,
+            counters: &counters,
+            tenant: None,
+        };
+        self.get_chunks(&request, chunks, place).await;
+        counters.read()
     }
 }
 

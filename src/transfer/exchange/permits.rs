@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Exchange;
-use super::gather::Ask;
+use super::get::ChunkRequest;
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
 use crate::identity::Identity;
@@ -16,7 +16,7 @@ use crate::policy::{Basis, Labels, LocalCaller, PolicyRules, Question, Route, Ru
 use crate::repository::log::State;
 use crate::repository::{Guard as _, Repository};
 use crate::transfer::driver::Client;
-use crate::transfer::policy::{Policies, Standing};
+use crate::transfer::policy::{Policies, PolicyStatus};
 
 /// Labels and rules of one state of a repository.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub(super) struct Permits {
     lapsed: bool,
     /// True if nothing restricts anybody.
     open: bool,
-    /// True if a newer policy was seen before, or one that can no longer be read or verified: somebody replaced the log or the
-    /// policy, and labels prove nothing.
+    /// True if a newer policy was seen before, or the policy can no longer be read or verified: the log or the policy was replaced, so
+    /// labels cannot be trusted.
     lost: bool,
 }
 
@@ -49,13 +49,13 @@ impl Permits {
             tracing::warn!(repository = %repository.id(), "cannot read the policy: {error:?}");
             None
         });
-        let standing = policies.standing(repository.id(), policy.as_deref());
-        let lost = outdated || matches!(standing, Standing::Lost);
+        let standing = policies.policy_status(repository.id(), policy.as_deref());
+        let lost = outdated || matches!(standing, PolicyStatus::Lost);
         let open = state.labels.is_empty() && state.policy.is_none() && !lost;
-        let lapsed = matches!(standing, Standing::Lapsed(_));
+        let lapsed = matches!(standing, PolicyStatus::Lapsed(_));
         let rules = match standing {
-            Standing::InForce(rules) | Standing::Lapsed(rules) => Some(rules),
-            Standing::Unknown | Standing::Lost => None,
+            PolicyStatus::InForce(rules) | PolicyStatus::Lapsed(rules) => Some(rules),
+            PolicyStatus::Unknown | PolicyStatus::Lost => None,
         };
         let mut labels = HashMap::new();
         if !state.labels.is_empty() {
@@ -107,22 +107,22 @@ impl Permits {
     }
 
     /// True if the content of `name` may go from one agent to the other.
-    pub(super) fn give(&self, sides: Sides<'_>, route: Route, name: &Name, tree: &ManifestId) -> bool {
-        self.ruling(sides, route, name, tree).allows()
+    pub(super) fn permits(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> bool {
+        self.ruling(endpoints, route, name, tree).allows()
     }
 
     /// Why content of `name` may not go there, whatever the way; none, if it may.
-    pub(super) fn refusal(&self, sides: Sides<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
-        let ruling = self.ruling(sides, Route::Unknown, name, tree);
+    pub(super) fn refusal(&self, endpoints: Endpoints<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
+        let ruling = self.ruling(endpoints, Route::Unknown, name, tree);
         (!ruling.allows()).then(|| format!("policy: {}", ruling.basis))
     }
 
     /// The rule by which the content of `name` may come to this agent, if it may. What has no labels needs none.
-    fn take(&self, sides: Sides<'_>, route: Route, name: &Name, tree: &ManifestId) -> Option<String> {
+    fn take(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> Option<String> {
         if self.open {
             return Some("no policy, and no labels".to_owned());
         }
-        let ruling = self.ruling(sides, route, name, tree);
+        let ruling = self.ruling(endpoints, route, name, tree);
         let bound = self.labels.get(tree).is_some_and(Labels::restrict);
         match ruling.basis {
             Basis::NoRule if !bound => Some("it has no labels that restrict".to_owned()),
@@ -130,51 +130,58 @@ impl Permits {
         }
     }
 
-    fn ruling(&self, sides: Sides<'_>, route: Route, name: &Name, tree: &ManifestId) -> Ruling {
-        let (labels, from, agent) = (Labels::default(), self.agent(sides.from), self.agent(sides.to));
+    fn ruling(&self, endpoints: Endpoints<'_>, route: Route, name: &Name, tree: &ManifestId) -> Ruling {
+        let (labels, from, agent) = (Labels::default(), self.agent(endpoints.from), self.agent(endpoints.to));
         let (from, agent) = (from.as_deref().map(Identity::site), agent.as_deref());
-        let question =
-            Question { agent, caller: sides.caller, from, to: agent.map(Identity::site), name, labels: &labels, route };
+        let question = Question {
+            agent,
+            caller: endpoints.caller,
+            from,
+            to: agent.map(Identity::site),
+            name,
+            labels: &labels,
+            route,
+        };
         self.rule_on(tree, &question)
     }
 }
 
 /// Agents that content would go between, by their certificates.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sides<'a> {
+pub(super) struct Endpoints<'a> {
     pub(super) from: &'a Identity,
     pub(super) to: &'a Identity,
-    /// Whoever asks on the machine that takes it, if that is this one.
+    /// Local caller on the receiving machine, if that is this one.
     pub(super) caller: Option<&'a LocalCaller>,
 }
 
 impl Exchange {
-    /// The tenant that chunks count for which come for `ask`, if tenants have quotas here.
+    /// Tenant that the chunks of `request` count for, if tenants have quotas here.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn tenant_of(&self, ask: &Ask<'_>) -> Option<String> {
+    pub(super) async fn tenant_of(&self, request: &ChunkRequest<'_>) -> Option<String> {
         if !self.cache.has_quotas() {
             return None;
         }
-        let served = self.catalog.served_as(ask.repository)?;
-        let state = ask.repository.log().latest_or_refresh().await.ok()?;
-        served.permits(&state).await.tenant(&ask.saved.value.manifest)
+        let served = self.catalog.served_as(request.repository)?;
+        let state = request.repository.log().latest_or_refresh().await.ok()?;
+        served.permits(&state).await.tenant(&request.saved.value.manifest)
     }
 
-    /// Checks that what `ask` is about may come over `link`: each side decides for itself. Gives the rule.
+    /// Checks that the policy permits to fetch the tree of `request` over `link`; each side checks by itself. Returns the rule.
     ///
     /// # Errors
     /// Denied, if not.
-    pub(super) async fn check_link(&self, ask: &Ask<'_>, link: &Client) -> Result<String> {
+    pub(super) async fn check_link(&self, request: &ChunkRequest<'_>, link: &Client) -> Result<String> {
         let unserved = || Ok("its repository is not served".to_owned());
-        let Some(served) = self.catalog.served_as(ask.repository) else { return unserved() };
-        let state = ask.repository.state_to_rule_by().await?;
+        let Some(served) = self.catalog.served_as(request.repository) else { return unserved() };
+        let state = request.repository.state_for_policy().await?;
         let permits = served.permits(&state).await;
-        let sides = Sides { from: link.peer(), to: &self.identity, caller: ask.repository.caller() };
-        let rule = permits.take(sides, link.route(), &ask.saved.name, &ask.saved.value.manifest);
+        let endpoints = Endpoints { from: link.peer(), to: &self.identity, caller: request.repository.caller() };
+        let rule = permits.take(endpoints, link.route(), &request.saved.name, &request.saved.value.manifest);
         rule.ok_or_else(|| {
-            Error::denied("policy does not let this name come from there").at(&ask.saved.name).got(link.peer())
+            Error::denied("policy does not let this name come from there").at(&request.saved.name).got(link.peer())
         })
     }
 }

@@ -16,12 +16,12 @@ use crate::error::Result;
 use crate::id::PackId;
 use crate::identity::Identity;
 use crate::limits::MIB;
-use crate::transfer::asking::ASK_MAX;
+use crate::transfer::frame_request::REQUEST_CHUNKS_MAX;
 
 /// Bytes of a pack that are fetched together.
 pub(super) const UNIT_LEN: u64 = 8 * MIB;
 /// Units of a pack in one batch, which is divided as evenly as possible.
-const HAND: u64 = 8;
+const ASSIGNMENT_BATCH: u64 = 8;
 
 /// Another agent, for a plan.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Candidate<P> {
     /// Identity.
     pub(super) identity: Identity,
     /// Chunks of the manifest that it holds.
-    pub(super) held: Held,
+    pub(super) held: HeldChunks,
 }
 
 /// Known state of the other agents.
@@ -54,7 +54,7 @@ pub(super) struct View<P> {
 pub(super) struct Plan<P> {
     pub(super) groups: Vec<Group<P>>,
     /// Chunks that no permitted source holds.
-    pub(super) nowhere: Vec<u32>,
+    pub(super) unavailable: Vec<u32>,
 }
 
 /// Source of a group of chunks.
@@ -78,13 +78,13 @@ pub(super) struct Group<P> {
 /// Set of places in a manifest's list. Bases outside the list are not announced: an agent that holds some of the
 /// manifest is assumed to hold them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldChunks {
     words: Vec<u64>,
     listed: u32,
     any: bool,
 }
 
-impl Held {
+impl HeldChunks {
     /// Empty set for a list of `listed` chunks.
     pub(super) fn none_of(listed: u32) -> Self {
         Self { words: vec![0; listed.div_ceil(64) as usize], listed, any: false }
@@ -127,7 +127,7 @@ pub(super) fn plan<P: Clone + Ord>(
     for &chunk in chunks {
         units.entry(unit_of(chunk)?).or_default().push(chunk);
     }
-    let (mut groups, mut nowhere) = (Vec::with_capacity(units.len()), Vec::new());
+    let (mut groups, mut unavailable) = (Vec::with_capacity(units.len()), Vec::new());
     for (unit, mut chunks) in units {
         chunks.sort_unstable();
         chunks.dedup();
@@ -141,15 +141,15 @@ pub(super) fn plan<P: Clone + Ord>(
             let repository = view.repository.then_some((Origin::Repository, false));
             match near.or_else(through).or_else(far).or(repository) {
                 Some(from) => of_unit.entry(from).or_default().push(chunk),
-                None => nowhere.push(chunk),
+                None => unavailable.push(chunk),
             }
         }
         for ((from, through), chunks) in of_unit {
             let some = |some: &[u32]| Group { from: from.clone(), through, chunks: some.to_vec() };
-            groups.extend(chunks.chunks(ASK_MAX).map(some));
+            groups.extend(chunks.chunks(REQUEST_CHUNKS_MAX).map(some));
         }
     }
-    Ok(Plan { groups: interleaved(groups), nowhere })
+    Ok(Plan { groups: interleaved(groups), unavailable })
 }
 
 /// Candidates by descending weight for `unit`: spreads units over agents that hold the same.
@@ -171,17 +171,17 @@ fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
     }
     let others = view.site.iter().map(|candidate| (&candidate.identity, Some(&candidate.peer)));
     let mut agents: Vec<_> = others.chain([(&view.own, None)]).map(|(agent, peer)| (agent, peer, 0)).collect();
-    let most = HAND.div_ceil(agents.len() as u64);
-    let first = unit.1 - unit.1 % HAND;
-    let mut dealt = None;
+    let most = ASSIGNMENT_BATCH.div_ceil(agents.len() as u64);
+    let first = unit.1 - unit.1 % ASSIGNMENT_BATCH;
+    let mut assigned = None;
     for at in first..=unit.1 {
         let free = agents.iter_mut().filter(|(_, _, has)| *has < most);
         if let Some((_, peer, has)) = free.max_by_key(|(agent, ..)| weight(&(unit.0, at), agent)) {
             *has += 1;
-            dealt = *peer;
+            assigned = *peer;
         }
     }
-    dealt.cloned()
+    assigned.cloned()
 }
 
 /// Groups of all origins in turn, so that all are busy.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn holding(site: &str, n: u32, places: impl IntoIterator<Item = u32>) -> Candidate<u32> {
-        let mut held = Held::none_of(400);
+        let mut held = HeldChunks::none_of(400);
         places.into_iter().for_each(|place| held.insert(place));
         Candidate { peer: n, identity: agent(site, n), held }
     }
@@ -215,8 +215,8 @@ mod tests {
     /// Four chunks a unit.
     fn planned(chunks: impl IntoIterator<Item = u32>, pack: PackId, view: &View<u32>) -> Vec<Group<u32>> {
         let chunks: Vec<u32> = chunks.into_iter().collect();
-        let Plan { groups, nowhere } = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap();
-        assert!(nowhere.is_empty() || !view.repository);
+        let Plan { groups, unavailable } = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap();
+        assert!(unavailable.is_empty() || !view.repository);
         groups
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let chunks: Vec<u32> = (0..8).collect();
         let planned = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), &view).unwrap();
         assert_eq!(from(&planned.groups, &Origin::Peer(2)), [0, 1, 2, 3]);
-        assert_eq!((planned.groups.len(), planned.nowhere), (1, vec![4, 5, 6, 7]));
+        assert_eq!((planned.groups.len(), planned.unavailable), (1, vec![4, 5, 6, 7]));
     }
 
     #[test]

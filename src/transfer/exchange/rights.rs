@@ -23,11 +23,11 @@ const LASTING: Duration = Duration::from_secs(1);
 
 /// Rights of recent agents, in one repository.
 #[derive(Debug, Default)]
-pub(super) struct Rights(Mutex<VecDeque<Own>>);
+pub(super) struct Rights(Mutex<VecDeque<AgentRights>>);
 
 /// Rights of one agent.
 #[derive(Debug)]
-struct Own {
+struct AgentRights {
     /// None: a process of this node, which may read everything.
     agent: Option<Identity>,
     /// Entry of the log that they follow, and the time since when that is known.
@@ -85,12 +85,12 @@ impl Rights {
         own.missed.insert(manifest);
     }
 
-    fn all(&self) -> MutexGuard<'_, VecDeque<Own>> {
+    fn all(&self) -> MutexGuard<'_, VecDeque<AgentRights>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Own {
+impl AgentRights {
     fn is_of(&self, agent: Option<&Identity>, seq: u64) -> bool {
         self.agent.as_ref() == agent && self.seq == seq && self.since.elapsed() < LASTING
     }
@@ -98,11 +98,11 @@ impl Own {
 
 /// Rights of `agent`, computed if they are not remembered.
 fn own<'a>(
-    all: &'a mut VecDeque<Own>,
+    all: &'a mut VecDeque<AgentRights>,
     agent: Option<&Identity>,
     state: &State,
     may: impl Fn(&Name) -> bool,
-) -> &'a mut Own {
+) -> &'a mut AgentRights {
     let known = all.iter().position(|own| own.agent.as_ref() == agent);
     let known = known.and_then(|at| all.remove(at)).filter(|own| own.is_of(agent, state.seq));
     let own = known.unwrap_or_else(|| {
@@ -111,7 +111,7 @@ fn own<'a>(
         readable.sort_unstable();
         readable.dedup();
         let agent = agent.cloned();
-        Own { agent, seq: state.seq, since: Instant::now(), readable, missed: BTreeSet::new(), looks: 0 }
+        AgentRights { agent, seq: state.seq, since: Instant::now(), readable, missed: BTreeSet::new(), looks: 0 }
     });
     all.truncate(AGENTS_MAX - 1);
     all.push_front(own);

@@ -23,36 +23,36 @@ const VERIFIED_FOR: Duration = Duration::from_mins(1);
 
 /// A repository, and its last state.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct ServedRepository {
     pub(super) repository: Repository,
     /// Rights of agents: on other links, and on private ones.
     rights: [Rights; 2],
     policies: Arc<Policies>,
     permits: Mutex<Option<Arc<Permits>>>,
-    seen: Arc<Mutex<Seen>>,
+    cached: Arc<Mutex<CachedState>>,
     reads: SingleFlight<(), (Instant, Arc<State>)>,
     /// Wakes a read during the long pause.
     hurry: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct CachedState {
     /// Begin and result of the last read.
     state: Option<(Instant, Arc<State>)>,
     /// End of the last read.
     ended: Option<Instant>,
 }
 
-impl Served {
+impl ServedRepository {
     pub(super) fn new(repository: &Repository, policies: &Arc<Policies>) -> Self {
-        let seen = Seen { state: None, ended: None };
+        let cached = CachedState { state: None, ended: None };
         policies.watch(repository.id());
         Self {
             repository: repository.clone(),
             rights: Default::default(),
             policies: Arc::clone(policies),
             permits: Mutex::default(),
-            seen: Arc::new(Mutex::new(seen)),
+            cached: Arc::new(Mutex::new(cached)),
             reads: SingleFlight::default(),
             hurry: Arc::default(),
         }
@@ -68,15 +68,15 @@ impl Served {
     pub(super) async fn state(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
         let new_enough = |began: Instant| since.is_none_or(|since| began >= since);
         loop {
-            let seen = lock(&self.seen).state.clone();
-            if let Some((_, state)) = seen.filter(|(began, _)| new_enough(*began)) {
+            let cached = lock(&self.cached).state.clone();
+            if let Some((_, state)) = cached.filter(|(began, _)| new_enough(*began)) {
                 return Ok(state);
             }
             if hurry {
                 self.hurry.notify_one();
             }
             // A shared read may have begun before `since`.
-            let reading = || read(self.repository.clone(), Arc::clone(&self.seen), Arc::clone(&self.hurry));
+            let reading = || read(self.repository.clone(), Arc::clone(&self.cached), Arc::clone(&self.hurry));
             let (began, state) = self.reads.get(&(), reading).await?;
             if new_enough(began) {
                 return Ok(state);
@@ -84,17 +84,17 @@ impl Served {
         }
     }
 
-    /// As [`Served::state`], to rule by: read since somebody told of a later policy.
+    /// As [`ServedRepository::state`], for policy decisions: read after the last announcement of a later policy.
     ///
     /// # Errors
     /// As [`Repository::state`].
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn state_to_rule_by(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
-        match self.policies.heard(self.repository.id()) {
+    pub(super) async fn state_for_policy(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
+        match self.policies.announced_at(self.repository.id()) {
             Some(heard) if since.is_none_or(|since| since < heard) => {
-                let outdated = lock(&self.seen).state.as_ref().is_none_or(|(began, _)| *began < heard);
+                let outdated = lock(&self.cached).state.as_ref().is_none_or(|(began, _)| *began < heard);
                 self.state(Some(heard), hurry || outdated).await
             }
             _ => self.state(since, hurry).await,
@@ -103,7 +103,7 @@ impl Served {
 
     /// The state that was seen last.
     pub(super) fn known(&self) -> Option<Arc<State>> {
-        lock(&self.seen).state.as_ref().map(|(_, state)| Arc::clone(state))
+        lock(&self.cached).state.as_ref().map(|(_, state)| Arc::clone(state))
     }
 
     /// Rights of agents on private links, or on others.
@@ -131,20 +131,24 @@ impl Served {
         self.permits.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True if the last permits restrict nobody.
+    /// True if the last permits restrict no reader.
     pub(super) fn is_open(&self) -> bool {
         self.last_permits().is_some_and(|permits| permits.are_open())
     }
 
     /// Forgets the state.
     pub(super) fn forget(&self) {
-        lock(&self.seen).state = None;
+        lock(&self.cached).state = None;
     }
 }
 
 /// Reads the log, after the pause.
-async fn read(repository: Repository, seen: Arc<Mutex<Seen>>, hurry: Arc<Notify>) -> Result<(Instant, Arc<State>)> {
-    let ended = lock(&seen).ended;
+async fn read(
+    repository: Repository,
+    cached: Arc<Mutex<CachedState>>,
+    hurry: Arc<Notify>,
+) -> Result<(Instant, Arc<State>)> {
+    let ended = lock(&cached).ended;
     if let Some(ended) = ended {
         tokio::select! {
             () = sleep_until(ended + PAUSE_MAX) => {}
@@ -153,13 +157,13 @@ async fn read(repository: Repository, seen: Arc<Mutex<Seen>>, hurry: Arc<Notify>
     }
     let began = Instant::now();
     let read = repository.state().await;
-    let mut seen = lock(&seen);
-    seen.ended = Some(Instant::now());
+    let mut cached = lock(&cached);
+    cached.ended = Some(Instant::now());
     let state = read?;
-    seen.state = Some((began, Arc::clone(&state)));
+    cached.state = Some((began, Arc::clone(&state)));
     Ok((began, state))
 }
 
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(cached: &Mutex<CachedState>) -> MutexGuard<'_, CachedState> {
+    cached.lock().unwrap_or_else(PoisonError::into_inner)
 }

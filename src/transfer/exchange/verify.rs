@@ -25,8 +25,8 @@ impl Verifier {
         Self { cache }
     }
 
-    /// Proves that `encoded` is the chunk numbered `chunk` and puts it into the cache; None if its base is not there, without which
-    /// nobody can tell. It counts for `tenant` there.
+    /// Verifies that `encoded` is the chunk numbered `chunk` and puts it into the cache, where it counts for `tenant`; None if its base
+    /// is missing, without which it cannot be verified.
     ///
     /// # Errors
     /// Damaged, if it is not the chunk.

@@ -4,19 +4,23 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 
-use super::gather::Ask;
-use super::plan::{Candidate, Held, View};
+use super::get::ChunkRequest;
+use super::plan::{Candidate, HeldChunks, View};
 use super::{Exchange, From};
 use crate::identity::Identity;
 use crate::transfer::peers::Peer;
 
 impl Exchange {
     /// Peers that may be asked, except those in `without`.
-    pub(super) async fn view(&self, ask: &Ask<'_>, without: &[Arc<str>]) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
+    pub(super) async fn view(
+        &self,
+        request: &ChunkRequest<'_>,
+        without: &[Arc<str>],
+    ) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
         let own = &self.identity;
         // A repository on this node's disk is nearer than any peer.
-        let from = &ask.policy.from;
-        let here = *from == From::Anywhere && ask.repository.store().directory().is_some();
+        let from = &request.policy.from;
+        let here = *from == From::Anywhere && request.repository.store().directory().is_some();
         let live = if here || *from == From::Repository { Vec::new() } else { self.peers.live().await };
         let origin = self.origin_rate();
         let mut asked: Vec<(Arc<Peer>, Identity, bool)> = Vec::new();
@@ -28,26 +32,26 @@ impl Exchange {
             }
             let near = identity.site() == own.site();
             let fits = match from {
-                From::Anywhere => !near || ask.through,
+                From::Anywhere => !near || request.through,
                 From::Site(site) => identity.site() == site,
                 From::Agent(agent) => identity == *agent,
                 From::Repository => false,
             };
             // An explicitly named source is used however slow it is.
             let slow = *from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
-            if fits && !slow && !without.contains(peer.address()) && !peer.is_shunned() {
+            if fits && !slow && !without.contains(peer.address()) && !peer.is_banned() {
                 asked.push((peer, identity, near));
             }
         }
-        let manifest = ask.saved.value.manifest;
-        let chunks = u32::try_from(ask.saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
+        let manifest = request.saved.value.manifest;
+        let chunks = u32::try_from(request.saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
         let surveys = join_all(asked.iter().map(|(peer, ..)| peer.survey(manifest, chunks))).await;
-        let through = ask.through && *from == From::Anywhere;
-        let repository = ask.policy.reads_repository();
+        let through = request.through && *from == From::Anywhere;
+        let repository = request.policy.reads_repository();
         let mut view = View { own: own.clone(), site: Vec::new(), remote: Vec::new(), through, repository };
         let mut peers = Vec::with_capacity(asked.len());
         for ((peer, identity, near), held) in asked.into_iter().zip(surveys) {
-            let mut places = Held::none_of(chunks);
+            let mut places = HeldChunks::none_of(chunks);
             held.iter().for_each(|place| places.insert(place));
             let candidate = Candidate { peer: Arc::clone(peer.address()), identity, held: places };
             if near {

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt as _, stream};
 
-use super::figures::Tally;
-use super::gather::{Ask, levels};
+use super::get::{ChunkRequest, levels};
 use super::plan::UNIT_LEN;
+use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::progress::Progress;
@@ -42,8 +42,8 @@ impl Exchange {
         policy: &FetchPolicy,
         progress: &Progress,
     ) -> WarmedChunks {
-        let tally = Tally::default();
-        let ask = Ask { repository, saved, policy, through: true, tally: &tally, tenant: None };
+        let counters = SourceCounters::default();
+        let request = ChunkRequest { repository, saved, policy, through: true, counters: &counters, tenant: None };
         let failed = Mutex::new(Vec::new());
         let (full, refused) = (AtomicBool::new(false), self.cache.stat().refusals);
         for level in levels(saved, chunks) {
@@ -57,7 +57,7 @@ impl Exchange {
                     progress.moved(encoded.bytes.len() as u64);
                     progress.advance(saved.locate(chunk).map_or(0, |located| located.place.plain_len.into()));
                 };
-                let lacking = self.gather(&ask, &window, &mut seen).await;
+                let lacking = self.get_chunks(&request, &window, &mut seen).await;
                 if self.cache.stat().refusals > refused && self.lost_any(saved, &window, &lacking) {
                     full.store(true, Ordering::Relaxed);
                 }
@@ -66,7 +66,7 @@ impl Exchange {
             windows.buffer_unordered(WINDOWS).collect::<()>().await;
         }
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        WarmedChunks { failed, full: full.into_inner(), sources: tally.read() }
+        WarmedChunks { failed, full: full.into_inner(), sources: counters.read() }
     }
 
     /// True if one of `chunks` arrived (is not `lacking`) but is not in the cache.
@@ -82,17 +82,17 @@ fn windows(saved: &Saved, mut chunks: Vec<u32>) -> Vec<Vec<u32>> {
         saved.locate(chunk).ok().map(|located| (located.place.pack, located.place.offset))
     });
     let mut windows: Vec<Vec<u32>> = Vec::new();
-    let mut room = 0;
+    let mut left = 0;
     for chunk in chunks {
         let len = saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
-        match windows.last_mut().filter(|_| room >= len) {
+        match windows.last_mut().filter(|_| left >= len) {
             Some(window) => window.push(chunk),
             None => {
                 windows.push(vec![chunk]);
-                room = WINDOW;
+                left = WINDOW;
             }
         }
-        room = room.saturating_sub(len);
+        left = left.saturating_sub(len);
     }
     windows
 }

@@ -39,7 +39,7 @@ struct AgentUsage {
 
 /// Admission of a link or a call of a remote agent; it counts until this is dropped.
 #[derive(Debug)]
-pub struct Pass {
+pub struct ConnectionPermit {
     agents: Option<(Arc<Agents>, Identity)>,
     work: Arc<Semaphore>,
     requested: Arc<AtomicU64>,
@@ -58,11 +58,11 @@ impl Agents {
     }
 
     /// Admits one more link of `agent`, or returns the reason of a refusal.
-    pub(super) fn admit(self: &Arc<Self>, agent: &Identity) -> Result<Pass, String> {
+    pub(super) fn admit(self: &Arc<Self>, agent: &Identity) -> Result<ConnectionPermit, String> {
         self.admit_at(agent, self.began.elapsed())
     }
 
-    fn admit_at(self: &Arc<Self>, agent: &Identity, now: Duration) -> Result<Pass, String> {
+    fn admit_at(self: &Arc<Self>, agent: &Identity, now: Duration) -> Result<ConnectionPermit, String> {
         let limits = self.limits;
         let mut known = self.known();
         if known.values().map(|known| known.links).sum::<usize>() >= limits.links {
@@ -88,7 +88,7 @@ impl Agents {
         own.links += 1;
         let agents = Some((Arc::clone(self), agent.clone()));
         let (work, requested) = (Arc::clone(&own.work), Arc::clone(&own.requested));
-        Ok(Pass { agents, work, requested, own: AtomicU64::new(0) })
+        Ok(ConnectionPermit { agents, work, requested, own: AtomicU64::new(0) })
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Identity, AgentUsage>> {
@@ -96,33 +96,33 @@ impl Agents {
     }
 }
 
-impl Pass {
-    /// Pass of a process of this node, whose requests are not limited.
+impl ConnectionPermit {
+    /// Permit of a process of this node, whose requests are not limited.
     pub(in crate::transfer) fn of_this_node() -> Self {
         let work = Arc::new(Semaphore::new(REQUESTS_MAX as usize));
         Self { agents: None, work, requested: Arc::default(), own: AtomicU64::new(0) }
     }
 
     /// Admits one more request now, or returns the reason of a refusal.
-    pub(in crate::transfer) fn ask(&self) -> Result<(), String> {
-        self.agents.as_ref().map_or(Ok(()), |(agents, _)| self.ask_at(agents.began.elapsed()))
+    pub(in crate::transfer) fn admit_request(&self) -> Result<(), String> {
+        self.agents.as_ref().map_or(Ok(()), |(agents, _)| self.admit_request_at(agents.began.elapsed()))
     }
 
-    fn ask_at(&self, now: Duration) -> Result<(), String> {
+    fn admit_request_at(&self, now: Duration) -> Result<(), String> {
         let Some((agents, agent)) = &self.agents else { return Ok(()) };
         let may = agents.known().get_mut(agent).is_none_or(|known| known.requests.take(now));
         if may { Ok(()) } else { Err(too_many_requests(agents.limits.requests_per_second)) }
     }
 
     /// Records that open requests of this link take `bytes` of memory.
-    pub(in crate::transfer) fn holds(&self, bytes: u64) {
+    pub(in crate::transfer) fn set_request_memory(&self, bytes: u64) {
         let before = self.own.swap(bytes, Ordering::AcqRel);
         // Atomics wrap, so this also subtracts.
         self.requested.fetch_add(bytes.wrapping_sub(before), Ordering::AcqRel);
     }
 
     /// Checks the memory of all open requests of its agent, or returns the reason of a refusal.
-    pub(in crate::transfer) fn has_room(&self) -> Result<(), String> {
+    pub(in crate::transfer) fn check_request_memory(&self) -> Result<(), String> {
         if self.requested.load(Ordering::Acquire) <= REQUESTED_MAX {
             return Ok(());
         }
@@ -140,9 +140,9 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.holds(0);
+        self.set_request_memory(0);
         if let Some((agents, agent)) = &self.agents
             && let Some(known) = agents.known().get_mut(agent)
         {
@@ -168,14 +168,17 @@ mod tests {
         let limits = Admission { links: 10, links_per_agent: 4, requests_per_second: 5, ..Admission::default() };
         let agents = Arc::new(Agents::new(limits));
         let now = Duration::from_secs(5);
-        let held: Vec<Pass> = (0..4).map(|_| agents.admit_at(&agent("a"), now).unwrap()).collect();
+        let held: Vec<ConnectionPermit> = (0..4).map(|_| agents.admit_at(&agent("a"), now).unwrap()).collect();
         let refusal = agents.admit_at(&agent("a"), now).unwrap_err();
         assert_eq!(refusal, "too many connections of one agent: at most 4");
         let other = agents.admit_at(&agent("b"), now).unwrap();
         assert_eq!(agents.links(), 5);
         // The links took four of ten.
-        assert_eq!((0..100).filter(|n| held[n % 4].ask_at(now).is_ok()).count(), 6, "over all of its links");
-        assert!(held[0].ask_at(now).unwrap_err().contains("at most 5 a second") && other.ask_at(now).is_ok());
+        assert_eq!((0..100).filter(|n| held[n % 4].admit_request_at(now).is_ok()).count(), 6, "over all of its links");
+        assert!(
+            held[0].admit_request_at(now).unwrap_err().contains("at most 5 a second")
+                && other.admit_request_at(now).is_ok()
+        );
         drop(held);
         let again = agents.admit_at(&agent("a"), now).unwrap_err();
         assert!(again.contains("too many requests"), "coming again gives no more");
@@ -187,23 +190,23 @@ mod tests {
     async fn open_requests_of_an_agent_take_so_much_memory_over_all_of_its_links() {
         let agents = Arc::new(Agents::new(Admission::default()));
         let [first, second] = [0, 1].map(|_| agents.admit(&agent("a")).unwrap());
-        first.holds(REQUESTED_MAX);
-        assert!(first.has_room().is_ok() && second.has_room().is_ok());
-        second.holds(1);
-        assert!(first.has_room().is_err() && second.has_room().unwrap_err().contains("4 MiB"));
-        assert!(agents.admit(&agent("b")).unwrap().has_room().is_ok(), "others have their own");
-        first.holds(1);
-        second.holds(REQUESTED_MAX - 1);
-        assert!(second.has_room().is_ok());
+        first.set_request_memory(REQUESTED_MAX);
+        assert!(first.check_request_memory().is_ok() && second.check_request_memory().is_ok());
+        second.set_request_memory(1);
+        assert!(first.check_request_memory().is_err() && second.check_request_memory().unwrap_err().contains("4 MiB"));
+        assert!(agents.admit(&agent("b")).unwrap().check_request_memory().is_ok(), "others have their own");
+        first.set_request_memory(1);
+        second.set_request_memory(REQUESTED_MAX - 1);
+        assert!(second.check_request_memory().is_ok());
         drop(second);
-        first.holds(REQUESTED_MAX);
-        assert!(first.has_room().is_ok(), "a link that is gone holds nothing");
+        first.set_request_memory(REQUESTED_MAX);
+        assert!(first.check_request_memory().is_ok(), "a link that is gone holds nothing");
     }
 
     #[tokio::test]
     async fn all_links_together_are_bounded_and_who_is_gone_is_forgotten() {
         let agents = Arc::new(Agents::new(Admission { links: 3, ..Admission::default() }));
-        let held: Vec<Pass> = (0..3).map(|n| agents.admit(&agent(&format!("a{n}"))).unwrap()).collect();
+        let held: Vec<ConnectionPermit> = (0..3).map(|n| agents.admit(&agent(&format!("a{n}"))).unwrap()).collect();
         assert_eq!(agents.admit(&agent("b")).unwrap_err(), "all 3 connections are taken");
         drop(held);
         let slow = Admission { requests_per_second: u32::MAX, ..Admission::default() };

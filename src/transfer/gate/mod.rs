@@ -2,7 +2,7 @@
 //! certificate and after.
 //!
 //! ```text
-//! accept -> Knock (pool.rs: few wait, few of one address) -> handshake -> Pass (agents.rs: links and requests of one agent)
+//! accept -> PendingConnection (pool.rs: limits in total and per address) -> handshake -> ConnectionPermit (agents.rs: limits per agent)
 //! ```
 
 mod agents;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use self::agents::Agents;
-pub use self::agents::Pass;
+pub use self::agents::ConnectionPermit;
 use self::pool::Pool;
 use crate::identity::Identity;
 
@@ -91,7 +91,7 @@ pub(super) struct Unfinished {
 
 /// Connection before the end of its handshake; it counts until this is dropped.
 #[derive(Debug)]
-pub(super) struct Knock {
+pub(super) struct PendingConnection {
     number: u64,
     gone: CancellationToken,
     waiting: Arc<Mutex<Waiting>>,
@@ -118,12 +118,12 @@ impl Gate {
     }
 
     /// Time limit of a handshake.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn handshake_timeout(&self) -> Duration {
         self.limits.handshake
     }
 
     /// Admits a connection from `address`. If that makes too many, another one is displaced.
-    pub(super) fn knock(&self, address: IpAddr) -> Knock {
+    pub(super) fn accept(&self, address: IpAddr) -> PendingConnection {
         let mut waiting = lock(&self.waiting);
         let (number, gone) = waiting.pool.enter(address);
         if let Some(end) = gone.and_then(|gone| waiting.ends.remove(&gone)) {
@@ -132,7 +132,7 @@ impl Gate {
         }
         let gone = CancellationToken::new();
         waiting.ends.insert(number, gone.clone());
-        Knock { number, gone, waiting: Arc::clone(&self.waiting) }
+        PendingConnection { number, gone, waiting: Arc::clone(&self.waiting) }
     }
 
     /// Place for a handshake with `address` that may fail; None if too many did lately.
@@ -152,12 +152,12 @@ impl Gate {
         lock(&self.waiting).pool.is_busy()
     }
 
-    /// Admits `agent`, named by its certificate, on the connection of `knock`; else returns the reason to send it.
-    pub(super) fn admit(&self, agent: &Identity, knock: &Knock) -> Result<Pass, String> {
+    /// Admits `agent`, named by its certificate, on the connection of `accept`; else returns the reason to send it.
+    pub(super) fn admit(&self, agent: &Identity, pending: &PendingConnection) -> Result<ConnectionPermit, String> {
         let admitted = self.agents.admit(agent);
         let mut waiting = lock(&self.waiting);
         match &admitted {
-            Ok(_) => waiting.pool.admitted(knock.number),
+            Ok(_) => waiting.pool.admitted(pending.number),
             Err(_) => waiting.refused += 1,
         }
         admitted
@@ -171,17 +171,17 @@ impl Gate {
     }
 }
 
-impl Knock {
+impl PendingConnection {
     /// Records that the other side has sent something.
-    pub(super) fn spoke(&self) {
-        lock(&self.waiting).pool.spoke(self.number);
+    pub(super) fn sent_data(&self) {
+        lock(&self.waiting).pool.sent_data(self.number);
     }
 
     /// Waits until the connection is displaced.
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn gone(&self) {
+    pub(super) async fn displaced(&self) {
         self.gone.cancelled().await;
     }
 }
@@ -192,7 +192,7 @@ impl Drop for Unfinished {
     }
 }
 
-impl Drop for Knock {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
         let mut waiting = lock(&self.waiting);
         waiting.pool.leave(self.number);
@@ -217,12 +217,12 @@ mod tests {
     async fn who_gives_way_is_told_and_nothing_is_kept_of_who_went() {
         let gate = Gate::new(Admission { handshakes: 8, handshakes_per_address: 4, ..Admission::default() });
         let address: IpAddr = "10.0.0.1".parse().unwrap();
-        let knocks: Vec<Knock> = (0..10).map(|_| gate.knock(address)).collect();
+        let pending: Vec<PendingConnection> = (0..10).map(|_| gate.accept(address)).collect();
         assert_eq!(gate.stat(), GateStat { handshakes: 4, links: 0, refused: 6 });
-        knocks[5].gone().await;
-        assert!(!knocks[6].gone.is_cancelled());
+        pending[5].displaced().await;
+        assert!(!pending[6].gone.is_cancelled());
         assert_eq!(lock(&gate.waiting).ends.len(), 4);
-        drop(knocks);
+        drop(pending);
         assert_eq!((gate.stat().handshakes, lock(&gate.waiting).ends.len()), (0, 0));
     }
 }

@@ -49,13 +49,13 @@ pub(super) struct Pool {
     /// Sources that agents were admitted from, with the number of the last such connection.
     known: BTreeMap<Source, u64>,
     /// State of the random number generator; never 0.
-    dice: u64,
+    rng: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     from: Source,
-    spoke: bool,
+    sent_data: bool,
 }
 
 impl Pool {
@@ -63,16 +63,16 @@ impl Pool {
     /// from. `seed` makes the random choices unpredictable.
     pub(super) fn new(places: usize, share: usize, seed: u64) -> Self {
         let (places, share) = (places.max(1), share.max(1));
-        Self { places, share, next: 0, waiting: BTreeMap::new(), known: BTreeMap::new(), dice: seed | 1 }
+        Self { places, share, next: 0, waiting: BTreeMap::new(), known: BTreeMap::new(), rng: seed | 1 }
     }
 
     /// Admits a connection from `address`; returns its number, and that of the one to close for it.
     pub(super) fn enter(&mut self, address: IpAddr) -> (u64, Option<u64>) {
         let from = Source::of(address);
         let share = if self.knows(from) { self.share.max(self.places / 2) } else { self.share };
-        let dice = self.roll();
+        let rng = self.random();
         let gone = if self.count(from) >= share {
-            self.least(dice, |waiting| waiting.from == from)
+            self.least(rng, |waiting| waiting.from == from)
         } else if self.waiting.len() >= self.places {
             let strangers = self.waiting.values().any(|waiting| !self.knows(waiting.from));
             let meant = |waiting: &Waiting| !strangers || !self.knows(waiting.from);
@@ -81,21 +81,21 @@ impl Pool {
                 *counts.entry(waiting.from.network()).or_default() += 1;
             }
             let most = counts.values().max().copied();
-            self.least(dice, |waiting| meant(waiting) && counts.get(&waiting.from.network()).copied() == most)
+            self.least(rng, |waiting| meant(waiting) && counts.get(&waiting.from.network()).copied() == most)
         } else {
             None
         };
         gone.iter().for_each(|gone| self.leave(*gone));
         let number = self.next;
         self.next += 1;
-        self.waiting.insert(number, Waiting { from, spoke: false });
+        self.waiting.insert(number, Waiting { from, sent_data: false });
         (number, gone)
     }
 
     /// Records that the connection `number` has sent something.
-    pub(super) fn spoke(&mut self, number: u64) {
+    pub(super) fn sent_data(&mut self, number: u64) {
         if let Some(waiting) = self.waiting.get_mut(&number) {
-            waiting.spoke = true;
+            waiting.sent_data = true;
         }
     }
 
@@ -138,20 +138,20 @@ impl Pool {
     }
 
     /// Connection to close among those that `meant` selects.
-    fn least(&self, dice: usize, meant: impl Fn(&Waiting) -> bool) -> Option<u64> {
+    fn least(&self, rng: usize, meant: impl Fn(&Waiting) -> bool) -> Option<u64> {
         let mut older: Vec<_> = self.waiting.iter().filter(|(_, waiting)| meant(waiting)).collect();
         older.truncate(older.len().div_ceil(2));
-        let silent = older.iter().find(|(_, waiting)| !waiting.spoke);
-        silent.or_else(|| older.get(dice.checked_rem(older.len())?)).map(|(number, _)| **number)
+        let silent = older.iter().find(|(_, waiting)| !waiting.sent_data);
+        silent.or_else(|| older.get(rng.checked_rem(older.len())?)).map(|(number, _)| **number)
     }
 
     /// Number that cannot be predicted in practice without the seed (xorshift,
     /// <https://doi.org/10.18637/jss.v008.i14>).
-    fn roll(&mut self) -> usize {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        usize::try_from(self.dice >> 16).unwrap_or_default()
+    fn random(&mut self) -> usize {
+        self.rng ^= self.rng << 13;
+        self.rng ^= self.rng >> 7;
+        self.rng ^= self.rng << 17;
+        usize::try_from(self.rng >> 16).unwrap_or_default()
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
     fn who_is_silent_goes_for_who_comes() {
         let mut pool = Pool::new(64, 16, 7);
         let (good, _) = pool.enter(address("10.0.0.1"));
-        pool.spoke(good);
+        pool.sent_data(good);
         // The same address: it is limited to its share, and its silent connections are closed first.
         for _ in 0..100_000 {
             assert_ne!(pool.enter(address("10.0.0.1")).1, Some(good));
@@ -182,7 +182,7 @@ mod tests {
         let mut pool = Pool::new(64, 16, 7);
         for _ in 0..16 {
             let (number, _) = pool.enter(address("10.0.0.1"));
-            pool.spoke(number);
+            pool.sent_data(number);
         }
         let (good, _) = pool.enter(address("10.0.0.1"));
         for _ in 0..7 {
@@ -202,7 +202,7 @@ mod tests {
         for n in 200..231 {
             assert_ne!(pool.enter(source(n)).1, Some(good), "it has just come");
         }
-        pool.spoke(good);
+        pool.sent_data(good);
         for n in 231..1000 {
             assert_ne!(pool.enter(source(n)).1, Some(good), "it has spoken");
         }
@@ -263,7 +263,7 @@ mod tests {
         pool.admitted(first);
         let enter = |pool: &mut Pool| {
             let (number, _) = pool.enter(shared);
-            pool.spoke(number);
+            pool.sent_data(number);
             number
         };
         let lasted = (0..100).filter(|_| {

@@ -19,10 +19,10 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
 use crate::transfer::policy_versions::PolicyVersions;
-use crate::tree::Look;
+use crate::tree::FileStamp;
 
 /// Minimum time between two checks of the files.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Credentials of this agent. Clones share them.
 ///
@@ -31,10 +31,10 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Good lines hold beside malformed ones, and a file that cannot be read or may be half written removes nobody from the
 /// list.
 #[derive(Clone, Debug)]
-pub struct Credentials(Arc<Watched>);
+pub struct Credentials(Arc<WatchedCredentials>);
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedCredentials {
     folder: PathBuf,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
@@ -45,8 +45,8 @@ struct Watched {
 struct State {
     current: Arc<Loaded>,
     /// State of the certificate files when they were last read, successfully or not.
-    seen: [Look; 3],
-    looked: Timestamp,
+    seen: [FileStamp; 3],
+    last_poll: Timestamp,
     revoked: Revoked,
     /// Problem of the certificate files in their current state.
     problem: Option<String>,
@@ -83,11 +83,11 @@ impl Credentials {
     /// Not found, if a file is missing; damaged, if one is malformed; denied, if the certificate has expired, names no
     /// agent, was revoked, or was not signed by an authority in `ca.crt`; errors of the file system.
     pub fn open(folder: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
-        let (seen, looked) = (look(folder), clock.now());
-        let revoked = Revoked::open(folder.join(REVOKED), looked)?;
-        let current = Arc::new(Loaded::read(folder, looked, Arc::clone(revoked.list()))?);
-        let state = Mutex::new(State { current, seen, looked, revoked, problem: None });
-        Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
+        let (seen, last_poll) = (stamps(folder), clock.now());
+        let revoked = Revoked::open(folder.join(REVOKED), last_poll)?;
+        let current = Arc::new(Loaded::read(folder, last_poll, Arc::clone(revoked.list()))?);
+        let state = Mutex::new(State { current, seen, last_poll, revoked, problem: None });
+        Ok(Self(Arc::new(WatchedCredentials { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
     }
 
     /// Identity of this agent.
@@ -129,29 +129,29 @@ impl Credentials {
         let now = self.0.clock.now();
         let mut state = self.0.state();
         // A clock that went back must not prevent the check.
-        if now.since(state.looked) >= LOOK_EVERY || now < state.looked {
-            state.looked = now;
-            state.look(&self.0.folder, now);
+        if now.since(state.last_poll) >= POLL_INTERVAL || now < state.last_poll {
+            state.last_poll = now;
+            state.reload(&self.0.folder, now);
         }
         Arc::clone(&state.current)
     }
 }
 
-impl Watched {
+impl WatchedCredentials {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn look(&mut self, folder: &Path, now: Timestamp) {
+    fn reload(&mut self, folder: &Path, now: Timestamp) {
         // Independent: the list holds even if the certificates cannot be read.
-        if self.revoked.look(now) {
+        if self.revoked.reload(now) {
             tracing::info!("list of revoked certificates has changed");
             let revoked = Arc::clone(self.revoked.list());
             self.current = Arc::new(Loaded { revoked, ..Loaded::clone(&self.current) });
         }
-        let seen = look(folder);
+        let seen = stamps(folder);
         if seen == self.seen {
             return;
         }
@@ -262,6 +262,6 @@ impl Loaded {
     }
 }
 
-fn look(folder: &Path) -> [Look; 3] {
-    [CERTIFICATE, KEY, AUTHORITY].map(|name| Look::at(&folder.join(name)))
+fn stamps(folder: &Path) -> [FileStamp; 3] {
+    [CERTIFICATE, KEY, AUTHORITY].map(|name| FileStamp::at(&folder.join(name)))
 }

@@ -6,12 +6,12 @@
 
 mod authority;
 mod certificate;
+mod certificate_check;
 mod credentials;
 mod files;
 mod pem;
 mod revoked;
 mod signature;
-mod standing;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -20,9 +20,9 @@ use std::path::Path;
 
 pub use self::authority::{AGENT_DAYS, AUTHORITY_DAYS, Authority, DAYS_MAX, POLICY_DAYS};
 pub use self::certificate::{Certificate, from_hex, hex};
+pub use self::certificate_check::{CertificateCheck, Side};
 pub use self::credentials::Credentials;
 pub use self::signature::{Context, PolicyKey, Purpose, SIGNATURE_LEN_MAX, Signature, Trusted};
-pub use self::standing::{Side, Standing};
 pub use self::tls::{SERVER_NAME, client_config, peer_identity, refused, server_config};
 use crate::error::{Error, ErrorKind, Result};
 

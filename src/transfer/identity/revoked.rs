@@ -9,7 +9,7 @@ use super::certificate::Certificate;
 use super::files;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::tree::Look;
+use crate::tree::FileStamp;
 
 /// Time for which a file must be unchanged before it removes entries: it may be half written.
 pub(super) const SETTLED: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ impl List {
 pub(super) struct Revoked {
     path: PathBuf,
     /// State of the file when it was last read; None if it could not be read.
-    seen: Option<Look>,
+    seen: Option<FileStamp>,
     /// Time since when it has been in that state.
     since: Timestamp,
     in_force: Arc<List>,
@@ -42,7 +42,7 @@ pub(super) struct Revoked {
 }
 
 /// Parsed contents of a file.
-struct Said {
+struct ParsedList {
     list: List,
     problems: Vec<String>,
     /// False if it may be half written.
@@ -55,8 +55,8 @@ impl Revoked {
     /// # Errors
     /// Errors of the file system: without the list nobody can be trusted.
     pub(super) fn open(path: PathBuf, now: Timestamp) -> Result<Self> {
-        let seen = Look::at(&path);
-        let Said { list, problems, .. } = read(&path)?;
+        let seen = FileStamp::at(&path);
+        let ParsedList { list, problems, .. } = read(&path)?;
         problems.iter().for_each(|problem| tracing::warn!("{problem}"));
         Ok(Self { path, seen: Some(seen), since: now, in_force: Arc::new(list), shorter: None, problems })
     }
@@ -72,8 +72,8 @@ impl Revoked {
     }
 
     /// Reads the file again if it changed; true if the list in force changed. New entries hold at once.
-    pub(super) fn look(&mut self, now: Timestamp) -> bool {
-        let seen = Look::at(&self.path);
+    pub(super) fn reload(&mut self, now: Timestamp) -> bool {
+        let seen = FileStamp::at(&self.path);
         if self.seen == Some(seen) {
             return self.settle(now);
         }
@@ -126,11 +126,11 @@ impl Revoked {
     }
 }
 
-fn read(path: &Path) -> Result<Said> {
+fn read(path: &Path) -> Result<ParsedList> {
     let text = match files::read_lines(path) {
         // To empty the list, remove the file, or leave a comment in it.
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Ok(Said { list: List::default(), problems: Vec::new(), whole: true });
+            return Ok(ParsedList { list: List::default(), problems: Vec::new(), whole: true });
         }
         read => read?,
     };
@@ -156,7 +156,7 @@ fn read(path: &Path) -> Result<Said> {
         list.0.insert(number.to_owned());
     }
     let whole = problems.is_empty() && text.ends_with('\n');
-    Ok(Said { list, problems, whole })
+    Ok(ParsedList { list, problems, whole })
 }
 
 #[cfg(test)]
@@ -167,13 +167,13 @@ mod tests {
 
     use super::*;
 
-    struct Scene {
+    struct Fixture {
         folder: TempDir,
         revoked: Revoked,
         now: Timestamp,
     }
 
-    impl Scene {
+    impl Fixture {
         fn new(text: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("revoked");
@@ -189,9 +189,9 @@ mod tests {
             fs::rename(fresh, self.folder.path().join("revoked")).unwrap();
         }
 
-        fn look(&mut self, later: Duration) -> Vec<&str> {
+        fn reload(&mut self, later: Duration) -> Vec<&str> {
             self.now = Timestamp(self.now.0 + i64::try_from(later.as_nanos()).unwrap());
-            self.revoked.look(self.now);
+            self.revoked.reload(self.now);
             self.revoked.in_force.0.iter().map(String::as_str).collect()
         }
     }
@@ -200,17 +200,17 @@ mod tests {
 
     #[test]
     fn who_is_added_is_revoked_at_once_and_who_is_removed_only_when_the_file_rests() {
-        let mut scene = Scene::new("aa\nbb\n");
-        scene.write("bb\ncc\n");
-        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"]);
-        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"]);
-        scene.write("cc\n");
-        assert_eq!(scene.look(SETTLED), ["aa", "bb", "cc"], "it has just changed again");
-        assert_eq!(scene.look(SETTLED), ["cc"]);
-        fs::remove_file(scene.folder.path().join("revoked")).unwrap();
-        assert_eq!(scene.look(SOON), ["cc"]);
-        assert!(scene.look(SETTLED).is_empty());
-        assert!(scene.revoked.problems().is_empty());
+        let mut fixture = Fixture::new("aa\nbb\n");
+        fixture.write("bb\ncc\n");
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"]);
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"]);
+        fixture.write("cc\n");
+        assert_eq!(fixture.reload(SETTLED), ["aa", "bb", "cc"], "it has just changed again");
+        assert_eq!(fixture.reload(SETTLED), ["cc"]);
+        fs::remove_file(fixture.folder.path().join("revoked")).unwrap();
+        assert_eq!(fixture.reload(SOON), ["cc"]);
+        assert!(fixture.reload(SETTLED).is_empty());
+        assert!(fixture.revoked.problems().is_empty());
     }
 
     #[test]
@@ -221,56 +221,56 @@ mod tests {
             ("cc\nb", &["aa", "bbbb", "cc"]),
             ("cc\nthe one of last week\ndd\n", &["aa", "bbbb", "cc", "dd"]),
         ] {
-            let mut scene = Scene::new("aa\nbbbb\n");
-            scene.write(text);
+            let mut fixture = Fixture::new("aa\nbbbb\n");
+            fixture.write(text);
             for _ in 0..3 {
-                assert_eq!(scene.look(SETTLED), expected, "{text:?}");
+                assert_eq!(fixture.reload(SETTLED), expected, "{text:?}");
             }
-            assert!(scene.revoked.problems().iter().any(|problem| problem.contains("half written")), "{text:?}");
-            scene.write("aa\n");
-            scene.look(SETTLED);
-            assert_eq!(scene.look(SETTLED), ["aa"]);
-            assert!(scene.revoked.problems().is_empty());
+            assert!(fixture.revoked.problems().iter().any(|problem| problem.contains("half written")), "{text:?}");
+            fixture.write("aa\n");
+            fixture.reload(SETTLED);
+            assert_eq!(fixture.reload(SETTLED), ["aa"]);
+            assert!(fixture.revoked.problems().is_empty());
         }
     }
 
     #[test]
     fn good_lines_hold_beside_a_malformed_one_which_is_named() {
-        let scene = Scene::new("# stolen\naa # a laptop\nthe one of last week\n00:BB:cc\n");
-        assert_eq!(scene.revoked.list().0.iter().collect::<Vec<_>>(), ["aa", "bbcc"]);
-        let [problem] = scene.revoked.problems() else { panic!("{:?}", scene.revoked.problems()) };
+        let fixture = Fixture::new("# stolen\naa # a laptop\nthe one of last week\n00:BB:cc\n");
+        assert_eq!(fixture.revoked.list().0.iter().collect::<Vec<_>>(), ["aa", "bbcc"]);
+        let [problem] = fixture.revoked.problems() else { panic!("{:?}", fixture.revoked.problems()) };
         assert!(problem.contains("revoked, line 3") && problem.contains("the one of last week"), "{problem}");
     }
 
     #[test]
     fn bytes_that_are_no_text_spoil_their_line_alone() {
-        let mut scene = Scene::new("aa\n");
-        let path = scene.folder.path().join("revoked");
+        let mut fixture = Fixture::new("aa\n");
+        let path = fixture.folder.path().join("revoked");
         fs::write(&path, b"\xef\xbb\xbfaa\n# gr\xfc\xdfe\n\xff\nbb\n").unwrap();
-        assert_eq!(scene.look(SOON), ["aa", "bb"]);
-        assert!(scene.revoked.problems()[0].contains("line 3"), "{:?}", scene.revoked.problems());
+        assert_eq!(fixture.reload(SOON), ["aa", "bb"]);
+        assert!(fixture.revoked.problems()[0].contains("line 3"), "{:?}", fixture.revoked.problems());
         // Remains of a line that a crash kept from being written.
         fs::write(&path, b"aa\nbb\ncc\n\0\0\0\n").unwrap();
-        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"]);
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"]);
         fs::write(&path, b"\xff\xfeb\0b\0").unwrap();
-        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"], "UTF-16 is no list");
+        assert_eq!(fixture.reload(SOON), ["aa", "bb", "cc"], "UTF-16 is no list");
         assert!(Revoked::open(path, Timestamp(0)).is_err(), "nobody is let in without the list");
     }
 
     #[test]
     fn a_list_that_cannot_be_read_stays_in_force() {
-        let mut scene = Scene::new("aa\n");
-        let path = scene.folder.path().join("revoked");
+        let mut fixture = Fixture::new("aa\n");
+        let path = fixture.folder.path().join("revoked");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         for _ in 0..3 {
-            assert_eq!(scene.look(SETTLED), ["aa"]);
+            assert_eq!(fixture.reload(SETTLED), ["aa"]);
         }
-        assert!(scene.revoked.problems()[0].contains("the previous one stays in force"));
+        assert!(fixture.revoked.problems()[0].contains("the previous one stays in force"));
         assert!(Revoked::open(path.clone(), Timestamp(0)).is_err(), "nobody is let in without the list");
         fs::remove_dir(&path).unwrap();
-        scene.write("bb\n");
-        scene.look(SETTLED);
-        assert_eq!(scene.look(SETTLED), ["bb"]);
+        fixture.write("bb\n");
+        fixture.reload(SETTLED);
+        assert_eq!(fixture.reload(SETTLED), ["bb"]);
     }
 }

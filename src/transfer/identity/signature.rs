@@ -236,7 +236,7 @@ impl PolicyKey {
         })?;
         let certificate = own.end_entity_cert().map_err(|source| Error::damaged("no certificate").source(source))?;
         let certificate = Certificate::read(certificate)?;
-        suits(&certificate, Purpose::Policy).map_err(|error| error.at(path.display()))?;
+        check_purpose(&certificate, Purpose::Policy).map_err(|error| error.at(path.display()))?;
         Ok(Self { own, certificate })
     }
 
@@ -307,7 +307,7 @@ impl Trusted {
         if between.iter().chain([&certificate]).any(|one| self.revoked.holds(one)) {
             return Err(Error::denied("certificate of the signer was revoked").got(certificate.fingerprint));
         }
-        suits(&certificate, context.purpose())?;
+        check_purpose(&certificate, context.purpose())?;
         if !signature.holds(&signer, &context.message(message)) {
             let error = Error::denied("signature does not match the signed content");
             return Err(error.help("it was changed since: look at it, and sign it again"));
@@ -317,7 +317,7 @@ impl Trusted {
 }
 
 /// Refuses a certificate with another purpose than `purpose`.
-fn suits(certificate: &Certificate, purpose: Purpose) -> Result<()> {
+fn check_purpose(certificate: &Certificate, purpose: Purpose) -> Result<()> {
     match purpose {
         Purpose::Agent if certificate.policy => Err(Error::denied("certificate is for policy, not for an agent")),
         Purpose::Agent => certificate.agent().map(drop),

@@ -29,7 +29,7 @@ use crate::transfer::protocol::limits::ALPN;
 /// # Errors
 /// Other, if the available cryptography lacks what is needed.
 pub fn client_config(credentials: &Credentials) -> Result<ClientConfig> {
-    let shown = Arc::new(Shown(credentials.clone()));
+    let shown = Arc::new(CurrentCertificates(credentials.clone()));
     let builder = ClientConfig::builder_with_details(provider(), Arc::new(Times(Arc::clone(credentials.clock()))));
     let builder = builder.with_protocol_versions(&[&TLS13]).map_err(unavailable)?;
     let builder = builder.dangerous().with_custom_certificate_verifier(Arc::clone(&shown) as _);
@@ -45,7 +45,7 @@ pub fn client_config(credentials: &Credentials) -> Result<ClientConfig> {
 /// # Errors
 /// As [`client_config`].
 pub fn server_config(credentials: &Credentials) -> Result<ServerConfig> {
-    let shown = Arc::new(Shown(credentials.clone()));
+    let shown = Arc::new(CurrentCertificates(credentials.clone()));
     let builder = ServerConfig::builder_with_details(provider(), Arc::new(Times(Arc::clone(credentials.clock()))));
     let builder = builder.with_protocol_versions(&[&TLS13]).map_err(unavailable)?;
     let builder = builder.with_client_cert_verifier(Arc::clone(&shown) as _);
@@ -138,9 +138,9 @@ impl TimeProvider for Times {
 
 /// Shows and verifies certificates by the current credentials.
 #[derive(Debug)]
-struct Shown(Credentials);
+struct CurrentCertificates(Credentials);
 
-impl Shown {
+impl CurrentCertificates {
     fn verify_signature(
         message: &[u8],
         certificate: &CertificateDer<'_>,
@@ -150,13 +150,13 @@ impl Shown {
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificates {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0.current().own))
     }
 }
 
-impl ResolvesClientCert for Shown {
+impl ResolvesClientCert for CurrentCertificates {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0.current().own))
     }
@@ -166,7 +166,7 @@ impl ResolvesClientCert for Shown {
     }
 }
 
-impl ServerCertVerifier for Shown {
+impl ServerCertVerifier for CurrentCertificates {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -201,7 +201,7 @@ impl ServerCertVerifier for Shown {
     }
 }
 
-impl ClientCertVerifier for Shown {
+impl ClientCertVerifier for CurrentCertificates {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

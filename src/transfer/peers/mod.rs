@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::discovery::{Discovery, discover};
-pub(super) use self::peer::crawl;
+pub(super) use self::peer::min_useful_rate;
 pub use self::peer::{Peer, PeerStat};
 pub(super) use self::rate::Rate;
 use super::identity::Credentials;
@@ -123,7 +123,7 @@ impl Peers {
         self.known().entry(Arc::clone(&address)).or_insert_with(|| {
             let (peer, over) = (Arc::new(Peer::new(address, dialing.options.transports)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
-            tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
+            tokio::spawn(peer::keep_connected(Arc::clone(&peer), Arc::clone(dialing), over));
             KnownPeer { peer, _link_up: link_up }
         });
         Ok(())
@@ -147,7 +147,7 @@ impl Peers {
         };
         // Later calls do not wait for slow peers again.
         if timeout(SETTLING, tried).await.is_err() {
-            known.iter().for_each(|peer| peer.give_up_waiting());
+            known.iter().for_each(|peer| peer.mark_tried());
         }
         known.into_iter().filter(|peer| peer.link().is_ok()).collect()
     }

@@ -1,4 +1,4 @@
-//! Another agent: its link, its holdings, its speed.
+//! Another agent: its link, its chunks, its speed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,17 +27,17 @@ const REQUESTS_MAX: usize = 6;
 /// Pause after a failure: the first, which doubles up to the last.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 /// Minimum lifetime of a link that counts as a success.
-const LASTING: Duration = Duration::from_secs(10);
+const LINK_LIFETIME_MIN: Duration = Duration::from_secs(10);
 /// Time that a peer is avoided after it sent wrong data, or proved to be another agent.
-const SHUNNED: Duration = Duration::from_mins(10);
+const BAN_TIME: Duration = Duration::from_mins(10);
 /// Time after which a slow peer is tried again.
-const SLOW: Duration = Duration::from_secs(30);
+const SLOW_RETRY: Duration = Duration::from_secs(30);
 /// Bytes needed to tell whether a peer is slow.
-const KNOWN: u64 = 2 * MIB;
+const RATE_SAMPLE_MIN: u64 = 2 * MIB;
 /// Rate in bytes a second, and share of the rate of a more distant source; a peer below both is not used. Both are low,
 /// because using a peer spares the origin a copy.
-const CRAWL: f64 = 4.0 * (1 << 20) as f64;
-const CRAWL_SHARE: f64 = 8.0;
+const MIN_RATE: f64 = 4.0 * (1 << 20) as f64;
+const MIN_RATE_DIVISOR: f64 = 8.0;
 /// Time limit to connect to a peer: the memory for its window may never become free.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// Age at which a survey of a peer is renewed.
@@ -45,7 +45,7 @@ const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// Time limit of a survey, after which the peer is used without it.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
 /// Interval of checks of a link.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Another agent.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct State {
     identity: Option<Identity>,
     link: Option<Link>,
     choice: Choice,
-    shunned: Option<Instant>,
+    banned_until: Option<Instant>,
     error: Option<String>,
     surveys: HashMap<ManifestId, (Instant, Arc<Runs>)>,
     received: u64,
@@ -71,8 +71,8 @@ struct State {
 
 /// Rate below which a peer is not used beside a source of `rate`, both in bytes a second.
 #[must_use]
-pub(in crate::transfer) fn crawl(rate: f64) -> f64 {
-    (rate / CRAWL_SHARE).min(CRAWL)
+pub(in crate::transfer) fn min_useful_rate(rate: f64) -> f64 {
+    (rate / MIN_RATE_DIVISOR).min(MIN_RATE)
 }
 
 /// Connections to one peer.
@@ -110,7 +110,7 @@ impl Peer {
             identity: None,
             link: None,
             choice: Choice::new(transports),
-            shunned: None,
+            banned_until: None,
             error: None,
             surveys: HashMap::new(),
             received: 0,
@@ -140,17 +140,17 @@ impl Peer {
 
     /// True while it is avoided, since it sent wrong data.
     #[must_use]
-    pub fn is_shunned(&self) -> bool {
-        self.state().shunned.is_some_and(|until| until > Instant::now())
+    pub fn is_banned(&self) -> bool {
+        self.state().banned_until.is_some_and(|until| until > Instant::now())
     }
 
     /// True if it was recently too slow to help a source of `rate` bytes a second. It is tried again later.
     #[must_use]
     pub fn is_slower_than(&self, rate: f64) -> bool {
         let state = self.state();
-        let lately = state.last.is_some_and(|last| last.elapsed() < SLOW);
+        let lately = state.last.is_some_and(|last| last.elapsed() < SLOW_RETRY);
         let own = state.link.as_ref().and_then(|link| state.choice.rate(link.transport));
-        lately && state.received >= KNOWN && own.is_some_and(|own| own < crawl(rate))
+        lately && state.received >= RATE_SAMPLE_MIN && own.is_some_and(|own| own < min_useful_rate(rate))
     }
 
     /// Open connection to it.
@@ -223,10 +223,10 @@ impl Peer {
     }
 
     /// Records wrong data from it: it is avoided for a while.
-    pub fn lied(&self, error: &Error) {
+    pub fn sent_wrong_data(&self, error: &Error) {
         let mut state = self.state();
         state.error = Some(error.to_string());
-        state.shunned = Some(Instant::now() + SHUNNED);
+        state.banned_until = Some(Instant::now() + BAN_TIME);
         state.link = None;
     }
 
@@ -236,7 +236,7 @@ impl Peer {
         let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
     }
 
-    pub(super) fn give_up_waiting(&self) {
+    pub(super) fn mark_tried(&self) {
         self.tried.send_replace(true);
     }
 
@@ -323,35 +323,35 @@ impl Peer {
 }
 
 /// Keeps the link of `peer` up until `over`.
-pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
+pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
     let mut backoff = BACKOFF;
     let mut linked: Option<Instant> = None;
     let kept = async {
         loop {
-            if peer.is_shunned() || peer.is_fine() {
-                sleep(LOOK).await;
+            if peer.is_banned() || peer.is_fine() {
+                sleep(CHECK_INTERVAL).await;
                 continue;
             }
             match linked.take().map(|since| since.elapsed()) {
                 // The peer may have refused us: in TLS 1.3 the server checks our certificate after the handshake.
-                Some(lasted) if lasted < LASTING => sleep(backoff.pause()).await,
+                Some(lasted) if lasted < LINK_LIFETIME_MIN => sleep(backoff.pause()).await,
                 Some(_) => backoff = BACKOFF,
                 None => {}
             }
             match peer.connect(&dialing).await {
                 Ok(()) => {
                     linked = Some(Instant::now());
-                    peer.give_up_waiting();
+                    peer.mark_tried();
                 }
                 // Headless services list all agents, this one included.
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     tracing::debug!(address = %peer.address, "not a peer: {error}");
-                    peer.give_up_waiting();
+                    peer.mark_tried();
                     return std::future::pending::<()>().await;
                 }
                 Err(error) => {
                     tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
-                    peer.give_up_waiting();
+                    peer.mark_tried();
                     tokio::select! {
                         () = sleep(backoff.pause()) => {}
                         () = dialing.woken.notified() => backoff = BACKOFF,

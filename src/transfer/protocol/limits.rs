@@ -46,7 +46,7 @@ pub const WINDOW_MIN: u64 = 4 * MIB;
 /// Largest window of a requester.
 pub const WINDOW_MAX: u64 = 1 << 40;
 /// Maximum number of bytes of frames that a provider reads ahead and queues, unless one frame alone is longer.
-pub const AHEAD_MAX: u64 = 8 * MIB;
+pub const READ_AHEAD_MAX: u64 = 8 * MIB;
 /// Maximum number of frames that a provider reads at the same time.
 pub const READS_MAX: usize = 16;
 

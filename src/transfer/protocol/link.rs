@@ -133,24 +133,26 @@ impl Link {
         }
         self.heard = now;
         let greeted = self.theirs.is_some();
-        let room = self.granted - self.admitted;
+        let credit = self.granted - self.admitted;
         let (admitted, assembler) = (&mut self.admitted, self.lanes.entry(lane).or_default());
         let before = input.len();
         let whole = assembler.next(input, |announced| {
-            let charge = admit(announced, lane, greeted, room)?;
+            let charge = admit(announced, lane, greeted, credit)?;
             *admitted += charge;
             Ok(())
         })?;
         match &whole {
             Some((byte, _)) if *byte == Kind::Frame as u8 => (self.partial, self.progress) = (0, now),
-            None if assembler.within() == Some(Kind::Frame as u8) => self.trickle((before - input.len()) as u64, now),
+            None if assembler.within() == Some(Kind::Frame as u8) => {
+                self.check_progress((before - input.len()) as u64, now);
+            }
             _ => {}
         }
         Ok(whole)
     }
 
     /// Records the arrival of a part of a frame.
-    fn trickle(&mut self, bytes: u64, now: Duration) {
+    fn check_progress(&mut self, bytes: u64, now: Duration) {
         self.partial += bytes;
         if self.partial >= PROGRESS_MIN {
             (self.partial, self.progress) = (0, now);
@@ -184,7 +186,7 @@ impl Link {
             }
             Message::Error { code, text } => {
                 self.over = Some(Closed::ByPeer { code, text });
-                self.silence();
+                self.keep_alive();
                 Ok(None)
             }
             other => Ok(Some(other)),
@@ -255,8 +257,8 @@ impl Link {
         if self.theirs.is_none() {
             return Some(self.progress + GREETING_MAX);
         }
-        let silence = self.heard + SILENCE_MAX;
-        Some(self.ping_due().map_or(silence, |ping| ping.min(silence)))
+        let keep_alive = self.heard + SILENCE_MAX;
+        Some(self.ping_due().map_or(keep_alive, |ping| ping.min(keep_alive)))
     }
 
     /// Time of the next PING: it detects a silent side even if this side only listens.
@@ -273,21 +275,21 @@ impl Link {
         if self.theirs.is_none() {
             // `progress` does not change before the hello, so other messages gain no time.
             if now >= self.progress + GREETING_MAX {
-                self.give_up(ErrorCode::Silent, "no hello");
+                self.close_with_error(ErrorCode::Silent, "no hello");
             }
         } else if now >= self.heard + SILENCE_MAX {
-            self.give_up(ErrorCode::Silent, "nothing received");
+            self.close_with_error(ErrorCode::Silent, "nothing received");
         } else if self.ping_due().is_some_and(|due| now >= due) {
             self.ping(now);
         }
     }
 
     /// Ends the connection and reports the reason to the other side.
-    pub(super) fn give_up(&mut self, code: ErrorCode, text: &str) {
+    pub(super) fn close_with_error(&mut self, code: ErrorCode, text: &str) {
         self.end(Closed::GaveUp { code, text: text.to_owned() }, Some((code, text.to_owned())));
     }
 
-    pub(super) fn violated(&mut self, violation: Violation) {
+    pub(super) fn close_for_violation(&mut self, violation: Violation) {
         let text = match &violation {
             Violation::Malformed { source, .. } => format!("{violation}: {source}"),
             _ => violation.to_string(),
@@ -301,7 +303,7 @@ impl Link {
         if self.over.is_some() {
             return;
         }
-        self.silence();
+        self.keep_alive();
         if let Some((code, text)) = last_words {
             self.control.push_back(Message::Error { code, text: clipped(&text) });
         }
@@ -309,7 +311,7 @@ impl Link {
     }
 
     /// Drops all pending messages except the hello, which may explain the error.
-    fn silence(&mut self) {
+    fn keep_alive(&mut self) {
         self.control.retain(|message| matches!(message, Message::Hello(_) | Message::Goodbye { .. }));
         self.pong = None;
         self.lanes.clear();
@@ -317,7 +319,7 @@ impl Link {
 }
 
 /// Admits a message `announced` on `lane`; returns its charge against the credit.
-fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u64, Violation> {
+fn admit(announced: Announced, lane: u32, greeted: bool, credit: u64) -> Result<u64, Violation> {
     let len = u64::from(announced.len);
     let kind = Kind::from_byte(announced.kind);
     let word = kind.map_or("message", Kind::word);
@@ -328,9 +330,9 @@ fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u6
         None if announced.kind < IGNORABLE_FROM => Err(Violation::Unknown(announced.kind)),
         Some(Kind::Frame) => {
             let charge = len + HEADER_LEN as u64;
-            let limit = FRAME_LEN_MAX.min(room.saturating_sub(HEADER_LEN as u64));
+            let limit = FRAME_LEN_MAX.min(credit.saturating_sub(HEADER_LEN as u64));
             // Even an empty frame takes its header's bytes.
-            let fits = len <= limit && charge <= room;
+            let fits = len <= limit && charge <= credit;
             if fits { Ok(charge) } else { Err(Violation::TooLong { kind: word, len, limit }) }
         }
         Some(Kind::Missing | Kind::Ended | Kind::Found) | None => control_len(word, len),

@@ -16,12 +16,12 @@
 //! over: [`Event::Ended`] lists the unanswered ordinals, and resuming means to request only these ([`Wanted::only`])
 //! over another connection, or from another peer.
 
-mod asked;
 mod closed;
 mod framing;
 pub mod limits;
 mod link;
 mod message;
+mod open_request;
 mod provider;
 mod requester;
 mod runs;
@@ -35,6 +35,6 @@ pub use self::message::{
     EndCode, Ended, ErrorCode, Find, Found, Frame, Hello, Kind, Message, Missing, Priority, Request, Survey, Wanted,
 };
 pub use self::provider::{Demand, Provider};
-pub use self::requester::{Arrived, Event, How, Requester};
+pub use self::requester::{Arrived, Event, RequestOutcome, Requester};
 pub use self::runs::Runs;
-pub use self::serving::{Asked, Grant, Supply};
+pub use self::serving::{FrameRequest, Grant, OutgoingFrame};

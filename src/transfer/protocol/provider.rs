@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::closed::{Closed, Violation};
-use super::limits::{AHEAD_MAX, FETCHING_AFTER, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
+use super::limits::{FETCHING_AFTER, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
-use super::serving::{Asked, Grant, Next, Serving, Supply, Work};
+use super::serving::{FrameRequest, Grant, NextAction, OutgoingFrame, Serving, Work};
 use crate::id::{ChunkId, ManifestId};
 use crate::identity::Identity;
 
@@ -46,7 +46,7 @@ pub enum Demand {
         /// Id of the chunk.
         id: ChunkId,
         /// Contents of the request.
-        asked: Asked,
+        asked: FrameRequest,
         /// Maximum length of its frame.
         bound: u64,
     },
@@ -78,7 +78,7 @@ pub struct Provider {
     reported: Duration,
     /// Bytes received from further away so far, and their number when FETCHING was last due, if it was since reading
     /// began.
-    brought: (u64, Option<u64>),
+    bytes_received: (u64, Option<u64>),
     closed: bool,
 }
 
@@ -98,10 +98,10 @@ impl Provider {
             sent: 0,
             reserved: 0,
             queued: 0,
-            ahead_max: AHEAD_MAX,
+            ahead_max: READ_AHEAD_MAX,
             moved: now,
             reported: now,
-            brought: (0, None),
+            bytes_received: (0, None),
             closed: false,
         }
     }
@@ -132,13 +132,13 @@ impl Provider {
 
     /// True if granted frames are ready to send.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
+    pub fn has_open_requests(&self) -> bool {
         self.serving.values().any(Serving::is_granted)
     }
 
     /// Limits the frames read ahead to `bytes` bytes, or one frame, from now on. Frames already read stay.
     pub fn read_ahead(&mut self, bytes: u64) {
-        self.ahead_max = bytes.min(AHEAD_MAX);
+        self.ahead_max = bytes.min(READ_AHEAD_MAX);
     }
 
     /// Handles bytes that arrived on `lane`.
@@ -151,7 +151,7 @@ impl Provider {
                 Err(violation) => Err(violation),
             };
             if let Err(violation) = done {
-                self.link.violated(violation);
+                self.link.close_for_violation(violation);
             }
         }
     }
@@ -164,7 +164,7 @@ impl Provider {
             Message::Hello(_) | Message::Goodbye { .. } => {}
             Message::Request(asked) => {
                 let (request, priority, manifest) = (asked.request, asked.priority, asked.manifest);
-                let asked = Asked { priority, manifest, wanted: Arc::new(asked.wanted) };
+                let asked = FrameRequest { priority, manifest, wanted: Arc::new(asked.wanted) };
                 if self.begin(request, priority, Work::Frames { asked, grant: None })? {
                     self.demands.push_back(Demand::Authorise { request, manifest });
                 }
@@ -242,8 +242,8 @@ impl Provider {
     }
 
     /// Refuses the connection, as the other side has too many.
-    pub fn turn_away(&mut self, text: &str) {
-        self.link.give_up(ErrorCode::Busy, text);
+    pub fn refuse_call(&mut self, text: &str) {
+        self.link.close_with_error(ErrorCode::Busy, text);
     }
 
     /// Records that work for `request` is over.
@@ -281,7 +281,7 @@ impl Provider {
     }
 
     /// Ends a read: the stored chunk, or None if it is not held. Each demand to read gets one call.
-    pub fn supply(&mut self, request: u64, ordinal: u32, supply: Option<Supply>, now: Duration) {
+    pub fn supply(&mut self, request: u64, ordinal: u32, supply: Option<OutgoingFrame>, now: Duration) {
         self.wake(now);
         let Some(bound) = self.reads.remove(&(request, ordinal)) else { return };
         self.reserved -= bound;
@@ -315,11 +315,11 @@ impl Provider {
         urgent.sort_unstable();
         for (_, request) in urgent {
             let Some(serving) = self.serving.get_mut(&request) else { continue };
-            let Next::Read { ordinal, id, bound } = serving.next(most) else { continue };
+            let NextAction::Read { ordinal, id, bound } = serving.next(most) else { continue };
             let ahead = self.reserved + self.queued;
             let credit = self.credit.saturating_sub(self.sent + ahead);
-            let room = ahead == 0 || ahead + bound <= self.ahead_max;
-            if bound > credit || !room || self.reads.len() >= READS_MAX {
+            let fits = ahead == 0 || ahead + bound <= self.ahead_max;
+            if bound > credit || !fits || self.reads.len() >= READS_MAX {
                 return None;
             }
             let Some(asked) = serving.asked().cloned() else { continue };
@@ -396,8 +396,8 @@ impl Provider {
 
     /// Reports the total `bytes` of chunks received from further away: if it has grown by the next
     /// [`Provider::expire`], FETCHING is sent.
-    pub fn brought(&mut self, bytes: u64) {
-        self.brought.0 = bytes;
+    pub fn bytes_received(&mut self, bytes: u64) {
+        self.bytes_received.0 = bytes;
     }
 
     /// True once the connection is over.
@@ -417,14 +417,14 @@ impl Provider {
     /// Handles timeouts at the time `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.has_output() && now >= self.moved + STALL_MAX {
-            self.link.give_up(ErrorCode::Stalled, "peer does not read the answers");
+            self.link.close_with_error(ErrorCode::Stalled, "peer does not read the answers");
         }
         if !self.reads.is_empty() && now >= self.reported + FETCHING_AFTER {
-            let (brought, before) = self.brought;
-            if before.is_some_and(|before| brought > before) && !self.has_output() {
+            let (received, before) = self.bytes_received;
+            if before.is_some_and(|before| received > before) && !self.has_output() {
                 self.link.send(Message::Fetching);
             }
-            (self.reported, self.brought.1) = (now, Some(brought));
+            (self.reported, self.bytes_received.1) = (now, Some(received));
         }
         self.link.expire(now);
     }
@@ -439,7 +439,7 @@ impl Provider {
             self.moved = now;
         }
         if self.reads.is_empty() {
-            (self.reported, self.brought.1) = (now, None);
+            (self.reported, self.bytes_received.1) = (now, None);
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::asked::{Answered, Asked, What};
 use super::closed::{Closed, Violation};
 use super::limits::{BASES_MAX, CHUNKS_MAX, FETCHING_MAX, REQUESTS_MAX, RUNS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{Link, Transmit};
 use super::message::{
     EndCode, ErrorCode, Find, Found, Frame, Hello, Message, Missing, Priority, Request, Survey, Wanted,
 };
+use super::open_request::{Answered, OpenRequest, RequestKind};
 use super::runs::Runs;
 use crate::codec::{Codec, Encoded};
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ pub enum Event {
         /// Number of the request.
         request: u64,
         /// Result.
-        how: How,
+        how: RequestOutcome,
         /// Ordinals that were not answered.
         left: Runs,
     },
@@ -69,7 +69,7 @@ pub struct Arrived {
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum RequestOutcome {
     /// Every chunk was answered.
     Complete,
     /// The other side ended it early.
@@ -82,7 +82,7 @@ pub enum How {
 #[derive(Debug)]
 pub struct Requester {
     link: Link,
-    requests: BTreeMap<u64, Asked>,
+    requests: BTreeMap<u64, OpenRequest>,
     last: u64,
     /// Bytes of frames that may be in transit or wait to be released.
     window: u64,
@@ -159,7 +159,7 @@ impl Requester {
 
     /// Number of requests that may be made now.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn free_requests(&self) -> usize {
         let most = self.link.theirs().map_or(0, |hello| hello.requests.min(REQUESTS_MAX)) as usize;
         let open = self.link.is_open() && self.leaving.is_none();
         if open { most.saturating_sub(self.requests.len()) } else { 0 }
@@ -168,7 +168,7 @@ impl Requester {
     /// Requests the stored frames of chunks; returns the request's number.
     ///
     /// # Errors
-    /// Usage, for more than a request may name; unreachable, while no request may be made ([`Requester::room`]).
+    /// Usage, for more than a request may name; unreachable, while no request may be made ([`Requester::free_requests`]).
     pub fn request(&mut self, priority: Priority, manifest: ManifestId, wanted: Wanted, now: Duration) -> Result<u64> {
         let limits = [
             ("chunks in one request", wanted.chunks.len(), CHUNKS_MAX),
@@ -182,7 +182,7 @@ impl Requester {
         }
         let len = u32::try_from(wanted.len()).ok().filter(|&len| len > 0);
         let len = len.ok_or_else(|| Error::usage("request names no chunk"))?;
-        let what = What::Frames(Answered::none_of(len));
+        let what = RequestKind::Frames(Answered::none_of(len));
         let request = self.begin(what, now)?;
         self.link.send(Message::Request(Request { request, priority, manifest, wanted }));
         Ok(request)
@@ -193,13 +193,13 @@ impl Requester {
     /// # Errors
     /// Unreachable, while no request may be made.
     pub fn find(&mut self, manifest: ManifestId, from: u32, now: Duration) -> Result<u64> {
-        let request = self.begin(What::Survey { from }, now)?;
+        let request = self.begin(RequestKind::Survey { from }, now)?;
         self.link.send(Message::Find(Find { request, manifest, from }));
         Ok(request)
     }
 
-    fn begin(&mut self, what: What, now: Duration) -> Result<u64> {
-        if self.room() == 0 {
+    fn begin(&mut self, what: RequestKind, now: Duration) -> Result<u64> {
+        if self.free_requests() == 0 {
             return Err(Error::unreachable("peer takes no more requests now").at(self.peer()));
         }
         if self.requests.is_empty() {
@@ -207,7 +207,7 @@ impl Requester {
             self.link.progress = now;
         }
         self.last += 1;
-        self.requests.insert(self.last, Asked { what, cancelled: false });
+        self.requests.insert(self.last, OpenRequest { what, cancelled: false });
         Ok(self.last)
     }
 
@@ -253,8 +253,8 @@ impl Requester {
     }
 
     /// Reports a frame that did not decode to its chunk: ends the connection.
-    pub fn untrue(&mut self, text: &str) {
-        self.link.give_up(ErrorCode::Untrue, text);
+    pub fn corrupt(&mut self, text: &str) {
+        self.link.close_with_error(ErrorCode::Corrupt, text);
     }
 
     /// Reports that the transport broke, or ended.
@@ -271,7 +271,7 @@ impl Requester {
                 Err(violation) => Err(violation),
             };
             if let Err(violation) = done {
-                self.link.violated(violation);
+                self.link.close_for_violation(violation);
             }
         }
     }
@@ -292,7 +292,7 @@ impl Requester {
                 self.link.progress = now;
                 let asked = self.requests.remove(&ended.request);
                 let asked = asked.ok_or(Violation::Unexpected("end of an unknown request"))?;
-                self.end(ended.request, &asked, How::Refused(ended.code, ended.text));
+                self.end(ended.request, &asked, RequestOutcome::Refused(ended.code, ended.text));
             }
             Message::Goodbye { text } => self.events.push_back(Event::Leaving(text)),
             Message::Fetching => self.fetching(now),
@@ -347,7 +347,7 @@ impl Requester {
     /// Marks ordinals as answered; returns true if the request was cancelled.
     fn answer(&mut self, request: u64, ordinals: impl Iterator<Item = u32>) -> Result<bool, Violation> {
         match self.requests.get_mut(&request) {
-            Some(Asked { what: What::Frames(answered), cancelled }) => {
+            Some(OpenRequest { what: RequestKind::Frames(answered), cancelled }) => {
                 for ordinal in ordinals {
                     answered.insert(ordinal)?;
                 }
@@ -359,18 +359,18 @@ impl Requester {
 
     /// Ends `request` if all of it was answered.
     fn finish(&mut self, request: u64) {
-        let whole = |asked: &Asked| matches!(&asked.what, What::Frames(answered) if answered.is_all());
+        let whole = |asked: &OpenRequest| matches!(&asked.what, RequestKind::Frames(answered) if answered.is_all());
         if self.requests.get(&request).is_some_and(whole)
             && let Some(asked) = self.requests.remove(&request)
         {
-            self.end(request, &asked, How::Complete);
+            self.end(request, &asked, RequestOutcome::Complete);
         }
     }
 
     fn found(&mut self, found: Found) -> Result<(), Violation> {
         let Found { request, survey } = found;
         let asked = self.requests.remove(&request).ok_or(Violation::Unexpected("answer to an unknown question"))?;
-        let What::Survey { from } = asked.what else {
+        let RequestKind::Survey { from } = asked.what else {
             return Err(Violation::Unexpected("answer to an unknown question"));
         };
         let begins = survey.held.ranges().first().map_or(from, |first| first.start);
@@ -380,14 +380,14 @@ impl Requester {
         if !asked.cancelled {
             self.events.push_back(Event::Found { request, survey });
         }
-        self.end(request, &asked, How::Complete);
+        self.end(request, &asked, RequestOutcome::Complete);
         Ok(())
     }
 
-    fn end(&mut self, request: u64, asked: &Asked, how: How) {
+    fn end(&mut self, request: u64, asked: &OpenRequest, how: RequestOutcome) {
         let left = match &asked.what {
-            What::Frames(answered) => answered.left(),
-            What::Survey { .. } => Runs::default(),
+            RequestKind::Frames(answered) => answered.left(),
+            RequestKind::Survey { .. } => Runs::default(),
         };
         self.events.push_back(Event::Ended { request, how, left });
     }
@@ -414,7 +414,7 @@ impl Requester {
         }
         let why = self.link.over()?.clone();
         if let Some((request, asked)) = self.requests.pop_first() {
-            self.end(request, &asked, How::Lost);
+            self.end(request, &asked, RequestOutcome::Lost);
             return self.events.pop_front();
         }
         (!std::mem::replace(&mut self.closed, true)).then_some(Event::Closed(why))
@@ -427,7 +427,7 @@ impl Requester {
 
     /// Reason for the end, if the connection is over.
     #[must_use]
-    pub fn why_over(&self) -> Option<&Closed> {
+    pub fn close_reason(&self) -> Option<&Closed> {
         self.link.over()
     }
 
@@ -448,15 +448,15 @@ impl Requester {
     /// Handles timeouts at the time `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.owed() && now >= self.link.progress + STALL_MAX {
-            self.link.give_up(ErrorCode::Stalled, "open requests made no progress");
+            self.link.close_with_error(ErrorCode::Stalled, "open requests made no progress");
         }
         self.link.expire(now);
     }
 
     /// True if the other side owes an answer; false while so much of the window is in use that a frame may not fit.
     fn owed(&self) -> bool {
-        let room = self.link.granted - self.link.admitted;
-        let free = room >= self.window - self.window / 4 || self.link.is_within_frame();
+        let credit = self.link.granted - self.link.admitted;
+        let free = credit >= self.window - self.window / 4 || self.link.is_within_frame();
         self.link.over().is_none() && !self.requests.is_empty() && free
     }
 }

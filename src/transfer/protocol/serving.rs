@@ -34,7 +34,7 @@ impl Grant {
 
 /// Contents of a request, for the reader of its chunks: it shows which ones are wanted next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct FrameRequest {
     /// Priority.
     pub priority: Priority,
     /// Manifest of the chunks.
@@ -45,7 +45,7 @@ pub struct Asked {
 
 /// Stored chunk to send to a peer.
 #[derive(Clone, Debug)]
-pub struct Supply {
+pub struct OutgoingFrame {
     /// Stored form.
     pub encoded: Encoded,
     /// Bytes of the chunk.
@@ -68,7 +68,7 @@ pub(super) struct Serving {
     next: u64,
     /// True once no more answers are made.
     ended: bool,
-    /// True while rights or holdings are looked up: until then nothing is sent, and the request counts.
+    /// True while rights or chunks are looked up: until then nothing is sent, and the request counts.
     working: bool,
     /// Bytes of memory of its lists, until it has ended.
     memory: u64,
@@ -77,7 +77,7 @@ pub(super) struct Serving {
 #[derive(Debug)]
 pub(super) enum Work {
     /// Frames, once a grant says which.
-    Frames { asked: Asked, grant: Option<Arc<Grant>> },
+    Frames { asked: FrameRequest, grant: Option<Arc<Grant>> },
     /// A survey.
     Survey,
     /// Nothing: it has ended early, or was answered.
@@ -86,7 +86,7 @@ pub(super) enum Work {
 
 /// Next action for a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextAction {
     /// Read this chunk; its frame is charged with at most `bound` bytes.
     Read { ordinal: u32, id: ChunkId, bound: u64 },
     /// Nothing for now.
@@ -108,29 +108,29 @@ impl Serving {
         self.memory
     }
 
-    /// No work: it has ended early, or was answered.
+    /// True if it requests frames and a grant was found.
     pub(super) fn is_granted(&self) -> bool {
         matches!(&self.what, Work::Frames { grant: Some(_), .. })
     }
 
     /// Next read. Notes chunks that will not be sent, among them those larger than `most` bytes.
-    pub(super) fn next(&mut self, most: u64) -> Next {
-        let Work::Frames { asked, grant: Some(grant) } = &self.what else { return Next::Nothing };
+    pub(super) fn next(&mut self, most: u64) -> NextAction {
+        let Work::Frames { asked, grant: Some(grant) } = &self.what else { return NextAction::Nothing };
         let wanted = &asked.wanted;
         // Pending reports of missing chunks are bounded, too.
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
             match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
-                Some((id, bound)) if bound <= most => return Next::Read { ordinal, id, bound },
+                Some((id, bound)) if bound <= most => return NextAction::Read { ordinal, id, bound },
                 _ => self.missing.insert(ordinal),
             };
             self.next += 1;
         }
-        Next::Nothing
+        NextAction::Nothing
     }
 
     /// Contents, unless it is a survey.
-    pub(super) fn asked(&self) -> Option<&Asked> {
+    pub(super) fn asked(&self) -> Option<&FrameRequest> {
         match &self.what {
             Work::Frames { asked, .. } => Some(asked),
             Work::Survey | Work::Nothing => None,
@@ -144,12 +144,12 @@ impl Serving {
     }
 
     /// Ends a read; returns the bytes queued because of it.
-    pub(super) fn supply(&mut self, ordinal: u32, supply: Option<Supply>, bound: u64) -> u64 {
+    pub(super) fn supply(&mut self, ordinal: u32, supply: Option<OutgoingFrame>, bound: u64) -> u64 {
         self.reading -= 1;
         if self.ended {
             return 0;
         }
-        let frame = supply.map(|Supply { encoded: Encoded { codec, bytes, base }, plain_len }| Frame {
+        let frame = supply.map(|OutgoingFrame { encoded: Encoded { codec, bytes, base }, plain_len }| Frame {
             request: self.request,
             ordinal,
             codec: codec as u8,
@@ -207,12 +207,12 @@ impl Serving {
 
     /// Next message to send, and its charge against the credit.
     pub(super) fn transmit(&mut self) -> Option<(Transmit, u64)> {
-        let message = self.out.pop_front().or_else(|| self.tell_missing())?;
+        let message = self.out.pop_front().or_else(|| self.queue_missing())?;
         let (head, body) = message.write();
         Some((Transmit { head, body }, charge(&message)))
     }
 
-    fn tell_missing(&mut self) -> Option<Message> {
+    fn queue_missing(&mut self) -> Option<Message> {
         let ordinals: Runs = self.missing.iter().copied().take(RUNS_MAX).collect();
         self.missing.retain(|ordinal| ordinals.ranges().last().is_some_and(|last| *ordinal >= last.end));
         (!ordinals.is_empty()).then_some(Message::Missing(Missing { request: self.request, ordinals }))

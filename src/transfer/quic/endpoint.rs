@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::limits::MIB;
 use crate::transfer::connection_error::not_bound;
 use crate::transfer::identity::{Credentials, client_config, server_config};
-use crate::transfer::protocol::limits::{AHEAD_MAX, CONTROL_LEN_MAX, LANES_MAX};
+use crate::transfer::protocol::limits::{CONTROL_LEN_MAX, LANES_MAX, READ_AHEAD_MAX};
 use crate::transfer::transport::GOOD_WINDOW;
 
 /// Socket buffer in bytes, each way. The system's default of about 200 KiB holds less than 100 full packets.
@@ -76,7 +76,7 @@ fn transport(window: u64) -> Result<TransportConfig> {
     transport
         .stream_receive_window(flow(window)?)
         .receive_window(flow(window.min(GOOD_WINDOW))?)
-        .send_window(AHEAD_MAX);
+        .send_window(READ_AHEAD_MAX);
     transport.datagram_receive_buffer_size(None);
     // Cubic takes each lost packet for congestion: at 300 Mbit/s over 50 ms with one packet in a thousand lost it uses
     // a 30th (benches/links). BBR uses the rate at which packets arrive (<https://doi.org/10.1145/3009824>).

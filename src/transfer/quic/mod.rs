@@ -17,14 +17,14 @@ use tracing::Instrument as _;
 
 use self::endpoint::{client, flow, server};
 use super::connection_error::{broken_quic, displaced};
-use super::driver::{Client, Clockwork, Feeder, Lanes, Served, Window, hello_of, serve};
-use super::gate::{Knock, Unfinished};
+use super::driver::{Client, ConnectionClock, Feeder, Lanes, ServedConnection, Window, hello_of, serve};
+use super::gate::{PendingConnection, Unfinished};
 use super::guarded;
-use super::identity::{Credentials, SERVER_NAME, Side, Standing, peer_identity, refused};
+use super::identity::{CertificateCheck, Credentials, SERVER_NAME, Side, peer_identity, refused};
 use super::protocol::limits::LANES_MAX;
 use super::protocol::{CONTROL, Closed, Provider, Requester};
 use super::transport::{Dial, HANDSHAKE_MAX, REFUSED, Transport};
-use super::{ByteCounters, Gate, Holdings, Pass};
+use super::{ByteCounters, ConnectionPermit, Gate, ServedChunks};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::policy::Route;
@@ -55,8 +55,8 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let late = || Error::unreachable("peer does not answer in time").at(address);
     let connected = timeout(HANDSHAKE_MAX, connecting).await.map_err(|_| late())?;
     let connection = connected.map_err(|error| broken_quic(error).at(address))?;
-    let (peer, standing) =
-        who(&connection, credentials, dial.expected, Side::Serves).map_err(|error| error.at(address))?;
+    let (peer, certificate_check) =
+        who(&connection, credentials, dial.expected, Side::Server).map_err(|error| error.at(address))?;
     let window = dial.window_for(connection.rtt());
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     connection.set_receive_window(flow(window)?);
@@ -76,14 +76,14 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
         tokio::select! {
             () = gather(connection.clone(), feeder.clone()) => {}
             () = counting => {}
-            error = standing.ended() => {
+            error = certificate_check.ended() => {
                 // The reason first: the streams would only report that the connection was closed on this side.
                 feeder.fail(guarded::broken(error)).await;
                 connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
             }
         }
     });
-    let clock = Clockwork::start();
+    let clock = ConnectionClock::start();
     let requester = Requester::new(hello_of(credentials, window), peer, clock.now())?;
     let window = Window { memory, wire, versions: Some(Arc::clone(credentials.versions())) };
     Ok(Client::start(requester, lanes, clock, window).over(way))
@@ -151,10 +151,10 @@ fn who(
     credentials: &Credentials,
     expected: Option<&Identity>,
     side: Side,
-) -> Result<(Identity, Standing)> {
+) -> Result<(Identity, CertificateCheck)> {
     let shown = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
     let shown = shown.as_ref().map(|certificates| certificates.as_slice());
-    Ok((peer_identity(shown, expected)?, Standing::of(credentials, shown, side)?))
+    Ok((peer_identity(shown, expected)?, CertificateCheck::of(credentials, shown, side)?))
 }
 
 /// QUIC listener for peers.
@@ -170,7 +170,7 @@ pub struct Listener {
 struct Listening {
     credentials: Credentials,
     gate: Gate,
-    holdings: Arc<dyn Holdings>,
+    served_chunks: Arc<dyn ServedChunks>,
     leaving: CancellationToken,
 }
 
@@ -202,9 +202,9 @@ impl Listener {
     ///
     /// # Cancel safety
     /// Safe: every connection is dropped.
-    pub async fn serve(self, holdings: Arc<dyn Holdings>, leaving: CancellationToken) -> Result<()> {
+    pub async fn serve(self, served_chunks: Arc<dyn ServedChunks>, leaving: CancellationToken) -> Result<()> {
         let Self { endpoint, credentials, gate } = self;
-        let listening = Listening { credentials, gate, holdings, leaving: leaving.clone() };
+        let listening = Listening { credentials, gate, served_chunks, leaving: leaving.clone() };
         let mut connections = JoinSet::new();
         loop {
             let incoming = tokio::select! {
@@ -226,14 +226,14 @@ impl Listener {
                 incoming.ignore();
                 continue;
             };
-            let (validated, knock) = (incoming.remote_address_validated(), listening.gate.knock(from.ip()));
+            let (validated, pending) = (incoming.remote_address_validated(), listening.gate.accept(from.ip()));
             if validated {
                 // The peer has answered.
-                knock.spoke();
+                pending.sent_data();
             }
             let listening = listening.clone();
             connections.spawn(async move {
-                if let Err(error) = listening.attend(incoming, knock, unfinished).await
+                if let Err(error) = listening.serve_local(incoming, pending, unfinished).await
                     && let Some(kept_back) = REFUSED.may()
                 {
                     tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
@@ -248,13 +248,13 @@ impl Listener {
 
 impl Listening {
     /// Serves a connection from its beginning to its end.
-    async fn attend(self, incoming: Incoming, knock: Knock, unfinished: Unfinished) -> Result<()> {
+    async fn serve_local(self, incoming: Incoming, pending: PendingConnection, unfinished: Unfinished) -> Result<()> {
         let late = |_| Error::unreachable("peer does not answer in time");
         let shaken = tokio::select! {
-            shaken = timeout(self.gate.patience(), incoming.into_future()) => {
+            shaken = timeout(self.gate.handshake_timeout(), incoming.into_future()) => {
                 shaken.map_err(late).and_then(|shaken| shaken.map_err(broken_quic))
             }
-            () = knock.gone() => Err(displaced()),
+            () = pending.displaced() => Err(displaced()),
         };
         let connection = match shaken {
             Ok(connection) => connection,
@@ -267,42 +267,43 @@ impl Listening {
             }
         };
         drop(unfinished);
-        let (peer, standing) = who(&connection, &self.credentials, None, Side::Asks)?;
-        let pass = self.gate.admit(&peer, &knock);
+        let (peer, certificate_check) = who(&connection, &self.credentials, None, Side::Client)?;
+        let permit = self.gate.admit(&peer, &pending);
         // A refused connection keeps its handshake place until the refusal is sent.
-        let knock = pass.is_err().then_some(knock);
+        let pending = permit.is_err().then_some(pending);
         let gave_way = async {
-            match &knock {
-                Some(knock) => knock.gone().await,
+            match &pending {
+                Some(pending) => pending.displaced().await,
                 None => std::future::pending().await,
             }
         };
         let mut gave_way = std::pin::pin!(gave_way);
         let opened = tokio::select! {
-            opened = timeout(self.gate.patience(), open(&connection)) => opened,
+            opened = timeout(self.gate.handshake_timeout(), open(&connection)) => opened,
             () = &mut gave_way => return Err(displaced()),
         };
         let lanes = opened.map_err(late)?.map_err(broken_quic)?;
-        let clock = Clockwork::start();
+        let clock = ConnectionClock::start();
         let hello = hello_of(&self.credentials, 0);
         let mut provider = Provider::new(hello, peer.clone(), LANES, clock.now());
-        let turned_away = pass.as_ref().err().map(|why| Error::exhausted(why.clone()).at(&peer));
+        let turned_away = permit.as_ref().err().map(|why| Error::exhausted(why.clone()).at(&peer));
         let wire = Arc::<ByteCounters>::default();
-        let pass = pass.unwrap_or_else(|why| {
-            provider.turn_away(&why);
-            Pass::of_this_node()
+        let permit = permit.unwrap_or_else(|why| {
+            provider.refuse_call(&why);
+            ConnectionPermit::of_this_node()
         });
         if turned_away.is_none() {
-            self.holdings.opened(&peer, Transport::Quic, Arc::clone(&wire));
+            self.served_chunks.opened(&peer, Transport::Quic, Arc::clone(&wire));
         }
         let (versions, route) = (Some(Arc::clone(self.credentials.versions())), route(&connection));
-        let served = Served { holdings: self.holdings, pass, route, leaving: self.leaving, versions };
+        let served =
+            ServedConnection { served_chunks: self.served_chunks, permit, route, leaving: self.leaving, versions };
         let span = tracing::debug_span!("serving", %peer, transport = "quic");
         let closed = tokio::select! {
             closed = serve(provider, lanes, clock, served).instrument(span) => closed,
             () = count(connection.clone(), wire) => Closed::Done,
             () = &mut gave_way => Closed::Done,
-            error = standing.ended() => {
+            error = certificate_check.ended() => {
                 connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
                 Closed::Lost(refused(error).to_string())
             }

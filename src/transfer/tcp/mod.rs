@@ -12,16 +12,16 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::byte_counters::Counted;
-use super::calls::{ALPN_HTTP, Calls, Switch, switch, turn_away};
+use super::byte_counters::CountedStream;
+use super::calls::{ALPN_HTTP, CallSender, Calls, channel, refuse_call};
 use super::connection_error::{broken, displaced, not_bound};
-use super::driver::{Client, Clockwork, Lanes, Served, Window, hello_of, serve};
-use super::gate::Knock;
+use super::driver::{Client, ConnectionClock, Lanes, ServedConnection, Window, hello_of, serve};
+use super::gate::PendingConnection;
 use super::guarded::Guarded;
-use super::identity::{Credentials, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config};
+use super::identity::{CertificateCheck, Credentials, SERVER_NAME, Side, client_config, peer_identity, server_config};
 use super::protocol::{Provider, Requester};
 use super::transport::{Dial, HANDSHAKE_MAX, REFUSED, Transport};
-use super::{ByteCounters, Gate, Holdings, Pass};
+use super::{ByteCounters, ConnectionPermit, Gate, ServedChunks};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::policy::Route;
@@ -46,18 +46,18 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
         let delay = begun.elapsed();
         stream.set_nodelay(true)?;
         let way = route(&stream);
-        Ok((TlsConnector::from(config).connect(name, Counted::new(stream, Arc::clone(&wire))).await?, delay, way))
+        Ok((TlsConnector::from(config).connect(name, CountedStream::new(stream, Arc::clone(&wire))).await?, delay, way))
     };
     let connected = timeout(HANDSHAKE_MAX, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let (stream, delay, way) = connected.map_err(|error| broken(error).at(address))?;
     let shown = stream.get_ref().1.peer_certificates();
     let peer = peer_identity(shown, dial.expected).map_err(|error| error.at(address))?;
-    let standing = Standing::of(credentials, shown, Side::Serves)?;
+    let certificate_check = CertificateCheck::of(credentials, shown, Side::Server)?;
     let window = dial.window_for(delay);
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
-    let clock = Clockwork::start();
+    let clock = ConnectionClock::start();
     let requester = Requester::new(hello_of(credentials, window), peer, clock.now())?;
-    let lanes = Lanes::both_ways(Guarded::new(stream, &standing));
+    let lanes = Lanes::both_ways(Guarded::new(stream, &certificate_check));
     let window = Window { memory, wire, versions: Some(Arc::clone(credentials.versions())) };
     Ok(Client::start(requester, lanes, clock, window).over(way))
 }
@@ -76,7 +76,7 @@ pub struct Listener {
     socket: TcpListener,
     credentials: Credentials,
     gate: Gate,
-    calls: Option<Switch>,
+    calls: Option<CallSender>,
 }
 
 /// Parts of a listener that each connection needs.
@@ -85,8 +85,8 @@ struct Listening {
     acceptor: TlsAcceptor,
     credentials: Credentials,
     gate: Gate,
-    holdings: Arc<dyn Holdings>,
-    calls: Option<Switch>,
+    served_chunks: Arc<dyn ServedChunks>,
+    calls: Option<CallSender>,
     leaving: CancellationToken,
 }
 
@@ -112,7 +112,7 @@ impl Listener {
     /// Also accepts calls from now on, which the returned receiver must answer; otherwise calls are refused in the
     /// handshake.
     pub fn take_calls(&mut self) -> Calls {
-        let (calls, taken) = switch();
+        let (calls, taken) = channel();
         self.calls = Some(calls);
         taken
     }
@@ -129,12 +129,12 @@ impl Listener {
     ///
     /// # Cancel safety
     /// Safe: every connection is dropped.
-    pub async fn serve(self, holdings: Arc<dyn Holdings>, leaving: CancellationToken) -> Result<()> {
+    pub async fn serve(self, served_chunks: Arc<dyn ServedChunks>, leaving: CancellationToken) -> Result<()> {
         let mut config = server_config(&self.credentials)?;
         config.alpn_protocols.extend(self.calls.as_ref().map(|_| ALPN_HTTP.to_vec()));
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let Self { socket, credentials, gate, calls } = self;
-        let listening = Listening { acceptor, credentials, gate, holdings, calls, leaving: leaving.clone() };
+        let listening = Listening { acceptor, credentials, gate, served_chunks, calls, leaving: leaving.clone() };
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -145,9 +145,9 @@ impl Listener {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((stream, from)) => {
-                    let (knock, listening) = (listening.gate.knock(from.ip()), listening.clone());
+                    let (pending, listening) = (listening.gate.accept(from.ip()), listening.clone());
                     connections.spawn(async move {
-                        if let Err(error) = Box::pin(listening.attend(stream, knock)).await
+                        if let Err(error) = Box::pin(listening.serve_local(stream, pending)).await
                             && let Some(kept_back) = REFUSED.may()
                         {
                             tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
@@ -171,55 +171,55 @@ impl Listener {
 
 /// Sends a refusal to a connection. It keeps its handshake place meanwhile, and ends at once if another connection
 /// needs the place.
-async fn unless_displaced(served: impl Future<Output = ()>, knock: &Knock) {
+async fn unless_displaced(served: impl Future<Output = ()>, pending: &PendingConnection) {
     tokio::select! {
         () = served => {}
-        () = knock.gone() => {}
+        () = pending.displaced() => {}
     }
 }
 
 impl Listening {
     /// Serves a connection from its beginning to its end.
-    async fn attend(self, stream: TcpStream, knock: Knock) -> Result<()> {
+    async fn serve_local(self, stream: TcpStream, pending: PendingConnection) -> Result<()> {
         let (wire, way) = (Arc::<ByteCounters>::default(), route(&stream));
         let accepted = async {
             stream.set_nodelay(true)?;
             // A silent connection costs no more than a socket.
             stream.readable().await?;
-            knock.spoke();
-            self.acceptor.accept(Counted::new(stream, Arc::clone(&wire))).await
+            pending.sent_data();
+            self.acceptor.accept(CountedStream::new(stream, Arc::clone(&wire))).await
         };
         let accepted = tokio::select! {
-            accepted = timeout(self.gate.patience(), accepted) => accepted,
-            () = knock.gone() => return Err(displaced()),
+            accepted = timeout(self.gate.handshake_timeout(), accepted) => accepted,
+            () = pending.displaced() => return Err(displaced()),
         };
         let stream = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(broken)?;
         let shown = stream.get_ref().1.peer_certificates();
         let peer = peer_identity(shown, None)?;
-        let standing = Standing::of(&self.credentials, shown, Side::Asks)?;
+        let certificate_check = CertificateCheck::of(&self.credentials, shown, Side::Client)?;
         let calls = self.calls.clone().filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP));
-        let stream = Guarded::new(stream, &standing);
-        match (self.gate.admit(&peer, &knock), calls) {
-            (Ok(pass), Some(calls)) => {
-                drop(knock);
+        let stream = Guarded::new(stream, &certificate_check);
+        match (self.gate.admit(&peer, &pending), calls) {
+            (Ok(permit), Some(calls)) => {
+                drop(pending);
                 tracing::debug!(%peer, "peer calls");
-                self.holdings.called(&peer, wire);
-                calls.hand_over(stream, peer, pass)
+                self.served_chunks.called(&peer, wire);
+                calls.send(stream, peer, permit)
             }
-            (Ok(pass), None) => {
-                drop(knock);
-                self.holdings.opened(&peer, Transport::Tcp, wire);
-                self.serve(stream, peer, way, Ok(pass)).await;
+            (Ok(permit), None) => {
+                drop(pending);
+                self.served_chunks.opened(&peer, Transport::Tcp, wire);
+                self.serve(stream, peer, way, Ok(permit)).await;
                 Ok(())
             }
             (Err(why), calls) => {
                 let served = async {
                     match calls {
-                        Some(_) => turn_away(stream, &why).await,
+                        Some(_) => refuse_call(stream, &why).await,
                         None => self.serve(stream, peer.clone(), way, Err(why.clone())).await,
                     }
                 };
-                unless_displaced(served, &knock).await;
+                unless_displaced(served, &pending).await;
                 Err(Error::exhausted(why).at(peer))
             }
         }
@@ -228,19 +228,20 @@ impl Listening {
     /// Serves `peer`, or refuses it with the reason.
     async fn serve(
         self,
-        stream: Guarded<TlsStream<Counted<TcpStream>>>,
+        stream: Guarded<TlsStream<CountedStream<TcpStream>>>,
         peer: Identity,
         route: Route,
-        pass: Result<Pass, String>,
+        permit: Result<ConnectionPermit, String>,
     ) {
-        let clock = Clockwork::start();
+        let clock = ConnectionClock::start();
         let mut provider = Provider::new(hello_of(&self.credentials, 0), peer.clone(), 0, clock.now());
-        let pass = pass.unwrap_or_else(|why| {
-            provider.turn_away(&why);
-            Pass::of_this_node()
+        let permit = permit.unwrap_or_else(|why| {
+            provider.refuse_call(&why);
+            ConnectionPermit::of_this_node()
         });
         let versions = Some(Arc::clone(self.credentials.versions()));
-        let served = Served { holdings: self.holdings, pass, route, leaving: self.leaving, versions };
+        let served =
+            ServedConnection { served_chunks: self.served_chunks, permit, route, leaving: self.leaving, versions };
         let span = tracing::debug_span!("serving", %peer, transport = "tcp");
         let closed = serve(provider, Lanes::both_ways(stream), clock, served).instrument(span).await;
         tracing::debug!(%peer, ?closed, "connection is over");
@@ -256,9 +257,9 @@ mod tests {
     async fn who_is_refused_gives_its_place_to_who_comes() {
         let gate = Gate::new(Admission { handshakes: 1, handshakes_per_address: 1, ..Admission::default() });
         let address = std::net::Ipv4Addr::LOCALHOST.into();
-        let refused = gate.knock(address);
+        let refused = gate.accept(address);
         let served = unless_displaced(std::future::pending(), &refused);
-        let _next = gate.knock(address);
+        let _next = gate.accept(address);
         // Returns, although the answer is never sent.
         served.await;
     }

@@ -191,7 +191,7 @@ fn what_somebody_saved_meanwhile_is_not_replaced() {
 #[test]
 fn who_does_not_keep_says_why() {
     for (of, capacity, says) in [
-        ("'home/b'", "64M", "agent cloud/c keeps nothing for home/a"),
+        ("'home/b'", "64M", "agent cloud/c accepts no handoffs of home/a"),
         ("'home/a'", "1000K", "no space for this handoff"),
     ] {
         let user = with_tree();

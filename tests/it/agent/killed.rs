@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::Running;
 use crate::cli::User;
-use crate::data::{Dice, noise};
+use crate::data::{Rng, noise};
 
 const KILLS: u64 = 100;
 /// A kill comes within this, in milliseconds.
@@ -35,9 +35,9 @@ struct Promises {
 }
 
 /// Reads parts of files until the agent is gone, and counts them in `reads`.
-fn read(agent: &Running, files: &[Vec<u8>], mut dice: Dice, reads: &AtomicU64) {
+fn read(agent: &Running, files: &[Vec<u8>], mut rng: Rng, reads: &AtomicU64) {
     loop {
-        let (name, from) = (dice.roll(NAMES), dice.roll(FILE_LEN - READ_LEN));
+        let (name, from) = (rng.below(NAMES), rng.below(FILE_LEN - READ_LEN));
         let range = format!("Range: bytes={from}-{}\r\n", from + READ_LEN - 1);
         let Some(answer) = agent.try_ask("GET", &format!("/v1/files/run%2F{name}/file"), &range, "") else {
             return;
@@ -51,11 +51,11 @@ fn read(agent: &Running, files: &[Vec<u8>], mut dice: Dice, reads: &AtomicU64) {
 }
 
 /// Pins, unpins, warms and evicts until the agent is gone.
-fn disturb(agent: &Running, promises: &Mutex<Promises>, mut dice: Dice) -> Option<()> {
+fn disturb(agent: &Running, promises: &Mutex<Promises>, mut rng: Rng) -> Option<()> {
     let mut own: Vec<String> = Vec::new();
     loop {
-        let name = format!("run/{}", dice.roll(NAMES));
-        match dice.roll(4) {
+        let name = format!("run/{}", rng.below(NAMES));
+        match rng.below(4) {
             0 => {
                 let body = json!({ "name": name, "for": 3600 }).to_string();
                 let answer = agent.try_ask("POST", "/v1/pins", "", &body)?;
@@ -82,7 +82,7 @@ fn disturb(agent: &Running, promises: &Mutex<Promises>, mut dice: Dice) -> Optio
                 assert_eq!(answer.status, 200);
             }
         }
-        std::thread::sleep(Duration::from_millis(dice.roll(10)));
+        std::thread::sleep(Duration::from_millis(rng.below(10)));
     }
 }
 
@@ -110,7 +110,7 @@ fn killed_at_random_under_load_it_is_sound_and_warm_and_keeps_its_pins() {
         user.ok(&["save", &format!("tree-{n}"), &format!("run/{n}")]);
     }
     user.write("agent.toml", CONFIG.as_bytes());
-    let mut dice = Dice(0x2545_f491_4f6c_dd1d);
+    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
     let (mut before, mut warm, reads) = (Promises::default(), 0, AtomicU64::new(0));
     for round in 0..KILLS {
         let agent = Running::from_file(&user, "agent.toml");
@@ -120,15 +120,15 @@ fn killed_at_random_under_load_it_is_sound_and_warm_and_keeps_its_pins() {
             let (agent, files, promises, reads) = (&agent, &files, &promises, &reads);
             let read_before = reads.load(Ordering::Relaxed);
             for n in 1..4 {
-                scope.spawn(move || read(agent, files, Dice(round << 8 | n), reads));
+                scope.spawn(move || read(agent, files, Rng(round << 8 | n), reads));
             }
-            scope.spawn(move || disturb(agent, promises, Dice(round << 8 | 9)));
+            scope.spawn(move || disturb(agent, promises, Rng(round << 8 | 9)));
             // Every other life is long enough for a read, however slow the machine is.
             let begun = Instant::now();
             while round % 2 == 0 && reads.load(Ordering::Relaxed) == read_before && begun.elapsed() < READ_WITHIN {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            std::thread::sleep(Duration::from_millis(dice.roll(LIFE_MAX)));
+            std::thread::sleep(Duration::from_millis(rng.below(LIFE_MAX)));
             agent.signal(Signal::KILL);
         });
         assert_eq!(agent.ended().0, None, "it ended by itself in round {round}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Running;
 use crate::cli::User;
-use crate::data::{Dice, noise};
+use crate::data::{Rng, noise};
 
 const MIB: u64 = 1 << 20;
 const READERS: u64 = 64;
@@ -52,12 +52,12 @@ impl Running {
 fn read(
     agent: &Running,
     digests: &[blake3::Hash],
-    mut dice: Dice,
+    mut rng: Rng,
     pause: Duration,
     (over, reads): (&AtomicBool, &AtomicU64),
 ) {
     while !over.load(Ordering::Relaxed) {
-        let n = dice.roll(NAMES);
+        let n = rng.below(NAMES);
         let answer = agent.ask("GET", &format!("/v1/files/run%2F{n}/file"), "", "");
         assert_eq!(answer.status, 200);
         assert_eq!(blake3::hash(&answer.body), digests[usize::try_from(n).unwrap()]);
@@ -72,7 +72,7 @@ fn load(agent: &Running, digests: &[blake3::Hash], pause: Duration, mut enough: 
     std::thread::scope(|scope| {
         let (over, reads) = (&over, &reads);
         for n in 1..=READERS {
-            scope.spawn(move || read(agent, digests, Dice(n), pause, (over, reads)));
+            scope.spawn(move || read(agent, digests, Rng(n), pause, (over, reads)));
         }
         while !enough(reads.load(Ordering::Relaxed)) {
             std::thread::sleep(Duration::from_millis(5));
@@ -96,13 +96,13 @@ fn sixty_four_readers_fit_in_what_the_agent_was_given() {
 
 /// What an agent has at a moment of a soak.
 #[derive(Debug)]
-struct Taken {
+struct Usage {
     bytes: u64,
     files: usize,
     threads: usize,
 }
 
-impl Taken {
+impl Usage {
     fn by(agent: &Running) -> Self {
         let count = |what: &str| fs::read_dir(format!("/proc/{}/{what}", agent.child.id())).unwrap().count();
         Self { bytes: agent.own_bytes(), files: count("fd"), threads: count("task") }
@@ -125,9 +125,9 @@ fn an_hour_takes_no_more_than_its_first_minutes() {
     let (user, digests) = world();
     let agent = Running::from_file(&user, "agent.toml");
     let (begun, part) = (Instant::now(), Duration::from_secs(minutes * 6));
-    let mut parts: Vec<Taken> = Vec::new();
+    let mut parts: Vec<Usage> = Vec::new();
     load(&agent, &digests, Duration::from_secs(10), |reads| {
-        let now = Taken::by(&agent);
+        let now = Usage::by(&agent);
         if parts.len() < 10 && begun.elapsed() >= part * u32::try_from(parts.len()).unwrap() {
             eprintln!("{:>5.0} s, {reads} reads: {now:?}", begun.elapsed().as_secs_f64());
             parts.push(now);

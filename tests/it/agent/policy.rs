@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::Running;
 use crate::data::noise;
-use crate::policy::Lab;
+use crate::policy::PolicyFixture;
 
 /// Y3: "A change of policy or labels stops what is not sent yet within two seconds: to other agents, to readers of files over HTTP".
 #[test]
 fn a_policy_that_changes_during_a_download_breaks_it_off() {
     const LEN: usize = 40 << 20;
-    let mut lab = Lab::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.user.write("large/file", &noise(5, LEN));
     lab.user.ok(&["save", "large", "open/large"]);
     let agent = Running::start(&lab.user, "");

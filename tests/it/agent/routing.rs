@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use towline::ErrorKind;
 use towline::clock::SystemClock;
 use towline::identity::Identity;
-use towline::transfer::calls::{ALPN_HTTP, Line, call};
+use towline::transfer::calls::{ALPN_HTTP, CallStream, call};
 use towline::transfer::identity::Credentials;
 
 use super::together::{EVERYTHING, had, hide_packs, identities, start_peer_with};
@@ -158,7 +158,7 @@ fn who_may_not_is_told_why() {
     for args in [&["warm", "run/step-1", "--at", "cloud"][..], &["pins", "--at", "cloud/c"], &["top", "--at", "cloud"]]
     {
         let error = fails(&user, &home, args, 7);
-        assert!(text(&error, "message").contains("agent cloud/c does not let home/a ask it"), "{error}");
+        assert!(text(&error, "message").contains("agent cloud/c accepts no requests of home/a"), "{error}");
         assert!(text(&error, "help").contains("callers = [\"home/a\"]"), "{error}");
     }
     assert_eq!(cloud.get("/v1/tasks"), json!({ "tasks": [] }));
@@ -249,7 +249,7 @@ fn what_nobody_may_ask_from_elsewhere() {
     assert_eq!(warm(id.as_str().unwrap()).json(202)["caller"], "home/b");
     // Nor are requests passed on.
     let chain = exchange(call(), "GET", "/v1/pins", "Towline-At: home/a\r\n", "");
-    assert!(String::from_utf8_lossy(&chain.body).contains("not passed on"));
+    assert!(String::from_utf8_lossy(&chain.body).contains("not forwarded"));
     assert_eq!(chain.refuses(403), "denied");
     home.stop();
     cloud.stop();
@@ -310,7 +310,7 @@ fn forbidden_and_absent_are_answered_alike() {
 }
 
 /// A line that is read and written as a socket is.
-struct Plain(Line, Runtime);
+struct Plain(CallStream, Runtime);
 
 impl Read for Plain {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -379,7 +379,7 @@ fn silent_calls_do_not_keep_out_who_asks() {
     let callee = Identity::new("cloud", "c").unwrap();
     let runtime = Runtime::new().unwrap();
     // One after another: few handshakes may be under way at a time.
-    let silent: Vec<Line> =
+    let silent: Vec<CallStream> =
         (0..300).map(|_| runtime.block_on(call(&address, &credentials, &callee, &Arc::default())).unwrap()).collect();
     let ready = async {
         let mut line = call(&address, &credentials, &callee, &Arc::default()).await.unwrap();
@@ -425,7 +425,7 @@ fn strangers_are_not_listened_to() {
     );
     let stranger = Running::from_file(&user, "s.toml");
     let error = fails(&user, &stranger, &["warm", "run/step-1", "--at", "cloud"], 3);
-    assert!(text(&error, "message").contains(&format!("somebody at {address} (certificate was signed")), "{error}");
+    assert!(text(&error, "message").contains(&format!("an agent at {address} (certificate was signed")), "{error}");
     stranger.stop();
 
     // One that was known and is revoked: the other side says so, after the handshake.

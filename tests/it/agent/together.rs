@@ -217,7 +217,7 @@ fn agents_bring_each_other_what_they_hold() {
     let only = only.unwrap();
     let said = String::from_utf8(only.stdout).unwrap();
     assert_eq!(only.status.code(), Some(6), "{said}");
-    assert!(said.contains("fetched: 0 B in 0 chunks") && said.contains("nobody who may be asked gave them"), "{said}");
+    assert!(said.contains("fetched: 0 B in 0 chunks") && said.contains("no permitted source has them"), "{said}");
     assert_eq!((had(&far, "remote"), had(&far, "repository")), (0, 0));
     let text = told(&user, &far, &["warm", "run@latest", "--from", "home", "--or-repository", "--wait"]);
     assert!(text.contains("(repository: 20."), "{text}");
@@ -300,14 +300,14 @@ fn a_warm_that_does_not_fit_reads_nothing() {
         user.write("small.toml", text.as_bytes());
         let agent = Running::from_file(&user, "small.toml");
         let dry = told_json(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
-        assert!(dry["tasks"][0]["report"]["room_lacking"].as_u64().unwrap() > 0, "{dry}");
+        assert!(dry["tasks"][0]["report"]["shortfall_bytes"].as_u64().unwrap() > 0, "{dry}");
         let said = told(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
         assert!(said.contains("it does not fit: the cache has "), "{said}");
         let output =
             user.command(&["warm", "run/step-1", "--wait"]).env("TOWLINE_AGENT", &agent.socket).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{error}");
-        assert!(error.contains("cache has no room for it") && error.contains("free_floor"), "{error}");
+        assert!(error.contains("cache is too small for it") && error.contains("free_floor"), "{error}");
         assert_eq!((had(&agent, "repository"), agent.get("/v1/cache")["chunks"].as_u64()), (0, Some(0)));
         agent.stop();
     }

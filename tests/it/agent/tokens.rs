@@ -124,7 +124,7 @@ fn each_scope_opens_its_own_routes_alone() {
     // Without a scope it is told what anybody is told, and nothing is passed on in this agent's name.
     assert_eq!(warms.get("/health"), json!({ "alive": true, "ready": true }));
     let passed = warms.ask_with("GET", "/v1/tasks", "Towline-At: cloud\r\n", "");
-    assert!(passed.json(403)["error"]["message"].as_str().unwrap().contains("not passed on"));
+    assert!(passed.json(403)["error"]["message"].as_str().unwrap().contains("not forwarded"));
     assert_eq!(warms.ask("GET", "/v1/none", "").refuses(403), "denied");
     agent.stop();
 }
@@ -306,7 +306,7 @@ fn a_token_ends_when_it_expires_or_is_revoked_and_not_when_the_agent_does() {
     agent.signal(Signal::TERM);
     let (code, log) = agent.ended();
     assert!(code == Some(0) && !log.contains(&secret), "{log}");
-    assert_eq!(log.matches("shows a token that does not hold").count(), 10, "{log}");
+    assert_eq!(log.matches("has an invalid token").count(), 10, "{log}");
 }
 
 #[test]

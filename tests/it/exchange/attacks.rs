@@ -17,8 +17,10 @@ use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::UndeleteOptions;
 use towline::transfer::calls::call;
-use towline::transfer::protocol::{Asked, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
-use towline::transfer::{Admission, Ahead, Client, Dial, Gate, Reply, Seat};
+use towline::transfer::protocol::{
+    EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
+};
+use towline::transfer::{Admission, Client, Dial, Gate, ReadAhead, ReadAheadShare, Reply};
 use towline::{ErrorKind, Result};
 
 use super::*;
@@ -43,7 +45,7 @@ impl Drop for Working {
 }
 
 #[async_trait]
-impl Holdings for Stuck {
+impl ServedChunks for Stuck {
     async fn authorise(&self, _: &Identity, _: &ManifestId) -> Result<Option<Arc<Grant>>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let working = self.working.fetch_add(1, Ordering::SeqCst) + 1;
@@ -56,20 +58,20 @@ impl Holdings for Stuck {
         Ok(Survey::default())
     }
 
-    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
         Ok(None)
     }
 }
 
 /// Serves on both transports through one gate.
-async fn serve_through(credentials: &Credentials, holdings: Arc<dyn Holdings>, gate: &Gate) -> SocketAddr {
+async fn serve_through(credentials: &Credentials, served_chunks: Arc<dyn ServedChunks>, gate: &Gate) -> SocketAddr {
     let tcp = tcp::Listener::bind(SocketAddr::from(ANY), credentials.clone()).await.unwrap().through(gate.clone());
     let address = tcp.address().unwrap();
     let quic = quic::Listener::bind(address, credentials.clone()).unwrap().through(gate.clone());
     let mut tcp = tcp;
     let mut calls = tcp.take_calls();
-    tokio::spawn(tcp.serve(Arc::clone(&holdings), CancellationToken::new()));
-    tokio::spawn(quic.serve(holdings, CancellationToken::new()));
+    tokio::spawn(tcp.serve(Arc::clone(&served_chunks), CancellationToken::new()));
+    tokio::spawn(quic.serve(served_chunks, CancellationToken::new()));
     // Calls are taken, and kept open.
     tokio::spawn(async move {
         let mut taken = Vec::new();
@@ -105,7 +107,7 @@ async fn until(what: &str, done: impl Fn() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_requests_leave_no_work_behind() {
-    let world = World::new();
+    let world = Fixture::new();
     for quic in [false, true] {
         let stuck = Arc::new(Stuck::default());
         let gate = Gate::new(Admission { requests_per_second: 1_000_000, ..Admission::default() });
@@ -142,7 +144,7 @@ async fn flood(link: &Client, count: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_unknown_names_reads_the_log_once_for_all() {
-    let world = World::new();
+    let world = Fixture::new();
     let allow = only("cloud/*", "public/*");
     let home = world.agent_with("home", "a", allow, Transports::Auto).await;
     world.save(&home.plain, "public/one", 6, 1).await;
@@ -154,7 +156,7 @@ async fn a_flood_of_unknown_names_reads_the_log_once_for_all() {
     let ask = |n: u64| {
         let asker = &asker;
         let exchange = &home.exchange;
-        async move { Holdings::authorise(&**exchange, asker, &unknown(n)).await.unwrap().is_none() }
+        async move { ServedChunks::authorise(&**exchange, asker, &unknown(n)).await.unwrap().is_none() }
     };
     let before = requests();
     assert!(join_all((0..20_000).map(&ask)).await.into_iter().all(|none| none));
@@ -177,19 +179,19 @@ async fn a_flood_of_unknown_names_reads_the_log_once_for_all() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     let state = home.plain.state().await.unwrap();
     let manifest = state.refs[&name("public/two")].manifest;
-    assert!(Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some());
+    assert!(ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some());
 }
 
 /// B3: "A kept value has no name: no command, agent or HTTP request can read it".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_kept_of_a_removed_name_is_given_to_nobody() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.agent_with("home", "a", only("cloud/*", "public/*"), Transports::Auto).await;
     world.save(&home.plain, "public/one", 6, 1).await;
     world.save(&home.plain, "public/two", 7, 1).await;
     let manifest = home.plain.state().await.unwrap().refs[&name("public/two")].manifest;
     let asker = Identity::new("cloud", "b").unwrap();
-    let may = async || Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some();
+    let may = async || ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some();
     // What an agent knows of the log is good for a second.
     let settle = || tokio::time::sleep(Duration::from_millis(1100));
     assert!(may().await);
@@ -203,7 +205,7 @@ async fn what_is_kept_of_a_removed_name_is_given_to_nobody() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forbidden_and_absent_cost_the_same_reads() {
-    let world = World::new();
+    let world = Fixture::new();
     let writer = world.agent("home", "writer").await;
     world.save(&writer.plain, "public/one", 6, 1).await;
     world.save(&writer.plain, "secret/one", 7, 1).await;
@@ -223,11 +225,11 @@ async fn forbidden_and_absent_cost_the_same_reads() {
         let mut steps = Vec::new();
         // Cold, then with all that is remembered.
         for _ in 0..3 {
-            assert!(Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_none());
+            assert!(ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_none());
             steps.push(counted(&home));
         }
         seen.push(steps);
-        assert!(Holdings::authorise(&*home.exchange, &asker, &open).await.unwrap().is_some());
+        assert!(ServedChunks::authorise(&*home.exchange, &asker, &open).await.unwrap().is_some());
     }
     // The first answers say it all; later ones may or may not read the log again, by the clock.
     let first: Vec<_> = seen.iter().map(|steps| steps[0]).collect();
@@ -238,7 +240,7 @@ async fn forbidden_and_absent_cost_the_same_reads() {
 /// S6 of docs/security.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_calls_with_unknown_names_reads_the_log_seldom() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.agent_with("home", "a", only("cloud/*", "public/*"), Transports::Auto).await;
     world.save(&home.plain, "public/step-1", 6, 1).await;
     let requests = || home.plain.store().counters().get(Metric::GetRequests);
@@ -268,7 +270,7 @@ async fn a_flood_of_calls_with_unknown_names_reads_the_log_seldom() {
 /// S6 of docs/security.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_with_forbidden_and_absent_names_cost_the_same_reads() {
-    let world = World::new();
+    let world = Fixture::new();
     let writer = world.agent("home", "writer").await;
     world.save(&writer.plain, "public/step-1", 6, 1).await;
     world.save(&writer.plain, "secret/step-1", 7, 1).await;
@@ -293,7 +295,7 @@ async fn calls_with_forbidden_and_absent_names_cost_the_same_reads() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_sockets_do_not_keep_out_who_speaks() {
-    let world = World::new();
+    let world = Fixture::new();
     // A handshake may take for ever here: nobody gets in because others are given up.
     let gate = Gate::new(Admission { handshake: Duration::from_hours(1), ..Admission::default() });
     let server = world.credentials("east", "server");
@@ -324,7 +326,7 @@ fn many_chunks(n: u64) -> Wanted {
 /// S5 of docs/security.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_requests_of_one_agent_take_so_much_memory_and_no_more() {
-    let world = World::new();
+    let world = Fixture::new();
     let stuck = Arc::new(Stuck::default());
     let gate = Gate::default();
     let to = serve_through(&world.credentials("east", "server"), Arc::clone(&stuck) as _, &gate).await;
@@ -337,7 +339,7 @@ async fn long_requests_of_one_agent_take_so_much_memory_and_no_more() {
         // Nothing comes of those that are taken on.
         match tokio::time::timeout(Duration::from_millis(if n < 30 { 0 } else { 100 }), fetching.next()).await {
             Err(_) => open.push(fetching),
-            Ok(Some(Reply::Ended { how: How::Refused(EndCode::Busy, text), .. })) => {
+            Ok(Some(Reply::Ended { how: RequestOutcome::Refused(EndCode::Busy, text), .. })) => {
                 assert!(text.starts_with("too many chunks are requested at a time"), "{text}");
             }
             Ok(other) => panic!("{other:?}"),
@@ -357,7 +359,7 @@ async fn long_requests_of_one_agent_take_so_much_memory_and_no_more() {
 
 /// Gives chunks of a MiB to all, and counts the bytes that are in memory.
 struct Counting {
-    ahead: Arc<Ahead>,
+    ahead: Arc<ReadAhead>,
     held: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
 }
@@ -381,9 +383,9 @@ const CHUNK_LEN: u32 = 1 << 20;
 const CHUNKS: u32 = 16;
 
 #[async_trait]
-impl Holdings for Counting {
-    fn seat(&self, identity: &Identity) -> Seat {
-        self.ahead.seat(Some(identity))
+impl ServedChunks for Counting {
+    fn read_ahead_share(&self, identity: &Identity) -> ReadAheadShare {
+        self.ahead.share(Some(identity))
     }
 
     async fn authorise(&self, _: &Identity, _: &ManifestId) -> Result<Option<Arc<Grant>>> {
@@ -396,11 +398,11 @@ impl Holdings for Counting {
         Ok(Survey::default())
     }
 
-    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
         let held = self.held.fetch_add(CHUNK, Ordering::SeqCst) + CHUNK;
         self.most.fetch_max(held, Ordering::SeqCst);
         let bytes = Bytes::from_owner(CountedBytes(vec![0; CHUNK], Arc::clone(&self.held)));
-        Ok(Some(Supply { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: CHUNK_LEN }))
+        Ok(Some(OutgoingFrame { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: CHUNK_LEN }))
     }
 }
 
@@ -432,10 +434,10 @@ async fn one_way(to: SocketAddr, stopped: CancellationToken) -> SocketAddr {
 /// S5 of docs/security.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_does_not_read_holds_half_of_the_memory_for_frames() {
-    let world = World::new();
+    let world = Fixture::new();
     let memory = Budget::new(64 * MIB).unwrap().carve(16 * MIB).await.unwrap();
     let (held, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-    let counting = Counting { ahead: Ahead::new(memory), held: Arc::clone(&held), most: Arc::clone(&most) };
+    let counting = Counting { ahead: ReadAhead::new(memory), held: Arc::clone(&held), most: Arc::clone(&most) };
     let to = serve_through(&world.credentials("east", "server"), Arc::new(counting), &Gate::default()).await;
     let stopped = CancellationToken::new();
     let through = one_way(to, stopped.clone()).await;
@@ -486,7 +488,7 @@ async fn half_open(count: usize, to: SocketAddr, credentials: &Credentials) -> U
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_open_quic_handshakes_do_not_keep_out_who_goes_on() {
-    let world = World::new();
+    let world = Fixture::new();
     let gate = Gate::new(Admission { handshake: Duration::from_hours(1), ..Admission::default() });
     let to = serve_through(&world.credentials("east", "server"), Arc::new(Stuck::default()), &gate).await;
     let good = world.credentials("west", "good");
@@ -502,7 +504,7 @@ async fn half_open_quic_handshakes_do_not_keep_out_who_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_agent_has_so_many_connections_and_is_told() {
-    let world = World::new();
+    let world = Fixture::new();
     for quic in [false, true] {
         let gate = Gate::new(Admission { links_per_agent: 3, ..Admission::default() });
         let to = serve_through(&world.credentials("east", "server"), Arc::new(Stuck::default()), &gate).await;
@@ -538,7 +540,7 @@ async fn one_agent_has_so_many_connections_and_is_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_agent_makes_so_many_requests_and_is_told() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.agent("east", "home").await;
     let gate = Gate::new(Admission { requests_per_second: 10, ..Admission::default() });
     let credentials = world.credentials("east", "server");
@@ -549,7 +551,9 @@ async fn one_agent_makes_so_many_requests_and_is_told() {
     let mut ends = Vec::new();
     for n in 0..60 {
         let mut fetching = ask(n).await.unwrap();
-        let Some(Reply::Ended { how: How::Refused(code, text), .. }) = fetching.next().await else { panic!("no end") };
+        let Some(Reply::Ended { how: RequestOutcome::Refused(code, text), .. }) = fetching.next().await else {
+            panic!("no end")
+        };
         ends.push((code, text));
     }
     let told = "too many requests of one agent: at most 10 a second".to_owned();

@@ -39,7 +39,7 @@ fn with_marker(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-impl World {
+impl Fixture {
     /// An agent of the denied site that looks at no policy: it has the certificate, and is free to try everything.
     async fn rogue(&self, agent: &str) -> Agent {
         let plain = self.repository(&format!("index-rogue-{agent}")).await;
@@ -129,7 +129,7 @@ async fn given(agent: &Agent, what: &str) -> u64 {
 /// The gang: agents of the denied site that share one copy of what any of them brings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_of_a_denied_site_gets_nothing() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.with_denied_content().await;
     let (b, r, s) = (world.rogue("b").await, world.rogue("r").await, world.rogue("s").await);
     let gang = [&b, &r, &s];
@@ -139,9 +139,9 @@ async fn a_gang_of_a_denied_site_gets_nothing() {
     }
     world.remove_packs().await;
     futures::join!(world.refused(&b, "raw/set"), world.refused(&r, "raw/set"), world.refused(&s, "raw/set"));
-    assert_eq!((home.figures().to_remote, given(&home, "raw/set").await), (0, 0), "not a byte");
+    assert_eq!((home.stats().to_remote, given(&home, "raw/set").await), (0, 0), "not a byte");
     for agent in gang {
-        assert_eq!((agent.figures().from_remote, agent.figures().from_site), (0, 0));
+        assert_eq!((agent.stats().from_remote, agent.stats().from_site), (0, 0));
         assert_eq!(agent.exchange.cache().stat().chunks, 0);
     }
     world.clean(&gang);
@@ -150,7 +150,7 @@ async fn a_gang_of_a_denied_site_gets_nothing() {
 /// The relay: a third agent, which may have the content, in between; at the denied site, and at another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_who_may_have_it_passes_it_on() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.with_denied_content().await;
     let near = world.obedient("near", "c", Transports::Auto).await;
     near.knows(&[&home]);
@@ -164,7 +164,7 @@ async fn nobody_who_may_have_it_passes_it_on() {
     world.refused(&rogue, "raw/set").await;
     world.refused(&cloud, "raw/set").await;
     for holder in [&near, &cloud] {
-        assert_eq!((holder.figures().to_remote, holder.figures().to_site, given(holder, "raw/set").await), (0, 0, 0));
+        assert_eq!((holder.stats().to_remote, holder.stats().to_site, given(holder, "raw/set").await), (0, 0, 0));
     }
     assert_eq!(given(&home, "raw/set").await, 0);
     world.clean(&[&cloud, &rogue]);
@@ -173,26 +173,26 @@ async fn nobody_who_may_have_it_passes_it_on() {
 /// Deduplication: the denied site has a part of the content already, by a name that it may read, and asks for the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_the_same_opens_no_way_to_the_rest() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.with_denied_content().await;
     let rogue = world.rogue("r").await;
     rogue.knows(&[&home]);
     world.remove_packs().await;
     rogue.warm("free/set", From::Site("home".into())).await;
-    let free = home.figures().to_remote;
+    let free = home.stats().to_remote;
     assert!(free > 3 << 20, "{free}");
     world.refused(&rogue, "raw/set").await;
-    assert_eq!((home.figures().to_remote, given(&home, "raw/set").await), (free, 0));
+    assert_eq!((home.stats().to_remote, given(&home, "raw/set").await), (free, 0));
 
     // Under the name that it may read, it gets none of the other's chunks, whatever it asks for.
     let asker = rogue.exchange.identity().clone();
     let state = home.plain.state().await.unwrap();
     let saved = home.plain.saved(&name("raw/set")).await.unwrap();
     let of = |what: &str| state.refs[&name(what)].manifest;
-    assert!(Holdings::authorise(&*home.exchange, &asker, &of("raw/set")).await.unwrap().is_none());
+    assert!(ServedChunks::authorise(&*home.exchange, &asker, &of("raw/set")).await.unwrap().is_none());
     let ids = &saved.manifest.chunks.ids;
     assert_eq!(stolen(&rogue, (of("raw/set"), ids.len()), ids).await, 0);
-    let grant = Holdings::authorise(&*home.exchange, &asker, &of("free/set")).await.unwrap().unwrap();
+    let grant = ServedChunks::authorise(&*home.exchange, &asker, &of("free/set")).await.unwrap().unwrap();
     let secret: Vec<ChunkId> = ids.iter().filter(|id| !grant.chunks.ids.contains(id)).copied().collect();
     assert!(!secret.is_empty() && secret.iter().all(|id| home.exchange.cache().contains(id)));
     let free = (of("free/set"), grant.chunks.ids.len());
@@ -205,7 +205,7 @@ async fn what_is_the_same_opens_no_way_to_the_rest() {
 /// Bases: a step stored as differences to a denied one has its labels, and stays, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn differences_to_what_is_denied_are_denied() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     let secret = "[[rule]]\nverdict = 'deny'\nsensitivity-at-least = 'secret'\nto = 'cloud'\nwhy = 'stays'\n";
     world.set_policy(&home.plain, 1, &format!("{secret}{ALL}")).await;
@@ -233,14 +233,14 @@ async fn differences_to_what_is_denied_are_denied() {
         assert_eq!(stolen(&rogue, (saved.value.manifest, saved.manifest.chunks.ids.len()), &ids).await, 0, "{what}");
         assert_eq!(given(&home, what).await, 0, "{what}");
     }
-    assert_eq!(home.figures().to_remote, 0);
+    assert_eq!(home.stats().to_remote, 0);
     world.clean(&[&rogue]);
 }
 
 /// docs/operations.md: "What the agent brings for a name counts for the tenant of its label `tenant`"
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_agents_bring_counts_for_the_tenant_of_the_name() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     world.set_policy(&home.plain, 1, ALL).await;
     world.save_files(&home.plain, "ours/set", &[("a.bin", crate::data::noise(1, 2 << 20))]).await;

@@ -9,7 +9,7 @@ use towline::codec::{Codec, Encoded};
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::CollectOptions;
 use towline::transfer::Reply;
-use towline::transfer::protocol::{Asked, Grant, Priority, Runs, Supply, Survey, Wanted};
+use towline::transfer::protocol::{FrameRequest, Grant, OutgoingFrame, Priority, Runs, Survey, Wanted};
 
 use super::*;
 use crate::data::noise;
@@ -17,7 +17,7 @@ use crate::differences::{file, weights};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_read_gets_nothing() {
-    let world = World::new();
+    let world = Fixture::new();
     let allow = only("cloud/*", "public/*");
     let home = world.agent_with("home", "a", allow, Transports::Auto).await;
     let cloud = world.agent("cloud", "b").await;
@@ -30,16 +30,16 @@ async fn who_may_not_read_gets_nothing() {
     world.remove_packs().await;
     let open = cloud.warm("public/one", From::Site("home".to_owned())).await;
     assert_eq!(open.missing, 0);
-    let before = cloud.figures().from_remote;
+    let before = cloud.stats().from_remote;
     let closed = cloud.warm("secret/one", From::Site("home".to_owned())).await;
     // What it has already, because both trees share it, is all that is there.
-    assert_eq!((closed.missing, cloud.figures().from_remote), (closed.lacking, before));
+    assert_eq!((closed.missing, cloud.stats().from_remote), (closed.lacking, before));
 }
 
 /// S1 of docs/security.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs() {
-    let world = World::new();
+    let world = Fixture::new();
     let allow = only("cloud/*", "run/step-2");
     let home = world.agent_with("home", "a", allow, Transports::Auto).await;
     let cloud = world.agent("cloud", "b").await;
@@ -73,12 +73,12 @@ async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs
 }
 
 /// Says that it holds everything, and gives something else.
-struct Liar(Arc<Exchange>);
+struct MaliciousPeer(Arc<Exchange>);
 
 #[async_trait]
-impl Holdings for Liar {
+impl ServedChunks for MaliciousPeer {
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        Holdings::authorise(&*self.0, identity, manifest).await
+        ServedChunks::authorise(&*self.0, identity, manifest).await
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
@@ -86,24 +86,25 @@ impl Holdings for Liar {
         Ok(Survey { chunks, upto: chunks, held: (from..chunks).collect() })
     }
 
-    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
         let bytes = Bytes::from(noise(9, 1000));
-        Ok(Some(Supply { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: 1000 }))
+        Ok(Some(OutgoingFrame { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: 1000 }))
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let other = world.agent("west", "other").await;
     let leaving = CancellationToken::new();
-    let liar = serve(&world.credentials("west", "liar"), Arc::new(Liar(Arc::clone(&other.exchange))), &leaving).await;
+    let liar =
+        serve(&world.credentials("west", "liar"), Arc::new(MaliciousPeer(Arc::clone(&other.exchange))), &leaving).await;
     agent.exchange.peers().add(&liar).unwrap();
     let folder = world.save(&agent.plain, "run/step-1", 8, 24).await;
     agent.restore("run/step-1", &folder).await;
-    let figures = agent.figures();
-    assert!(figures.untrue >= 1 && figures.from_site == 0, "{figures:?}");
+    let stats = agent.stats();
+    assert!(stats.corrupt >= 1 && stats.from_site == 0, "{stats:?}");
     assert!(agent.exchange.cache().check().damaged.is_empty());
     let stat = &agent.exchange.peers().list()[0];
     assert!(stat.error.is_some() && stat.transport.is_none(), "{stat:?}");
@@ -114,24 +115,24 @@ async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
 struct Slow(Arc<Exchange>);
 
 #[async_trait]
-impl Holdings for Slow {
+impl ServedChunks for Slow {
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        Holdings::authorise(&*self.0, identity, manifest).await
+        ServedChunks::authorise(&*self.0, identity, manifest).await
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
-        Holdings::survey(&*self.0, grant, from).await
+        ServedChunks::survey(&*self.0, grant, from).await
     }
 
-    async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, identity: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
         tokio::time::sleep(Duration::from_mins(1)).await;
-        Holdings::frame(&*self.0, identity, asked, id).await
+        ServedChunks::frame(&*self.0, identity, asked, id).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_slower_than_going_direct_is_dropped() {
-    let world = World::new();
+    let world = Fixture::new();
     let (agent, other) = (world.agent("west", "a").await, world.agent("west", "other").await);
     let leaving = CancellationToken::new();
     let slow = serve(&world.credentials("west", "slow"), Arc::new(Slow(Arc::clone(&other.exchange))), &leaving).await;
@@ -145,7 +146,7 @@ async fn who_is_slower_than_going_direct_is_dropped() {
     // The protocol's own watchdog would take half a minute.
     let restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)).await;
     assert!(restored.is_ok());
-    assert_eq!(agent.figures().from_site, 0);
+    assert_eq!(agent.stats().from_site, 0);
 }
 
 /// Says that it holds what another has, and gives nothing of it.
@@ -155,16 +156,16 @@ struct Stuck {
 }
 
 #[async_trait]
-impl Holdings for Stuck {
+impl ServedChunks for Stuck {
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        Holdings::authorise(&*self.exchange, identity, manifest).await
+        ServedChunks::authorise(&*self.exchange, identity, manifest).await
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
-        Holdings::survey(&*self.exchange, grant, from).await
+        ServedChunks::survey(&*self.exchange, grant, from).await
     }
 
-    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
         self.asked.notify_one();
         std::future::pending().await
     }
@@ -173,12 +174,12 @@ impl Holdings for Stuck {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
     for transports in [Transports::Quic, Transports::Tcp] {
-        let world = World::new();
+        let world = Fixture::new();
         let agent = world.agent_with("west", "a", AllowList::everybody(), transports).await;
         let other = world.agent("west", "other").await;
         let credentials = world.credentials("west", "stuck");
         let stuck = Arc::new(Stuck { exchange: Arc::clone(&other.exchange), asked: Notify::new() });
-        let address = serve(&credentials, Arc::clone(&stuck) as Arc<dyn Holdings>, &CancellationToken::new()).await;
+        let address = serve(&credentials, Arc::clone(&stuck) as Arc<dyn ServedChunks>, &CancellationToken::new()).await;
         let folder = world.save(&agent.plain, "run/step-1", 17, 12).await;
         assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
         agent.exchange.peers().add(&address).unwrap();
@@ -189,7 +190,7 @@ async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
             fs::write(world.path("tls-west-a/revoked"), line).unwrap();
         };
         let (warmed, ()) = tokio::join!(agent.warm("run/step-1", From::Anywhere), revoked);
-        assert_eq!((warmed.missing, agent.figures().from_site), (0, 0));
+        assert_eq!((warmed.missing, agent.stats().from_site), (0, 0));
         let refused = async {
             let says = |error: &String| error.contains("certificate was revoked");
             while !agent.exchange.peers().list()[0].error.as_ref().is_some_and(says) {
@@ -206,7 +207,7 @@ async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
     for transports in [Transports::Quic, Transports::Tcp] {
-        let world = World::new();
+        let world = Fixture::new();
         let agent = world.agent_with("west", "a", AllowList::everybody(), transports).await;
         let (first, second) = (world.agent("west", "b").await, world.agent("west", "c").await);
         let folder = world.save(&agent.plain, "run/step-1", 10, 64).await;
@@ -217,7 +218,7 @@ async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
         assert_eq!(agent.exchange.peers().live().await.len(), 2);
         let gone = first.address.clone();
         let cut = async {
-            while agent.figures().from_site < 4 * MIB {
+            while agent.stats().from_site < 4 * MIB {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             // Its end of every connection breaks.
@@ -232,7 +233,7 @@ async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_repacked_meanwhile_is_found_again() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 13, 12).await;
     let gone = world.save(&agent.plain, "run/step-2", 14, 12).await;

@@ -16,7 +16,7 @@ async fn linked(agent: &Agent, count: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_find_each_other_by_what_they_say_in_the_repository() {
-    let world = World::new();
+    let world = Fixture::new();
     let (first, second) = (world.agent("west", "a").await, world.agent("west", "b").await);
     let over = CancellationToken::new();
     let mut tasks = Vec::new();

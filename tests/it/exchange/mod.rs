@@ -31,18 +31,18 @@ use towline::policy::{AllowList, AllowRule};
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, From, Limits, TransferStats};
 use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions, Transports};
 use towline::transfer::policy::Policies;
-use towline::transfer::{Holdings, quic, tcp};
+use towline::transfer::{ServedChunks, quic, tcp};
 
 use crate::data::{name, safetensors, tree_digest};
 
 const MIB: u64 = 1 << 20;
 
 /// One repository, one authority, and a folder for everybody.
-struct World {
+struct Fixture {
     dir: TempDir,
     objects: Arc<ThrottledStore<InMemory>>,
 }
@@ -58,7 +58,7 @@ struct Agent {
     leaving: CancellationToken,
 }
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Authority::create(&dir.path().join("ca"), "test", 10, SystemClock.now()).unwrap();
@@ -118,7 +118,7 @@ impl World {
             Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits });
         exchange.serve_repository(&plain);
         let leaving = CancellationToken::new();
-        let address = serve(&credentials, Arc::clone(&exchange) as Arc<dyn Holdings>, &leaving).await;
+        let address = serve(&credentials, Arc::clone(&exchange) as Arc<dyn ServedChunks>, &leaving).await;
         let near = plain.with_source(Arc::clone(&exchange) as Arc<_>);
         Agent { exchange, plain, near, address, leaving }
     }
@@ -157,12 +157,12 @@ fn only(agents: &str, names: &str) -> AllowList {
 }
 
 /// Serves on both transports at one port.
-async fn serve(credentials: &Credentials, holdings: Arc<dyn Holdings>, leaving: &CancellationToken) -> String {
+async fn serve(credentials: &Credentials, served_chunks: Arc<dyn ServedChunks>, leaving: &CancellationToken) -> String {
     let listener = tcp::Listener::bind("127.0.0.1:0".parse().unwrap(), credentials.clone()).await.unwrap();
     let address = listener.address().unwrap();
     let datagrams = quic::Listener::bind(address, credentials.clone()).unwrap();
-    tokio::spawn(listener.serve(Arc::clone(&holdings), leaving.clone()));
-    tokio::spawn(datagrams.serve(holdings, leaving.clone()));
+    tokio::spawn(listener.serve(Arc::clone(&served_chunks), leaving.clone()));
+    tokio::spawn(datagrams.serve(served_chunks, leaving.clone()));
     address.to_string()
 }
 
@@ -185,8 +185,8 @@ impl Agent {
         assert_eq!(tree_digest(&to), tree_digest(expected));
     }
 
-    fn figures(&self) -> Figures {
-        self.exchange.figures()
+    fn stats(&self) -> TransferStats {
+        self.exchange.stats()
     }
 
     /// Bytes that came from the store, whoever asked.

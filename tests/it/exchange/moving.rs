@@ -4,30 +4,30 @@ use towline::ErrorKind;
 use towline::agent::Pinning;
 use towline::policy::LocalCaller;
 use towline::transfer::exchange::Local;
-use towline::transfer::ledger::{Ledger, Way};
-use towline::transfer::local::{LocalSource, attend};
+use towline::transfer::ledger::{Direction, Ledger};
+use towline::transfer::local::{LocalSource, serve_local};
 
 use super::*;
 use crate::data::noise;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_restore_reads_no_pack() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 1, 24).await;
     agent.restore("run/step-1", &folder).await;
-    let first = agent.figures();
+    let first = agent.stats();
     assert!(first.from_repository > 20 * MIB && first.from_cache == 0, "{first:?}");
     world.remove_packs().await;
     agent.restore("run/step-1", &folder).await;
-    let second = agent.figures();
+    let second = agent.stats();
     assert_eq!(second.from_repository, first.from_repository);
     assert!(second.from_cache > 20 * MIB, "{second:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_site_is_warmed_from_this_one() {
-    let world = World::new();
+    let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
     let folder = world.save(&home.plain, "run/step-1", 2, 24).await;
@@ -35,18 +35,18 @@ async fn another_site_is_warmed_from_this_one() {
     world.remove_packs().await;
     let warmed = cloud.warm("run/step-1", From::Site("home".to_owned())).await;
     assert_eq!((warmed.missing, warmed.lacking), (0, warmed.chunks));
-    let figures = cloud.figures();
-    assert_eq!((figures.from_repository, figures.from_remote), (0, warmed.bytes));
-    assert_eq!(home.figures().to_remote, warmed.bytes);
+    let stats = cloud.stats();
+    assert_eq!((stats.from_repository, stats.from_remote), (0, warmed.bytes));
+    assert_eq!(home.stats().to_remote, warmed.bytes);
     // Again: nothing is lacking, and nothing moves.
     let again = cloud.warm("run/step-1", From::Anywhere).await;
-    assert_eq!((again.lacking, cloud.figures().from_remote), (0, warmed.bytes));
+    assert_eq!((again.lacking, cloud.stats().from_remote), (0, warmed.bytes));
     // The ledgers of both say so, and what the sockets carried is little more.
     let (came, went) = (cloud.exchange.peers().ledger(), home.exchange.peers().ledger());
-    let moved = |ledger: &Ledger, way: Way| {
+    let moved = |ledger: &Ledger, way: Direction| {
         ledger.entries().iter().filter(|entry| entry.way == way).map(|entry| entry.bytes).sum::<u64>()
     };
-    assert_eq!((moved(came, Way::In), moved(went, Way::Out)), (warmed.bytes, warmed.bytes));
+    assert_eq!((moved(came, Direction::In), moved(went, Direction::Out)), (warmed.bytes, warmed.bytes));
     home.leaving.cancel();
     tokio::time::sleep(Duration::from_millis(500)).await;
     let received: u64 = came.links().iter().map(|link| link.received).sum();
@@ -59,7 +59,7 @@ async fn another_site_is_warmed_from_this_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cold_gang_costs_the_origin_one_copy() {
-    let world = World::new();
+    let world = Fixture::new();
     let mut gang = Vec::new();
     for n in 0..4 {
         gang.push(world.agent("west", &format!("agent-{n}")).await);
@@ -78,42 +78,42 @@ async fn a_cold_gang_costs_the_origin_one_copy() {
     world.origin_is_far(Duration::from_secs(2));
     let warmed = futures::future::join_all(gang.iter().map(|agent| agent.warm("run/step-1", From::Anywhere))).await;
     assert!(warmed.iter().all(|warmed| warmed.missing == 0));
-    let figures: Vec<Figures> = gang.iter().map(Agent::figures).collect();
-    let origin: u64 = figures.iter().map(|figures| figures.from_repository).sum();
-    assert!(origin <= warmed[0].bytes * 105 / 100, "{origin} of {}: {figures:?}", warmed[0].bytes);
+    let stats: Vec<TransferStats> = gang.iter().map(Agent::stats).collect();
+    let origin: u64 = stats.iter().map(|stats| stats.from_repository).sum();
+    assert!(origin <= warmed[0].bytes * 105 / 100, "{origin} of {}: {stats:?}", warmed[0].bytes);
     let metadata = 4 * MIB;
     let read = gang.iter().map(Agent::stored_bytes_read).sum::<u64>() - before;
     assert!(read <= origin + metadata, "{read} read, {origin} told");
-    assert!(figures.iter().all(|figures| figures.from_site > 20 * MIB), "{figures:?}");
+    assert!(stats.iter().all(|stats| stats.from_site > 20 * MIB), "{stats:?}");
     // Who brings for three others reads from its cache what they wait for, and not all of a unit for each chunk of it.
     let own = warmed[0].bytes;
-    assert!(figures.iter().all(|figures| figures.from_cache <= figures.to_site + own), "{figures:?}");
+    assert!(stats.iter().all(|stats| stats.from_cache <= stats.to_site + own), "{stats:?}");
     world.remove_packs().await;
     gang[3].restore("run/step-1", &folder).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_who_wait_for_the_same_cause_one_fetch() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 4, 32).await;
     let restores = (0..6).map(|_| agent.restore("run/step-1", &folder));
     futures::future::join_all(restores).await;
-    let figures = agent.figures();
-    assert!(figures.from_repository < 36 * MIB, "{figures:?}");
+    let stats = agent.stats();
+    assert!(stats.from_repository < 36 * MIB, "{stats:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_of_a_node_take_from_its_agent() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.save(&agent.plain, "run/step-1", 5, 24).await;
     let mut streams = Vec::new();
     for _ in 0..2 {
         let (here, there) = tokio::net::UnixStream::pair().unwrap();
         streams.push(here);
-        let holdings = Local::new(Arc::clone(&agent.exchange), LocalCaller::user("ann"));
-        tokio::spawn(attend(there, Arc::new(holdings), agent.leaving.clone()));
+        let chunks = Local::new(Arc::clone(&agent.exchange), LocalCaller::user("ann"));
+        tokio::spawn(serve_local(there, Arc::new(chunks), agent.leaving.clone()));
     }
     let process = world.repository("index-process").await;
     let source = LocalSource::new(streams, process.budget(), 8 * MIB).await.unwrap();
@@ -127,12 +127,12 @@ async fn processes_of_a_node_take_from_its_agent() {
         }
     }
     assert!(process.store().counters().get(Metric::GetBytes) < MIB);
-    assert!(agent.figures().to_local > 2 * 20 * MIB, "{:?}", agent.figures());
+    assert!(agent.stats().to_local > 2 * 20 * MIB, "{:?}", agent.stats());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_step_moves_what_is_new() {
-    let world = World::new();
+    let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
     let folder = world.path("training");
@@ -153,21 +153,21 @@ async fn the_next_step_moves_what_is_new() {
         let saved = home.plain.save(&folder, &name(&format!("run/step-{n}")), &SaveOptions::default()).await.unwrap();
         let warmed = home.warm(&format!("run/step-{n}"), From::Anywhere).await;
         assert_eq!(warmed.missing, 0);
-        let before = cloud.figures().from_remote;
+        let before = cloud.stats().from_remote;
         let there = cloud.warm(&format!("run/step-{n}"), From::Site("home".to_owned())).await;
         assert_eq!(there.missing, 0);
-        let moved = cloud.figures().from_remote - before;
+        let moved = cloud.stats().from_remote - before;
         assert!(moved <= saved.stored_bytes * 101 / 100, "{moved} moved, {} new", saved.stored_bytes);
         assert!(n == 1 || moved < there.bytes / 2, "{moved} of {}", there.bytes);
     }
-    assert_eq!(cloud.figures().from_repository, 0);
+    assert_eq!(cloud.stats().from_repository, 0);
     world.remove_packs().await;
     cloud.restore("run/step-2", &folder).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pins_are_renewed_and_refused_with_what_they_lack() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     world.save(&agent.plain, "run/step-1", 11, 12).await;
     let pinned = |owner: &str| WarmOptions {
@@ -184,17 +184,17 @@ async fn pins_are_renewed_and_refused_with_what_they_lack() {
     assert_eq!(kept.len(), 1);
     assert_eq!((kept[0].id.to_string(), kept[0].reason.as_str()), (pins[1].clone(), "run/step-1"));
     world.save(&agent.plain, "big", 12, 600).await;
-    let before = agent.figures();
+    let before = agent.stats();
     let error = warm(&agent.exchange, &agent.plain, &name("big"), &pinned("me")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(format!("{error:?}").contains(" more"), "{error:?}");
-    assert_eq!(agent.figures(), before);
+    assert_eq!(agent.stats(), before);
 }
 
 /// A tree of more chunks than one request may name.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_small_chunks_are_asked_for_in_pieces() {
-    let world = World::new();
+    let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     let folder = world.path("small");
     fs::create_dir_all(&folder).unwrap();
@@ -205,8 +205,8 @@ async fn many_small_chunks_are_asked_for_in_pieces() {
     assert_eq!(agent.warm("small", From::Anywhere).await.missing, 0);
     world.remove_packs().await;
     let (here, there) = tokio::net::UnixStream::pair().unwrap();
-    let holdings = Local::new(Arc::clone(&agent.exchange), LocalCaller::user("ann"));
-    tokio::spawn(attend(there, Arc::new(holdings), agent.leaving.clone()));
+    let chunks = Local::new(Arc::clone(&agent.exchange), LocalCaller::user("ann"));
+    tokio::spawn(serve_local(there, Arc::new(chunks), agent.leaving.clone()));
     let process = world.repository("index-process").await;
     let source = LocalSource::new(vec![here], process.budget(), 8 * MIB).await.unwrap();
     let to = world.path("out");

@@ -6,7 +6,7 @@ use towline::repository::log::PolicyMark;
 use towline::transfer::Dial;
 use towline::transfer::identity::PolicyKey;
 use towline::transfer::policy::{Policies, sign};
-use towline::transfer::protocol::{Asked, Priority, Wanted};
+use towline::transfer::protocol::{FrameRequest, Priority, Wanted};
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn rules(text: &str) -> String {
     SITES.replace("'127.0.0.0/8'", "['127.0.0.0/8']") + text
 }
 
-impl World {
+impl Fixture {
     /// A repository of an agent whose guard is `policies`.
     async fn guarded(&self, cache: &str, policies: &Arc<Policies>) -> Repository {
         let guard: Arc<dyn Guard> = Arc::<Policies>::clone(policies);
@@ -81,7 +81,7 @@ pub(super) const ALL: &str = "[[rule]]\nverdict = 'allow'\nwhy = 'all'\n";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denied_site_gets_nothing_of_a_denied_name() {
     for transports in [Transports::Quic, Transports::Tcp] {
-        let world = World::new();
+        let world = Fixture::new();
         let home = world.obedient("home", "a", transports).await;
         world
             .set_policy(
@@ -101,7 +101,7 @@ async fn a_denied_site_gets_nothing_of_a_denied_name() {
         }
         near.restore("raw/set", &raw).await;
         cloud.restore("free/set", &free).await;
-        let given = home.figures();
+        let given = home.stats();
         let denied = cloud.near.restore(&name("raw/set"), None, &world.path("out"), &RestoreOptions::default()).await;
         assert_eq!(denied.unwrap_err().kind(), towline::ErrorKind::Denied);
 
@@ -115,7 +115,7 @@ async fn a_denied_site_gets_nothing_of_a_denied_name() {
         world.remove_packs().await;
         let lost = rogue.near.restore(&name("raw/set"), None, &world.path("out"), &RestoreOptions::default()).await;
         assert!(lost.is_err());
-        assert_eq!(home.figures().to_remote, given.to_remote, "not a byte, over {transports:?}");
+        assert_eq!(home.stats().to_remote, given.to_remote, "not a byte, over {transports:?}");
         let ledger = home.exchange.peers().ledger();
         let moved = ledger
             .entries()
@@ -128,7 +128,7 @@ async fn a_denied_site_gets_nothing_of_a_denied_name() {
 /// Y3: "A name whose rule requires a private path takes no other."
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_for_private_links_goes_over_none_else() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     let private =
         "[[rule]]\nverdict = 'allow'\nsensitivity-at-most = 'restricted'\npath = 'private'\nwhy = 'our line'\n";
@@ -141,14 +141,14 @@ async fn a_name_for_private_links_goes_over_none_else() {
     cloud.knows(&[&home]);
     cloud.warm("set", From::Site("home".into())).await;
     cloud.restore("set", &folder).await;
-    assert!(home.figures().to_remote > 1 << 20);
+    assert!(home.stats().to_remote > 1 << 20);
     let near = world.obedient("near", "c", Transports::Auto).await;
     near.knows(&[&home]);
     let denied = near.near.restore(&name("set"), None, &world.path("out"), &RestoreOptions::default()).await;
     assert_eq!(denied.unwrap_err().kind(), towline::ErrorKind::Denied);
     let manifest = home.plain.state().await.unwrap().refs[&name("set")].manifest;
     let asker = Identity::new("near", "c").unwrap();
-    assert!(Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_none());
+    assert!(ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_none());
 }
 
 /// Y6: "An id that it does not map is at no site and nobody: no `[[allow]]` lets it read, whatever its patterns, and what has labels
@@ -156,7 +156,7 @@ async fn a_name_for_private_links_goes_over_none_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_workload_gets_what_the_agent_may_have_that_the_policy_maps_it_to() {
     for transports in [Transports::Quic, Transports::Tcp] {
-        let world = World::new();
+        let world = Fixture::new();
         let home = world.obedient("home", "a", transports).await;
         let text = format!(
             "[[spiffe]]\nid = 'spiffe://example.org/ml/**'\nagent = 'cloud/ml'\n\
@@ -178,7 +178,7 @@ async fn a_workload_gets_what_the_agent_may_have_that_the_policy_maps_it_to() {
             (&unmapped, free_tree, false),
             (&unmapped, raw_tree, false),
         ] {
-            let asked = Holdings::authorise(&*home.exchange, who, &tree).await.unwrap();
+            let asked = ServedChunks::authorise(&*home.exchange, who, &tree).await.unwrap();
             assert_eq!(asked.is_some(), may, "{who}");
         }
         // Over the wire, with the certificates: the mapped one is served, the other gets not a byte.
@@ -186,7 +186,7 @@ async fn a_workload_gets_what_the_agent_may_have_that_the_policy_maps_it_to() {
         workload.knows(&[&home]);
         workload.warm("free/set", From::Site("home".into())).await;
         workload.restore("free/set", &free).await;
-        let given = home.figures().to_remote;
+        let given = home.stats().to_remote;
         assert!(given > 0);
         let denied =
             workload.near.restore(&name("raw/set"), None, &world.path("out"), &RestoreOptions::default()).await;
@@ -197,23 +197,23 @@ async fn a_workload_gets_what_the_agent_may_have_that_the_policy_maps_it_to() {
         let denied =
             stranger.near.restore(&name("free/set"), None, &world.path("out"), &RestoreOptions::default()).await;
         assert_eq!(denied.unwrap_err().kind(), towline::ErrorKind::Denied);
-        assert_eq!(home.figures().to_remote, given, "not a byte, over {transports:?}");
+        assert_eq!(home.stats().to_remote, given, "not a byte, over {transports:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn labels_without_a_policy_and_labels_of_another_name_hold_too() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     world.set_policy(&home.plain, 1, ALL).await;
     world.save(&home.plain, "open/set", 1, 1).await;
     home.plain.copy(&name("open/set"), &name("bound/set")).await.unwrap();
     let asker = Identity::new("cloud", "b").unwrap();
     let manifest = home.plain.state().await.unwrap().refs[&name("open/set")].manifest;
-    assert!(Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some());
+    assert!(ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some());
     label(&home.plain, "bound", "residency", "DE").await;
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let asked = Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap();
+    let asked = ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap();
     assert!(asked.is_none(), "the tree has the labels of its other name");
 
     // An agent that cannot verify the policy denies what has labels.
@@ -222,19 +222,19 @@ async fn labels_without_a_policy_and_labels_of_another_name_hold_too() {
     let blind =
         world.agent_of(world.credentials("home", "z"), plain, (AllowList::everybody(), nobody), Transports::Auto).await;
     let near = Identity::new("near", "c").unwrap();
-    assert!(Holdings::authorise(&*blind.exchange, &near, &manifest).await.unwrap().is_none());
-    assert!(Holdings::authorise(&*home.exchange, &near, &manifest).await.unwrap().is_some());
+    assert!(ServedChunks::authorise(&*blind.exchange, &near, &manifest).await.unwrap().is_none());
+    assert!(ServedChunks::authorise(&*home.exchange, &near, &manifest).await.unwrap().is_some());
 }
 
 /// Y4: "refuses an older one, or none, in the repository from then on": by who serves, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_saw_a_later_policy_serves_nothing_by_an_older_one() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     world.save(&home.plain, "set", 1, 1).await;
     let manifest = home.plain.state().await.unwrap().refs[&name("set")].manifest;
     let cloud = Identity::new("cloud", "b").unwrap();
-    assert!(Holdings::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
+    assert!(ServedChunks::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
     let seen = world.path("seen");
     fs::create_dir(&seen).unwrap();
     fs::write(seen.join(home.plain.id().to_string()), "1\n").unwrap();
@@ -242,13 +242,13 @@ async fn an_agent_that_saw_a_later_policy_serves_nothing_by_an_older_one() {
     let policies = Policies::new(Some(credentials.clone()), Some(seen));
     let plain = world.guarded("index-wise", &policies).await;
     let wise = world.agent_of(credentials, plain, (AllowList::everybody(), policies), Transports::Auto).await;
-    assert!(Holdings::authorise(&*wise.exchange, &cloud, &manifest).await.unwrap().is_none());
+    assert!(ServedChunks::authorise(&*wise.exchange, &cloud, &manifest).await.unwrap().is_none());
 }
 
 /// Y4: "The signature covers repository and version."
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_policy_that_was_verified_for_one_repository_is_none_for_another() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     world.set_policy(&home.plain, 1, ALL).await;
     let policy = home.plain.policy_of(&home.plain.state().await.unwrap()).await.unwrap().unwrap();
@@ -267,13 +267,13 @@ async fn a_policy_that_was_verified_for_one_repository_is_none_for_another() {
 /// Y8: "One that hears of a later one than its own reads the log again before it rules on anything"
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_with_an_old_log_does_not_serve_by_it_after_a_peer_told_it_of_a_later_policy() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     world.set_policy(&home.plain, 1, ALL).await;
     world.save(&home.plain, "set", 1, 1).await;
     let manifest = home.plain.state().await.unwrap().refs[&name("set")].manifest;
     let cloud = Identity::new("cloud", "b").unwrap();
-    assert!(Holdings::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
+    assert!(ServedChunks::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
     let reads = async || home.plain.check_readable(&name("set"), &manifest).await.map_err(|error| error.kind());
     assert_eq!(reads().await, Ok(()));
 
@@ -299,13 +299,13 @@ async fn an_agent_with_an_old_log_does_not_serve_by_it_after_a_peer_told_it_of_a
     }
     assert!(told.rtt().is_some(), "its hello was answered");
     assert_eq!(reads().await, Err(towline::ErrorKind::Denied));
-    assert!(Holdings::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_none());
+    assert!(ServedChunks::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_none());
 }
 
 /// Y3: "A change of policy or labels stops what is not sent yet within two seconds"
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_policy_that_changes_during_a_transfer_stops_it() {
-    let world = World::new();
+    let world = Fixture::new();
     let home = world.obedient("home", "a", Transports::Auto).await;
     world.set_policy(&home.plain, 1, ALL).await;
     world.save(&home.plain, "set", 1, 1).await;
@@ -315,9 +315,9 @@ async fn a_policy_that_changes_during_a_transfer_stops_it() {
     let saved = home.plain.saved(&name("set")).await.unwrap();
     let id = saved.manifest.chunks.ids[0];
     let cloud = Identity::new("cloud", "b").unwrap();
-    let asked = Asked { priority: Priority::Restore, manifest, wanted: Arc::new(Wanted::default()) };
-    assert!(Holdings::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
-    let frame = async || Holdings::frame(&*home.exchange, &cloud, &asked, &id).await.unwrap();
+    let asked = FrameRequest { priority: Priority::Restore, manifest, wanted: Arc::new(Wanted::default()) };
+    assert!(ServedChunks::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
+    let frame = async || ServedChunks::frame(&*home.exchange, &cloud, &asked, &id).await.unwrap();
     assert!(frame().await.is_some());
     world
         .set_policy(&home.plain, 2, &format!("[[rule]]\nverdict = 'deny'\nto = 'cloud'\nwhy = 'no more'\n{ALL}"))

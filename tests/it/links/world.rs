@@ -53,7 +53,7 @@ impl World {
         let mut link = command.spawn().unwrap();
         let (ask, answers) = (link.stdin.take(), BufReader::new(link.stdout.take().unwrap()));
         let mut world = Self { link, ask, answers, nodes: BTreeMap::new() };
-        let told = world.heard();
+        let told = world.announced_at();
         world.nodes = told["nodes"]
             .as_array()
             .unwrap()
@@ -110,10 +110,10 @@ impl World {
 
     fn asked(&mut self, what: &str) -> Value {
         writeln!(self.ask.as_mut().unwrap(), "{what}").unwrap();
-        self.heard()
+        self.announced_at()
     }
 
-    fn heard(&mut self) -> Value {
+    fn announced_at(&mut self) -> Value {
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
         assert!(!line.is_empty(), "link has ended: {:?}", self.link.wait());

@@ -16,7 +16,7 @@ use object_store::{GetOptions, ObjectStore};
 use towline::error::ErrorKind;
 use towline::ops::{CollectOptions, PartOptions, PartReport, RestoreOptions, SaveOptions, VerifyOptions};
 use towline::repository::log::{Action, Attempt, StepFacts};
-use towline::repository::{OpenOptions, Repository, Standing};
+use towline::repository::{AttemptState, OpenOptions, Repository};
 use towline::storage::Store;
 
 use self::store::Clocked;
@@ -367,7 +367,7 @@ async fn a_rank_whose_attempt_is_ended_is_told() {
         let repository = gang.repository("collector").await;
         let attempt = Attempt { name: name(STEP), id: "a".parse().unwrap(), ranks: NonZeroU32::new(2).unwrap() };
         let state = repository.state().await.unwrap();
-        let Standing::Open(session, joint) = state.standing(&attempt) else { panic!("{state:?}") };
+        let AttemptState::Open(session, joint) = state.attempt_state(&attempt) else { panic!("{state:?}") };
         assert_eq!((&joint.attempt, joint.expected), (&attempt, None));
         let touched = state.sessions[&session].touched;
         repository.log().commit(None, |_| Ok(vec![Action::Fence { session, touched }])).await.unwrap();

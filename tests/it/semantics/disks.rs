@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use towline::ops::{CollectOptions, RestoreOptions, SaveOptions};
 use towline::repository::Repository;
 
-use super::{Scene, Tmpfs, ran};
+use super::{Fixture, Tmpfs, ran};
 use crate::data::{name, noise, tree_digest};
 
 /// Who owns nothing.
@@ -18,47 +18,47 @@ const NOBODY: u32 = 65534;
 /// again; the name keeps its old value, the repository verifies, and the second run uses what the first one wrote."
 #[test]
 fn a_save_onto_a_full_disk() {
-    let scene = Scene::new();
-    let Some(disk) = Tmpfs::mount(&scene.path("repo"), "40m") else { return };
-    fs::write(scene.path("f"), noise(1, 1_000_000)).unwrap();
-    scene.ok("init");
-    scene.ok("save f n");
-    let before = scene.ok("ls --long");
-    fs::write(scene.path("f"), noise(2, 80_000_000)).unwrap();
-    let repo = scene.path("repo");
-    scene.fails("save f n", 1, &[repo.to_str().unwrap(), "free some space", "run the same command again"]);
-    assert_eq!(scene.ok("ls --long"), before);
-    scene.ok("verify --data");
+    let fixture = Fixture::new();
+    let Some(disk) = Tmpfs::mount(&fixture.path("repo"), "40m") else { return };
+    fs::write(fixture.path("f"), noise(1, 1_000_000)).unwrap();
+    fixture.ok("init");
+    fixture.ok("save f n");
+    let before = fixture.ok("ls --long");
+    fs::write(fixture.path("f"), noise(2, 80_000_000)).unwrap();
+    let repo = fixture.path("repo");
+    fixture.fails("save f n", 1, &[repo.to_str().unwrap(), "free some space", "run the same command again"]);
+    assert_eq!(fixture.ok("ls --long"), before);
+    fixture.ok("verify --data");
 
     disk.remount("size=200m");
-    let second = scene.json("save f n");
+    let second = fixture.json("save f n");
     let new = second["new_bytes"].as_u64().unwrap();
     assert!(new < 60_000_000, "what the first run wrote is not used: {second}");
-    scene.ok("restore n out");
-    assert!(fs::read(scene.path("out")).unwrap() == noise(2, 80_000_000));
+    fixture.ok("restore n out");
+    assert!(fs::read(fixture.path("out")).unwrap() == noise(2, 80_000_000));
 }
 
 /// F1: "A restore onto a disk that fills up ends the same way: finished files stay, and the unfinished file is not
 /// there under its name, not even in part."
 #[test]
 fn a_restore_onto_a_full_disk() {
-    let scene = Scene::new();
-    let Some(disk) = Tmpfs::mount(&scene.path("out"), "40m") else { return };
-    fs::create_dir(scene.path("tree")).unwrap();
-    fs::write(scene.path("tree/a"), noise(1, 5_000_000)).unwrap();
-    fs::write(scene.path("tree/b"), noise(2, 60_000_000)).unwrap();
-    scene.ok("init");
-    scene.ok("save tree n");
-    let out = scene.path("out");
-    scene.fails("restore n out", 1, &["at out/b", "free some space", "run the same command again"]);
+    let fixture = Fixture::new();
+    let Some(disk) = Tmpfs::mount(&fixture.path("out"), "40m") else { return };
+    fs::create_dir(fixture.path("tree")).unwrap();
+    fs::write(fixture.path("tree/a"), noise(1, 5_000_000)).unwrap();
+    fs::write(fixture.path("tree/b"), noise(2, 60_000_000)).unwrap();
+    fixture.ok("init");
+    fixture.ok("save tree n");
+    let out = fixture.path("out");
+    fixture.fails("restore n out", 1, &["at out/b", "free some space", "run the same command again"]);
     let left: Vec<_> = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["a"], "the complete file and nothing else");
     assert!(fs::read(out.join("a")).unwrap() == noise(1, 5_000_000));
 
     disk.remount("size=100m");
-    let second = scene.json("restore n out");
+    let second = fixture.json("restore n out");
     assert_eq!(second["reused_bytes"], 5_000_000);
-    assert_eq!(tree_digest(&scene.path("tree")), tree_digest(&out));
+    assert_eq!(tree_digest(&fixture.path("tree")), tree_digest(&out));
 }
 
 /// F2: "A repository that cannot be written to can be read: `ls`, `show`, `diff`, `cat`, `restore` and `verify` work on
@@ -66,29 +66,29 @@ fn a_restore_onto_a_full_disk() {
 /// cannot be written to".
 #[test]
 fn a_read_only_repository_is_read_and_not_written() {
-    let scene = Scene::new();
-    let Some(disk) = Tmpfs::mount(&scene.path("repo"), "40m") else { return };
-    fs::write(scene.path("f"), noise(1, 1_000_000)).unwrap();
-    fs::write(scene.path("g"), noise(2, 1_000_000)).unwrap();
-    scene.ok("init");
-    scene.ok("save f n");
-    scene.ok("save g gone");
-    scene.ok("cp n m");
-    scene.ok("rm gone");
-    scene.ok("init other");
-    scene.ok("--repo other save g n");
+    let fixture = Fixture::new();
+    let Some(disk) = Tmpfs::mount(&fixture.path("repo"), "40m") else { return };
+    fs::write(fixture.path("f"), noise(1, 1_000_000)).unwrap();
+    fs::write(fixture.path("g"), noise(2, 1_000_000)).unwrap();
+    fixture.ok("init");
+    fixture.ok("save f n");
+    fixture.ok("save g gone");
+    fixture.ok("cp n m");
+    fixture.ok("rm gone");
+    fixture.ok("init other");
+    fixture.ok("--repo other save g n");
     disk.remount("ro");
-    let before = tree_digest(&scene.path("repo"));
+    let before = tree_digest(&fixture.path("repo"));
 
     for line in ["ls", "show n", "diff n m", "cat n:f --range 0-9", "restore n out", "verify --data"] {
-        scene.ok(line);
+        fixture.ok(line);
     }
-    assert!(fs::read(scene.path("out")).unwrap() == noise(1, 1_000_000));
-    let repo = scene.path("repo");
+    assert!(fs::read(fixture.path("out")).unwrap() == noise(1, 1_000_000));
+    let repo = fixture.path("repo");
     for line in ["save g n", "rm n", "cp n new", "collect --grace 0s", "sync other repo --memory 128M"] {
-        scene.fails(line, 7, &[repo.to_str().unwrap()]);
+        fixture.fails(line, 7, &[repo.to_str().unwrap()]);
     }
-    scene.fails("restore n repo/dest", 7, &["at repo/dest"]);
+    fixture.fails("restore n repo/dest", 7, &["at repo/dest"]);
     assert_eq!(tree_digest(&repo), before);
 }
 
@@ -96,19 +96,19 @@ fn a_read_only_repository_is_read_and_not_written() {
 /// everybody but root.
 #[test]
 fn an_unreadable_source_file_ends_the_save() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let root = rustix::process::geteuid().is_root();
-    fs::create_dir_all(scene.path("tree/shut")).unwrap();
-    fs::create_dir(scene.path("dest")).unwrap();
-    fs::write(scene.path("tree/open"), b"x").unwrap();
-    fs::write(scene.path("tree/secret"), b"x").unwrap();
-    let mode = |name: &str, mode| fs::set_permissions(scene.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    fs::create_dir_all(fixture.path("tree/shut")).unwrap();
+    fs::create_dir(fixture.path("dest")).unwrap();
+    fs::write(fixture.path("tree/open"), b"x").unwrap();
+    fs::write(fixture.path("tree/secret"), b"x").unwrap();
+    let mode = |name: &str, mode| fs::set_permissions(fixture.path(name), fs::Permissions::from_mode(mode)).unwrap();
     if root {
-        chown(scene.0.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(fixture.0.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let run = |line: &str| {
         let args: Vec<&str> = line.split(' ').collect();
-        let mut command = scene.command(&args);
+        let mut command = fixture.command(&args);
         if root {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -141,13 +141,13 @@ fn an_unreadable_source_file_ends_the_save() {
 /// no folder is created in its place. When the same repository is back, the process continues."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_goes_away() {
-    let scene = Scene::new();
-    let (repo, away, out) = (scene.path("repo"), scene.path("away"), scene.path("out"));
-    fs::write(scene.path("f"), noise(1, 3_000_000)).unwrap();
-    fs::write(scene.path("g"), noise(2, 3_000_000)).unwrap();
-    let repository = scene.in_folder(&repo).await;
+    let fixture = Fixture::new();
+    let (repo, away, out) = (fixture.path("repo"), fixture.path("away"), fixture.path("out"));
+    fs::write(fixture.path("f"), noise(1, 3_000_000)).unwrap();
+    fs::write(fixture.path("g"), noise(2, 3_000_000)).unwrap();
+    let repository = fixture.in_folder(&repo).await;
     let save = |from: &str| {
-        let (repository, path, name) = (repository.clone(), scene.path(from), name(from));
+        let (repository, path, name) = (repository.clone(), fixture.path(from), name(from));
         async move { repository.save(&path, &name, &SaveOptions::default()).await.map(drop) }
     };
     save("f").await.unwrap();
@@ -169,33 +169,33 @@ async fn a_directory_that_goes_away() {
     save("g").await.unwrap();
     restore().await.unwrap();
     assert!(fs::read(&out).unwrap() == noise(1, 3_000_000));
-    scene.ok("verify --data");
+    fixture.ok("verify --data");
 }
 
 /// F1: "A local cache whose disk is full fails nothing".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_under_the_local_cache() {
-    let scene = Scene::new();
-    let Some(_disk) = Tmpfs::mount(&scene.path("cache"), "256k") else { return };
-    let repository = scene.in_memory().await;
+    let fixture = Fixture::new();
+    let Some(_disk) = Tmpfs::mount(&fixture.path("cache"), "256k") else { return };
+    let repository = fixture.in_memory().await;
     let save = async |repository: &Repository, bytes: Vec<u8>, to: &str| {
-        fs::write(scene.path("f"), bytes).unwrap();
-        repository.save(&scene.path("f"), &name(to), &SaveOptions::default()).await.unwrap()
+        fs::write(fixture.path("f"), bytes).unwrap();
+        repository.save(&fixture.path("f"), &name(to), &SaveOptions::default()).await.unwrap()
     };
     save(&repository, noise(1, 20_000_000), "a").await;
-    let filled = fs::write(scene.path("cache/ballast"), vec![1; 1 << 20]).unwrap_err();
+    let filled = fs::write(fixture.path("cache/ballast"), vec![1; 1 << 20]).unwrap_err();
     assert_eq!(filled.kind(), std::io::ErrorKind::StorageFull);
 
     // Another process, which has no segment at hand.
-    let other = || Repository::open(repository.store().clone(), scene.options());
+    let other = || Repository::open(repository.store().clone(), fixture.options());
     let report = save(&other().await.unwrap(), noise(1, 20_000_000), "b").await;
     assert_eq!(report.new_bytes, 0, "the index is used: {report:?}");
     let report = other().await.unwrap().collect(&CollectOptions::default()).await.unwrap();
     assert!(report.live_bytes > 0);
     let restored = RestoreOptions::default();
-    other().await.unwrap().restore(&name("b"), None, &scene.path("out"), &restored).await.unwrap();
-    assert!(fs::read(scene.path("out")).unwrap() == noise(1, 20_000_000));
-    let cached = fs::read_dir(scene.path("cache")).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    other().await.unwrap().restore(&name("b"), None, &fixture.path("out"), &restored).await.unwrap();
+    assert!(fs::read(fixture.path("out")).unwrap() == noise(1, 20_000_000));
+    let cached = fs::read_dir(fixture.path("cache")).unwrap().flatten().filter(|entry| entry.path().is_dir());
     let files = cached.flat_map(|folder| fs::read_dir(folder.path().join("index")).into_iter().flatten());
     assert_eq!(files.count(), 0, "nothing half-written stays");
 }
@@ -204,25 +204,26 @@ async fn a_full_disk_under_the_local_cache() {
 /// blame.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_local_cache_is_fetched_again() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    fs::write(scene.path("f"), noise(1, 5_000_000)).unwrap();
-    repository.save(&scene.path("f"), &name("a"), &SaveOptions::default()).await.unwrap();
-    let other = || Repository::open(repository.store().clone(), scene.options());
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    fs::write(fixture.path("f"), noise(1, 5_000_000)).unwrap();
+    repository.save(&fixture.path("f"), &name("a"), &SaveOptions::default()).await.unwrap();
+    let other = || Repository::open(repository.store().clone(), fixture.options());
     let cached = || -> Vec<PathBuf> {
-        let folders = fs::read_dir(scene.path("cache")).unwrap().flatten();
+        let folders = fs::read_dir(fixture.path("cache")).unwrap().flatten();
         let files = folders.flat_map(|folder| fs::read_dir(folder.path().join("index")).into_iter().flatten());
         files.map(|file| file.unwrap().path()).collect()
     };
     for damage in [&b""[..], b"garbage", &[0; 4096]] {
-        other().await.unwrap().save(&scene.path("f"), &name("b"), &SaveOptions::default()).await.unwrap();
+        other().await.unwrap().save(&fixture.path("f"), &name("b"), &SaveOptions::default()).await.unwrap();
         let files = cached();
         assert!(!files.is_empty(), "a segment is cached");
         let whole = fs::read(&files[0]).unwrap();
         let mut torn = damage.to_vec();
         torn.resize(if damage.len() == 4096 { whole.len() } else { damage.len() }, 0);
         fs::write(&files[0], torn).unwrap();
-        let report = other().await.unwrap().save(&scene.path("f"), &name("c"), &SaveOptions::default()).await.unwrap();
+        let report =
+            other().await.unwrap().save(&fixture.path("f"), &name("c"), &SaveOptions::default()).await.unwrap();
         assert_eq!(report.new_bytes, 0, "the index is used");
         assert!(fs::read(&files[0]).unwrap() == whole, "the cache is whole again");
     }

@@ -17,7 +17,7 @@ use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Location, Store, StoreOptions, open};
 
 /// A folder of a test's own, and the real program run in it.
-struct Scene(TempDir);
+struct Fixture(TempDir);
 
 /// What came of one command.
 #[derive(Debug)]
@@ -27,18 +27,18 @@ struct Ran {
     err: String,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         Self::within(&std::env::temp_dir())
     }
 
     /// In a folder of its own in `base`, with settings that ask for little memory.
     fn within(base: &Path) -> Self {
-        let scene = Self(tempfile::tempdir_in(base).unwrap());
-        std::fs::create_dir_all(scene.path("home/.config/towline")).unwrap();
-        let settings = format!("repository = '{}'\nmemory = '64M'\n", scene.path("repo").display());
-        std::fs::write(scene.path("home/.config/towline/towline.toml"), settings).unwrap();
-        scene
+        let fixture = Self(tempfile::tempdir_in(base).unwrap());
+        std::fs::create_dir_all(fixture.path("home/.config/towline")).unwrap();
+        let settings = format!("repository = '{}'\nmemory = '64M'\n", fixture.path("repo").display());
+        std::fs::write(fixture.path("home/.config/towline/towline.toml"), settings).unwrap();
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -10,7 +10,7 @@ use towline::ops::{RestoreOptions, SaveOptions};
 use towline::repository::Repository;
 use towline::storage::Store;
 
-use super::{Scene, ran};
+use super::{Fixture, ran};
 use crate::data::{name, noise};
 use crate::faulty::{Faults, Faulty};
 
@@ -18,11 +18,11 @@ use crate::faulty::{Faults, Faulty};
 /// named.
 #[test]
 fn plain_http_over_a_network_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // Reserved for documentation (RFC 5737): nobody is there.
     let far = "http://192.0.2.1";
     for args in [&["ls", "--repo", "s3://bucket/x", "--endpoint", far][..], &["ls", "--repo", "s3://bucket/x"]] {
-        let mut command = scene.command(args);
+        let mut command = fixture.command(args);
         command.env("AWS_ENDPOINT_URL_S3", far).env("AWS_ACCESS_KEY_ID", "k").env("AWS_SECRET_ACCESS_KEY", "s");
         let refused = ran(&mut command);
         assert_eq!(refused.code, Some(7), "{}", refused.err);
@@ -43,24 +43,24 @@ async fn ends_unreachable<T>(request: impl Future<Output = Result<T>>) {
 /// a few tries and can be run again." (Here a twentieth of a second is the minute.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_stalls_hangs_nobody() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let stalls = Faults { stalls: 1000, ..Faults::default() };
     let faulty = Arc::new(Faulty::new(Arc::new(InMemory::new()), stalls, 7));
     faulty.calm(true);
     let store = Store::from_objects_watched(Arc::<Faulty>::clone(&faulty), Duration::from_millis(50));
-    let repository = Repository::create(store, scene.options()).await.unwrap().0;
-    fs::write(scene.path("f"), noise(1, 8_000_000)).unwrap();
-    fs::write(scene.path("g"), noise(2, 20_000_000)).unwrap();
-    repository.save(&scene.path("f"), &name("f"), &SaveOptions::default()).await.unwrap();
+    let repository = Repository::create(store, fixture.options()).await.unwrap().0;
+    fs::write(fixture.path("f"), noise(1, 8_000_000)).unwrap();
+    fs::write(fixture.path("g"), noise(2, 20_000_000)).unwrap();
+    repository.save(&fixture.path("f"), &name("f"), &SaveOptions::default()).await.unwrap();
 
     faulty.calm(false);
-    let out = scene.path("out");
-    ends_unreachable(repository.save(&scene.path("g"), &name("g"), &SaveOptions::default())).await;
+    let out = fixture.path("out");
+    ends_unreachable(repository.save(&fixture.path("g"), &name("g"), &SaveOptions::default())).await;
     ends_unreachable(repository.restore(&name("f"), None, &out, &RestoreOptions::default())).await;
     assert!(!out.exists());
 
     faulty.calm(true);
-    repository.save(&scene.path("g"), &name("g"), &SaveOptions::default()).await.unwrap();
+    repository.save(&fixture.path("g"), &name("g"), &SaveOptions::default()).await.unwrap();
     repository.restore(&name("g"), None, &out, &RestoreOptions::default()).await.unwrap();
     assert!(fs::read(&out).unwrap() == noise(2, 20_000_000));
 }
@@ -69,22 +69,22 @@ async fn a_store_that_stalls_hangs_nobody() {
 /// short.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_stalls_now_and_then_hangs_nobody() {
-    let scene = Scene::new();
-    fs::write(scene.path("f"), noise(1, 100_000)).unwrap();
+    let fixture = Fixture::new();
+    fs::write(fixture.path("f"), noise(1, 100_000)).unwrap();
     let (mut failed, mut restored) = (0, 0);
     for seed in 0..6 {
         let stalls = Faults { stalls: 250, ..Faults::default() };
         let faulty = Arc::new(Faulty::new(Arc::new(InMemory::new()), stalls, seed));
         faulty.calm(true);
         let store = Store::from_objects_watched(Arc::<Faulty>::clone(&faulty), Duration::from_millis(10));
-        let repository = Repository::create(store, scene.options()).await.unwrap().0;
+        let repository = Repository::create(store, fixture.options()).await.unwrap().0;
         faulty.calm(false);
         for round in 0..3 {
             let (saved, options) = (name("f"), SaveOptions { reread: true, ..SaveOptions::default() });
-            let path = scene.path("f");
+            let path = fixture.path("f");
             let save = repository.save(&path, &saved, &options);
             failed += u32::from(ended(save).await.is_none());
-            let (out, options) = (scene.path(&format!("out-{seed}-{round}")), RestoreOptions::default());
+            let (out, options) = (fixture.path(&format!("out-{seed}-{round}")), RestoreOptions::default());
             // What was never saved cannot be restored.
             if repository.state().await.is_ok_and(|state| state.refs.contains_key(&saved))
                 && ended(repository.restore(&saved, None, &out, &options)).await.is_some()

@@ -11,7 +11,7 @@ use towline::error::ErrorKind;
 use towline::ops::{RestoreOptions, SaveOptions};
 use towline::progress::{Progress, Snapshot};
 
-use super::Scene;
+use super::Fixture;
 use crate::data::{name, noise, tree_digest};
 
 const MIB: u64 = 1 << 20;
@@ -46,20 +46,20 @@ fn a_save_and_a_restore_of_a_gib_stay_within_their_memory() {
         eprintln!("SKIPPED: no room for a GiB in {}", base.display());
         return;
     }
-    let scene = Scene::within(&base);
-    let mut file = fs::File::create(scene.path("big")).unwrap();
+    let fixture = Fixture::within(&base);
+    let mut file = fs::File::create(fixture.path("big")).unwrap();
     for part in 0..32 {
         file.write_all(&noise(part, 32 << 20)).unwrap();
     }
     drop(file);
-    scene.ok("init");
+    fixture.ok("init");
     for args in [["--memory", "64M", "save", "big", "n"], ["--memory", "64M", "restore", "n", "out"]] {
-        let peak = peak_anonymous(scene.command(&args));
+        let peak = peak_anonymous(fixture.command(&args));
         assert!(peak > MIB, "{args:?}: nothing was measured");
         assert!(peak <= 64 * MIB + REST, "{args:?}: {} MiB of anonymous memory", peak / MIB);
         eprintln!("{args:?}: {} MiB of anonymous memory", peak / MIB);
     }
-    assert_eq!(fs::metadata(scene.path("out")).unwrap().len(), 1 << 30);
+    assert_eq!(fs::metadata(fixture.path("out")).unwrap().len(), 1 << 30);
 }
 
 /// P4: "A request that can never fit is refused at once; the error gives the requested and the available bytes."
@@ -71,23 +71,23 @@ async fn what_can_never_fit_is_refused() {
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(error.to_string().ends_with("expected at most 64 MiB, got 65 MiB"), "{error}");
-    let scene = Scene::new();
-    scene.ok("init");
-    scene.fails("--memory 63M ls", 2, &["at least 64 MiB, got 63 MiB"]);
+    let fixture = Fixture::new();
+    fixture.ok("init");
+    fixture.fails("--memory 63M ls", 2, &["at least 64 MiB, got 63 MiB"]);
 }
 
 /// P7: "Every long operation shows progress".
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_moves_and_arrives() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    fs::write(scene.path("f"), noise(1, 64_000_000)).unwrap();
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    fs::write(fixture.path("f"), noise(1, 64_000_000)).unwrap();
     let (saving, restoring) = (Progress::default(), Progress::default());
     let save = SaveOptions { progress: saving.clone(), ..SaveOptions::default() };
-    let seen = watch(&saving, repository.save(&scene.path("f"), &name("n"), &save)).await;
+    let seen = watch(&saving, repository.save(&fixture.path("f"), &name("n"), &save)).await;
     moves(&seen, "saving", 64_000_000);
     let restore = RestoreOptions { progress: restoring.clone(), ..RestoreOptions::default() };
-    let out = scene.path("out");
+    let out = fixture.path("out");
     let seen = watch(&restoring, repository.restore(&name("n"), None, &out, &restore)).await;
     moves(&seen, "restoring", 64_000_000);
 }
@@ -122,16 +122,16 @@ fn moves(seen: &[Snapshot], phase: &str, total: u64) {
 /// what DEST lacks."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_restore_goes_on() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    fs::create_dir(scene.path("tree")).unwrap();
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    fs::create_dir(fixture.path("tree")).unwrap();
     for n in 0..40 {
-        fs::write(scene.path(&format!("tree/{n}")), noise(n, 2_000_000)).unwrap();
+        fs::write(fixture.path(&format!("tree/{n}")), noise(n, 2_000_000)).unwrap();
     }
-    repository.save(&scene.path("tree"), &name("n"), &SaveOptions::default()).await.unwrap();
+    repository.save(&fixture.path("tree"), &name("n"), &SaveOptions::default()).await.unwrap();
     let total = 40 * 2_000_000;
     for attempt in 0..20 {
-        let out = scene.path(&format!("out-{attempt}"));
+        let out = fixture.path(&format!("out-{attempt}"));
         let progress = Progress::default();
         let options = RestoreOptions { progress: progress.clone(), ..RestoreOptions::default() };
         let enough = async {
@@ -147,7 +147,7 @@ async fn a_dropped_restore_goes_on() {
         let second = repository.restore(&name("n"), None, &out, &RestoreOptions::default()).await.unwrap();
         assert!(second.fetched_bytes < total * 9 / 10, "{second:?}");
         assert!(second.reused_bytes > total / 10, "{second:?}");
-        assert_eq!(tree_digest(&scene.path("tree")), tree_digest(&out));
+        assert_eq!(tree_digest(&fixture.path("tree")), tree_digest(&out));
         return;
     }
     panic!("the restore was always faster than the interruption");

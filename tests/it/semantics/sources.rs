@@ -13,7 +13,7 @@ use towline::ops::{CollectOptions, RestoreOptions, SaveOptions, VerifyOptions};
 use towline::progress::Progress;
 use towline::repository::Repository;
 
-use super::{Scene, when};
+use super::{Fixture, when};
 use crate::data::{name, noise};
 
 /// Tries of what needs two things to happen at the same time.
@@ -28,9 +28,9 @@ fn watched() -> (SaveOptions, Progress) {
 /// F3: "A file that is deleted while the tree is being listed is not saved; it is reported among `skipped`."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_vanishes_while_the_tree_is_listed_is_skipped() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    let tree = scene.path("tree");
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    let tree = fixture.path("tree");
     for n in 0..3000 {
         fs::create_dir_all(tree.join(format!("{n}"))).unwrap();
     }
@@ -63,9 +63,9 @@ async fn what_vanishes_while_the_tree_is_listed_is_skipped() {
 /// of that save is visible. A PATH that never existed is exit 3."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_vanishes_before_it_is_read_ends_the_save() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    let tree = scene.path("tree");
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    let tree = fixture.path("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("a"), noise(1, 48_000_000)).unwrap();
     for len in [100, 3_000_000] {
@@ -78,7 +78,7 @@ async fn what_vanishes_before_it_is_read_ends_the_save() {
         assert_eq!((error.kind(), error.place()), (ErrorKind::Conflict, Some("z")), "{error:?}");
         assert!(repository.list(None).await.unwrap().is_empty());
     }
-    let never = repository.save(&scene.path("never"), &name("n"), &SaveOptions::default()).await.unwrap_err();
+    let never = repository.save(&fixture.path("never"), &name("n"), &SaveOptions::default()).await.unwrap_err();
     assert_eq!(never.kind(), ErrorKind::NotFound);
 }
 
@@ -86,9 +86,9 @@ async fn what_vanishes_before_it_is_read_ends_the_save() {
 /// advice is to save again when the writer is done, or to leave the file out with `--exclude`."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_changes_while_it_is_read_is_not_saved() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    let tree = scene.path("tree");
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    let tree = fixture.path("tree");
     fs::create_dir(&tree).unwrap();
     let path = tree.join("big");
     for appends in [true, false] {
@@ -115,7 +115,7 @@ async fn a_file_that_changes_while_it_is_read_is_not_saved() {
         assert!(repository.list(None).await.unwrap().is_empty());
     }
     repository.save(&tree, &name("n"), &SaveOptions::default()).await.unwrap();
-    let out = scene.path("out");
+    let out = fixture.path("out");
     repository.restore(&name("n"), None, &out, &RestoreOptions::default()).await.unwrap();
     assert!(fs::read(out.join("big")).unwrap() == fs::read(&path).unwrap());
 }
@@ -124,47 +124,47 @@ async fn a_file_that_changes_while_it_is_read_is_not_saved() {
 /// end. Any other repository in the tree is saved like any folder, with a warning".
 #[test]
 fn a_tree_with_repositories_in_it() {
-    let scene = Scene::new();
-    fs::create_dir(scene.path("tree")).unwrap();
-    fs::write(scene.path("tree/f"), noise(1, 100_000)).unwrap();
-    scene.ok("init tree/own");
-    scene.ok("init tree/deep/other");
-    scene.ok("--repo tree/deep/other save tree/f f");
-    let said = scene.run("--repo tree/own save tree n");
+    let fixture = Fixture::new();
+    fs::create_dir(fixture.path("tree")).unwrap();
+    fs::write(fixture.path("tree/f"), noise(1, 100_000)).unwrap();
+    fixture.ok("init tree/own");
+    fixture.ok("init tree/deep/other");
+    fixture.ok("--repo tree/deep/other save tree/f f");
+    let said = fixture.run("--repo tree/own save tree n");
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(said.err.contains("left out own: left out"), "{}", said.err);
     assert!(said.err.contains("warning: deep/other: a repository"), "{}", said.err);
-    let again = scene.json("--repo tree/own save tree n");
+    let again = fixture.json("--repo tree/own save tree n");
     assert_eq!(again["new_bytes"], 0, "{again}");
     assert_eq!(again["warnings"].as_array().unwrap().len(), 1, "{again}");
-    scene.ok("--repo tree/own restore n out");
-    assert!(!scene.path("out/own").exists());
-    assert_eq!(scene.ok("--repo out/deep/other verify --data --quiet"), "");
-    scene.fails("--repo tree/own save tree/own/log n", 2, &["tree/own"]);
+    fixture.ok("--repo tree/own restore n out");
+    assert!(!fixture.path("out/own").exists());
+    assert_eq!(fixture.ok("--repo out/deep/other verify --data --quiet"), "");
+    fixture.fails("--repo tree/own save tree/own/log n", 2, &["tree/own"]);
 }
 
 /// F6: "A repository inside another's folder or prefix is separate: the two share no key, and neither one's collector
 /// deletes objects whose keys it does not know."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_within_another_is_its_own() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let content = noise(1, 3_000_000);
-    fs::write(scene.path("f"), &content).unwrap();
+    fs::write(fixture.path("f"), &content).unwrap();
     let save = async |repository: &Repository, to: &str| {
-        repository.save(&scene.path("f"), &name(to), &SaveOptions::default()).await.unwrap();
+        repository.save(&fixture.path("f"), &name(to), &SaveOptions::default()).await.unwrap();
     };
     let mut all = Vec::new();
     for at in ["repo", "repo/inner", "repo/pack/inner", "repo/log/inner"] {
-        let repository = scene.in_folder(&scene.path(at)).await;
+        let repository = fixture.in_folder(&fixture.path(at)).await;
         save(&repository, "kept").await;
         all.push(repository);
     }
-    fs::write(scene.path("f"), noise(2, 3_000_000)).unwrap();
+    fs::write(fixture.path("f"), noise(2, 3_000_000)).unwrap();
     for repository in &all {
         save(repository, "gone").await;
         repository.remove(&name("gone")).await.unwrap();
     }
-    let (leftover, strange) = plant_old_files(&scene);
+    let (leftover, strange) = plant_old_files(&fixture);
     for _ in 0..2 {
         for repository in &all {
             let now = CollectOptions::at_once();
@@ -177,7 +177,7 @@ async fn a_repository_within_another_is_its_own() {
         let data = VerifyOptions { data: true, ..VerifyOptions::default() };
         let report = repository.verify(None, &data).await.unwrap();
         assert!(report.damaged.is_empty(), "{at}: {report:?}");
-        let out = scene.path(&format!("out-{at}"));
+        let out = fixture.path(&format!("out-{at}"));
         repository.restore(&name("kept"), None, &out, &RestoreOptions::default()).await.unwrap();
         assert!(fs::read(out).unwrap() == content);
         assert_eq!(repository.list(None).await.unwrap().len(), 1);
@@ -186,13 +186,13 @@ async fn a_repository_within_another_is_its_own() {
 
 /// Files that were left there long ago: what an interrupted save of the outer repository leaves beside a pack, and others
 /// that are none of its business, some of them named like such.
-fn plant_old_files(scene: &Scene) -> (PathBuf, [PathBuf; 4]) {
-    let session = fs::read_dir(scene.path("repo/pack")).unwrap().map(|entry| entry.unwrap().path());
+fn plant_old_files(fixture: &Fixture) -> (PathBuf, [PathBuf; 4]) {
+    let session = fs::read_dir(fixture.path("repo/pack")).unwrap().map(|entry| entry.unwrap().path());
     let session = session.filter(|path| !path.ends_with("inner")).min().unwrap();
     let pack = fs::read_dir(session).unwrap().next().unwrap().unwrap().path();
     let leftover = PathBuf::from(format!("{}#1", pack.display()));
     let strange = ["repo/notes", "repo/notes#1", "repo/inner/log/00000000000000000099#1", "repo/pack/inner/pack/x#1"];
-    let strange = strange.map(|name| scene.path(name));
+    let strange = strange.map(|name| fixture.path(name));
     for path in strange.iter().chain([&leftover]) {
         let file = fs::File::create(path).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
@@ -203,19 +203,19 @@ fn plant_old_files(scene: &Scene) -> (PathBuf, [PathBuf; 4]) {
 /// F10: "Two saves of one NAME: the one that commits second finds that the name has moved and ends with exit 5".
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_saves_of_one_name_the_second_to_commit_is_told() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    fs::write(scene.path("slow"), noise(1, 64_000_000)).unwrap();
-    fs::write(scene.path("quick"), b"quick").unwrap();
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    fs::write(fixture.path("slow"), noise(1, 64_000_000)).unwrap();
+    fs::write(fixture.path("quick"), b"quick").unwrap();
     let (options, progress) = watched();
     let slow = tokio::spawn({
-        let (repository, path) = (repository.clone(), scene.path("slow"));
+        let (repository, path) = (repository.clone(), fixture.path("slow"));
         async move { repository.save(&path, &name("n"), &options).await }
     });
     while progress.snapshot().phase != "saving" {
         tokio::time::sleep(Duration::from_micros(100)).await;
     }
-    repository.save(&scene.path("quick"), &name("n"), &SaveOptions::default()).await.unwrap();
+    repository.save(&fixture.path("quick"), &name("n"), &SaveOptions::default()).await.unwrap();
     let error = slow.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
     let shown = repository.show(&name("n")).await.unwrap();
@@ -226,12 +226,12 @@ async fn of_two_saves_of_one_name_the_second_to_commit_is_told() {
 /// saved or already there."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_in_the_way_leads_nowhere() {
-    let scene = Scene::new();
-    let repository = scene.in_memory().await;
-    fs::create_dir_all(scene.path("tree/sub")).unwrap();
-    fs::write(scene.path("tree/sub/f"), b"content").unwrap();
-    repository.save(&scene.path("tree"), &name("n"), &SaveOptions::default()).await.unwrap();
-    let (out, outside) = (scene.path("out"), scene.path("outside"));
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    fs::create_dir_all(fixture.path("tree/sub")).unwrap();
+    fs::write(fixture.path("tree/sub/f"), b"content").unwrap();
+    repository.save(&fixture.path("tree"), &name("n"), &SaveOptions::default()).await.unwrap();
+    let (out, outside) = (fixture.path("out"), fixture.path("outside"));
     fs::create_dir(&out).unwrap();
     fs::create_dir(&outside).unwrap();
     symlink(&outside, out.join("sub")).unwrap();

@@ -34,7 +34,7 @@ const NODES_MAX: usize = 32;
 const SUBNET: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 0);
 
 /// Arguments of the command line.
-struct Asked {
+struct Arguments {
     seed: u64,
     /// Ethernet's: the forwarder carries 1 Gbit/s with it, so no larger one flatters anybody.
     mtu: u16,
@@ -76,8 +76,8 @@ fn say(answer: &Value) -> io::Result<()> {
     writeln!(io::stdout(), "{answer}")
 }
 
-fn arguments(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
-    let mut asked = Asked { seed: 1, mtu: 1500, capture: None, nodes: Vec::new() };
+fn arguments(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+    let mut asked = Arguments { seed: 1, mtu: 1500, capture: None, nodes: Vec::new() };
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} wants a value"));
         match word.as_str() {

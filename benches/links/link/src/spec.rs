@@ -10,21 +10,21 @@ const QUEUE_PACKETS_MIN: u64 = 64;
 pub(crate) struct Node {
     pub(crate) name: String,
     /// From the node to the middle.
-    pub(crate) up: Asked,
+    pub(crate) up: ShapeSpec,
     /// From the middle to the node.
-    pub(crate) down: Asked,
+    pub(crate) down: ShapeSpec,
 }
 
 /// A shape whose queue may be left to the link.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct ShapeSpec {
     rate: u64,
     delay: u64,
     loss: f64,
     queue: Option<u64>,
 }
 
-impl Asked {
+impl ShapeSpec {
     /// The shape, with a queue of one bandwidth-delay product where none was asked for.
     fn shape(self, round_trip: u64, mtu: u64) -> Shape {
         let product = u128::from(self.rate) * u128::from(round_trip) / 8_000_000_000;
@@ -42,7 +42,7 @@ impl Node {
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
             return Err(format!("{text:?}: a node begins with its name, of letters, digits and dashes"));
         }
-        let mut node = Self { name, up: Asked::default(), down: Asked::default() };
+        let mut node = Self { name, up: ShapeSpec::default(), down: ShapeSpec::default() };
         for word in words {
             let (key, value) = word.split_once('=').ok_or_else(|| format!("{word:?} is no setting: KEY=VALUE"))?;
             match key.split_once('.') {
@@ -76,7 +76,7 @@ pub(crate) fn shapes(nodes: &[Node], mtu: u64) -> Vec<(Shape, Shape)> {
     nodes.iter().enumerate().map(both).collect()
 }
 
-fn set(asked: &mut Asked, key: &str, value: &str) -> Result<(), String> {
+fn set(asked: &mut ShapeSpec, key: &str, value: &str) -> Result<(), String> {
     let bad = || format!("{key}={value}: rate=300M (bits a second), delay=25ms, loss=0.1%, queue=1M (bytes)");
     match key {
         "rate" => asked.rate = whole(number(value, &[("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0)]).ok_or_else(bad)?),

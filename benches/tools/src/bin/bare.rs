@@ -189,10 +189,10 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), bytes: u64) -> io::Result<()> 
 }
 
 async fn take(mut from: impl AsyncRead + Unpin) -> io::Result<u64> {
-    let mut room = vec![0; PIECE];
+    let mut piece = vec![0; PIECE];
     let mut bytes = 0;
     loop {
-        match from.read(&mut room).await? {
+        match from.read(&mut piece).await? {
             0 => return Ok(bytes),
             len => bytes += len as u64,
         }

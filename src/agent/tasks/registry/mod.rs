@@ -100,7 +100,7 @@ pub(in crate::agent) struct TaskSpec {
 
 /// Counts of one kind of task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::agent) struct Tally {
+pub(in crate::agent) struct TaskCounts {
     pub(in crate::agent) running: u64,
     pub(in crate::agent) ended: BTreeMap<TaskState, u64>,
     pub(in crate::agent) moved: u64,
@@ -214,10 +214,10 @@ impl Tasks {
     }
 
     /// Counts of each kind since the agent began.
-    pub(in crate::agent) fn tally(&self, kind: TaskKind) -> Tally {
+    pub(in crate::agent) fn counts(&self, kind: TaskKind) -> TaskCounts {
         let registry = self.registry();
         let running = registry.tasks.values().filter(|task| task.kind == kind && task.is_running());
-        let mut tally = Tally::default();
+        let mut tally = TaskCounts::default();
         for task in running {
             tally.running += 1;
             tally.moved += task.progress.snapshot().moved;

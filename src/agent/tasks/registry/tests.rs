@@ -48,7 +48,7 @@ async fn each_end_is_told_and_counted() {
     assert_eq!(views[1].error.as_ref().unwrap()["kind"], "conflict");
     let states = views.map(|view| view.state);
     assert_eq!(states, [TaskState::Done, TaskState::Failed, TaskState::Cancelled, TaskState::Failed]);
-    let tally = tasks.tally(TaskKind::Save);
+    let tally = tasks.counts(TaskKind::Save);
     assert_eq!((tally.running, tally.moved), (0, 7));
     assert_eq!(tally.ended.into_values().collect::<Vec<_>>(), [1, 2, 1]);
     assert_eq!(tasks.find(&all[0].id.to_string(), None).unwrap().id, all[0].id);

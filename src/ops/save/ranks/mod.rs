@@ -16,18 +16,18 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
 
 pub(in crate::ops) use self::union::facts;
-use self::union::{Own, lacking, union};
+use self::union::{RankTree, lacking, union};
 use super::store::Counts;
-use super::{Expected, SaveOptions, SaveReport, SaveSource, Saving};
+use super::{Expected, ParentQuery, SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ManifestId, PackId, SessionId};
 use crate::name::Name;
 use crate::ops::names::{Replaced, exists};
-use crate::ops::stopping::{unless_stopped, wind_up};
+use crate::ops::stopping::{end_stopped, unless_stopped};
 use crate::policy::Labels;
 use crate::repository::log::{Attempt, AttemptId, Joint, RefValue};
-use crate::repository::{Completed, JointTree, Parts, PlacedTree, RankPart, Repository, Saved, Standing, Writer};
+use crate::repository::{AttemptState, Completed, JointTree, Parts, PlacedTree, RankPart, Repository, Saved, Writer};
 use crate::tree::coarse_now;
 
 /// Limit of restarts of a rank because other ranks were faster, or packs that it relied on are gone.
@@ -67,7 +67,7 @@ pub struct PartReport {
 }
 
 /// Outcome of one try of a part.
-enum Turn {
+enum TryOutcome {
     /// Value of the rank's part, and the value of the step or a rank whose part is missing.
     Done(Box<RefValue>, std::result::Result<Box<RefValue>, u32>),
     /// Concurrent changes require another try.
@@ -108,7 +108,7 @@ impl Repository {
         let options = self.bind_first(name, &with_ranks(part, options)?).await?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
-        let (walk, formats) = unless_stopped(&options.stop, self.look(source, &options)).await?;
+        let (walk, formats) = unless_stopped(&options.stop, self.scan(source, &options)).await?;
         if walk.is_file() {
             let root = walk.root().unwrap_or(Path::new(""));
             return Err(Error::usage("a rank saves a folder").at(root.display()).got("a file"));
@@ -116,14 +116,15 @@ impl Repository {
         let state = self.state().await?;
         let before = state.refs.get(name).filter(|value| value.attempt.as_ref() != Some(&part.attempt));
         let labels = Labels::default();
-        let parent = self.parent(&state, name, (&options, &labels)).await?;
+        let query = ParentQuery { state: &state, name, options: &options, labels: &labels };
+        let parent = self.parent(query).await?;
         let derive = AtomicBool::new(true);
         let saving =
             Saving { repository: self, name, options: &options, labels, walk, formats, parent, derive, started };
-        let ranked = Ranked { saving, attempt, rank: part.rank };
+        let ranked = RankSave { saving, attempt, rank: part.rank };
         let (mut counts, mut stored_bytes) = (Counts::default(), 0);
         for _ in 0..ATTEMPTS {
-            if let Turn::Done(own, step) = ranked.turn(&mut counts, &mut stored_bytes).await? {
+            if let TryOutcome::Done(own, step) = ranked.attempt(&mut counts, &mut stored_bytes).await? {
                 let seconds = begun.elapsed().as_secs_f64();
                 // Files that an index names and that this rank lacks belong to other ranks.
                 counts.lacking.clear();
@@ -164,7 +165,7 @@ fn with_ranks(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> 
 }
 
 /// State of one rank's save.
-struct Ranked<'a> {
+struct RankSave<'a> {
     saving: Saving<'a>,
     attempt: Attempt,
     rank: u32,
@@ -176,58 +177,61 @@ struct OwnTree {
     id: ManifestId,
 }
 
-impl Ranked<'_> {
+impl RankSave<'_> {
     fn repository(&self) -> &Repository {
         self.saving.repository
     }
 
     /// Reads the state of the attempt and does the next step.
-    async fn turn(&self, counts: &mut Counts, stored_bytes: &mut u64) -> Result<Turn> {
+    async fn attempt(&self, counts: &mut Counts, stored_bytes: &mut u64) -> Result<TryOutcome> {
         if self.saving.options.expected == Expected::Nothing {
             let state = self.repository().state().await?;
-            if state.standing(&self.attempt) == Standing::Absent && state.refs.contains_key(&self.attempt.name) {
+            if state.attempt_state(&self.attempt) == AttemptState::Absent && state.refs.contains_key(&self.attempt.name)
+            {
                 return Err(exists(&self.attempt.name));
             }
         }
-        let standing = self.repository().join(&self.attempt).await?;
-        let mut writer = match &standing {
-            Standing::Open(session, _) => Writer::within(self.repository(), &self.saving.options.progress, *session),
+        let state = self.repository().join(&self.attempt).await?;
+        let mut writer = match &state {
+            AttemptState::Open(session, _) => {
+                Writer::within(self.repository(), &self.saving.options.progress, *session)
+            }
             _ => Writer::new(self.repository(), &self.saving.options.progress),
         };
-        let turn = match &standing {
-            Standing::Open(session, joint) => self.contribute((*session, joint), &mut writer, counts).await,
-            Standing::Complete(value) => self.compare(value, &mut writer, counts).await,
-            Standing::Absent => Ok(Turn::Again),
+        let outcome = match &state {
+            AttemptState::Open(session, joint) => self.contribute((*session, joint), &mut writer, counts).await,
+            AttemptState::Complete(value) => self.compare(value, &mut writer, counts).await,
+            AttemptState::Absent => Ok(TryOutcome::Again),
         };
         *stored_bytes += writer.stored_bytes();
-        let turn = match turn {
+        let outcome = match outcome {
             Err(error) => {
                 let what = format!("the save of {}", self.at());
-                Err(wind_up(&mut writer, &self.saving.options.stop, what, error).await)
+                Err(end_stopped(&mut writer, &self.saving.options.stop, what, error).await)
             }
             Ok(done) => {
                 if let Err(left) = writer.give_up().await {
-                    tracing::debug!("what was uploaded is left to the collector: {left:?}");
+                    tracing::debug!("uploads are left to the collector: {left:?}");
                 }
                 Ok(done)
             }
         };
-        match turn {
+        match outcome {
             // Objects of a closed session may be deleted.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
-                self.outpaced(standing, error).await
+                self.outpaced(state, error).await
             }
             other => other,
         }
     }
 
     /// A refused commit may only mean that other ranks were faster.
-    async fn outpaced(&self, before: Standing, error: Error) -> Result<Turn> {
-        let now = self.repository().state().await?.standing(&self.attempt);
+    async fn outpaced(&self, before: AttemptState, error: Error) -> Result<TryOutcome> {
+        let now = self.repository().state().await?.attempt_state(&self.attempt);
         match (before, now) {
-            (Standing::Open(..), Standing::Complete(_)) => Ok(Turn::Again),
-            (Standing::Open(session, _), Standing::Open(now, _)) if session != now => Ok(Turn::Again),
-            (Standing::Open(..), Standing::Absent) => Err(self.ended().source(error)),
+            (AttemptState::Open(..), AttemptState::Complete(_)) => Ok(TryOutcome::Again),
+            (AttemptState::Open(session, _), AttemptState::Open(now, _)) if session != now => Ok(TryOutcome::Again),
+            (AttemptState::Open(..), AttemptState::Absent) => Err(self.ended().source(error)),
             _ => Err(error),
         }
     }
@@ -238,7 +242,7 @@ impl Ranked<'_> {
         (session, joint): (SessionId, &Joint),
         writer: &mut Writer,
         counts: &mut Counts,
-    ) -> Result<Turn> {
+    ) -> Result<TryOutcome> {
         let mut known = self.repository().stored_for(&self.attempt.name).await?;
         if self.saving.options.expected == Expected::Nothing && joint.expected.is_some() {
             return Err(exists(&self.attempt.name));
@@ -249,7 +253,7 @@ impl Ranked<'_> {
         let current = known.state().refs.get(&self.attempt.name).cloned();
         self.saving.add_base(&mut known, current.as_ref()).await?;
         let Some((manifest, ids, places)) = self.saving.tree(&mut known, writer, counts).await? else {
-            return Ok(Turn::Again);
+            return Ok(TryOutcome::Again);
         };
         let (id, body) = manifest.encode();
         let own = OwnTree { manifest, id };
@@ -261,8 +265,8 @@ impl Ranked<'_> {
                 // A part cannot be withdrawn, so the packs that it relies on are checked before it is stored.
                 let foreign = map.packs.iter().map(|pack| pack.id).filter(|pack| pack.session != session).collect();
                 let now = self.repository().state().await?;
-                if now.vouch(&foreign, known.state().seq).is_err() {
-                    return Ok(Turn::Again);
+                if now.check_packs(&foreign, known.state().seq).is_err() {
+                    return Ok(TryOutcome::Again);
                 }
                 let value = RefValue {
                     version: 0,
@@ -301,23 +305,28 @@ impl Ranked<'_> {
     }
 
     /// Completes the step if every part is present.
-    async fn finish(&self, session: SessionId, joint: &Joint, part: RankPart) -> Result<Turn> {
+    async fn finish(&self, session: SessionId, joint: &Joint, part: RankPart) -> Result<TryOutcome> {
         let parts = match self.repository().parts(session, self.rank, self.attempt.ranks.get()).await? {
             Parts::All(parts) => parts,
             Parts::Missing(rank) => {
                 // Parts under a closed session do not count.
-                return match self.repository().state().await?.standing(&self.attempt) {
-                    Standing::Open(now, _) if now == session => Ok(Turn::Done(Box::new(part.value), Err(rank))),
-                    Standing::Absent => Err(self.ended()),
-                    _ => Ok(Turn::Again),
+                return match self.repository().state().await?.attempt_state(&self.attempt) {
+                    AttemptState::Open(now, _) if now == session => {
+                        Ok(TryOutcome::Done(Box::new(part.value), Err(rank)))
+                    }
+                    AttemptState::Absent => Err(self.ended()),
+                    _ => Ok(TryOutcome::Again),
                 };
             }
         };
         self.saving.options.progress.phase("joining", 0);
         let trees = parts.iter().map(|part| self.repository().saved_as(&self.attempt.name, &part.value));
         let trees = stream::iter(trees.collect::<Vec<_>>()).buffered(READS).try_collect::<Vec<Saved>>().await?;
-        let own: Vec<Own<'_>> =
-            parts.iter().zip(&trees).map(|(part, tree)| Own { rank: part.rank, manifest: &tree.manifest }).collect();
+        let own: Vec<RankTree<'_>> = parts
+            .iter()
+            .zip(&trees)
+            .map(|(part, tree)| RankTree { rank: part.rank, manifest: &tree.manifest })
+            .collect();
         let whole = union(&own)?;
         let (manifest, body) = whole.encode();
         let value = RefValue {
@@ -333,20 +342,20 @@ impl Ranked<'_> {
         let known = parts.iter().map(|part| part.known).min().unwrap_or(0);
         let tree = JointTree { body: &body, chunks: &whole.chunks.ids, parts: &trees, known, value };
         match self.repository().complete(session, joint, tree).await? {
-            Completed::Done(step) => Ok(Turn::Done(Box::new(part.value), Ok(step))),
-            Completed::Over => Ok(Turn::Again),
+            Completed::Done(step) => Ok(TryOutcome::Done(Box::new(part.value), Ok(step))),
+            Completed::Over => Ok(TryOutcome::Again),
             Completed::Moved => Err(self.moved()),
             Completed::Lost(packs) => Err(self.lost(&packs)),
         }
     }
 
     /// Checks that the completed step has this rank's current content.
-    async fn compare(&self, step: &RefValue, writer: &mut Writer, counts: &mut Counts) -> Result<Turn> {
+    async fn compare(&self, step: &RefValue, writer: &mut Writer, counts: &mut Counts) -> Result<TryOutcome> {
         let mut known = self.repository().stored_for(&self.attempt.name).await?;
         let saved = self.repository().saved_as(&self.attempt.name, step).await?;
         known.add(&saved);
         let Some((manifest, ids, _)) = self.saving.tree(&mut known, writer, counts).await? else {
-            return Ok(Turn::Again);
+            return Ok(TryOutcome::Again);
         };
         if let Some((path, how)) = lacking(&saved.manifest, &manifest) {
             return Err(self.other_content(&path, how));
@@ -355,7 +364,7 @@ impl Ranked<'_> {
         self.saving.remember(id, &body);
         let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
         let own = RefValue { manifest: id, logical_bytes, files, chunks: ids.len() as u64, ..step.clone() };
-        Ok(Turn::Done(Box::new(own), Ok(Box::new(step.clone()))))
+        Ok(TryOutcome::Done(Box::new(own), Ok(Box::new(step.clone()))))
     }
 
     fn at(&self) -> String {
@@ -378,7 +387,7 @@ impl Ranked<'_> {
     fn ended(&self) -> Error {
         Error::conflict("the attempt was ended: none of its ranks made progress for long")
             .at(self.at())
-            .help("save again on all ranks: what was uploaded is used again")
+            .help("save again on all ranks: uploaded chunks are reused")
     }
 
     fn lost(&self, packs: &[PackId]) -> Error {

@@ -10,7 +10,7 @@ use crate::ops::shown;
 use crate::repository::log::StepFacts;
 
 /// One rank's tree.
-pub(super) struct Own<'a> {
+pub(super) struct RankTree<'a> {
     pub(super) rank: u32,
     pub(super) manifest: &'a Manifest,
 }
@@ -19,8 +19,8 @@ pub(super) struct Own<'a> {
 ///
 /// # Errors
 /// Conflict, if two ranks have different things under one path.
-pub(super) fn union(trees: &[Own<'_>]) -> Result<Manifest> {
-    let mut paths: BTreeMap<&[u8], (&Own<'_>, &TreeEntry)> = BTreeMap::new();
+pub(super) fn union(trees: &[RankTree<'_>]) -> Result<Manifest> {
+    let mut paths: BTreeMap<&[u8], (&RankTree<'_>, &TreeEntry)> = BTreeMap::new();
     let mut labels = BTreeMap::new();
     for tree in trees {
         for (key, value) in &tree.manifest.labels {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn joined(trees: &[Manifest]) -> Result<Manifest> {
-        let own: Vec<Own<'_>> = (0..).zip(trees).map(|(rank, manifest)| Own { rank, manifest }).collect();
+        let own: Vec<RankTree<'_>> = (0..).zip(trees).map(|(rank, manifest)| RankTree { rank, manifest }).collect();
         union(&own)
     }
 

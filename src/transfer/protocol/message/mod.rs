@@ -376,7 +376,7 @@ code! {
         /// Open requests made no progress for too long.
         Stalled = 6, "stalled";
         /// A frame did not decode to its chunk.
-        Untrue = 7, "untrue";
+        Corrupt = 7, "corrupt";
         /// An internal error of the sender.
         Broken = 8, "broken";
         /// The agent has too many connections, or all are taken.

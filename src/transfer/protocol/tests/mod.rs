@@ -1,7 +1,7 @@
-//! Tests of the protocol: changed messages, both sides against liars, and whole transfers over a network in virtual
+//! Tests of the protocol: changed messages, both sides against malicious peers, and whole transfers over a network in virtual
 //! time.
 
-mod liars;
+mod malicious_peers;
 mod messages;
 mod network;
 mod numbers;

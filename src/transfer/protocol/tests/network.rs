@@ -6,9 +6,9 @@ use std::time::Duration;
 
 /// Deterministic stream of numbers.
 #[derive(Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -24,7 +24,7 @@ impl Dice {
 
 /// Properties of a network.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Line {
+pub(super) struct LinkProperties {
     pub(super) delay: Duration,
     /// Maximum additional delay of each piece: lanes overtake each other.
     pub(super) jitter: Duration,
@@ -36,8 +36,8 @@ pub(super) struct Line {
 
 /// One direction.
 #[derive(Debug)]
-pub(super) struct Way {
-    line: Line,
+pub(super) struct Channel {
+    line: LinkProperties,
     /// Time when the line is free for the next byte.
     free: Duration,
     lanes: BTreeMap<u32, VecDeque<(Duration, Vec<u8>)>>,
@@ -47,8 +47,8 @@ pub(super) struct Way {
     pub(super) delivered: u64,
 }
 
-impl Way {
-    pub(super) fn new(line: Line) -> Self {
+impl Channel {
+    pub(super) fn new(line: LinkProperties) -> Self {
         Self { line, free: Duration::ZERO, lanes: BTreeMap::new(), black: false, delivered: 0 }
     }
 
@@ -59,12 +59,12 @@ impl Way {
     }
 
     /// Sends bytes on `lane`, in pieces.
-    pub(super) fn send(&mut self, lane: u32, bytes: &[u8], now: Duration, dice: &mut Dice) {
+    pub(super) fn send(&mut self, lane: u32, bytes: &[u8], now: Duration, rng: &mut Rng) {
         let queue = self.lanes.entry(lane).or_default();
-        for piece in bytes.chunks(1 + usize::try_from(dice.below(40_000)).unwrap()) {
+        for piece in bytes.chunks(1 + usize::try_from(rng.below(40_000)).unwrap()) {
             let seconds = Duration::from_secs_f64(piece.len() as f64 / self.line.rate as f64);
             self.free = self.free.max(now) + seconds;
-            let jitter = self.line.jitter.mul_f64(dice.below(1000) as f64 / 1000.0);
+            let jitter = self.line.jitter.mul_f64(rng.below(1000) as f64 / 1000.0);
             let earliest = queue.back().map_or(Duration::ZERO, |(arrival, _)| *arrival);
             queue.push_back(((self.free + self.line.delay + jitter).max(earliest), piece.to_vec()));
         }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::super::limits::{
-    AHEAD_MAX, BASES_MAX, CHUNKS_MAX, CONTROL_LEN_MAX, EXTENSION_LEN_MAX, EXTENSIONS_MAX, FETCHING_AFTER, FETCHING_MAX,
+    BASES_MAX, CHUNKS_MAX, CONTROL_LEN_MAX, EXTENSION_LEN_MAX, EXTENSIONS_MAX, FETCHING_AFTER, FETCHING_MAX,
     FRAME_HEAD_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX, NAME_LEN_MAX, PING_AFTER,
-    PROGRESS_MIN, READS_MAX, REQUESTS_MAX, RUNS_MAX, SILENCE_MAX, STALL_MAX, TEXT_LEN_MAX, VERSIONS, VERSIONS_MAX,
-    WINDOW_MAX, WINDOW_MIN,
+    PROGRESS_MIN, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, RUNS_MAX, SILENCE_MAX, STALL_MAX, TEXT_LEN_MAX, VERSIONS,
+    VERSIONS_MAX, WINDOW_MAX, WINDOW_MIN,
 };
 use super::super::{EndCode, ErrorCode, Frame, Hello, Kind, Message, Priority, Request, Runs, Wanted};
 use super::bytes_of;
@@ -54,7 +54,7 @@ fn every_limit_is_the_documents() {
         ("LANES_MAX", (LANES_MAX.into(), "")),
         ("WINDOW_MIN", (WINDOW_MIN, " bytes")),
         ("WINDOW_MAX", (WINDOW_MAX, " bytes")),
-        ("AHEAD_MAX", (AHEAD_MAX, " bytes")),
+        ("AHEAD_MAX", (READ_AHEAD_MAX, " bytes")),
         ("READS_MAX", (READS_MAX as u64, "")),
         ("GREETING_MAX", seconds(GREETING_MAX)),
         ("PING_AFTER", seconds(PING_AFTER)),

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::limits::{AHEAD_MAX, FETCHING_MAX, SILENCE_MAX, STALL_MAX, WINDOW_MIN};
-use super::super::{Closed, EndCode, ErrorCode, How, Message, Priority, Runs, Wanted};
-use super::network::{Dice, Line};
+use super::super::limits::{FETCHING_MAX, READ_AHEAD_MAX, SILENCE_MAX, STALL_MAX, WINDOW_MIN};
+use super::super::{Closed, EndCode, ErrorCode, Message, Priority, RequestOutcome, Runs, Wanted};
+use super::network::{LinkProperties, Rng};
 use super::seconds;
 use super::world::{Store, World, line};
 use crate::id::{ChunkId, ManifestId};
@@ -32,7 +32,7 @@ fn every_chunk_arrives_once_and_what_is_not_held_is_told() {
         for lanes in [0, 1, 5] {
             let mut world = World::calm(Store::of_sizes(300, 200 * KIB, &[0, 7, 8, 299]), lanes, seed);
             let request = world.ask(RESTORE, world.store.every());
-            assert_eq!(world.until_ended(request), (How::Complete, Runs::default()));
+            assert_eq!(world.until_ended(request), (RequestOutcome::Complete, Runs::default()));
             assert_all_once(&world);
         }
     }
@@ -43,20 +43,20 @@ fn after_resets_only_what_is_left_is_asked_for_again() {
     for seed in 0..20 {
         let lanes = u32::try_from(seed % 4).unwrap();
         let mut world = World::calm(Store::of_sizes(400, 200 * KIB, &[3]), lanes, seed);
-        let (mut dice, mut wanted, mut tries) = (Dice::new(seed), world.store.every(), 0);
+        let (mut rng, mut wanted, mut tries) = (Rng::new(seed), world.store.every(), 0);
         loop {
             let request = world.ask(RESTORE, wanted.clone());
             if tries < 6 {
-                world.run_for(Duration::from_millis(dice.below(400)));
+                world.run_for(Duration::from_millis(rng.below(400)));
                 world.reconnect();
                 tries += 1;
             }
             match world.until_ended(request) {
-                (How::Complete, left) => {
+                (RequestOutcome::Complete, left) => {
                     assert!(left.is_empty());
                     break;
                 }
-                (How::Lost, left) => wanted = wanted.only(&left),
+                (RequestOutcome::Lost, left) => wanted = wanted.only(&left),
                 (how, _) => panic!("{how:?}"),
             }
             // Requests are numbered anew on the new connection.
@@ -73,21 +73,21 @@ fn memory_stays_in_bounds_with_a_slow_reader_who_is_not_called_stalled() {
         // The whole takes 80 s; nothing is read for over a minute while one frame is processed.
         world.reader = Some(300_000);
         let request = world.ask(RESTORE, world.store.every());
-        assert_eq!(world.until_ended(request), (How::Complete, Runs::default()));
+        assert_eq!(world.until_ended(request), (RequestOutcome::Complete, Runs::default()));
         assert_all_once(&world);
         assert!(world.seen.peak.0 > WINDOW_MIN / 2 && world.seen.peak.0 <= WINDOW_MIN, "{:?}", world.seen.peak);
-        assert!(world.seen.peak.1 > MIB && world.seen.peak.1 <= AHEAD_MAX);
+        assert!(world.seen.peak.1 > MIB && world.seen.peak.1 <= READ_AHEAD_MAX);
     }
     // A provider with less memory to read ahead.
     let mut world = World::new(Store::of_sizes(400, 120 * KIB, &[]), line(), 2, WINDOW_MIN, 5);
     world.provider.read_ahead(MIB);
     let request = world.ask(RESTORE, world.store.every());
-    assert_eq!(world.until_ended(request), (How::Complete, Runs::default()));
+    assert_eq!(world.until_ended(request), (RequestOutcome::Complete, Runs::default()));
     assert!(world.seen.peak.1 <= MIB, "{:?}", world.seen.peak);
     let mut world = World::new(Store::of_sizes(60, 2 * MIB, &[]), line(), 2, WINDOW_MIN, 9);
     world.reader = Some(30_000);
     let request = world.ask(RESTORE, Wanted { bases: Vec::new(), ..world.store.every() });
-    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     assert!(world.now > seconds(600));
 }
 
@@ -97,7 +97,7 @@ fn a_chunk_that_can_never_fit_the_window_is_missing_and_holds_nobody_up() {
     let fits = u32::try_from(window - window / 4 - 69).unwrap();
     let mut world = World::new(Store::new(&[1000, fits + 1, fits, 0, 1000], &[]), line(), 0, window, 1);
     let request = world.ask(RESTORE, world.store.every());
-    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     assert_eq!(world.seen.missing, [world.store.grant.chunks.ids[1]].into());
     assert_eq!(world.seen.chunks.len(), 4);
 }
@@ -105,10 +105,10 @@ fn a_chunk_that_can_never_fit_the_window_is_missing_and_holds_nobody_up() {
 #[test]
 fn a_slow_line_is_not_a_stall() {
     // One frame takes two minutes.
-    let slow = Line { rate: 25_000, ..line() };
+    let slow = LinkProperties { rate: 25_000, ..line() };
     let mut world = World::new(Store::new(&[3_000_000, 10], &[]), slow, 0, WINDOW_MIN, 1);
     let request = world.ask(RESTORE, world.store.every());
-    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     assert!(world.now > seconds(100));
 }
 
@@ -121,7 +121,7 @@ fn a_provider_that_stands_still_is_given_up_and_what_is_left_is_told() {
     // Reads in progress still arrive.
     let (how, left) = world.until_ended(request);
     let stopped = world.now;
-    assert_eq!((how, left.len()), (How::Lost, 1100 - world.seen.chunks.len() as u64));
+    assert_eq!((how, left.len()), (RequestOutcome::Lost, 1100 - world.seen.chunks.len() as u64));
     world.run(|world| world.seen.provider_closed.is_some());
     let closed = Closed::ByPeer { code: ErrorCode::Stalled, text: "open requests made no progress".into() };
     assert_eq!(world.seen.provider_closed, Some(closed));
@@ -136,7 +136,7 @@ fn a_provider_that_brings_what_it_was_asked_for_is_waited_for() {
     // Minutes for each chunk, over a slow line.
     (world.read_time, world.brings) = (Some(seconds(200)), 1000);
     let request = world.ask(RESTORE, world.store.every());
-    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     assert!(world.now > STALL_MAX * 2, "{:?}", world.now);
 }
 
@@ -146,7 +146,7 @@ fn who_says_for_ever_that_it_brings_something_is_given_up() {
     (world.read_time, world.brings) = (None, 1000);
     let begun = world.now;
     let request = world.ask(RESTORE, world.store.every());
-    assert_eq!(world.until_ended(request).0, How::Lost);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Lost);
     let waited = world.now.saturating_sub(begun);
     assert!(FETCHING_MAX < waited && waited < FETCHING_MAX + STALL_MAX * 2, "{waited:?}");
     assert!(matches!(&world.seen.closed, Some(Closed::GaveUp { code: ErrorCode::Stalled, .. })));
@@ -159,7 +159,7 @@ fn a_line_that_swallows_everything_is_given_up_by_both() {
     world.run(|world| world.seen.chunks.len() >= 20);
     let at = world.now;
     (world.up.black, world.down.black) = (true, true);
-    assert_eq!(world.until_ended(request).0, How::Lost);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Lost);
     world.run(|world| world.seen.provider_closed.is_some());
     assert!(world.now <= at + SILENCE_MAX + seconds(1));
     for closed in [&world.seen.closed, &world.seen.provider_closed] {
@@ -205,7 +205,7 @@ fn cancelling_stops_the_flow_and_gives_the_credit_back() {
         world.requester.cancel(request);
         let (came, delivered) = (world.seen.chunks.len(), world.down.delivered);
         let (how, left) = world.until_ended(request);
-        assert_eq!(how, How::Refused(EndCode::Cancelled, String::new()));
+        assert_eq!(how, RequestOutcome::Refused(EndCode::Cancelled, String::new()));
         assert!(!left.is_empty());
         assert_eq!(world.seen.chunks.len(), came, "what is cancelled is not handed out");
         assert!(world.down.delivered - delivered < 8 * MIB, "{}", world.down.delivered - delivered);
@@ -214,7 +214,7 @@ fn cancelling_stops_the_flow_and_gives_the_credit_back() {
         let rest = world.store.every().only(&left);
         world.seen.chunks.clear();
         let request = world.ask(RESTORE, rest);
-        assert_eq!(world.until_ended(request).0, How::Complete);
+        assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     }
 }
 
@@ -248,9 +248,9 @@ fn who_may_not_read_learns_nothing() {
         world.requester.request(RESTORE, manifest, world.store.every(), now).unwrap();
         world.requester.find(manifest, 0, now).unwrap();
         world.run(|world| world.seen.ended.len() == 2);
-        assert_eq!(world.seen.ended[0].1, How::Refused(EndCode::NotHere, String::new()));
+        assert_eq!(world.seen.ended[0].1, RequestOutcome::Refused(EndCode::NotHere, String::new()));
         assert_eq!(world.seen.ended[0].2.len(), 55);
-        assert_eq!(world.seen.ended[1].1, How::Refused(EndCode::NotHere, String::new()));
+        assert_eq!(world.seen.ended[1].1, RequestOutcome::Refused(EndCode::NotHere, String::new()));
         (world.said, world.now)
     };
     assert_eq!(answer(|store| store.secret), answer(|_| ManifestId::of(b"no such")));
@@ -260,7 +260,7 @@ fn who_may_not_read_learns_nothing() {
         let mut world = World::calm(Store::of_sizes(50, KIB, &[]), 0, 1);
         let wanted = Wanted { chunks: Runs::of(0..1), bases: ids(&world.store) };
         let request = world.ask(RESTORE, wanted);
-        assert_eq!(world.until_ended(request).0, How::Complete);
+        assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
         assert_eq!(world.seen.missing.len(), 9);
         (world.said, world.now)
     };
@@ -293,10 +293,10 @@ fn who_leaves_ends_what_it_began_and_begins_nothing_new() {
     world.provider.goodbye("draining", world.now);
     // In transit while the goodbye comes.
     let late = world.ask(RESTORE, Wanted { chunks: Runs::of(0..5), bases: Vec::new() });
-    assert_eq!(world.until_ended(late).0, How::Refused(EndCode::Leaving, "shutting down".into()));
-    assert_eq!(world.requester.room(), 0);
+    assert_eq!(world.until_ended(late).0, RequestOutcome::Refused(EndCode::Leaving, "shutting down".into()));
+    assert_eq!(world.requester.free_requests(), 0);
     assert!(world.requester.find(world.store.open, 0, world.now).is_err());
-    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     world.run(|world| world.seen.provider_closed.is_some());
     assert_eq!((&world.seen.closed, &world.seen.provider_closed), (&Some(Closed::Done), &Some(Closed::Done)));
     assert_all_once(&world);
@@ -305,7 +305,7 @@ fn who_leaves_ends_what_it_began_and_begins_nothing_new() {
     let request = world.ask(RESTORE, world.store.every());
     world.run(|world| world.seen.chunks.len() >= 20);
     world.requester.goodbye("all that was needed was asked for");
-    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
     world.run(|world| world.seen.closed.is_some() && world.seen.provider_closed.is_some());
     assert_eq!((&world.seen.closed, &world.seen.provider_closed), (&Some(Closed::Done), &Some(Closed::Done)));
 }
@@ -318,8 +318,8 @@ fn many_requests_at_once_share_the_credit() {
     for n in 1..64 {
         world.ask(RESTORE, Wanted { chunks: Runs::of(n * 10..n * 10 + 10), bases: Vec::new() });
     }
-    assert_eq!(world.requester.room(), 0);
+    assert_eq!(world.requester.free_requests(), 0);
     world.run(|world| world.seen.ended.len() == 64);
-    assert!(world.seen.ended.iter().all(|(_, how, ..)| *how == How::Complete));
+    assert!(world.seen.ended.iter().all(|(_, how, ..)| *how == RequestOutcome::Complete));
     assert_all_once(&world);
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::super::limits::AHEAD_MAX;
+use super::super::limits::READ_AHEAD_MAX;
 use super::super::{
-    Arrived, Closed, Demand, Event, Grant, How, Priority, Provider, Requester, Runs, Supply, Survey, Wanted,
+    Arrived, Closed, Demand, Event, Grant, OutgoingFrame, Priority, Provider, RequestOutcome, Requester, Runs, Survey,
+    Wanted,
 };
-use super::network::{Dice, Line, Way};
+use super::network::{Channel, LinkProperties, Rng};
 use super::{asker, hello, server};
 use crate::codec::{Codec, Encoded};
 use crate::format::ChunkList;
@@ -56,8 +57,8 @@ impl Store {
 
     /// Chunks of all sizes up to `most` bytes, from a seed.
     pub(super) fn of_sizes(count: u64, most: u64, lacking: &[u32]) -> Self {
-        let mut dice = Dice::new(count + most);
-        Self::new(&(0..count).map(|_| u32::try_from(dice.below(most)).unwrap()).collect::<Vec<_>>(), lacking)
+        let mut rng = Rng::new(count + most);
+        Self::new(&(0..count).map(|_| u32::try_from(rng.below(most)).unwrap()).collect::<Vec<_>>(), lacking)
     }
 
     pub(super) fn len_of(&self, id: &ChunkId) -> u32 {
@@ -86,12 +87,12 @@ impl Store {
 
 /// Observations of the requester.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observations {
     /// Arrivals of each chunk.
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) missing: BTreeSet<ChunkId>,
     /// Result of each request, its rest, and the time; in that order.
-    pub(super) ended: Vec<(u64, How, Runs, Duration)>,
+    pub(super) ended: Vec<(u64, RequestOutcome, Runs, Duration)>,
     pub(super) surveys: Vec<Survey>,
     pub(super) closed: Option<Closed>,
     pub(super) provider_closed: Option<Closed>,
@@ -107,9 +108,9 @@ pub(super) struct World {
     pub(super) requester: Requester,
     pub(super) provider: Provider,
     pub(super) store: Store,
-    pub(super) up: Way,
-    pub(super) down: Way,
-    pub(super) seen: Seen,
+    pub(super) up: Channel,
+    pub(super) down: Channel,
+    pub(super) seen: Observations,
     /// Bytes that the provider sent, by lane.
     pub(super) said: Vec<u8>,
     /// Duration of a read; without one, no read ends.
@@ -118,17 +119,17 @@ pub(super) struct World {
     pub(super) brings: u64,
     /// Bytes a second that the reader processes; without a limit if none.
     pub(super) reader: Option<u64>,
-    line: Line,
+    line: LinkProperties,
     lanes: u32,
     window: u64,
-    dice: Dice,
+    rng: Rng,
     reads: Vec<(Duration, u64, u32, ChunkId)>,
     releases: VecDeque<(Duration, u64)>,
     asked: BTreeMap<u64, Wanted>,
 }
 
 impl World {
-    pub(super) fn new(store: Store, line: Line, lanes: u32, window: u64, seed: u64) -> Self {
+    pub(super) fn new(store: Store, line: LinkProperties, lanes: u32, window: u64, seed: u64) -> Self {
         let now = Duration::from_secs(seed % 1000);
         let (requester, provider) = pair(lanes, window, now);
         Self {
@@ -136,9 +137,9 @@ impl World {
             requester,
             provider,
             store,
-            up: Way::new(line),
-            down: Way::new(line),
-            seen: Seen::default(),
+            up: Channel::new(line),
+            down: Channel::new(line),
+            seen: Observations::default(),
             said: Vec::new(),
             read_time: Some(Duration::from_millis(2)),
             brings: 0,
@@ -146,7 +147,7 @@ impl World {
             line,
             lanes,
             window,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             reads: Vec::new(),
             releases: VecDeque::new(),
             asked: BTreeMap::new(),
@@ -169,7 +170,7 @@ impl World {
     /// Makes a new connection after one that is over.
     pub(super) fn again(&mut self) {
         (self.requester, self.provider) = pair(self.lanes, self.window, self.now);
-        (self.up, self.down) = (Way::new(self.line), Way::new(self.line));
+        (self.up, self.down) = (Channel::new(self.line), Channel::new(self.line));
         self.reads.clear();
         self.releases.clear();
         self.asked.clear();
@@ -186,7 +187,7 @@ impl World {
     }
 
     /// Runs until `request` has ended; returns its result and rest.
-    pub(super) fn until_ended(&mut self, request: u64) -> (How, Runs) {
+    pub(super) fn until_ended(&mut self, request: u64) -> (RequestOutcome, Runs) {
         self.run(|world| world.seen.ended.iter().any(|(ended, ..)| *ended == request));
         let ended = self.seen.ended.iter().rev().find(|(ended, ..)| *ended == request);
         let (_, how, left, _) = ended.unwrap_or_else(|| panic!("request {request} never ended"));
@@ -226,7 +227,7 @@ impl World {
             while self.up.takes(0)
                 && let Some(bytes) = self.requester.transmit(self.now)
             {
-                self.up.send(0, &[bytes.head, bytes.body].concat(), self.now, &mut self.dice);
+                self.up.send(0, &[bytes.head, bytes.body].concat(), self.now, &mut self.rng);
                 moved = true;
             }
             for lane in 0..=self.lanes {
@@ -235,7 +236,7 @@ impl World {
                 {
                     let bytes = [bytes.head, bytes.body].concat();
                     self.said.extend_from_slice(&bytes);
-                    self.down.send(lane, &bytes, self.now, &mut self.dice);
+                    self.down.send(lane, &bytes, self.now, &mut self.rng);
                     moved = true;
                 }
             }
@@ -250,7 +251,7 @@ impl World {
     fn judge(&mut self) {
         let (here, there) = (self.requester.in_memory(), self.provider.in_memory());
         assert!(here <= self.window, "requester holds {here}");
-        assert!(there <= AHEAD_MAX.max(self.window), "provider holds {there}");
+        assert!(there <= READ_AHEAD_MAX.max(self.window), "provider holds {there}");
         self.seen.peak = (self.seen.peak.0.max(here), self.seen.peak.1.max(there));
     }
 
@@ -297,7 +298,7 @@ impl World {
             }
             Demand::Read { request, ordinal, id, .. } => {
                 let takes =
-                    self.read_time.map_or(PATIENCE * 9, |time| time.mul_f64(self.dice.below(200) as f64 / 100.0));
+                    self.read_time.map_or(PATIENCE * 9, |time| time.mul_f64(self.rng.below(200) as f64 / 100.0));
                 self.reads.push((self.now + takes, request, ordinal, id));
             }
             Demand::Abort { request } => self.provider.over(request, self.now),
@@ -331,7 +332,7 @@ impl World {
         }
         while let Some(at) = self.reads.iter().position(|(at, ..)| *at <= self.now) {
             let (_, request, ordinal, id) = self.reads.swap_remove(at);
-            let supply = self.store.held.contains(&id).then(|| Supply {
+            let supply = self.store.held.contains(&id).then(|| OutgoingFrame {
                 encoded: Encoded { codec: Codec::Raw, bytes: self.store.stored(&id), base: None },
                 plain_len: self.store.len_of(&id),
             });
@@ -341,16 +342,16 @@ impl World {
             self.requester.release(bytes, self.now);
         }
         self.requester.expire(self.now);
-        self.provider.brought(self.brings * self.now.as_secs());
+        self.provider.bytes_received(self.brings * self.now.as_secs());
         self.provider.expire(self.now);
         true
     }
 }
 
 /// 100 Mbyte/s, 20 ms, some jitter.
-pub(super) fn line() -> Line {
+pub(super) fn line() -> LinkProperties {
     let (delay, jitter) = (Duration::from_millis(20), Duration::from_millis(15));
-    Line { delay, jitter, rate: 100_000_000, buffer: usize::try_from(256 * KIB).unwrap() }
+    LinkProperties { delay, jitter, rate: 100_000_000, buffer: usize::try_from(256 * KIB).unwrap() }
 }
 
 fn pair(lanes: u32, window: u64, now: Duration) -> (Requester, Provider) {

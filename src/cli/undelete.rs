@@ -10,7 +10,7 @@ use super::verbs::Context;
 use crate::audit::Action;
 use crate::error::Result;
 use crate::name::Name;
-use crate::ops::{NameHistory, NameValue, TakenBy, UndeleteOptions, UndeleteReport};
+use crate::ops::{NameHistory, NameValue, RemovalCause, UndeleteOptions, UndeleteReport};
 use crate::size::show;
 
 impl Context {
@@ -51,8 +51,8 @@ fn values(history: &NameHistory) -> String {
         history.present.iter().map(|value| row(value, "is there".to_owned(), String::new())).collect();
     rows.extend(history.kept.iter().map(|kept| {
         let by = match kept.taken.by {
-            Some(TakenBy::Removed) => "removed",
-            Some(TakenBy::Replaced) => "replaced",
+            Some(RemovalCause::Removed) => "removed",
+            Some(RemovalCause::Replaced) => "replaced",
             None => "taken",
         };
         row(&kept.value, format!("{by} {}", kept.taken.at), kept.until.clone().unwrap_or_default())

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 
 use super::super::limits::{GREETING_MAX, PROGRESS_MIN, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::super::{
-    Closed, Demand, EndCode, Ended, ErrorCode, Event, Find, Found, Frame, Grant, Hello, How, Message, Missing,
-    Priority, Provider, Request, Requester, Runs, Survey, Violation, Wanted,
+    Closed, Demand, EndCode, Ended, ErrorCode, Event, Find, Found, Frame, Grant, Hello, Message, Missing, Priority,
+    Provider, Request, RequestOutcome, Requester, Runs, Survey, Violation, Wanted,
 };
 use super::world::Store;
 use super::{asker, bytes_of, hello, seconds, server, split};
@@ -385,15 +385,15 @@ fn requests_that_break_a_limit_are_refused_before_they_are_sent() {
 #[test]
 fn a_frame_that_was_not_true_ends_the_connection_and_every_request() {
     let mut requester = requester();
-    requester.untrue("chunk does not match its id");
+    requester.corrupt("chunk does not match its id");
     let mut ended = Vec::new();
     while let Some(event) = requester.poll() {
         if let Event::Ended { request, how, left } = event {
             ended.push((request, how, left.len()));
         }
     }
-    assert_eq!(ended, [(1, How::Lost, 10), (2, How::Lost, 0)]);
-    assert!(matches!(last_words(|| requester.transmit(NOW)), Message::Error { code: ErrorCode::Untrue, .. }));
+    assert_eq!(ended, [(1, RequestOutcome::Lost, 10), (2, RequestOutcome::Lost, 0)]);
+    assert!(matches!(last_words(|| requester.transmit(NOW)), Message::Error { code: ErrorCode::Corrupt, .. }));
 }
 
 proptest! {
@@ -452,7 +452,7 @@ fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
     provider.granted(1, Some(Arc::new(Grant { chunks, bases: Vec::new() })), NOW);
     let Some(Demand::Read { request, ordinal, id, .. }) = provider.poll() else { panic!("no read") };
     let encoded = crate::codec::Encoded { codec: crate::codec::Codec::Raw, bytes: store.stored(&id), base: None };
-    provider.supply(request, ordinal, Some(super::super::Supply { encoded, plain_len: 1000 }), NOW);
+    provider.supply(request, ordinal, Some(super::super::OutgoingFrame { encoded, plain_len: 1000 }), NOW);
     assert_eq!(last_words(|| provider.transmit(0, NOW)), missing(1, 0..1));
     assert_eq!(provider.in_memory(), 0);
 }
@@ -472,7 +472,7 @@ fn what_is_refused_or_cancelled_takes_no_memory() {
         provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
         assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
     }
-    assert!(provider.requested() >= 2 * 96 * 1024 && !provider.is_asked());
+    assert!(provider.requested() >= 2 * 96 * 1024 && !provider.has_open_requests());
     // The answer waits for a peer that does not read.
     provider.granted(1, None, NOW);
     assert!((96 * 1024..2 * 96 * 1024).contains(&provider.requested()));

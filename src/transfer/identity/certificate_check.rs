@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::certificate::Certificate;
-use super::credentials::{LOOK_EVERY, Loaded};
+use super::credentials::{Loaded, POLL_INTERVAL};
 use super::{Credentials, refused};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -15,14 +15,14 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The peer is the server.
-    Serves,
+    Server,
     /// The peer is the client.
-    Asks,
+    Client,
 }
 
-/// Standing of a connected peer. Clones share it.
+/// Repeated check of the certificate of a connected peer. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Standing(Arc<Inner>);
+pub struct CertificateCheck(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -36,8 +36,8 @@ struct Inner {
     logged: AtomicBool,
 }
 
-impl Standing {
-    /// Standing of a peer that has shown `certificates`, its own first.
+impl CertificateCheck {
+    /// Check of a peer that has shown `certificates`, its own first.
     ///
     /// # Errors
     /// Denied, if there are none; damaged, if one is malformed.
@@ -74,7 +74,7 @@ impl Standing {
                 }
                 return error;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -88,8 +88,8 @@ impl Standing {
         let (peer, intermediates) = (&self.0.peer, &self.0.intermediates);
         let time = UnixTime::since_unix_epoch(now.since(Timestamp(0)));
         match self.0.side {
-            Side::Serves => current.verify_server(peer, intermediates, time)?,
-            Side::Asks => current.verify_client(peer, intermediates, time)?,
+            Side::Server => current.verify_server(peer, intermediates, time)?,
+            Side::Client => current.verify_client(peer, intermediates, time)?,
         };
         *verified = Some(current);
         Ok(())

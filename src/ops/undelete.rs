@@ -1,4 +1,4 @@
-//! Taking back: what names stood for before they were removed or replaced, and the one commit that brings it back.
+//! Undelete: the values that names had before they were removed or replaced, and the commit that restores one.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use crate::id::PackId;
 use crate::name::Name;
 use crate::repository::Repository;
 use crate::repository::collect::{KEEP_REMOVED, kept_since, store_time};
-use crate::repository::log::{Action, RefValue, Removed, RemovedKey, State, StepFacts};
+use crate::repository::log::{Action, KeptKey, KeptValue, RefValue, State, StepFacts};
 
-/// Readings of a value that keeps being repacked before giving up.
+/// Limit of retries if the value is repacked while it is read.
 const ATTEMPTS: usize = 5;
 
-/// Values of one name: the present one, and those that can be taken back.
+/// Values of one name: the present one, and those that `undelete` can restore.
 #[derive(Clone, Debug, Serialize)]
 pub struct NameHistory {
     /// The name.
@@ -24,7 +24,7 @@ pub struct NameHistory {
     /// Its value now, if it is there.
     pub present: Option<NameValue>,
     /// Values that it had and that are kept, the latest first.
-    pub kept: Vec<TakenValue>,
+    pub kept: Vec<RemovedValue>,
 }
 
 /// One value.
@@ -45,52 +45,52 @@ pub struct NameValue {
     pub facts: StepFacts,
 }
 
-/// A value that the name has no more.
+/// An earlier value of the name.
 #[derive(Clone, Debug, Serialize)]
-pub struct TakenValue {
+pub struct RemovedValue {
     /// The value.
     #[serde(flatten)]
     pub value: NameValue,
-    /// Event that took it.
-    pub taken: Taken,
-    /// Until when it can be taken back at least, RFC 3339, if collects keep what is removed for as long as they do unless told
-    /// otherwise; none, if the store does not tell times.
+    /// Its removal or replacement.
+    pub taken: RemovalEvent,
+    /// Time until which it can be restored, RFC 3339, if collects keep removed values for the default time; none, if the store has no
+    /// times.
     pub until: Option<String>,
 }
 
-/// Event that took a value from a name.
+/// Removal or replacement of a value.
 #[derive(Clone, Debug, Serialize)]
-pub struct Taken {
+pub struct RemovalEvent {
     /// The log entry.
     pub entry: u64,
     /// Its time by its writer's clock, RFC 3339.
     pub at: String,
-    /// Action of the entry; none, if the log does not tell any more.
-    pub by: Option<TakenBy>,
+    /// Action of the entry; none, if the log no longer has it.
+    pub by: Option<RemovalCause>,
 }
 
-/// How a name lost a value.
+/// Cause of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TakenBy {
+pub enum RemovalCause {
     /// The name was removed.
     Removed,
-    /// The name got another value.
+    /// The name was given another value.
     Replaced,
 }
 
-/// Options of taking back.
+/// Options of undelete.
 #[derive(Clone, Debug, Default)]
 pub struct UndeleteOptions {
-    /// The version to take back, rather than the latest that is kept.
+    /// Version to restore; by default the latest that is kept.
     pub version: Option<u64>,
-    /// Another name to give it.
+    /// Name to restore it under; by default its own.
     pub to: Option<Name>,
-    /// Replace what the name stands for now; that is kept in turn.
+    /// Replace the current value of the name, which is kept in turn.
     pub replace: bool,
 }
 
-/// Result of taking back.
+/// Result of undelete.
 #[derive(Clone, Debug, Serialize)]
 pub struct UndeleteReport {
     /// The name that has the value now.
@@ -100,7 +100,7 @@ pub struct UndeleteReport {
     /// The value as it is now.
     #[serde(flatten)]
     pub value: NameValue,
-    /// Version that it had before it was taken.
+    /// Version that it had before it was removed.
     pub was: u64,
     /// Value that it replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,10 +108,10 @@ pub struct UndeleteReport {
 }
 
 impl Repository {
-    /// Tells what `name` stands for, and what it stood for that can be taken back.
+    /// Current value of `name`, and its earlier values that can be restored.
     ///
     /// # Errors
-    /// Not found, if it stands for nothing and nothing is kept of it.
+    /// Not found, if it has no value and none is kept.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -121,10 +121,10 @@ impl Repository {
         let mut kept = Vec::new();
         for (_, removed) in state.removed_of(name).rev() {
             let since = kept_since(self, removed.at).await?;
-            let by = self.taken_by(&state, name, removed.at).await?;
-            kept.push(TakenValue {
+            let by = self.removal_cause(&state, name, removed.at).await?;
+            kept.push(RemovedValue {
                 value: NameValue::of(&removed.value),
-                taken: Taken { entry: removed.at, at: removed.when.to_string(), by },
+                taken: RemovalEvent { entry: removed.at, at: removed.when.to_string(), by },
                 until: since.map(|since| since.after(KEEP_REMOVED).to_string()),
             });
         }
@@ -135,22 +135,22 @@ impl Repository {
     }
 
     /// Effect of entry `at` on `name`.
-    async fn taken_by(&self, state: &State, name: &Name, at: u64) -> Result<Option<TakenBy>> {
+    async fn removal_cause(&self, state: &State, name: &Name, at: u64) -> Result<Option<RemovalCause>> {
         if state.version(name) == Some(at) || state.removed_of(name).any(|(version, _)| version == at) {
-            return Ok(Some(TakenBy::Replaced));
+            return Ok(Some(RemovalCause::Replaced));
         }
         // The value after it may be gone without a trace in the state.
         let entry = self.log().past_entry(at).await?;
         let by = |action: &Action| match action {
-            Action::SetRef { name: set, .. } if set == name => Some(TakenBy::Replaced),
-            Action::RemoveRef { name: gone, .. } if gone == name => Some(TakenBy::Removed),
+            Action::SetRef { name: set, .. } if set == name => Some(RemovalCause::Replaced),
+            Action::RemoveRef { name: gone, .. } if gone == name => Some(RemovalCause::Removed),
             _ => None,
         };
         Ok(entry.and_then(|entry| entry.actions.iter().find_map(by)))
     }
 
-    /// Gives a name back what it stood for, in one commit: the latest value that is kept of it, unless the options say otherwise.
-    /// It passes the check of every commit that makes a tree reachable: all packs that it needs are there and sound.
+    /// Restores a kept value of a name in one commit: the latest one, unless the options name another.
+    /// As for every commit that makes a tree reachable, all packs that it needs must exist and be intact.
     ///
     /// # Errors
     /// Not found, if nothing is kept of the name, or a pack that it needs is gone; damaged, if one is known to be damaged;
@@ -170,7 +170,7 @@ impl Repository {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     let now = self.state().await?;
                     if now.removed.get(&key) == Some(&removed) {
-                        let what = format!("what was kept of {name} cannot be taken back: its manifest or map is gone");
+                        let what = format!("the kept value of {name} cannot be restored: its manifest or map is gone");
                         return Err(Error::not_found(what).source(error));
                     }
                     continue;
@@ -178,19 +178,19 @@ impl Repository {
                 Err(error) => return Err(error),
             };
             if let Some(to) = &options.to {
-                self.hand_on(name, Some(&removed.value.manifest), to).await?;
+                self.propagate_labels(name, Some(&removed.value.manifest), to).await?;
             }
             let packs = saved.map.packs.iter().map(|pack| pack.id).collect();
             let taking = Taking { key: &key, removed: &removed, packs, known: state.seq, options };
-            if let Some(report) = self.take_back(&taking).await? {
+            if let Some(report) = self.restore_kept(&taking).await? {
                 return Ok(report);
             }
         }
-        Err(Error::conflict("what is kept moves faster than it can be taken back").at(name).help("try again"))
+        Err(Error::conflict("the kept value is repacked faster than it can be restored").at(name).help("try again"))
     }
 
-    /// Commits it; none if it has to be read again.
-    async fn take_back(&self, taking: &Taking<'_>) -> Result<Option<UndeleteReport>> {
+    /// Commits it; None if it must be read again.
+    async fn restore_kept(&self, taking: &Taking<'_>) -> Result<Option<UndeleteReport>> {
         let (name, to) = (&taking.key.0, taking.to());
         let mut outcome = Outcome::Again;
         let mut replaced = None;
@@ -211,14 +211,14 @@ impl Repository {
         Ok(Some(UndeleteReport { name: to.clone(), from: name.clone(), value, was: taking.key.1, replaced }))
     }
 
-    /// The error about a kept value that needs packs which cannot be relied on.
+    /// Error for a kept value whose packs are damaged or purged.
     async fn lost(&self, state: &State, name: &Name, packs: &[PackId]) -> Error {
-        let what = format!("what was kept of {name} cannot be taken back");
+        let what = format!("the kept value of {name} cannot be restored");
         let Some(pack) = packs.first() else { return Error::conflict(what).help("run the command again") };
         let others = packs.len() - 1;
         let others = if others == 0 { String::new() } else { format!(", and {others} more packs like it") };
         if let Some(condemned) = state.condemned.get(pack) {
-            let when = self.told(condemned.at, Some(condemned.when)).await;
+            let when = self.time_of(condemned.at, Some(condemned.when)).await;
             return Error::damaged(what)
                 .got(format!(
                     "pack {pack}, which holds chunks of it, was condemned as damaged by log entry {}{when}{others}",
@@ -231,17 +231,17 @@ impl Repository {
             Some(purged) => (purged.at, "purged"),
             None => return Error::conflict(what).help("run the command again"),
         };
-        let when = self.told(at, None).await;
+        let when = self.time_of(at, None).await;
         Error::not_found(what)
             .got(format!("pack {pack}, which holds chunks of it, was {gone} by log entry {at}{when}{others}"))
             .help("save the same content again, if it is still somewhere")
     }
 
-    /// The error about a name of which nothing is kept.
+    /// Error for a name without kept values.
     async fn nothing_kept(&self, state: &State, name: &Name) -> Error {
         let there = if state.refs.contains_key(name) { "; the name is there" } else { "" };
         let nothing = |why: String| {
-            Error::not_found(format!("nothing is kept of `{name}` that could be taken back{there}{why}"))
+            Error::not_found(format!("no value of `{name}` is kept that could be restored{there}{why}"))
                 .help("save the same content again, if it is still somewhere")
         };
         let forgets = |action: &Action| matches!(action, Action::Forget { name: forgotten, .. } if forgotten == name);
@@ -252,12 +252,12 @@ impl Repository {
             // The log has no removal of it.
             return nothing(String::new()).help("`towline ls` lists the names");
         };
-        let when = self.told(entry, Some(at)).await;
+        let when = self.time_of(entry, Some(at)).await;
         let actions = self.log().past_entry(entry).await.ok().flatten().map(|taken| taken.actions).unwrap_or_default();
         let was = if !actions.iter().any(forgets) {
             "it was removed for good"
         } else if actions.iter().any(|action| matches!(action, Action::SetRef { .. })) {
-            "what was kept was taken back, or replaced by later values,"
+            "the kept values were restored, or replaced by later ones,"
         } else {
             "what was kept was forgotten"
         };
@@ -265,14 +265,14 @@ impl Repository {
     }
 
     /// ` at TIME`, the store's of a log entry, or its writer's.
-    async fn told(&self, entry: u64, writer: Option<Timestamp>) -> String {
+    async fn time_of(&self, entry: u64, writer: Option<Timestamp>) -> String {
         let told = store_time(self, entry).await.ok().flatten().or(writer);
         told.map_or_else(String::new, |at| format!(" at {at}"))
     }
 }
 
-/// The version to take back: that one, or the latest that is kept.
-fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(RemovedKey, Removed)> {
+/// Version to restore: the given one, or the latest that is kept.
+fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(KeptKey, KeptValue)> {
     let found = match version {
         Some(version) => state.removed_of(name).find(|(kept, _)| *kept == version),
         None => state.removed_of(name).next_back(),
@@ -280,13 +280,13 @@ fn wanted(state: &State, name: &Name, version: Option<u64>) -> Option<(RemovedKe
     found.map(|(version, removed)| ((name.clone(), version), removed.clone()))
 }
 
-/// A value to take back, and what is known of it.
+/// A value to restore, with its packs.
 struct Taking<'a> {
-    key: &'a RemovedKey,
-    removed: &'a Removed,
+    key: &'a KeptKey,
+    removed: &'a KeptValue,
     /// Packs that its map names.
     packs: BTreeSet<PackId>,
-    /// The entry after which they were known.
+    /// Log entry as of which they were read.
     known: u64,
     options: &'a UndeleteOptions,
 }
@@ -294,11 +294,11 @@ struct Taking<'a> {
 /// Outcome of a decision.
 #[derive(Debug)]
 enum Outcome {
-    /// Its actions take the value back.
+    /// Its actions restore the value.
     Done,
     /// The value has another map now.
     Again,
-    /// These packs cannot be relied on.
+    /// These packs are damaged or purged.
     Lost(Vec<PackId>),
 }
 
@@ -307,7 +307,7 @@ impl Taking<'_> {
         self.options.to.as_ref().unwrap_or(&self.key.0)
     }
 
-    /// Actions on `state`; none, if the value cannot be taken back there.
+    /// Actions on `state`; none, if the value cannot be restored there.
     fn decide(&self, state: &State) -> Result<(Outcome, Vec<Action>)> {
         let (name, to) = (&self.key.0, self.to());
         if state.refs.contains_key(to) && !self.options.replace {
@@ -320,7 +320,7 @@ impl Taking<'_> {
         if now.value.map_key != self.removed.value.map_key || self.known < state.forgotten {
             return Ok((Outcome::Again, Vec::new()));
         }
-        let mut actions = match state.vouch(&self.packs, self.known) {
+        let mut actions = match state.check_packs(&self.packs, self.known) {
             Ok(pardons) => pardons,
             Err(lost) => return Ok((Outcome::Lost(lost), Vec::new())),
         };

@@ -17,7 +17,7 @@ const SEGMENT_CHUNKS: usize = 4 << 20;
 
 /// A tree whose chunks were found in intact packs.
 #[derive(Clone, Copy, Debug)]
-pub struct Mended<'a> {
+pub struct RepairedTree<'a> {
     /// Manifest.
     pub manifest: ManifestId,
     /// The manifest's chunks.
@@ -30,7 +30,7 @@ pub struct Mended<'a> {
     pub packs: &'a [PackRef],
 }
 
-impl Mended<'_> {
+impl RepairedTree<'_> {
     fn pack(&self, id: PackId) -> Option<PackRef> {
         self.packs.iter().find(|pack| pack.id == id).copied()
     }
@@ -106,7 +106,13 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Not safe: the swap may have happened; read the names to find out.
-    pub async fn remap(&self, writer: &mut Writer, known: &StoredChunks, old: MapKey, tree: &Mended<'_>) -> Result<()> {
+    pub async fn remap(
+        &self,
+        writer: &mut Writer,
+        known: &StoredChunks,
+        old: MapKey,
+        tree: &RepairedTree<'_>,
+    ) -> Result<()> {
         writer.settle().await?;
         let session = writer.session().await?;
         let pack = |id| writer.pack(id).or_else(|| known.pack(id)).or_else(|| tree.pack(id));
@@ -117,7 +123,7 @@ impl Repository {
         let foreign: BTreeSet<PackId> =
             map.packs.iter().map(|pack| pack.id).filter(|id| id.session != session).collect();
         let seq = known.state().seq;
-        let swap = writer.close(|state| match state.vouch(&foreign, seq) {
+        let swap = writer.close(|state| match state.check_packs(&foreign, seq) {
             Ok(mut actions) => {
                 actions.push(Action::SwapMap { old, new });
                 Ok(actions)

@@ -8,7 +8,7 @@ use crate::tree::{Rules, WalkKind, walk};
 
 /// Comparison of a checkpoint with its saved tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Likeness {
+pub(super) enum Comparison {
     /// The same files, by path, size and modification time.
     Same,
     /// The same with files missing: it was being deleted.
@@ -18,7 +18,7 @@ pub(super) enum Likeness {
 }
 
 /// Compares the entry at `path` with a saved tree. Blocks.
-pub(super) fn compare(path: &Path, rules: &Rules, manifest: &Manifest) -> Result<Likeness> {
+pub(super) fn compare(path: &Path, rules: &Rules, manifest: &Manifest) -> Result<Comparison> {
     let found = walk(path, rules)?.found;
     let alike = found.iter().all(|found| {
         let Some(saved) = manifest.entry(&found.path) else { return false };
@@ -32,8 +32,8 @@ pub(super) fn compare(path: &Path, rules: &Rules, manifest: &Manifest) -> Result
         }
     });
     Ok(match alike {
-        true if found.len() == manifest.entries.len() => Likeness::Same,
-        true => Likeness::Less,
-        false => Likeness::Other,
+        true if found.len() == manifest.entries.len() => Comparison::Same,
+        true => Comparison::Less,
+        false => Comparison::Other,
     })
 }

@@ -12,11 +12,11 @@ const BYTES_PER_SLOT: usize = 64;
 const NONE: u32 = u32::MAX;
 
 /// Hash table with the last pure value of each digest: one lookup per value, and a bounded size.
-pub(super) struct Alike {
+pub(super) struct ValueCache {
     slots: Vec<u32>,
 }
 
-impl Alike {
+impl ValueCache {
     pub(super) fn new(bytes: usize) -> Self {
         let slots = (bytes / BYTES_PER_SLOT).next_power_of_two().clamp(16, SLOTS_MAX);
         Self { slots: vec![NONE; slots] }

@@ -2,12 +2,12 @@
 
 /// Numbers, all zero at first.
 #[derive(Clone, Debug)]
-pub(super) struct Heights {
+pub(super) struct MaxTree {
     /// Binary tree: the root is node 1, the children of node i are 2i and 2i + 1, the leaves are the numbers.
     nodes: Vec<u32>,
 }
 
-impl Heights {
+impl MaxTree {
     /// Creates the tree for `count` numbers.
     pub(super) fn new(count: usize) -> Self {
         Self { nodes: vec![0; count.next_power_of_two() * 2] }
@@ -67,13 +67,13 @@ mod tests {
     proptest! {
         #[test]
         fn it_agrees_with_a_list(steps in proptest::collection::vec((0usize..70, 0u32..50, 1u32..50), 1..200)) {
-            let (mut heights, mut model) = (Heights::new(1), vec![0; 70]);
+            let (mut tree, mut model) = (MaxTree::new(1), vec![0; 70]);
             for (at, height, wanted) in steps {
-                heights.grow(at + 1);
-                heights.set(at, height);
+                tree.grow(at + 1);
+                tree.set(at, height);
                 model[at] = height;
-                prop_assert_eq!(heights.get(at), height);
-                prop_assert_eq!(heights.first(wanted), model.iter().position(|height| *height >= wanted));
+                prop_assert_eq!(tree.get(at), height);
+                prop_assert_eq!(tree.first(wanted), model.iter().position(|height| *height >= wanted));
             }
         }
     }

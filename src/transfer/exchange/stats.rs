@@ -6,7 +6,7 @@ use crate::repository::SourceBytes;
 
 /// Bytes of stored frames, since the agent started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct TransferStats {
     /// Found in the cache.
     pub from_cache: u64,
     /// Fetched from agents of the same site.
@@ -22,7 +22,7 @@ pub struct Figures {
     /// Sent to agents of other sites.
     pub to_remote: u64,
     /// Chunks from a peer that did not match their ids.
-    pub untrue: u64,
+    pub corrupt: u64,
 }
 
 /// Source of stored bytes.
@@ -36,14 +36,14 @@ pub(super) enum Source {
 
 /// Bytes by source, still counting.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct SourceCounters {
     cache: AtomicU64,
     site: AtomicU64,
     remote: AtomicU64,
     repository: AtomicU64,
 }
 
-impl Tally {
+impl SourceCounters {
     pub(super) fn add(&self, from: Source, bytes: u64) {
         let count = match from {
             Source::Cache => &self.cache,
@@ -68,12 +68,12 @@ impl Tally {
 
 /// Figures, still counting.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) from: Tally,
+pub(super) struct TransferCounters {
+    pub(super) from: SourceCounters,
     pub(super) to_local: AtomicU64,
     pub(super) to_site: AtomicU64,
     pub(super) to_remote: AtomicU64,
-    pub(super) untrue: AtomicU64,
+    pub(super) corrupt: AtomicU64,
 }
 
 /// Adds `n`.
@@ -81,11 +81,11 @@ pub(super) fn add(count: &AtomicU64, n: u64) {
     count.fetch_add(n, Ordering::Relaxed);
 }
 
-impl Counts {
-    pub(super) fn read(&self) -> Figures {
+impl TransferCounters {
+    pub(super) fn read(&self) -> TransferStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let from = self.from.read();
-        Figures {
+        TransferStats {
             from_cache: from.cache,
             from_site: from.site,
             from_remote: from.remote,
@@ -93,7 +93,7 @@ impl Counts {
             to_local: read(&self.to_local),
             to_site: read(&self.to_site),
             to_remote: read(&self.to_remote),
-            untrue: read(&self.untrue),
+            corrupt: read(&self.corrupt),
         }
     }
 }

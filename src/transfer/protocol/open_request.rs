@@ -6,14 +6,14 @@ use super::runs::Runs;
 
 /// Open request.
 #[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) what: What,
+pub(super) struct OpenRequest {
+    pub(super) what: RequestKind,
     /// Cancelled: later answers are dropped.
     pub(super) cancelled: bool,
 }
 
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum RequestKind {
     /// Request for frames, each to be answered once.
     Frames(Answered),
     /// Question for held chunks, from this place on.

@@ -6,9 +6,9 @@ use std::path::Path;
 
 /// Times, length and inode of a file; empty for a missing one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look(Option<[i64; 4]>, Option<[u64; 2]>);
+pub struct FileStamp(Option<[i64; 4]>, Option<[u64; 2]>);
 
-impl Look {
+impl FileStamp {
     /// Metadata of the file at `path` now; links are followed. Blocking, but short.
     #[must_use]
     pub fn at(path: &Path) -> Self {

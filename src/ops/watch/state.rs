@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use super::events::WatchEvent;
-use super::settle::{By, FileMark, Observation, Pace, Series, Standing, is_less};
+use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace, is_less};
 
 /// The longest wait before a failed save is tried again.
 const RETRY_MAX: Duration = Duration::from_mins(1);
 
 /// One observation of the folder.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct FolderScan {
     /// The checkpoints, by name.
-    pub(super) checkpoints: BTreeMap<String, Sighting>,
+    pub(super) checkpoints: BTreeMap<String, ObservedCheckpoint>,
     /// Devices and inodes of what has a temporary name.
     pub(super) temporaries: HashSet<(u64, u64)>,
     /// Entries that look like checkpoints but cannot be saved as steps, with reasons.
@@ -22,7 +22,7 @@ pub(super) struct Look {
 
 /// One checkpoint in it.
 #[derive(Clone, Debug)]
-pub(super) struct Sighting {
+pub(super) struct ObservedCheckpoint {
     pub(super) step: u64,
     pub(super) folder: bool,
     pub(super) seen: Observation,
@@ -30,7 +30,7 @@ pub(super) struct Sighting {
 
 /// Checkpoint to save next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Due {
+pub(super) struct NextSave {
     pub(super) entry: String,
     pub(super) step: u64,
     pub(super) by: By,
@@ -43,7 +43,7 @@ pub(super) struct Due {
 struct Checkpoint {
     step: u64,
     folder: bool,
-    series: Series,
+    series: ObservationHistory,
     /// Files at the time of its save, or when it was found in the repository.
     saved: Option<Vec<FileMark>>,
     /// Earliest time of the next try, and the wait after that.
@@ -56,7 +56,7 @@ struct Checkpoint {
 
 /// The state of a watch.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct WatchState {
     pace: Pace,
     dir: String,
     checkpoints: BTreeMap<String, Checkpoint>,
@@ -68,7 +68,7 @@ pub(super) struct Board {
     restored: Option<String>,
 }
 
-impl Board {
+impl WatchState {
     /// Creates the state before the first observation.
     pub(super) fn new(dir: String, pace: Pace, restored: Option<String>) -> Self {
         let (checkpoints, temporaries, reported) = Default::default();
@@ -76,28 +76,28 @@ impl Board {
     }
 
     /// Adds an observation; none if the folder does not exist.
-    pub(super) fn look(&mut self, now: Duration, look: Option<Look>) -> Vec<WatchEvent> {
-        let Some(look) = look else { return self.lost() };
+    pub(super) fn update(&mut self, now: Duration, scan: Option<FolderScan>) -> Vec<WatchEvent> {
+        let Some(scan) = scan else { return self.lost() };
         let mut events = Vec::new();
         if std::mem::take(&mut self.gone) {
             events.push(WatchEvent::DirBack { dir: self.dir.clone() });
         }
         let gone: Vec<String> =
-            self.checkpoints.keys().filter(|name| !look.checkpoints.contains_key(*name)).cloned().collect();
+            self.checkpoints.keys().filter(|name| !scan.checkpoints.contains_key(*name)).cloned().collect();
         for entry in gone {
             let unsaved = self.checkpoints.remove(&entry).is_some_and(|one| one.saved.is_none());
-            if unsaved && !look.others.contains_key(&entry) {
+            if unsaved && !scan.others.contains_key(&entry) {
                 events.push(WatchEvent::Gone { entry });
             }
         }
-        self.reported.retain(|entry| look.others.contains_key(entry) || look.checkpoints.contains_key(entry));
-        for (entry, sighting) in look.checkpoints {
-            self.sight(now, entry, sighting);
+        self.reported.retain(|entry| scan.others.contains_key(entry) || scan.checkpoints.contains_key(entry));
+        for (entry, observed) in scan.checkpoints {
+            self.observe(now, entry, observed);
         }
-        for (entry, reason) in look.others {
-            self.tell_once(entry, reason, &mut events);
+        for (entry, reason) in scan.others {
+            self.report_once(entry, reason, &mut events);
         }
-        self.temporaries = look.temporaries;
+        self.temporaries = scan.temporaries;
         self.judge(now, &mut events);
         events
     }
@@ -111,12 +111,12 @@ impl Board {
         vec![WatchEvent::DirGone { dir: self.dir.clone() }]
     }
 
-    fn sight(&mut self, now: Duration, entry: String, sighting: Sighting) {
-        let Sighting { step, folder, seen } = sighting;
+    fn observe(&mut self, now: Duration, entry: String, observed: ObservedCheckpoint) {
+        let ObservedCheckpoint { step, folder, seen } = observed;
         if let Some(known) = self.checkpoints.get_mut(&entry) {
             if known.series.identity() != seen.identity {
                 // Another file or folder has replaced it.
-                known.series = Series::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
+                known.series = ObservationHistory::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
                 known.reported = None;
             }
             return known.series.observe(now, seen);
@@ -124,7 +124,7 @@ impl Board {
         let restored = self.restored.take_if(|restored| *restored == entry).is_some();
         let saved = restored.then(|| seen.files.clone());
         let renamed = self.temporaries.contains(&seen.identity);
-        let series = Series::begin(now, seen, renamed);
+        let series = ObservationHistory::begin(now, seen, renamed);
         self.checkpoints
             .insert(entry, Checkpoint { step, folder, series, saved, retry: None, disturbed: 0, reported: None });
     }
@@ -133,11 +133,11 @@ impl Board {
     fn judge(&mut self, now: Duration, events: &mut Vec<WatchEvent>) {
         let mut passed = Vec::new();
         for (entry, one) in &mut self.checkpoints {
-            let reason = match one.trouble(now, self.pace) {
-                Some(Trouble::Unmarked(lacks)) => {
+            let reason = match one.not_saved_reason(now, self.pace) {
+                Some(NotSavedReason::Unmarked(lacks)) => {
                     (one.reported.replace(lacks) != Some(lacks)).then(|| format!("its writer left off before {lacks}"))
                 }
-                Some(Trouble::Shrunk) => (one.reported.replace("") != Some(""))
+                Some(NotSavedReason::Shrunk) => (one.reported.replace("") != Some(""))
                     .then(|| "files went away from it: it is taken to be on its way out".to_owned()),
                 None => None,
             };
@@ -153,11 +153,11 @@ impl Board {
             })
             .collect();
         for (entry, reason) in eclipsed {
-            self.tell_once(entry, reason, events);
+            self.report_once(entry, reason, events);
         }
     }
 
-    fn tell_once(&mut self, entry: String, reason: String, events: &mut Vec<WatchEvent>) {
+    fn report_once(&mut self, entry: String, reason: String, events: &mut Vec<WatchEvent>) {
         if self.reported.insert(entry.clone()) {
             events.push(WatchEvent::PassedOver { entry, reason });
         }
@@ -170,8 +170,8 @@ impl Board {
     }
 
     /// The finished checkpoint with the lowest step that is to be saved now.
-    pub(super) fn next(&self, now: Duration) -> Option<Due> {
-        let is_due = |due: &Due| {
+    pub(super) fn next(&self, now: Duration) -> Option<NextSave> {
+        let is_due = |due: &NextSave| {
             let retry = self.checkpoints.get(&due.entry).and_then(|one| one.retry);
             retry.is_none_or(|(at, _)| at <= now)
         };
@@ -179,17 +179,17 @@ impl Board {
     }
 
     /// The finished checkpoints that are not saved, the lowest step first.
-    pub(super) fn finished(&self, now: Duration) -> Vec<Due> {
+    pub(super) fn finished(&self, now: Duration) -> Vec<NextSave> {
         let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
-            let Standing::Finished(by) = one.series.standing(now, self.pace) else { return None };
-            (one.lacking() && self.holder(one.step) == Some(entry)).then(|| Due {
+            let CheckpointState::Finished(by) = one.series.state_at(now, self.pace) else { return None };
+            (one.lacking() && self.holder(one.step) == Some(entry)).then(|| NextSave {
                 entry: entry.clone(),
                 step: one.step,
                 by,
                 again: one.saved.is_some(),
             })
         });
-        let mut finished: Vec<Due> = finished.collect();
+        let mut finished: Vec<NextSave> = finished.collect();
         finished.sort_by_key(|due| due.step);
         finished
     }
@@ -246,11 +246,11 @@ impl Board {
     /// Checkpoints that are not saved yet, with reasons.
     pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
         let waiting = self.checkpoints.iter().filter(|(entry, one)| {
-            one.lacking() && one.trouble(now, self.pace).is_none() && self.holder(one.step) == Some(entry)
+            one.lacking() && one.not_saved_reason(now, self.pace).is_none() && self.holder(one.step) == Some(entry)
         });
         let why = |one: &Checkpoint| match one.retry {
             Some(_) => "it could not be saved",
-            None if one.series.standing(now, self.pace) == Standing::Writing => "it was still being written",
+            None if one.series.state_at(now, self.pace) == CheckpointState::Writing => "it was still being written",
             None => "there was no time left",
         };
         waiting.map(|(entry, one)| (entry.clone(), why(one))).collect()
@@ -258,7 +258,7 @@ impl Board {
 }
 
 /// Reason why a checkpoint is not saved in its current state.
-enum Trouble {
+enum NotSavedReason {
     Unmarked(&'static str),
     Shrunk,
 }
@@ -269,10 +269,10 @@ impl Checkpoint {
         self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))
     }
 
-    fn trouble(&self, now: Duration, pace: Pace) -> Option<Trouble> {
-        match self.series.standing(now, pace) {
-            Standing::Unmarked(lacks) if self.lacking() => Some(Trouble::Unmarked(lacks)),
-            Standing::Shrunk if self.lacking() => Some(Trouble::Shrunk),
+    fn not_saved_reason(&self, now: Duration, pace: Pace) -> Option<NotSavedReason> {
+        match self.series.state_at(now, pace) {
+            CheckpointState::Unmarked(lacks) if self.lacking() => Some(NotSavedReason::Unmarked(lacks)),
+            CheckpointState::Shrunk if self.lacking() => Some(NotSavedReason::Shrunk),
             _ => None,
         }
     }

@@ -1,5 +1,5 @@
-//! Holdings of an exchange. Processes of its node get all chunks that it can fetch; agents of its site those that it
-//! can fetch from further away; others only those that it holds, in its cache or in a repository on this node's disk.
+//! Serving of chunks. Processes of the node get all chunks that the exchange can fetch; agents of its site those that it
+//! can fetch from other sites or the repository; others only those in its cache or in a repository on this node's disk.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::audited::Asker;
-use super::bring::unit;
+use super::audited::Requester;
 use super::catalog::{OpenedTree, PeerSide};
-use super::figures::{Tally, add};
-use super::gather::Ask;
+use super::fetch::unit;
+use super::get::ChunkRequest;
+use super::stats::{SourceCounters, add};
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
 use crate::error::Result;
@@ -20,10 +20,10 @@ use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{LocalCaller, Route};
 use crate::transfer::Transport;
-use crate::transfer::ledger::{MovedChunks, Way};
+use crate::transfer::ledger::{Direction, MovedChunks};
 use crate::transfer::protocol::limits::RUNS_MAX;
-use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
-use crate::transfer::{ByteCounters, Holdings, Seat};
+use crate::transfer::protocol::{FrameRequest, Grant, OutgoingFrame, Runs, Survey};
+use crate::transfer::{ByteCounters, ReadAheadShare, ServedChunks};
 use crate::work::blocking;
 
 /// Maximum number of places in one survey.
@@ -35,7 +35,7 @@ const GRANTS_MAX: usize = 4096;
 const LASTING: Duration = Duration::from_secs(1);
 const LASTING_OPEN: Duration = Duration::from_secs(10);
 
-/// Holdings of an exchange for a process of its own node.
+/// Chunks of an exchange for a process of its own node.
 #[derive(Clone, Debug)]
 pub struct Local {
     exchange: Arc<Exchange>,
@@ -51,7 +51,7 @@ impl Local {
 }
 
 #[async_trait]
-impl Holdings for Exchange {
+impl ServedChunks for Exchange {
     fn opened(&self, identity: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
         self.peers.ledger().opened(identity, transport, wire);
         self.peers.wake();
@@ -61,12 +61,12 @@ impl Holdings for Exchange {
         self.peers.ledger().called(identity, wire);
     }
 
-    fn brought(&self) -> u64 {
-        self.brought()
+    fn bytes_received(&self) -> u64 {
+        self.bytes_received()
     }
 
-    fn seat(&self, identity: &Identity) -> Seat {
-        self.ahead.seat(Some(identity))
+    fn read_ahead_share(&self, identity: &Identity) -> ReadAheadShare {
+        self.ahead.share(Some(identity))
     }
 
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
@@ -80,7 +80,7 @@ impl Holdings for Exchange {
         manifest: &ManifestId,
     ) -> Result<Option<Arc<Grant>>> {
         let entry = self.granted(identity, route, manifest).await?;
-        self.record(Asker::Agent(identity), manifest, entry.is_some()).await?;
+        self.record(Requester::Agent(identity), manifest, entry.is_some()).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
@@ -88,7 +88,7 @@ impl Holdings for Exchange {
         Ok(self.held(grant, from))
     }
 
-    async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, identity: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
         self.frame_over(identity, Route::Unknown, asked, id).await
     }
 
@@ -96,9 +96,9 @@ impl Holdings for Exchange {
         &self,
         identity: &Identity,
         route: Route,
-        asked: &Asked,
+        asked: &FrameRequest,
         id: &ChunkId,
-    ) -> Result<Option<Supply>> {
+    ) -> Result<Option<OutgoingFrame>> {
         if !self.is_still_granted(identity, route, &asked.manifest).await? {
             return Ok(None);
         }
@@ -107,24 +107,24 @@ impl Holdings for Exchange {
         let found = self.supply(asked, id, None, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
-            self.count_given(Asker::Agent(identity), &asked.manifest, bytes).await?;
+            self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
             let (manifest, time) = (asked.manifest, begun.elapsed());
-            self.peers.ledger().moved(identity, &MovedChunks { way: Way::Out, manifest, chunks: 1, bytes, time });
+            self.peers.ledger().moved(identity, &MovedChunks { way: Direction::Out, manifest, chunks: 1, bytes, time });
         }
         Ok(found)
     }
 }
 
 #[async_trait]
-impl Holdings for Local {
-    fn brought(&self) -> u64 {
-        self.exchange.brought()
+impl ServedChunks for Local {
+    fn bytes_received(&self) -> u64 {
+        self.exchange.bytes_received()
     }
 
-    fn seat(&self, _: &Identity) -> Seat {
-        self.exchange.ahead.seat(None)
+    fn read_ahead_share(&self, _: &Identity) -> ReadAheadShare {
+        self.exchange.ahead.share(None)
     }
 
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
@@ -137,7 +137,7 @@ impl Holdings for Local {
             tracing::info!(name = %found.saved.name, "tree is denied to a process of this node: {error:?}");
             entry = None;
         }
-        self.exchange.record(Asker::Process(&self.caller), manifest, entry.is_some()).await?;
+        self.exchange.record(Requester::Process(&self.caller), manifest, entry.is_some()).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
@@ -145,11 +145,11 @@ impl Holdings for Local {
         Ok(self.exchange.held(grant, from))
     }
 
-    async fn frame(&self, _: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
         let found = self.exchange.supply(asked, id, Some(&self.caller), |_| Some(true)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
-            self.exchange.count_given(Asker::Process(&self.caller), &asked.manifest, bytes).await?;
+            self.exchange.count_sent(Requester::Process(&self.caller), &asked.manifest, bytes).await?;
             add(&self.exchange.counts.to_local, bytes);
         }
         Ok(found)
@@ -208,47 +208,47 @@ impl Exchange {
     /// site may be asked).
     async fn supply(
         &self,
-        asked: &Asked,
+        asked: &FrameRequest,
         id: &ChunkId,
         caller: Option<&LocalCaller>,
         how: impl Fn(&OpenedTree) -> Option<bool>,
-    ) -> Result<Option<Supply>> {
-        let found = self.look(id).await?;
+    ) -> Result<Option<OutgoingFrame>> {
+        let found = self.cached_frame(id).await?;
         if found.is_some() {
             return Ok(found);
         }
         let Some(entry) = self.catalog.opened(&asked.manifest) else { return Ok(None) };
         match how(&entry) {
-            Some(through) => self.bring_for(&entry, caller, asked, id, through).await,
+            Some(through) => self.fetch_for(&entry, caller, asked, id, through).await,
             None => Ok(None),
         }
     }
 
     /// Bytes received from repositories, and chunks from peers.
-    fn brought(&self) -> u64 {
+    fn bytes_received(&self) -> u64 {
         self.catalog.received() + self.cache.stat().inserts
     }
 
     /// Chunk of the cache.
-    async fn look(&self, id: &ChunkId) -> Result<Option<Supply>> {
+    async fn cached_frame(&self, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
         if !self.cache.contains(id) {
             return Ok(None);
         }
         let (cache, id) = (Arc::clone(&self.cache), *id);
         let frame = blocking(move || Ok(cache.get(&id))).await?;
-        Ok(frame.map(|frame: Frame| Supply { encoded: frame.encoded(), plain_len: frame.plain_len() }))
+        Ok(frame.map(|frame: Frame| OutgoingFrame { encoded: frame.encoded(), plain_len: frame.plain_len() }))
     }
 
     /// Fetches the chunk `id`, together with missing chunks of the same request and unit that nobody is fetching: one
     /// read instead of many.
-    async fn bring_for(
+    async fn fetch_for(
         &self,
         entry: &OpenedTree,
         caller: Option<&LocalCaller>,
-        asked: &Asked,
+        asked: &FrameRequest,
         id: &ChunkId,
         through: bool,
-    ) -> Result<Option<Supply>> {
+    ) -> Result<Option<OutgoingFrame>> {
         let saved = &entry.saved;
         let Some(number) = entry.number(id) else { return Ok(None) };
         let unit_of_it = unit(saved, number)?;
@@ -260,17 +260,18 @@ impl Exchange {
         };
         let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
         let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();
-        let (policy, tally) = (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, Tally::default());
+        let (policy, counters) =
+            (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, SourceCounters::default());
         let repository = &entry.repository.for_caller(caller.cloned());
-        let ask = Ask { repository, saved, policy: &policy, through, tally: &tally, tenant: None };
+        let request = ChunkRequest { repository, saved, policy: &policy, through, counters: &counters, tenant: None };
         let plain_len = saved.locate(number)?.place.plain_len;
         let mut found = None;
         let mut place = |chunk: u32, encoded: &crate::codec::Encoded| {
             if chunk == number {
-                found = Some(Supply { encoded: encoded.clone(), plain_len });
+                found = Some(OutgoingFrame { encoded: encoded.clone(), plain_len });
             }
         };
-        self.gather(&ask, &chunks, &mut place).await;
+        self.get_chunks(&request, &chunks, &mut place).await;
         Ok(found)
     }
 

@@ -10,10 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::board::{Look, Sighting};
 use super::candidate::{Class, Marker, Tracker, classify, is_temporary, marker};
 use super::metrics::open;
 use super::settle::{FileMark, Observation};
+use super::state::{FolderScan, ObservedCheckpoint};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
@@ -24,7 +24,7 @@ const TRACKER_LEN_MAX: u64 = 4096;
 
 /// Poller of one folder.
 #[derive(Debug)]
-pub(super) struct Looker {
+pub(super) struct Scanner {
     dir: PathBuf,
     known: HashMap<String, Previous>,
 }
@@ -42,7 +42,7 @@ struct Previous {
 /// Content of a tracker: the last complete step, and its time.
 type Tracked = Vec<(Tracker, u64, Timestamp)>;
 
-impl Looker {
+impl Scanner {
     pub(super) fn new(dir: &Path) -> Self {
         Self { dir: dir.to_path_buf(), known: HashMap::new() }
     }
@@ -58,7 +58,7 @@ impl Looker {
     ///
     /// # Errors
     /// Errors of the file system, if the folder cannot be read. Entries that disappear meanwhile count as missing.
-    pub(super) fn look(&mut self) -> Result<Option<Look>> {
+    pub(super) fn scan(&mut self) -> Result<Option<FolderScan>> {
         let fault = |error| Error::io("cannot read the folder that is watched", &self.dir, error);
         let listed = match fs::read_dir(&self.dir) {
             Ok(listed) => listed,
@@ -72,33 +72,33 @@ impl Looker {
             entries.push((name, meta));
         }
         let tracked = self.trackers(&entries);
-        let mut look = Look::default();
+        let mut scan = FolderScan::default();
         for (name, meta) in entries {
-            self.take(&mut look, &tracked, name, &meta);
+            self.take(&mut scan, &tracked, name, &meta);
         }
-        self.known.retain(|name, _| look.checkpoints.contains_key(name));
-        Ok(Some(look))
+        self.known.retain(|name, _| scan.checkpoints.contains_key(name));
+        Ok(Some(scan))
     }
 
-    fn take(&mut self, look: &mut Look, tracked: &Tracked, name: String, meta: &Metadata) {
+    fn take(&mut self, scan: &mut FolderScan, tracked: &Tracked, name: String, meta: &Metadata) {
         let class = classify(&name, meta.is_dir());
         match class {
-            Class::Step(_) if meta.is_symlink() => drop(look.others.insert(name, "it is a link".to_owned())),
+            Class::Step(_) if meta.is_symlink() => drop(scan.others.insert(name, "it is a link".to_owned())),
             Class::Step(step) => {
                 let mut seen = match self.observe(&name, meta) {
                     Ok(seen) => seen,
                     Err(error) if is_gone(&error) => return,
-                    Err(error) => return drop(look.others.insert(name, format!("it cannot be looked at: {error}"))),
+                    Err(error) => return drop(scan.others.insert(name, format!("it cannot be inspected: {error}"))),
                 };
                 let mut covered = tracked.iter().filter(|(tracker, last, _)| tracker.covers(&name) && *last >= step);
                 if let (Marker::None, true, Some((_, _, at))) = (seen.marker, meta.is_dir(), covered.next_back()) {
                     seen.marker = Marker::Present(*at);
                 }
-                look.checkpoints.insert(name, Sighting { step, folder: meta.is_dir(), seen });
+                scan.checkpoints.insert(name, ObservedCheckpoint { step, folder: meta.is_dir(), seen });
             }
-            Class::Temporary => drop(look.temporaries.insert((meta.dev(), meta.ino()))),
+            Class::Temporary => drop(scan.temporaries.insert((meta.dev(), meta.ino()))),
             Class::Unnumbered if meta.is_file() => {
-                look.others.insert(name, "its name does not say which step it is".to_owned());
+                scan.others.insert(name, "its name does not say which step it is".to_owned());
             }
             Class::Unnumbered | Class::Other => {}
         }
@@ -219,7 +219,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("latest");
         fs::write(&path, "global_step7").unwrap();
-        let looker = Looker::new(dir.path());
+        let looker = Scanner::new(dir.path());
         let entries = [("latest".to_owned(), path.symlink_metadata().unwrap())];
         assert_eq!(looker.trackers(&entries).len(), 1);
         // Between the look at the folder and the reading.

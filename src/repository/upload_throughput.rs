@@ -7,7 +7,7 @@ use crate::clock::Timestamp;
 
 /// Bytes that a store acknowledged, and the time in which at least one upload was in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct UploadThroughput {
     /// Bytes.
     pub bytes: u64,
     /// Time. A clock that is set back adds none.
@@ -16,11 +16,11 @@ pub struct Taken {
 
 /// Counter of overlapping uploads.
 #[derive(Debug, Default)]
-pub(super) struct Uploads(Mutex<Counted>);
+pub(super) struct Uploads(Mutex<Totals>);
 
 #[derive(Debug, Default)]
-struct Counted {
-    taken: Taken,
+struct Totals {
+    throughput: UploadThroughput,
     /// Number of packs in progress.
     under_way: usize,
     since: Timestamp,
@@ -39,19 +39,19 @@ impl Uploads {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counted.count(now);
         counted.under_way = counted.under_way.saturating_sub(1);
-        counted.taken.bytes += bytes;
+        counted.throughput.bytes += bytes;
     }
 
     /// Totals up to the last start or end of an upload.
-    pub(super) fn taken(&self) -> Taken {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).taken
+    pub(super) fn throughput(&self) -> UploadThroughput {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).throughput
     }
 }
 
-impl Counted {
+impl Totals {
     fn count(&mut self, now: Timestamp) {
         if self.under_way > 0 {
-            self.taken.busy += now.since(self.since);
+            self.throughput.busy += now.since(self.since);
         }
         self.since = now;
     }
@@ -65,16 +65,16 @@ mod tests {
     fn time_counts_once_and_only_while_something_is_on_its_way() {
         let uploads = Uploads::default();
         let at = |seconds: i64| Timestamp(seconds * 1_000_000_000);
-        let taken = |bytes, seconds| Taken { bytes, busy: Duration::from_secs(seconds) };
+        let throughput = |bytes, seconds| UploadThroughput { bytes, busy: Duration::from_secs(seconds) };
         uploads.begin(at(100));
         uploads.begin(at(102));
         uploads.end(at(105), 10);
-        assert_eq!(uploads.taken(), taken(10, 5));
+        assert_eq!(uploads.throughput(), throughput(10, 5));
         uploads.end(at(106), 20);
-        assert_eq!(uploads.taken(), taken(30, 6));
+        assert_eq!(uploads.throughput(), throughput(30, 6));
         // Idle for long; then one that fails, while the clock is set back.
         uploads.begin(at(500));
         uploads.end(at(498), 0);
-        assert_eq!(uploads.taken(), taken(30, 6));
+        assert_eq!(uploads.throughput(), throughput(30, 6));
     }
 }

@@ -1,5 +1,5 @@
-//! Fetching of chunks by plan: from peers and from packs. Chunks that one source does not give are planned again
-//! without it.
+//! Fetching of chunks by plan: from peers and from packs. Chunks that a source fails to deliver are planned
+//! again without that source.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
-use super::figures::{Source, add};
-use super::gather::Ask;
+use super::get::ChunkRequest;
 use super::plan::{Group, Origin, Plan, UNIT_LEN, Unit, plan};
+use super::stats::{Source, add};
 use super::{Exchange, From};
 use crate::budget::Buffer;
 use crate::cache::Frame;
@@ -19,10 +19,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
 };
-use crate::transfer::asking::asking;
 use crate::transfer::driver::{Fetching, Reply};
-use crate::transfer::ledger::{MovedChunks, Way};
-use crate::transfer::peers::{Peer, crawl};
+use crate::transfer::frame_request::frame_request;
+use crate::transfer::ledger::{Direction, MovedChunks};
+use crate::transfer::peers::{Peer, min_useful_rate};
 use crate::work::blocking;
 
 /// Maximum number of concurrent groups. Each peer or store bounds its own work.
@@ -35,37 +35,37 @@ const PATIENCE: Duration = Duration::from_secs(3);
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
 
 /// Outcome of a request.
-struct Came {
+struct ReceivedCounts {
     chunks: u64,
     bytes: u64,
 }
 
 /// Outcome of a group.
-struct Brought {
+struct GroupOutcome {
     lacking: Vec<u32>,
-    /// Peer that is not asked again.
+    /// Peer that is excluded from now on.
     without: Option<Arc<str>>,
 }
 
 impl Exchange {
-    /// Fetches `chunks`, none of which is a base of another; returns those that nobody gave.
-    pub(super) async fn bring(
+    /// Fetches `chunks`, none of which is a base of another; returns those that no source delivered.
+    pub(super) async fn fetch_missing(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         chunks: Vec<u32>,
         place: &mut (dyn FnMut(u32, &Encoded) + Send),
     ) -> Result<Vec<u32>> {
         let placing = Mutex::new(place);
         let (mut wanted, mut failed, mut without) = (chunks, Vec::new(), Vec::new());
         while !wanted.is_empty() {
-            let (view, peers) = self.view(ask, &without).await;
-            let Plan { groups, nowhere } = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
-            failed.extend(nowhere);
+            let (view, peers) = self.view(request, &without).await;
+            let Plan { groups, unavailable } = plan(&wanted, |chunk| unit(request.saved, chunk), &view)?;
+            failed.extend(unavailable);
             // Limits reads for callers that act for another agent of the site, or share the fetch with others.
-            let gang = !ask.through || !view.site.is_empty();
+            let gang = !request.through || !view.site.is_empty();
             wanted.clear();
             let peers = &peers;
-            let mut brought = stream::iter(groups)
+            let mut outcome = stream::iter(groups)
                 .map(|group| {
                     let placing = &placing;
                     async move {
@@ -75,24 +75,24 @@ impl Exchange {
                         };
                         let from = peer.map_or("repository", |peer| &**peer.address());
                         let span = tracing::debug_span!("group", from, chunks = group.chunks.len());
-                        let brought = async {
+                        let outcome = async {
                             match peer {
-                                Some(peer) => self.bring_from_peer(ask, peer, &group, placing).await,
+                                Some(peer) => self.fetch_from_peer(request, peer, &group, placing).await,
                                 None if gang => {
                                     let permit = self.origin_reads.acquire().await;
                                     let begun = Instant::now();
-                                    let brought = self.bring_from_packs(ask, &group, placing).await;
+                                    let outcome = self.fetch_from_packs(request, &group, placing).await;
                                     permit.finished(begun.elapsed());
-                                    brought
+                                    outcome
                                 }
-                                None => self.bring_from_packs(ask, &group, placing).await,
+                                None => self.fetch_from_packs(request, &group, placing).await,
                             }
                         };
-                        brought.instrument(span).await
+                        outcome.instrument(span).await
                     }
                 })
                 .buffer_unordered(GROUPS);
-            while let Some(Brought { lacking, without: bad }) = brought.next().await {
+            while let Some(GroupOutcome { lacking, without: bad }) = outcome.next().await {
                 match bad {
                     Some(address) => {
                         wanted.extend(lacking);
@@ -106,15 +106,15 @@ impl Exchange {
     }
 
     /// Fetches a group from a peer.
-    async fn bring_from_peer(
+    async fn fetch_from_peer(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         peer: &Arc<Peer>,
         group: &Group<Arc<str>>,
         placing: &Placing<'_>,
-    ) -> Brought {
+    ) -> GroupOutcome {
         let mut lacking = group.chunks.clone();
-        let asked = self.ask_peer(ask, (peer, group.through), &mut lacking, placing).await;
+        let asked = self.request_from_peer(request, (peer, group.through), &mut lacking, placing).await;
         let without = match asked {
             Ok(()) if lacking.is_empty() => None,
             // Another peer may have chunks that this one lacks.
@@ -125,50 +125,50 @@ impl Exchange {
                 Some(Arc::clone(peer.address()))
             }
         };
-        Brought { lacking, without }
+        GroupOutcome { lacking, without }
     }
 
-    async fn ask_peer(
+    async fn request_from_peer(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         (peer, through): (&Arc<Peer>, bool),
         lacking: &mut Vec<u32>,
         placing: &Placing<'_>,
     ) -> Result<()> {
         let mut numbers = lacking.clone();
-        let wanted = asking(ask.saved, &mut numbers)?;
+        let wanted = frame_request(request.saved, &mut numbers)?;
         let _permit = peer.acquire().await;
         let begun = Instant::now();
         let link = peer.link()?;
-        let mut asked = self.ask_of(ask, &link).await?;
-        let late = if through { None } else { self.latest(ask, lacking) };
-        let fetching = link.fetch(ask.policy.priority, ask.saved.value.manifest, wanted).await?;
-        let mut came = Came { chunks: 0, bytes: 0 };
-        let taking = self.take(ask, (peer, fetching), &numbers, |chunk, frame| {
+        let mut asked = self.begin_peer_request(request, &link).await?;
+        let late = if through { None } else { self.deadline(request, lacking) };
+        let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
+        let mut came = ReceivedCounts { chunks: 0, bytes: 0 };
+        let taking = self.receive(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
-            asked.came(frame.bytes().len() as u64);
-            hand(placing, chunk, frame);
+            asked.received(frame.bytes().len() as u64);
+            place_frame(placing, chunk, frame);
             lacking.retain(|&left| left != chunk);
         });
         let taken = match late {
-            Some(patience) => timeout_at(begun + patience, taking).await.unwrap_or_else(|_| Err(crawling(peer))),
+            Some(patience) => timeout_at(begun + patience, taking).await.unwrap_or_else(|_| Err(too_slow(peer))),
             None => taking.await,
         };
         let took = begun.elapsed();
         let source = if peer.is_near(&self.identity) { Source::Site } else { Source::Remote };
-        self.count(ask, source, came.bytes);
+        self.count(request, source, came.bytes);
         peer.measured(came.bytes, (!through).then_some(took));
         let moved = MovedChunks {
-            way: Way::In,
-            manifest: ask.saved.value.manifest,
+            way: Direction::In,
+            manifest: request.saved.value.manifest,
             chunks: came.chunks,
             bytes: came.bytes,
             time: took,
         };
         self.peers.ledger().moved(link.peer(), &moved);
         taken?;
-        self.asked_of(asked, ask, &link).await?;
+        self.end_peer_request(asked, request, &link).await?;
         match link.closed() {
             Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
             _ => Ok(()),
@@ -176,9 +176,9 @@ impl Exchange {
     }
 
     /// Receives the frames of a request whose ordinals are the chunks `numbers`, verifies and reports them.
-    async fn take(
+    async fn receive(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         (peer, mut fetching): (&Peer, Fetching),
         numbers: &[u32],
         mut came: impl FnMut(u32, &Frame),
@@ -187,17 +187,17 @@ impl Exchange {
             match reply {
                 Reply::Frame(received) => {
                     let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
-                    let (verifier, saved) = (self.verifier.clone(), Arc::clone(ask.saved));
-                    let (encoded, tenant) = (received.encoded.clone(), ask.tenant.map(str::to_owned));
+                    let (verifier, saved) = (self.verifier.clone(), Arc::clone(request.saved));
+                    let (encoded, tenant) = (received.encoded.clone(), request.tenant.map(str::to_owned));
                     match blocking(move || Ok(verifier.keep(&saved, chunk, encoded, tenant.as_deref()))).await? {
                         Ok(Some(frame)) => came(chunk, &frame),
                         // Cannot be verified without its base: a fetch from the repository includes bases.
                         Ok(None) => {}
                         Err(error) => {
-                            add(&self.counts.untrue, 1);
+                            add(&self.counts.corrupt, 1);
                             tracing::warn!(peer = %peer.address(), "peer sent a wrong chunk: {error:?}");
-                            fetching.untrue(&error);
-                            peer.lied(&error);
+                            fetching.corrupt(&error);
+                            peer.sent_wrong_data(&error);
                             return Err(error);
                         }
                     }
@@ -211,63 +211,73 @@ impl Exchange {
 
     /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if the rate of that
     /// source is unknown or it is excluded.
-    fn latest(&self, ask: &Ask<'_>, chunks: &[u32]) -> Option<Duration> {
-        let rate = self.origin_rate().filter(|_| ask.policy.from == From::Anywhere)?;
-        let bytes = stored_len(ask.saved, chunks);
-        Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / crawl(rate).max(1.0)))
+    fn deadline(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Option<Duration> {
+        let rate = self.origin_rate().filter(|_| request.policy.from == From::Anywhere)?;
+        let bytes = stored_len(request.saved, chunks);
+        Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / min_useful_rate(rate).max(1.0)))
     }
 
     /// Fetches a group from the repository's packs: only its frames if their bases are cached; else with their bases.
-    async fn bring_from_packs(&self, ask: &Ask<'_>, group: &Group<Arc<str>>, placing: &Placing<'_>) -> Brought {
+    async fn fetch_from_packs(
+        &self,
+        request: &ChunkRequest<'_>,
+        group: &Group<Arc<str>>,
+        placing: &Placing<'_>,
+    ) -> GroupOutcome {
         let mut lacking = group.chunks.clone();
         let begun = Instant::now();
-        if let Err(error) = self.read(ask, &mut lacking, placing).await {
+        if let Err(error) = self.read(request, &mut lacking, placing).await {
             if error.kind() == ErrorKind::NotFound {
                 // Repacked: the next request finds the new map.
                 self.catalog.refresh();
             }
-            tracing::warn!(name = %ask.saved.name, "cannot read chunks from the repository: {error:?}");
+            tracing::warn!(name = %request.saved.name, "cannot read chunks from the repository: {error:?}");
         } else {
-            let bytes = stored_len(ask.saved, &group.chunks);
+            let bytes = stored_len(request.saved, &group.chunks);
             self.origin.lock().unwrap_or_else(PoisonError::into_inner).add(bytes, begun.elapsed());
         }
-        Brought { lacking, without: None }
+        GroupOutcome { lacking, without: None }
     }
 
-    async fn read(&self, ask: &Ask<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
-        let saved = ask.saved;
-        let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
+    async fn read(&self, request: &ChunkRequest<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
+        let saved = request.saved;
+        let longest = longest_read(request.repository, &self.budget).min(UNIT_LEN);
         let alone = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
         for read in plan_reads(alone, lacking.iter().copied(), longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
-            let (len, tenant) = (read.stored_len(), ask.tenant.map(str::to_owned));
+            let (len, tenant) = (read.stored_len(), request.tenant.map(str::to_owned));
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
                 let mut kept = Vec::with_capacity(read.chunks.len());
-                for brought in &read.chunks {
-                    let located = tree.locate(brought.chunk)?;
+                for planned in &read.chunks {
+                    let located = tree.locate(planned.chunk)?;
                     let range = read.find(&located).unwrap_or_default();
                     let encoded =
                         Encoded { codec: located.place.codec, bytes: bytes.slice(range), base: located.place.base };
-                    if let Some(frame) = verifier.keep(&tree, brought.chunk, encoded, tenant.as_deref())? {
-                        kept.push((brought.chunk, frame));
+                    if let Some(frame) = verifier.keep(&tree, planned.chunk, encoded, tenant.as_deref())? {
+                        kept.push((planned.chunk, frame));
                     }
                 }
                 Ok(kept)
             };
-            let kept = read_pack(&[ask.repository], &self.budget, read, work).await?;
-            self.count(ask, Source::Repository, len);
-            took(kept, lacking, placing);
+            let kept = read_pack(&[request.repository], &self.budget, read, work).await?;
+            self.count(request, Source::Repository, len);
+            place_frames(kept, lacking, placing);
         }
-        if lacking.is_empty() { Ok(()) } else { self.read_with_bases(ask, lacking, placing).await }
+        if lacking.is_empty() { Ok(()) } else { self.read_with_bases(request, lacking, placing).await }
     }
 
-    async fn read_with_bases(&self, ask: &Ask<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
-        let saved = ask.saved;
-        let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
+    async fn read_with_bases(
+        &self,
+        request: &ChunkRequest<'_>,
+        lacking: &mut Vec<u32>,
+        placing: &Placing<'_>,
+    ) -> Result<()> {
+        let saved = request.saved;
+        let longest = longest_read(request.repository, &self.budget).min(UNIT_LEN);
         for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
-            let (len, tenant) = (read.stored_len(), ask.tenant.map(str::to_owned));
+            let (len, tenant) = (read.stored_len(), request.tenant.map(str::to_owned));
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
                 let mut kept = Vec::new();
@@ -287,22 +297,22 @@ impl Exchange {
                 )?;
                 Ok(kept)
             };
-            let kept = read_pack(&[ask.repository], &self.budget, read, work).await?;
-            self.count(ask, Source::Repository, len);
-            took(kept, lacking, placing);
+            let kept = read_pack(&[request.repository], &self.budget, read, work).await?;
+            self.count(request, Source::Repository, len);
+            place_frames(kept, lacking, placing);
         }
         Ok(())
     }
 }
 
-fn took(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) {
+fn place_frames(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) {
     for (chunk, frame) in kept {
-        hand(placing, chunk, &frame);
+        place_frame(placing, chunk, &frame);
         lacking.retain(|&left| left != chunk);
     }
 }
 
-fn hand(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
+fn place_frame(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
     (placing.lock().unwrap_or_else(PoisonError::into_inner))(chunk, &frame.encoded());
 }
 
@@ -310,7 +320,7 @@ fn stored_len(saved: &Saved, chunks: &[u32]) -> u64 {
     chunks.iter().filter_map(|&chunk| saved.locate(chunk).ok()).map(|located| u64::from(located.place.stored_len)).sum()
 }
 
-fn crawling(peer: &Peer) -> Error {
+fn too_slow(peer: &Peer) -> Error {
     Error::unreachable("peer is slower than a more distant source").at(peer.address())
 }
 

@@ -51,7 +51,7 @@ pub fn coarse_now() -> Timestamp {
 
 /// Stat cache of one root for one repository.
 #[derive(Clone, Debug)]
-pub struct SeenCache {
+pub struct StatCache {
     file: PathBuf,
     repository: RepositoryId,
     root: Vec<u8>,
@@ -59,7 +59,7 @@ pub struct SeenCache {
 }
 
 /// Record of an earlier save.
-pub struct Seen {
+pub struct SavedStats {
     bytes: Vec<u8>,
     manifest: ManifestId,
     records: usize,
@@ -70,7 +70,7 @@ pub struct Seen {
     next: AtomicUsize,
 }
 
-impl SeenCache {
+impl StatCache {
     /// The cache under `folder` for saves of `root` (absolute, free of links: [`Walk::root`](super::Walk::root)) to
     /// `repository` from this host. Touches no file.
     #[must_use]
@@ -88,13 +88,13 @@ impl SeenCache {
 
     /// Record of the last save; none if there was none, or if it is damaged.
     #[must_use]
-    pub fn load(&self) -> Option<Seen> {
+    pub fn load(&self) -> Option<SavedStats> {
         let file = File::open(&self.file).ok()?;
         let len = file.metadata().ok()?.len();
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(usize::try_from(len).ok().filter(|_| len <= CACHE_LEN_MAX)?).ok()?;
         file.take(len).read_to_end(&mut bytes).ok()?;
-        Seen::parse(bytes, self)
+        SavedStats::parse(bytes, self)
     }
 
     /// Records a finished save: its manifest, that manifest's plain body, and the files it read or knew, in byte order
@@ -166,7 +166,7 @@ impl SeenCache {
     }
 }
 
-impl Seen {
+impl SavedStats {
     /// True if the file at `path` (relative to the root) is unchanged.
     #[must_use]
     pub fn unchanged(&self, path: &[u8], stat: &Stat) -> bool {
@@ -189,7 +189,7 @@ impl Seen {
     }
 
     /// Parses a complete file of `cache`.
-    fn parse(bytes: Vec<u8>, cache: &SeenCache) -> Option<Self> {
+    fn parse(bytes: Vec<u8>, cache: &StatCache) -> Option<Self> {
         let head = bytes.get(..HEAD_LEN)?;
         let sum = blake3::hash(bytes.get(SEALED_FROM..)?);
         let repository = &head[SEALED_FROM..SEALED_FROM + 16];
@@ -245,9 +245,12 @@ impl Seen {
     }
 }
 
-impl fmt::Debug for Seen {
+impl fmt::Debug for SavedStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seen").field("manifest", &self.manifest).field("files", &self.count).finish_non_exhaustive()
+        f.debug_struct("SavedStats")
+            .field("manifest", &self.manifest)
+            .field("files", &self.count)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,10 +1,10 @@
-//! Gathering of chunks: those in the cache, those that another task is fetching, and those to fetch.
+//! Chunks on request: from the cache, from another task that is fetching them, or by a new fetch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::figures::{Source, Tally};
-use super::in_flight::Lead;
+use super::in_flight::FetchGuard;
+use super::stats::{Source, SourceCounters};
 use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::error::Result;
@@ -21,7 +21,7 @@ const LEVELS: usize = 3;
 
 /// Request for chunks of a tree.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask<'a> {
+pub(super) struct ChunkRequest<'a> {
     pub(super) repository: &'a Repository,
     pub(super) saved: &'a Arc<Saved>,
     pub(super) policy: &'a FetchPolicy,
@@ -29,47 +29,47 @@ pub(super) struct Ask<'a> {
     /// circles.
     pub(super) through: bool,
     /// Counter of the bytes that arrive for it.
-    pub(super) tally: &'a Tally,
+    pub(super) counters: &'a SourceCounters,
     /// Tenant that it counts for in the cache; filled in as it begins.
     pub(super) tenant: Option<&'a str>,
 }
 
 impl Exchange {
-    /// Gathers `chunks`, handing each to `place` as it arrives; bases first. Returns those that did not arrive.
+    /// Gets `chunks`, and passes each to `place` as it arrives; bases first. Returns those that did not arrive.
     ///
     /// # Cancel safety
     /// Safe: arrived chunks are in the cache, and other tasks take over the fetches that they wait for.
-    pub(super) async fn gather(
+    pub(super) async fn get_chunks(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         chunks: &[u32],
         place: &mut (dyn FnMut(u32, &Encoded) + Send),
     ) -> Vec<u32> {
-        let tenant = self.tenant_of(ask).await;
-        let ask = &Ask { tenant: tenant.as_deref(), ..*ask };
+        let tenant = self.tenant_of(request).await;
+        let request = &ChunkRequest { tenant: tenant.as_deref(), ..*request };
         let mut lacking = Vec::new();
-        for level in levels(ask.saved, chunks) {
-            match self.gather_level(ask, level, place).await {
+        for level in levels(request.saved, chunks) {
+            match self.get_level(request, level, place).await {
                 Ok(left) => lacking.extend(left),
-                Err(error) => tracing::warn!(name = %ask.saved.name, "cannot gather chunks: {error:?}"),
+                Err(error) => tracing::warn!(name = %request.saved.name, "cannot get chunks: {error:?}"),
             }
         }
         lacking
     }
 
-    /// Gathers chunks none of which is a base of another.
-    async fn gather_level(
+    /// Gets chunks none of which is a base of another.
+    async fn get_level(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         chunks: Vec<u32>,
         place: &mut (dyn FnMut(u32, &Encoded) + Send),
     ) -> Result<Vec<u32>> {
         let (mut wanted, mut failed) = (chunks, Vec::new());
         for _ in 0..ROUNDS {
-            wanted = self.find_in_cache(ask, wanted, place).await?;
-            let (mut mine, mut in_flight, mut waits) = (Vec::new(), HashMap::<u32, Lead>::new(), Vec::new());
+            wanted = self.find_in_cache(request, wanted, place).await?;
+            let (mut mine, mut in_flight, mut waits) = (Vec::new(), HashMap::<u32, FetchGuard>::new(), Vec::new());
             for &chunk in &wanted {
-                let id = ask.saved.locate(chunk)?.id;
+                let id = request.saved.locate(chunk)?.id;
                 match self.in_flight.begin(id) {
                     // Arrived between the lookup and now.
                     Ok(_) if self.cache.contains(&id) => {}
@@ -83,11 +83,11 @@ impl Exchange {
             let begun: HashSet<u32> = mine.iter().copied().collect();
             if !mine.is_empty() {
                 // The chunk is in the cache by then, so its waiters need not wait for the rest.
-                let mut land = |chunk: u32, encoded: &Encoded| {
+                let mut placed = |chunk: u32, encoded: &Encoded| {
                     place(chunk, encoded);
                     in_flight.remove(&chunk);
                 };
-                failed.extend(self.bring(ask, mine, &mut land).await?);
+                failed.extend(self.fetch_missing(request, mine, &mut placed).await?);
             }
             drop(in_flight);
             wanted.retain(|chunk| !begun.contains(chunk));
@@ -102,20 +102,20 @@ impl Exchange {
         Ok(failed)
     }
 
-    /// Counts bytes that arrived for `ask`.
-    pub(super) fn count(&self, ask: &Ask<'_>, from: Source, bytes: u64) {
+    /// Counts bytes that arrived for `request`.
+    pub(super) fn count(&self, request: &ChunkRequest<'_>, from: Source, bytes: u64) {
         self.counts.from.add(from, bytes);
-        ask.tally.add(from, bytes);
+        request.counters.add(from, bytes);
     }
 
     /// Hands over cached chunks; returns the others.
     async fn find_in_cache(
         &self,
-        ask: &Ask<'_>,
+        request: &ChunkRequest<'_>,
         chunks: Vec<u32>,
         place: &mut (dyn FnMut(u32, &Encoded) + Send),
     ) -> Result<Vec<u32>> {
-        let saved = ask.saved;
+        let saved = request.saved;
         let mut lacking = Vec::new();
         let mut rest = chunks.as_slice();
         while !rest.is_empty() {
@@ -143,7 +143,7 @@ impl Exchange {
             let found = blocking(move || verifier.find(&tree, &looked)).await?;
             let mut there = HashSet::with_capacity(found.len());
             for (chunk, frame) in found {
-                self.count(ask, Source::Cache, frame.bytes().len() as u64);
+                self.count(request, Source::Cache, frame.bytes().len() as u64);
                 place(chunk, &frame.encoded());
                 there.insert(chunk);
             }

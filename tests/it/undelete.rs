@@ -9,8 +9,8 @@ use object_store::ObjectStoreExt as _;
 use towline::clock::{Clock as _, ManualClock, SystemClock, Timestamp};
 use towline::error::ErrorKind;
 use towline::ops::{
-    Changes, CollectOptions, CollectReport, ExpirePolicy, PartOptions, RemoveOptions, RestoreOptions, SaveOptions,
-    SyncOptions, TakenBy, UndeleteOptions, VerifyOptions, sync,
+    Changes, CollectOptions, CollectReport, ExpirePolicy, PartOptions, RemovalCause, RemoveOptions, RestoreOptions,
+    SaveOptions, SyncOptions, UndeleteOptions, VerifyOptions, sync,
 };
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, State, StepFacts};
@@ -24,12 +24,12 @@ const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
 /// A repository in a directory, whose objects can be made old.
-struct Scene {
+struct Fixture {
     dir: tempfile::TempDir,
     repository: Repository,
 }
 
-impl Scene {
+impl Fixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let repository = Self::open(&dir, "repo", "cache").await;
@@ -121,114 +121,114 @@ fn to(new: &str) -> UndeleteOptions {
 /// B2: "`undelete` restores a name's old value, bit for bit, with its labels and facts, in one commit".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_name_comes_back_as_it_was() {
-    let scene = Scene::new().await;
-    scene.save("run/step-1", 1).await;
-    scene.save("other", 2).await;
-    let before = scene.state().await.refs[&name("run/step-1")].clone();
-    scene.repository.remove(&name("run/step-1")).await.unwrap();
-    assert_eq!(scene.fresh().await.list(None).await.unwrap().len(), 1);
+    let fixture = Fixture::new().await;
+    fixture.save("run/step-1", 1).await;
+    fixture.save("other", 2).await;
+    let before = fixture.state().await.refs[&name("run/step-1")].clone();
+    fixture.repository.remove(&name("run/step-1")).await.unwrap();
+    assert_eq!(fixture.fresh().await.list(None).await.unwrap().len(), 1);
     for _ in 0..2 {
-        assert_eq!(scene.collect().await.freed_bytes, 0);
+        assert_eq!(fixture.collect().await.freed_bytes, 0);
     }
-    let report = scene.collect().await;
+    let report = fixture.collect().await;
     assert_eq!((report.kept_values, report.forgotten_values), (1, 0));
     assert!((2_000_000..2_100_000).contains(&report.kept_bytes), "{report:?}");
 
-    let seq = scene.state().await.seq;
-    assert_eq!(scene.undelete("run/step-1", UndeleteOptions::default()).await.unwrap(), before.version);
-    let state = scene.state().await;
+    let seq = fixture.state().await.seq;
+    assert_eq!(fixture.undelete("run/step-1", UndeleteOptions::default()).await.unwrap(), before.version);
+    let state = fixture.state().await;
     assert_eq!(state.seq, seq + 1, "one commit");
     assert!(state.removed.is_empty());
     let after = state.refs[&name("run/step-1")].clone();
     assert_eq!(towline::repository::log::RefValue { version: before.version, ..after }, before);
-    scene.is("run/step-1", 1).await;
-    let report = scene.collect().await;
+    fixture.is("run/step-1", 1).await;
+    let report = fixture.collect().await;
     assert_eq!((report.kept_values, report.kept_bytes), (0, 0));
-    scene.is("run/step-1", 1).await;
-    scene.verifies().await;
+    fixture.is("run/step-1", 1).await;
+    fixture.verifies().await;
 }
 
 /// B1: "a save, copy, sync or step of ranks replaces its tree".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replaced_value_comes_back_under_another_name_or_in_its_place() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     for seed in [1, 1, 2, 3] {
-        scene.save("best", seed).await;
+        fixture.save("best", seed).await;
     }
-    scene.save("other", 4).await;
-    scene.repository.copy(&name("other"), &name("best")).await.unwrap();
+    fixture.save("other", 4).await;
+    fixture.repository.copy(&name("other"), &name("best")).await.unwrap();
     // Three trees were replaced; the one that was saved twice was not.
-    let history = scene.fresh().await.history(&name("best")).await.unwrap();
+    let history = fixture.fresh().await.history(&name("best")).await.unwrap();
     assert!(history.present.is_some());
     assert_eq!(history.kept.len(), 3);
-    assert!(history.kept.iter().all(|kept| kept.taken.by == Some(TakenBy::Replaced)), "{history:?}");
+    assert!(history.kept.iter().all(|kept| kept.taken.by == Some(RemovalCause::Replaced)), "{history:?}");
     let versions: Vec<u64> = history.kept.iter().map(|kept| kept.value.version).collect();
     assert!(versions.is_sorted_by(|a, b| a > b), "the latest first");
 
-    let refused = scene.undelete("best", UndeleteOptions::default()).await.unwrap_err();
+    let refused = fixture.undelete("best", UndeleteOptions::default()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused:?}");
-    scene.undelete("best", to("before")).await.unwrap();
-    scene.is("before", 3).await;
+    fixture.undelete("best", to("before")).await.unwrap();
+    fixture.is("before", 3).await;
     let first = UndeleteOptions { version: Some(versions[2]), replace: true, ..UndeleteOptions::default() };
-    scene.undelete("best", first).await.unwrap();
-    scene.is("best", 1).await;
+    fixture.undelete("best", first).await.unwrap();
+    fixture.is("best", 1).await;
     // What it replaced is kept in turn.
-    scene.undelete("best", to("again")).await.unwrap();
-    scene.is("again", 4).await;
+    fixture.undelete("best", to("again")).await.unwrap();
+    fixture.is("again", 4).await;
     let none = UndeleteOptions { version: Some(1_000), ..to("none") };
-    assert_eq!(scene.undelete("best", none).await.unwrap_err().kind(), ErrorKind::NotFound);
-    scene.collect().await;
-    scene.verifies().await;
+    assert_eq!(fixture.undelete("best", none).await.unwrap_err().kind(), ErrorKind::NotFound);
+    fixture.collect().await;
+    fixture.verifies().await;
 
     // A sync, and ranks.
-    let there = Scene::open(&scene.dir, "there", "there-cache").await;
-    there.save(&scene.tree(9), &name("best"), &SaveOptions::default()).await.unwrap();
-    sync(&scene.repository, &there, &[], &SyncOptions::default()).await.unwrap();
+    let there = Fixture::open(&fixture.dir, "there", "there-cache").await;
+    there.save(&fixture.tree(9), &name("best"), &SaveOptions::default()).await.unwrap();
+    sync(&fixture.repository, &there, &[], &SyncOptions::default()).await.unwrap();
     assert_eq!(there.history(&name("best")).await.unwrap().kept.len(), 1);
     let rank = PartOptions { rank: 0, ranks: std::num::NonZeroU32::MIN, attempt: "1".parse().unwrap() };
-    there.save_part(&scene.tree(8), &name("best"), &rank, &SaveOptions::default()).await.unwrap();
+    there.save_part(&fixture.tree(8), &name("best"), &rank, &SaveOptions::default()).await.unwrap();
     assert_eq!(there.history(&name("best")).await.unwrap().kept.len(), 2);
 }
 
 /// B1: "No value is kept for changes of paths (`amend`), for steps that `expire` removed without `--keep-removed`".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_expires_or_is_changed_in_part_is_not_kept_unless_asked() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     for step in 1..=3 {
-        scene.save(&format!("run/step-{step}"), step).await;
+        fixture.save(&format!("run/step-{step}"), step).await;
     }
     let policy = |last| ExpirePolicy { keep_last: std::num::NonZeroU64::new(last), ..ExpirePolicy::default() };
-    let plan = scene.repository.plan_expire(&name("run"), &policy(2)).await.unwrap();
-    scene.repository.expire(&plan).await.unwrap();
-    assert!(scene.state().await.removed.is_empty());
-    let reason = scene.undelete("run/step-1", UndeleteOptions::default()).await.unwrap_err();
+    let plan = fixture.repository.plan_expire(&name("run"), &policy(2)).await.unwrap();
+    fixture.repository.expire(&plan).await.unwrap();
+    assert!(fixture.state().await.removed.is_empty());
+    let reason = fixture.undelete("run/step-1", UndeleteOptions::default()).await.unwrap_err();
     assert_eq!(reason.kind(), ErrorKind::NotFound);
     assert!(format!("{reason:?}").contains("it was removed for good by log entry"), "{reason:?}");
     let changes = Changes { remove: vec![b"sub/small".to_vec()], ..Changes::default() };
-    scene.repository.amend(&name("run/step-3"), &changes, &SaveOptions::default()).await.unwrap();
-    assert!(scene.state().await.removed.is_empty());
-    let plan = scene.repository.plan_expire(&name("run"), &policy(1)).await.unwrap();
-    scene.repository.expire_keeping(&plan).await.unwrap();
-    scene.undelete("run/step-2", UndeleteOptions::default()).await.unwrap();
-    scene.is("run/step-2", 2).await;
+    fixture.repository.amend(&name("run/step-3"), &changes, &SaveOptions::default()).await.unwrap();
+    assert!(fixture.state().await.removed.is_empty());
+    let plan = fixture.repository.plan_expire(&name("run"), &policy(1)).await.unwrap();
+    fixture.repository.expire_keeping(&plan).await.unwrap();
+    fixture.undelete("run/step-2", UndeleteOptions::default()).await.unwrap();
+    fixture.is("run/step-2", 2).await;
 }
 
 /// B1: "stays whole for `--keep-removed` (7 days). The store's clock measures that time, whatever the clocks of other
 /// machines say".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_stores_clock_alone_says_how_long_a_value_is_kept() {
-    let scene = Scene::new().await;
-    scene.save("kept", 1).await;
+    let fixture = Fixture::new().await;
+    fixture.save("kept", 1).await;
     // A writer, and later a collector, whose clocks are years behind or ahead.
     let now = SystemClock.now();
     for (seed, clock) in [(2, now.before(DAY * 5000)), (3, now.after(DAY * 5000))] {
         let clock = Arc::new(ManualClock::at(clock));
         let options =
-            OpenOptions { cache: Some(scene.path("wrong")), memory: Some(128 << 20), ..OpenOptions::default() };
-        let store = scene.repository.store().clone();
+            OpenOptions { cache: Some(fixture.path("wrong")), memory: Some(128 << 20), ..OpenOptions::default() };
+        let store = fixture.repository.store().clone();
         let wrong = Repository::open_at(store, options, Arc::<ManualClock>::clone(&clock)).await.unwrap();
         let gone = format!("gone-{seed}");
-        wrong.save(&scene.tree(seed), &name(&gone), &SaveOptions::default()).await.unwrap();
+        wrong.save(&fixture.tree(seed), &name(&gone), &SaveOptions::default()).await.unwrap();
         wrong.remove(&name(&gone)).await.unwrap();
         for jump in [DAY * 5000, DAY * 50_000] {
             clock.set(now.after(jump));
@@ -236,141 +236,142 @@ async fn the_stores_clock_alone_says_how_long_a_value_is_kept() {
             assert_eq!(wrong.collect(&options).await.unwrap().forgotten_values, 0);
         }
     }
-    assert_eq!(scene.state().await.removed.len(), 2);
-    let at = scene.state().await.removed.values().next().unwrap().at;
-    scene.age(&Numbered::Entry.key(at), HOUR * 167);
-    assert_eq!(scene.collect().await.forgotten_values, 0, "an hour is left");
-    scene.age(&Numbered::Entry.key(at), HOUR * 169);
+    assert_eq!(fixture.state().await.removed.len(), 2);
+    let at = fixture.state().await.removed.values().next().unwrap().at;
+    fixture.age(&Numbered::Entry.key(at), HOUR * 167);
+    assert_eq!(fixture.collect().await.forgotten_values, 0, "an hour is left");
+    fixture.age(&Numbered::Entry.key(at), HOUR * 169);
     let dry = CollectOptions { dry_run: true, grace: Duration::ZERO, ..CollectOptions::default() };
-    let planned = scene.fresh().await.collect(&dry).await.unwrap();
+    let planned = fixture.fresh().await.collect(&dry).await.unwrap();
     assert_eq!((planned.forgotten_values, planned.kept_values), (1, 1));
-    let report = scene.collect().await;
+    let report = fixture.collect().await;
     assert_eq!((report.forgotten_values, report.kept_values), (1, 1));
     assert!((2_000_000..2_100_000).contains(&report.freed_bytes), "{report:?}");
     assert!(planned.freed_bytes.abs_diff(report.freed_bytes) < 1000, "{planned:?}");
-    let reason = scene.undelete("gone-2", UndeleteOptions::default()).await.unwrap_err();
+    let reason = fixture.undelete("gone-2", UndeleteOptions::default()).await.unwrap_err();
     assert_eq!(reason.kind(), ErrorKind::NotFound);
     assert!(format!("{reason:?}").contains("was forgotten by log entry"), "{reason:?}");
-    scene.undelete("gone-3", UndeleteOptions::default()).await.unwrap();
-    scene.is("kept", 1).await;
-    scene.verifies().await;
+    fixture.undelete("gone-3", UndeleteOptions::default()).await.unwrap();
+    fixture.is("kept", 1).await;
+    fixture.verifies().await;
 }
 
 /// Once the entry that took a value is truncated away, the boundary that passed it tells: it was written later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_outlives_the_entry_that_took_it() {
-    let scene = Scene::new().await;
-    scene.save("gone", 1).await;
-    scene.repository.remove(&name("gone")).await.unwrap();
-    let at = scene.state().await.removed.values().next().unwrap().at;
-    scene.age(&Numbered::Entry.key(at), DAY * 30);
+    let fixture = Fixture::new().await;
+    fixture.save("gone", 1).await;
+    fixture.repository.remove(&name("gone")).await.unwrap();
+    let at = fixture.state().await.removed.values().next().unwrap().at;
+    fixture.age(&Numbered::Entry.key(at), DAY * 30);
     // Whoever truncates without looking: no collector that could have forgotten it came by.
-    scene.repository.log().truncate(0, None).await.unwrap();
-    assert!(!scene.path("repo").join(Numbered::Entry.key(at).as_ref()).exists());
-    assert_eq!(scene.state().await.removed.len(), 1, "read from a snapshot of the second version");
-    assert_eq!(scene.collect().await.forgotten_values, 0, "it may be as young as the boundary");
-    scene.age(&Numbered::Boundary.key(1), DAY * 6);
-    assert_eq!(scene.collect().await.forgotten_values, 0);
+    fixture.repository.log().truncate(0, None).await.unwrap();
+    assert!(!fixture.path("repo").join(Numbered::Entry.key(at).as_ref()).exists());
+    assert_eq!(fixture.state().await.removed.len(), 1, "read from a snapshot of the second version");
+    assert_eq!(fixture.collect().await.forgotten_values, 0, "it may be as young as the boundary");
+    fixture.age(&Numbered::Boundary.key(1), DAY * 6);
+    assert_eq!(fixture.collect().await.forgotten_values, 0);
     // Later boundaries say nothing of it.
     for _ in 0..2 {
-        scene.repository.copy(&name("none"), &name("x")).await.unwrap_err();
-        scene.save("other", 2).await;
-        scene.repository.log().truncate(0, None).await.unwrap();
+        fixture.repository.copy(&name("none"), &name("x")).await.unwrap_err();
+        fixture.save("other", 2).await;
+        fixture.repository.log().truncate(0, None).await.unwrap();
     }
-    let history = scene.fresh().await.history(&name("gone")).await.unwrap();
+    let history = fixture.fresh().await.history(&name("gone")).await.unwrap();
     let until: Timestamp = SystemClock.now().after(DAY);
     assert_eq!(history.kept[0].until.as_ref().unwrap()[..10], until.to_string()[..10], "a day is left");
     assert_eq!(history.kept[0].taken.by, None, "the log does not tell any more");
-    scene.age(&Numbered::Boundary.key(1), DAY * 8);
-    assert_eq!(scene.collect().await.forgotten_values, 1);
+    fixture.age(&Numbered::Boundary.key(1), DAY * 8);
+    assert_eq!(fixture.collect().await.forgotten_values, 1);
 }
 
 /// B1: "or for `rm --now`, which also forgets earlier values of these names".
 #[tokio::test(flavor = "multi_thread")]
 async fn now_means_now() {
-    let scene = Scene::new().await;
-    scene.save("kept", 1).await;
+    let fixture = Fixture::new().await;
+    fixture.save("kept", 1).await;
     for seed in [2, 3] {
-        scene.save("gone", seed).await;
+        fixture.save("gone", seed).await;
     }
-    scene.save("gone/below", 4).await;
-    scene.repository.remove(&name("gone/below")).await.unwrap();
+    fixture.save("gone/below", 4).await;
+    fixture.repository.remove(&name("gone/below")).await.unwrap();
     let now = RemoveOptions { now: true, ..RemoveOptions::default() };
-    let plan = scene.repository.plan_remove(&[name("gone")], &now).await.unwrap();
+    let plan = fixture.repository.plan_remove(&[name("gone")], &now).await.unwrap();
     assert!((4_000_000..4_100_000).contains(&plan.freed_bytes.unwrap()), "{plan:?}");
-    let report = scene.repository.remove_with(&[name("gone")], &now).await.unwrap();
+    let report = fixture.repository.remove_with(&[name("gone")], &now).await.unwrap();
     assert_eq!((report.removed.len(), report.kept, report.forgotten), (1, 0, 1));
-    let freed = scene.collect().await.freed_bytes;
+    let freed = fixture.collect().await.freed_bytes;
     assert!((4_000_000..4_100_000).contains(&freed), "{freed}");
-    let reason = scene.undelete("gone", UndeleteOptions::default()).await.unwrap_err();
+    let reason = fixture.undelete("gone", UndeleteOptions::default()).await.unwrap_err();
     assert_eq!(reason.kind(), ErrorKind::NotFound);
     // A name of which only something is kept is there, for this.
     let plain = RemoveOptions::default();
     let below = [name("gone/below")];
-    assert_eq!(scene.repository.remove_with(&below, &plain).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(fixture.repository.remove_with(&below, &plain).await.unwrap_err().kind(), ErrorKind::NotFound);
     let all = RemoveOptions { recursive: true, now: true };
-    let report = scene.repository.remove_with(&[name("gone"), name("gone/below")], &all).await.unwrap();
+    let report = fixture.repository.remove_with(&[name("gone"), name("gone/below")], &all).await.unwrap();
     assert_eq!((report.removed.len(), report.forgotten), (0, 1));
-    assert!(scene.state().await.removed.is_empty());
-    assert!(scene.collect().await.freed_bytes > 2_000_000);
-    scene.is("kept", 1).await;
+    assert!(fixture.state().await.removed.is_empty());
+    assert!(fixture.collect().await.freed_bytes > 2_000_000);
+    fixture.is("kept", 1).await;
 }
 
 /// B2: "It is refused, with the reason, if a chunk is gone (exit 3) or known to be damaged (exit 4)".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_lost_is_not_taken_back() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     for (gone, seed) in [("damaged", 1), ("purged", 2), ("lost", 3)] {
-        scene.save(gone, seed).await;
+        fixture.save(gone, seed).await;
     }
-    let state = scene.state().await;
+    let state = fixture.state().await;
     let mut packs = Vec::new();
     for gone in ["damaged", "purged"] {
-        packs.push(scene.repository.saved(&name(gone)).await.unwrap().map.packs[0]);
+        packs.push(fixture.repository.saved(&name(gone)).await.unwrap().map.packs[0]);
     }
     let map = layout::owned(Family::Map, state.refs[&name("lost")].map_key);
     for gone in ["damaged", "purged", "lost"] {
-        scene.repository.remove(&name(gone)).await.unwrap();
+        fixture.repository.remove(&name(gone)).await.unwrap();
     }
-    let act = async |actions: Vec<Action>| scene.repository.log().commit(None, |_| Ok(actions.clone())).await.unwrap();
+    let act =
+        async |actions: Vec<Action>| fixture.repository.log().commit(None, |_| Ok(actions.clone())).await.unwrap();
     let condemn = |at: usize, damaged| Action::Condemn { pack: packs[at].id, len: packs[at].len, damaged };
     act(vec![condemn(0, true)]).await;
     // No collector purges what is kept: somebody wrote that by hand. Condemned alone, it is pardoned.
     let at = act(vec![condemn(1, false)]).await.entry.unwrap();
-    let taken = scene.undelete("purged", UndeleteOptions::default()).await.unwrap();
-    assert!(scene.state().await.condemned.values().all(|condemned| condemned.damaged), "{taken}: pardoned");
-    scene.repository.remove(&name("purged")).await.unwrap();
+    let taken = fixture.undelete("purged", UndeleteOptions::default()).await.unwrap();
+    assert!(fixture.state().await.condemned.values().all(|condemned| condemned.damaged), "{taken}: pardoned");
+    fixture.repository.remove(&name("purged")).await.unwrap();
     let at = at.max(act(vec![condemn(1, false)]).await.entry.unwrap());
     act(vec![Action::Purge { pack: packs[1].id, at }]).await;
-    scene.repository.store().objects().delete(&map).await.unwrap();
+    fixture.repository.store().objects().delete(&map).await.unwrap();
 
     for (gone, kind, reason) in [
         ("damaged", ErrorKind::Damaged, "was condemned as damaged by log entry"),
         ("purged", ErrorKind::NotFound, "was purged by log entry"),
         ("lost", ErrorKind::NotFound, "its manifest or map is gone"),
     ] {
-        let refused = scene.undelete(gone, UndeleteOptions::default()).await.unwrap_err();
+        let refused = fixture.undelete(gone, UndeleteOptions::default()).await.unwrap_err();
         assert_eq!(refused.kind(), kind, "{gone}: {refused:?}");
         assert!(format!("{refused:?}").contains(reason), "{gone}: {refused:?}");
-        assert!(!scene.state().await.refs.contains_key(&name(gone)));
+        assert!(!fixture.state().await.refs.contains_key(&name(gone)));
     }
     // A collect cannot tell what the lost map uses. It says what helps, and that does.
     let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
-    let stopped = scene.fresh().await.collect(&options).await.unwrap_err();
+    let stopped = fixture.fresh().await.collect(&options).await.unwrap_err();
     assert!(stopped.help_text().unwrap().contains("towline rm --now"), "{stopped:?}");
     let now = RemoveOptions { now: true, ..RemoveOptions::default() };
-    scene.repository.remove_with(&["purged", "lost"].map(name), &now).await.unwrap();
-    scene.collect().await;
+    fixture.repository.remove_with(&["purged", "lost"].map(name), &now).await.unwrap();
+    fixture.collect().await;
 }
 
 /// B2: "Of several undeletes at the same time one succeeds".
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_that_take_it_back_one_does() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     for round in 0..4 {
-        scene.save("gone", round).await;
-        scene.repository.remove(&name("gone")).await.unwrap();
-        let handles = futures::future::join_all((0..4).map(|_| scene.fresh())).await;
+        fixture.save("gone", round).await;
+        fixture.repository.remove(&name("gone")).await.unwrap();
+        let handles = futures::future::join_all((0..4).map(|_| fixture.fresh())).await;
         let takers = handles.into_iter().enumerate().map(|(n, repository)| {
             let options = if round % 2 == 0 { UndeleteOptions::default() } else { to(&format!("again/{n}")) };
             tokio::spawn(async move { repository.undelete(&name("gone"), &options).await.map(|report| report.name) })
@@ -383,19 +384,23 @@ async fn of_many_that_take_it_back_one_does() {
             refused.into_iter().all(|kind| matches!(kind, ErrorKind::Conflict | ErrorKind::NotFound)),
             "{results:?}"
         );
-        scene.is(won[0].as_str(), round).await;
-        scene.repository.remove_with(&[won[0].clone()], &RemoveOptions { now: true, recursive: false }).await.unwrap();
+        fixture.is(won[0].as_str(), round).await;
+        fixture
+            .repository
+            .remove_with(&[won[0].clone()], &RemoveOptions { now: true, recursive: false })
+            .await
+            .unwrap();
     }
 }
 
-/// B1, killed and raced: savers that replace, removals, collects that forget everything older, and who takes back what is there.
+/// B1, killed and raced: savers that replace, removals, collects that forget everything older, and undeletes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_taken_back_while_others_collect_is_whole() {
-    let scene = Arc::new(Scene::new().await);
+    let fixture = Arc::new(Fixture::new().await);
     for seed in 0..4 {
-        scene.save("kept", seed).await;
+        fixture.save("kept", seed).await;
     }
-    let busy = Arc::clone(&scene);
+    let busy = Arc::clone(&fixture);
     let collector = tokio::spawn(async move {
         for _ in 0..12 {
             let options = CollectOptions::at_once();
@@ -404,38 +409,38 @@ async fn what_is_taken_back_while_others_collect_is_whole() {
     });
     let mut taken = 0;
     while !collector.is_finished() {
-        scene.save("gone", 5).await;
-        scene.repository.remove(&name("gone")).await.unwrap();
-        match scene.undelete("gone", UndeleteOptions::default()).await {
+        fixture.save("gone", 5).await;
+        fixture.repository.remove(&name("gone")).await.unwrap();
+        match fixture.undelete("gone", UndeleteOptions::default()).await {
             Ok(_) => {
                 taken += 1;
-                scene.is("gone", 5).await;
+                fixture.is("gone", 5).await;
             }
             Err(error) => assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Conflict), "{error:?}"),
         }
     }
     collector.await.unwrap();
     assert!(taken > 0);
-    scene.is("kept", 3).await;
-    scene.verifies().await;
+    fixture.is("kept", 3).await;
+    fixture.verifies().await;
 }
 
 /// B3: "A kept value has no name".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_kept_is_read_by_nobody() {
-    let scene = Scene::new().await;
-    scene.save("run/step-1", 1).await;
-    scene.save("run/step-2", 2).await;
-    let manifest = scene.state().await.refs[&name("run/step-2")].manifest;
-    scene.repository.remove(&name("run/step-2")).await.unwrap();
-    let reader = scene.fresh().await;
+    let fixture = Fixture::new().await;
+    fixture.save("run/step-1", 1).await;
+    fixture.save("run/step-2", 2).await;
+    let manifest = fixture.state().await.refs[&name("run/step-2")].manifest;
+    fixture.repository.remove(&name("run/step-2")).await.unwrap();
+    let reader = fixture.fresh().await;
     assert_eq!(reader.saved(&name("run/step-2")).await.unwrap_err().kind(), ErrorKind::NotFound);
-    let restored = reader.restore(&name("run/step-2"), None, &scene.path("out"), &RestoreOptions::default()).await;
+    let restored = reader.restore(&name("run/step-2"), None, &fixture.path("out"), &RestoreOptions::default()).await;
     assert_eq!(restored.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(reader.resolve(&"run@latest".parse().unwrap()).await.unwrap(), name("run/step-1"));
     assert!(reader.state().await.unwrap().refs.values().all(|value| value.manifest != manifest));
-    let there = Scene::open(&scene.dir, "there", "there-cache").await;
-    sync(&scene.repository, &there, &[], &SyncOptions::default()).await.unwrap();
+    let there = Fixture::open(&fixture.dir, "there", "there-cache").await;
+    sync(&fixture.repository, &there, &[], &SyncOptions::default()).await.unwrap();
     let state = there.state().await.unwrap();
     assert_eq!((state.refs.len(), state.removed.len()), (1, 0), "a sync moves names");
 }
