@@ -104,14 +104,19 @@ impl File {
     /// Reads the bytes `range` in order. The stream ends early if they cannot be read, or if the client does not read them.
     /// Needs a runtime.
     pub(super) fn read(self, range: Range<u64>) -> Result<Receiver<Result<Bytes>>> {
-        let places = self.content()?.placed(&self.saved.manifest.chunks).map(|(_, place)| place);
-        let windows = Windows::of(places, &range);
+        self.content()?;
+        let (saved, path) = (Arc::clone(&self.saved), self.path.clone());
+        let windows = Windows::new(range, move |from| {
+            let places =
+                content_at(&saved, &path).into_iter().flat_map(|content| content.placed(&saved.manifest.chunks));
+            places.map(|(_, place)| place).skip_while(|place| place.end <= from).take(PLACES_AHEAD).collect()
+        });
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(self.stream(windows, sender));
         Ok(receiver)
     }
 
-    async fn stream(mut self, windows: Windows, readers: Sender<Result<Bytes>>) {
+    async fn stream(mut self, windows: impl Iterator<Item = Range<u64>>, readers: Sender<Result<Bytes>>) {
         for window in windows {
             let collected = tokio::select! {
                 collected = self.read_window(window) => collected,
@@ -187,21 +192,45 @@ impl File {
     }
 }
 
-/// Windows of a range, as an iterator because a hole may be of any length. They end at chunk boundaries, so that no chunk is
-/// fetched twice; holes are split anywhere.
-struct Windows {
-    places: Peekable<std::vec::IntoIter<Range<u64>>>,
-    rest: Range<u64>,
-}
-
-impl Windows {
-    fn of(places: impl Iterator<Item = Range<u64>>, range: &Range<u64>) -> Self {
-        let within: Vec<_> = places.skip_while(|place| place.end <= range.start).collect();
-        Self { places: within.into_iter().peekable(), rest: range.clone() }
+/// Content of the file `path` of `saved`.
+fn content_at<'s>(saved: &'s Saved, path: &[u8]) -> Option<&'s Content> {
+    match &saved.manifest.entry(path)?.kind {
+        EntryKind::File(content) => Some(content),
+        _ => None,
     }
 }
 
-impl Iterator for Windows {
+/// Windows of a range, as an iterator because a hole may be of any length. They end at chunk boundaries, so that no chunk is
+/// fetched twice; holes are split anywhere.
+struct Windows<P> {
+    /// Lists some places of chunks from an offset on; none after the last.
+    list: P,
+    places: Peekable<std::vec::IntoIter<Range<u64>>>,
+    /// False once the last places are listed.
+    more: bool,
+    rest: Range<u64>,
+}
+
+/// Places that are listed at a time: a large file has millions.
+const PLACES_AHEAD: usize = 4096;
+
+impl<P: Fn(u64) -> Vec<Range<u64>>> Windows<P> {
+    fn new(rest: Range<u64>, list: P) -> Self {
+        Self { list, places: Vec::new().into_iter().peekable(), more: true, rest }
+    }
+
+    /// The next place that is not before `from`.
+    fn place(&mut self, from: u64) -> Option<Range<u64>> {
+        if self.more && self.places.peek().is_none() {
+            let listed = (self.list)(from);
+            self.more = !listed.is_empty();
+            self.places = listed.into_iter().peekable();
+        }
+        self.places.peek().cloned()
+    }
+}
+
+impl<P: Fn(u64) -> Vec<Range<u64>>> Iterator for Windows<P> {
     type Item = Range<u64>;
 
     fn next(&mut self) -> Option<Range<u64>> {
@@ -212,7 +241,7 @@ impl Iterator for Windows {
         let limit = self.rest.end.min(from + WINDOW);
         let mut to = from;
         while to < limit {
-            match self.places.peek() {
+            match self.place(to) {
                 Some(place) if place.start < limit && place.end > limit => {
                     // A chunk that is larger than a window is read whole.
                     to = if place.start > from { place.start } else { place.end.min(self.rest.end) };
@@ -237,7 +266,9 @@ mod tests {
 
     fn cut(places: &[Range<u64>], range: Range<u64>) -> Vec<Range<u64>> {
         let in_mib = |range: &Range<u64>| range.start * MIB..range.end * MIB;
-        let cut = Windows::of(places.iter().map(in_mib), &in_mib(&range));
+        // Two places at a time: what comes later is listed later.
+        let list = |from| places.iter().map(in_mib).skip_while(|place| place.end <= from).take(2).collect();
+        let cut = Windows::new(in_mib(&range), list);
         cut.map(|window| window.start / MIB..window.end / MIB).collect()
     }
 

@@ -7,6 +7,9 @@ use super::view;
 use crate::format::{EntryKind, TreeEntry};
 use crate::repository::Saved;
 
+/// Bytes of names, URLs and targets in a page: the entry that reaches it is the last one.
+const PAGE_LEN_MAX: usize = 1 << 20;
+
 /// Open folder of a saved tree.
 #[derive(Debug)]
 pub(super) struct Folder {
@@ -17,16 +20,24 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Page of the direct entries, in byte order of their names: at most `limit`, after the name `after`.
+    /// Page of the direct entries, in byte order of their names, after the name `after`: at most `limit`, and about
+    /// [`PAGE_LEN_MAX`] bytes.
     pub(super) fn list(&self, after: Option<&[u8]>, limit: usize) -> view::Folder {
-        let mut matching = self.children().filter(|(name, _)| after.is_none_or(|after| *name > after));
-        let listed: Vec<(&[u8], &TreeEntry)> = matching.by_ref().take(limit).collect();
-        let next = listed.last().filter(|_| matching.next().is_some()).map(|(name, _)| escaped(name));
+        let mut matching = self.children().filter(|(name, _)| after.is_none_or(|after| *name > after)).peekable();
+        let (mut listed, mut last, mut len) = (Vec::new(), None, 0);
+        while listed.len() < limit && len < PAGE_LEN_MAX {
+            let Some((name, entry)) = matching.next() else { break };
+            let entry = self.view(name, entry);
+            len += entry.name.len() + entry.url.len() + entry.target.as_ref().map_or(0, String::len);
+            listed.push(entry);
+            last = Some(name);
+        }
+        let next = last.filter(|_| matching.peek().is_some()).map(escaped);
         view::Folder {
             name: self.saved.name.to_string(),
             manifest: self.saved.value.manifest.to_string(),
             path: String::from_utf8_lossy(&self.path).into_owned(),
-            entries: listed.into_iter().map(|(name, entry)| self.view(name, entry)).collect(),
+            entries: listed,
             next,
         }
     }

@@ -20,6 +20,7 @@ mod dial;
 mod files;
 mod folders;
 mod handoff;
+mod head_limits;
 mod metrics;
 mod open_trees;
 mod preemption;

@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::audit::open_log;
 use super::config::{CallerPins, Config, PeersConfig};
 use super::handoff::HandoffStore;
+use super::head_limits::HeadLimits;
 use super::open_trees::OpenTrees;
 use super::preemption::Notice;
 use super::requester::Requester;
@@ -90,6 +91,8 @@ pub(super) struct AgentState {
     pub(super) open_trees: OpenTrees,
     /// Bytes of files sent.
     pub(super) file_bytes_sent: AtomicU64,
+    /// Limits of the heads of audit logs that are published for other agents.
+    pub(super) head_limits: HeadLimits,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
@@ -163,6 +166,7 @@ impl AgentState {
             windows: Budget::new(share)?,
             open_trees: OpenTrees::default(),
             file_bytes_sent: AtomicU64::new(0),
+            head_limits: HeadLimits::default(),
             started: clock.now(),
             clock,
         })

@@ -34,4 +34,4 @@ pub use staged::{Durability, Staged};
 pub use stat::{Stat, WalkEntry, WalkKind};
 pub use stat_cache::{SavedStats, StatCache, coarse_now};
 pub use target::{Present, Target, TargetEntry};
-pub use walk::{REPOSITORY_MARKS, SkipReason, Skipped, Walk, walk};
+pub use walk::{REPOSITORY_MARKS, SKIPPED_MAX, SkipReason, Skipped, Walk, walk};

@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 pub const IGNORE_FILE: &str = ".towlineignore";
 /// Maximum bytes of all ignore files of a tree: compiled patterns need about 160 times as much memory.
 pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
+/// Maximum length of all exclude patterns together: each compiles to some hundred times its length.
+const EXCLUDES_LEN_MAX: usize = 1 << 16;
 
 /// Exclusions of a save.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +33,8 @@ pub struct Rules {
     pub no_follow: bool,
     /// Read no ignore files.
     pub no_ignore_files: bool,
+    /// Bytes that the entries may take in memory; none: any number.
+    pub memory: Option<u64>,
 }
 
 /// Rules in effect in one folder: those of its own ignore file, then those of the folders above.
@@ -51,6 +55,13 @@ struct IgnoreFile {
 impl InForce {
     /// The rules at the root.
     pub(super) fn new(excludes: &[String]) -> Result<Self> {
+        let len: usize = excludes.iter().map(String::len).sum();
+        if len > EXCLUDES_LEN_MAX {
+            return Err(Error::exhausted("patterns of `exclude` are too long")
+                .expected(format!("at most {EXCLUDES_LEN_MAX} bytes"))
+                .got(len)
+                .help(format!("put them into a {IGNORE_FILE} of the folder")));
+        }
         let mut builder = GitignoreBuilder::new(".");
         for pattern in excludes {
             builder.add_line(None, pattern).map_err(|error| malformed("--exclude", &error))?;

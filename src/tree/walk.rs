@@ -29,6 +29,9 @@ pub const REPOSITORY_MARKS: (&str, &str) = ("repository", "log");
 pub(super) const READ_FILE: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
+/// Maximum number of entries that are not saved and listed.
+pub const SKIPPED_MAX: usize = 1000;
+
 /// Reason why an entry is not saved. Entries excluded by a pattern are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
@@ -67,8 +70,10 @@ pub struct Skipped {
 pub struct Walk {
     /// Entries to save, in byte order of the paths: a folder comes before its content.
     pub found: Vec<WalkEntry>,
-    /// Entries that are not saved, with reasons, in the same order.
+    /// Entries that are not saved, with reasons, in the same order: at most [`SKIPPED_MAX`].
     pub skipped: Vec<Skipped>,
+    /// Number of further ones.
+    pub more_skipped: u64,
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
     place: WalkSource,
@@ -93,7 +98,13 @@ impl Walk {
     /// Usage, if a path is invalid, or two files have the same one.
     pub fn in_memory(files: Vec<MemoryFile>, modified: Timestamp) -> Result<Self> {
         let (tree, found) = MemoryTree::new(files, modified)?;
-        Ok(Self { found, skipped: Vec::new(), repositories: Vec::new(), place: WalkSource::Memory(tree) })
+        Ok(Self {
+            found,
+            skipped: Vec::new(),
+            more_skipped: 0,
+            repositories: Vec::new(),
+            place: WalkSource::Memory(tree),
+        })
     }
 
     /// Absolute path of the root, without links; none for files in memory.
@@ -163,12 +174,13 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     let folders = Folders::new(fd, shown);
     let mut scan = Scan::new(&folders, &skip, Some(in_force));
     scan.ignore_left = if rules.no_ignore_files { None } else { Some(IGNORE_LEN_MAX) };
+    scan.memory_left = rules.memory.unwrap_or(u64::MAX);
     match &file {
         Some(name) => scan.single(name, root.file_name().unwrap_or(OsStr::from_bytes(name)).as_bytes())?,
         None => scan.run()?,
     }
-    let Scan { found, skipped, repositories, .. } = scan;
-    Ok(Walk { found, skipped, repositories, place: WalkSource::Disk { root: real, folders, file } })
+    let Scan { found, skipped, more_skipped, repositories, .. } = scan;
+    Ok(Walk { found, skipped, more_skipped, repositories, place: WalkSource::Disk { root: real, folders, file } })
 }
 
 /// Opened root of a walk.
@@ -245,6 +257,9 @@ pub(super) struct Scan<'a> {
     pending: Vec<(Vec<u8>, Option<InForce>)>,
     pub(super) found: Vec<WalkEntry>,
     pub(super) skipped: Vec<Skipped>,
+    more_skipped: u64,
+    /// Bytes of memory that further entries may take.
+    memory_left: u64,
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
     ignore_left: Option<u64>,
@@ -254,8 +269,9 @@ impl<'a> Scan<'a> {
     /// A walk over all of `folders`.
     pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
         let pending = vec![(Vec::new(), rules)];
-        let (found, skipped, repositories) = Default::default();
-        Self { folders, skip, pending, found, skipped, repositories, ignore_left: Some(IGNORE_LEN_MAX) }
+        let (found, skipped, more_skipped, repositories) = Default::default();
+        let (memory_left, ignore_left) = (u64::MAX, Some(IGNORE_LEN_MAX));
+        Self { folders, skip, pending, found, skipped, more_skipped, memory_left, repositories, ignore_left }
     }
 
     /// Reads all folders, then sorts the entries.
@@ -289,14 +305,14 @@ impl<'a> Scan<'a> {
         let fd = match self.folders.read(&path) {
             Ok(fd) => Arc::new(fd),
             Err(errno) if gone(errno) && !path.is_empty() => {
-                self.skipped.push(Skipped { path, reason: SkipReason::Vanished });
+                self.skip(path, SkipReason::Vanished);
                 return Ok(());
             }
             Err(errno) => return Err(fault(errno)),
         };
         let stat = Stat::from_raw(&fstat(&fd).map_err(fault)?);
         if self.skip.contains(&(stat.dev, stat.ino)) {
-            self.skipped.push(Skipped { path, reason: SkipReason::LeftOut });
+            self.skip(path, SkipReason::LeftOut);
             return Ok(());
         }
         let names = list(&fd).map_err(fault)?;
@@ -313,13 +329,39 @@ impl<'a> Scan<'a> {
         for (name, listed) in names {
             let path = join(&path, &name);
             match self.look(&fd, &path, listed, rules.as_ref())? {
-                EntryAction::Folder => self.pending.push((path, rules.clone())),
-                EntryAction::Found(kind, stat) => self.found.push(WalkEntry { path, kind, stat }),
-                EntryAction::Skip(reason) => self.skipped.push(Skipped { path, reason }),
+                EntryAction::Folder => {
+                    self.reserve(&path)?;
+                    self.pending.push((path, rules.clone()));
+                }
+                EntryAction::Found(kind, stat) => {
+                    self.reserve(&path)?;
+                    self.found.push(WalkEntry { path, kind, stat });
+                }
+                EntryAction::Skip(reason) => self.skip(path, reason),
                 EntryAction::LeaveOut => {}
             }
         }
         self.found.push(WalkEntry { path, kind: WalkKind::Folder, stat });
+        Ok(())
+    }
+
+    fn skip(&mut self, path: Vec<u8>, reason: SkipReason) {
+        if self.skipped.len() < SKIPPED_MAX {
+            self.skipped.push(Skipped { path, reason });
+        } else {
+            self.more_skipped += 1;
+        }
+    }
+
+    /// Counts the memory of the entry `path`.
+    fn reserve(&mut self, path: &[u8]) -> Result<()> {
+        let bytes = (size_of::<WalkEntry>() + path.len()) as u64;
+        self.memory_left = self.memory_left.checked_sub(bytes).ok_or_else(|| {
+            Error::exhausted("folder has more entries than the memory budget holds")
+                .at(self.folders.shown(path).display())
+                .got(format!("{} entries so far", self.found.len()))
+                .help("raise --memory, or save parts of the folder under names of their own")
+        })?;
         Ok(())
     }
 

@@ -413,6 +413,32 @@ fn cases_beside_a_policy_are_decided_and_those_that_fail_are_named() {
     }
 }
 
+/// Y1: "removing or replacing a name takes no label from its tree".
+#[test]
+fn the_twin_of_a_name_that_goes_keeps_its_labels() {
+    let lab = PolicyFixture::at("home");
+    for how in ["rm", "replace", "expire"] {
+        let (one, two) = (format!("q/{how}/step-1"), format!("z/{how}"));
+        lab.save(&one, &[]);
+        lab.user.ok(&["cp", &one, &two]);
+        lab.user.ok(&["label", &one, "sensitivity=secret", "residency=DE"]);
+        let before = lab.labels(&two);
+        assert_eq!(before["sensitivity"], "secret");
+        match how {
+            "rm" => drop(lab.user.ok(&["rm", &one])),
+            "replace" => {
+                lab.user.write("data/file", b"other content");
+                drop(lab.user.ok(&["save", "data", &one]));
+            }
+            _ => {
+                lab.save(&format!("q/{how}/step-2"), &[]);
+                lab.user.ok(&["expire", &format!("q/{how}"), "--keep-last", "1"]);
+            }
+        }
+        assert_eq!(lab.labels(&two), before, "{how}");
+    }
+}
+
 /// Y5: "counts only for that very tree under that name: what is saved there later has the old labels".
 #[test]
 fn what_is_declassified_leaves_and_what_replaces_it_stays() {
@@ -457,7 +483,7 @@ fn what_is_declassified_leaves_and_what_replaces_it_stays() {
 /// Y9: "Without it, `verify --data` and `--repair` are refused, and `collect` leaves those packs as they are".
 #[test]
 fn maintenance_reads_nothing_that_the_policy_denies_here() {
-    let lab = Fixture::at("home");
+    let lab = PolicyFixture::at("home");
     lab.user.write("data/large", &noise(1, 3_000_000));
     lab.save("raw/scans", &[]);
     fs::remove_file(lab.user.work().join("data/large")).unwrap();
@@ -485,7 +511,7 @@ fn maintenance_reads_nothing_that_the_policy_denies_here() {
 /// L1: what changes labels and policies is in the log, with its outcome.
 #[test]
 fn changes_of_labels_and_of_the_policy_are_recorded() {
-    let mut lab = Fixture::at("home");
+    let mut lab = PolicyFixture::at("home");
     lab.save("clinic/clean", &["sensitivity=restricted"]);
     lab.write();
     lab.user.ok(&["policy", "sign", "policy.toml", "--key", "policy-key"]);

@@ -18,6 +18,9 @@ use crate::error::{Error, Result};
 use crate::id::EntryHash;
 use crate::transfer::identity::{Context, Signature, from_hex};
 
+/// Maximum length of a signed head of another agent, with its certificates.
+const SIGNED_LEN_MAX: usize = 16 << 10;
+
 /// Head of the audit log of the command line.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -87,6 +90,12 @@ pub(super) async fn publish(
     caller.check_repository_name(body.repository.as_deref())?;
     let by = caller.agent().ok_or_else(|| Error::denied("this publishes heads of other agents only"))?;
     let malformed = || Error::usage("head of an audit log is malformed").expected("hexadecimal digits");
+    if body.signed.len() > 2 * SIGNED_LEN_MAX {
+        return Err(Error::exhausted("head of an audit log is too long")
+            .expected(SIGNED_LEN_MAX)
+            .got(body.signed.len() / 2)
+            .into());
+    }
     let signed = SignedHead::decode(&from_hex(&body.signed).ok_or_else(malformed)?)?;
     let SignedHead { head, signature } = &signed;
     let trusted = state.credentials()?.trusted();
@@ -94,6 +103,7 @@ pub(super) async fn publish(
     if signer.agent()? != by || head.origin != by.to_string() && !head.origin.starts_with(CLI_ORIGIN) {
         return Err(Error::denied("head belongs to another agent").expected(by).got(&head.origin).into());
     }
+    state.head_limits.admit(by, head, state.now())?;
     let repository = state.origin(body.repository.as_deref())?;
     repository.put_audit_head(by, head.time, &signed.encode()).await?;
     Ok((axum::http::StatusCode::CREATED, Json(view::AuditHead { seq: head.seq })))

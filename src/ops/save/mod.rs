@@ -297,6 +297,7 @@ impl Repository {
             skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
             no_follow: options.root_link == RootLink::Refuse,
             no_ignore_files: options.no_ignore_files,
+            memory: Some(self.budget().total()),
         };
         let (cut, now) = (options.cut, self.clock().now());
         let memory = self.budget().total() / 2;
@@ -556,6 +557,7 @@ impl Saving<'_> {
 
     fn report(&self, value: &RefValue, counts: Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
         let skipped = self.walk.skipped.iter().map(|skip| format!("{}: {}", shown(&skip.path), skip.reason));
+        let more = (self.walk.more_skipped > 0).then(|| format!("{} more", self.walk.more_skipped));
         let warnings = self.walk.repositories.iter().map(|path| format!("{}: {REPOSITORY_WARNING}", shown(path)));
         SaveReport {
             name: self.name.to_string(),
@@ -567,7 +569,7 @@ impl Saving<'_> {
             new_chunks: counts.new_chunks,
             files: value.files,
             seconds,
-            skipped: skipped.collect(),
+            skipped: skipped.chain(more).collect(),
             warnings: self.name.step_warning().into_iter().chain(warnings).chain(counts.lacking).collect(),
             replaced: None,
             explained: counts.explained,

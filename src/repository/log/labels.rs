@@ -3,9 +3,9 @@
 //! A label belongs to a name and to every name below it. It stays when the name is removed. Content has the labels of
 //! all its names, and of all names that these were made from; the strictest apply.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use super::entry::Action;
+use super::entry::{Action, LogEntry};
 use super::fields::read_name;
 use super::state::{NODE_SHARE, State};
 use super::values::RefValue;
@@ -146,7 +146,52 @@ impl State {
     /// Joins `labels` to those of `name`. This ends earlier declassifications at or below it.
     pub(super) fn apply_label(&mut self, name: &Name, labels: &Labels) {
         self.labels.entry(name.clone()).or_default().join(labels);
-        self.declassified.retain(|other, _| !other.is_under(name));
+        let below = |other: &Name| other.is_under(name);
+        // Names below it follow it, among others that begin alike.
+        let ended = self.declassified.range(name.clone()..).map(|(other, _)| other);
+        let ended = ended.take_while(|other| other.as_str().starts_with(name.as_str()));
+        for other in ended.filter(|other| below(other)).cloned().collect::<Vec<_>>() {
+            self.declassified.remove(&other);
+        }
+    }
+
+    /// Own labels of the names that `entry` removes or gives another tree, by their present trees.
+    pub(super) fn labels_left_behind(&self, entry: &LogEntry) -> BTreeMap<ManifestId, Labels> {
+        let mut left = BTreeMap::new();
+        if self.labels.is_empty() {
+            return left;
+        }
+        for action in &entry.actions {
+            let (name, now) = match action {
+                Action::SetRef { name, value, .. } => (name, Some(value.manifest)),
+                Action::RemoveRef { name, .. } => (name, None),
+                _ => continue,
+            };
+            let Some(before) = self.refs.get(name).map(|value| value.manifest).filter(|tree| Some(*tree) != now) else {
+                continue;
+            };
+            let own = self.own_labels(name);
+            if !own.is_empty() {
+                left.entry(before).or_insert_with(Labels::default).join(&own);
+            }
+        }
+        left
+    }
+
+    /// Gives the remaining names of the trees in `left` the labels that other names of these trees had: a tree loses no label
+    /// because one of its names is removed or replaced.
+    pub(super) fn keep_labels(&mut self, left: &BTreeMap<ManifestId, Labels>) {
+        if left.is_empty() {
+            return;
+        }
+        let of = |(name, value): (&Name, &RefValue)| {
+            let labels = left.get(&value.manifest)?;
+            let own = self.own_labels(name);
+            (own.clone().joined(labels) != own).then(|| (name.clone(), labels.clone()))
+        };
+        for (name, labels) in self.refs.iter().filter_map(of).collect::<Vec<_>>() {
+            self.apply_label(&name, &labels);
+        }
     }
 
     pub(super) fn write_labels(&self, out: &mut Writer) {
@@ -256,6 +301,61 @@ impl<'a> LabelView<'a> {
         self.names.get(manifest).map_or_else(Labels::default, |names| self.gathered(names.clone()))
     }
 
+    /// Labels of all trees: as [`Self::of_tree`] for each, but labels that many trees derive are passed on once.
+    #[must_use]
+    pub fn of_all_trees(&self) -> HashMap<ManifestId, Labels> {
+        let (mut labels, mut waiting) = (HashMap::new(), VecDeque::new());
+        if self.state.labels.is_empty() {
+            return labels;
+        }
+        // Trees by their origins: those that get the labels of a tree, or of a name without one.
+        let mut by_tree: HashMap<ManifestId, Vec<ManifestId>> = HashMap::new();
+        let mut by_name: HashMap<Name, Vec<ManifestId>> = HashMap::new();
+        for (tree, names) in &self.names {
+            let mut own = Labels::default();
+            for name in names {
+                let labels = self.declassified_labels(name).cloned();
+                let (labels, derived) =
+                    labels.map_or_else(|| (self.state.own_labels(name), true), |signed| (signed, false));
+                for origin in labels.origins().iter().filter(|_| derived) {
+                    match self.state.refs.get(origin) {
+                        Some(value) => by_tree.entry(value.manifest).or_default().push(*tree),
+                        None => by_name.entry(origin.clone()).or_default().push(*tree),
+                    }
+                }
+                own.join(&labels);
+            }
+            waiting.push_back(*tree);
+            labels.insert(*tree, own);
+        }
+        for (name, trees) in by_name {
+            let gathered = self.of(&name);
+            for tree in trees {
+                labels.entry(tree).or_default().join(&gathered);
+            }
+        }
+        while let Some(tree) = waiting.pop_front() {
+            let (Some(derived), Some(own)) = (by_tree.get(&tree), labels.get(&tree).cloned()) else { continue };
+            for other in derived {
+                let theirs = labels.entry(*other).or_default();
+                let joined = theirs.clone().joined(&own);
+                if joined != *theirs {
+                    *theirs = joined;
+                    waiting.push_back(*other);
+                }
+            }
+        }
+        labels
+    }
+
+    /// Labels of the declassification of `name`, if it has one that counts.
+    fn declassified_labels(&self, name: &Name) -> Option<&Labels> {
+        if !self.honoured.contains(name) {
+            return None;
+        }
+        self.state.declassified.get(name).map(|signed| &signed.labels)
+    }
+
     /// Joins the labels of names, of other names of the same trees, and of their origins.
     fn gathered<'n>(&'n self, mut waiting: Vec<&'n Name>) -> Labels {
         let mut labels = Labels::default();
@@ -263,18 +363,18 @@ impl<'a> LabelView<'a> {
             return labels;
         }
         let mut seen: BTreeSet<Name> = BTreeSet::new();
+        // Each tree brings its names once.
+        let mut trees: HashSet<ManifestId> = HashSet::new();
         let mut queue: Vec<Name> = waiting.drain(..).cloned().collect();
         while let Some(name) = queue.pop() {
             if !seen.insert(name.clone()) {
                 continue;
             }
-            let value: Option<&RefValue> = self.state.refs.get(&name);
-            queue.extend(
-                value.and_then(|value| self.names.get(&value.manifest)).into_iter().flatten().map(|&name| name.clone()),
-            );
-            let signed = self.honoured.contains(&name).then(|| self.state.declassified.get(&name)).flatten();
-            let own = match signed {
-                Some(signed) => signed.labels.clone(),
+            if let Some(value) = self.state.refs.get(&name).filter(|value| trees.insert(value.manifest)) {
+                queue.extend(self.names.get(&value.manifest).into_iter().flatten().map(|&name| name.clone()));
+            }
+            let own = match self.declassified_labels(&name) {
+                Some(signed) => signed.clone(),
                 None => {
                     let own = self.state.own_labels(&name);
                     queue.extend(own.origins().iter().cloned());
@@ -410,6 +510,27 @@ mod tests {
         assert_eq!(effective(&state, "other"), "");
         let view = LabelView::new(&state, |_, _| true);
         assert_eq!(view.of_tree(&ManifestId::of(b"a")).to_string(), "sensitivity=secret");
+    }
+
+    #[test]
+    fn all_trees_at_once_have_the_labels_that_each_has() {
+        let refs = [("raw", "a"), ("twin", "a"), ("x", "b"), ("y", "c"), ("z", "d"), ("alone", "e"), ("late", "f")];
+        let given = [
+            ("raw", "tenant=t derived-from=z"),
+            ("x", "derived-from=twin sensitivity=secret"),
+            ("y", "derived-from=x residency=DE"),
+            ("z", "derived-from=y,gone"),
+            ("gone", "purpose=p derived-from=alone"),
+            ("alone", "tenant=other"),
+        ];
+        let state = state(&refs, &given);
+        let view = LabelView::new(&state, |_, _| false);
+        let all = view.of_all_trees();
+        assert_eq!(all.len(), 6);
+        for (tree, labels) in &all {
+            assert_eq!(*labels, view.of_tree(tree));
+        }
+        assert!(all.values().filter(|labels| labels.sensitivity().is_some()).count() == 4, "{all:?}");
     }
 
     #[test]

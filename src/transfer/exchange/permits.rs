@@ -57,11 +57,7 @@ impl Permits {
             PolicyStatus::InForce(rules) | PolicyStatus::Lapsed(rules) => Some(rules),
             PolicyStatus::Unknown | PolicyStatus::Lost => None,
         };
-        let mut labels = HashMap::new();
-        if !state.labels.is_empty() {
-            let view = repository.label_view(state);
-            labels.extend(state.refs.values().map(|value| (value.manifest, view.of_tree(&value.manifest))));
-        }
+        let labels = repository.label_view(state).of_all_trees();
         Self { seq: state.seq, made: Instant::now(), labels, rules, lapsed, open, lost }
     }
 

@@ -197,7 +197,10 @@ impl Peer {
         let (mut held, mut from) = (Runs::default(), 0);
         while from < chunks {
             let survey = link.find(manifest, from).await?;
-            survey.held.ranges().iter().for_each(|range| held.push(range.clone()));
+            // A peer may list more than there is.
+            for range in survey.held.ranges().iter().filter(|range| range.start < chunks) {
+                held.push(range.start..range.end.min(chunks));
+            }
             if survey.upto <= from {
                 break;
             }
