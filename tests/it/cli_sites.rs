@@ -30,10 +30,10 @@ fn the_documents_example_is_read_and_shown_as_it_says() {
     assert!(cheaper.contains("$0.05/GiB, $0.031 from 1024"), "{cheaper}");
     user.fails(&["sites", "--check"], 3);
     let error = user.fails(&["sites", "none.toml"], 3);
-    assert!(error["at"].as_str().unwrap().contains("none.toml"), "{error}");
+    assert!(error["place"].as_str().unwrap().contains("none.toml"), "{error}");
     user.write("sites.toml", b"[[site]]\nname = 'a'\n\n[[link]]\nfrom = 'a'\nto = 'b'\nprice = 'aws/internet'\n");
     let error = user.fails(&["links"], 2);
-    assert_eq!(error["at"], "sites.toml, line 4", "{error}");
+    assert_eq!(error["place"], "sites.toml, line 4", "{error}");
 }
 
 #[test]
@@ -51,5 +51,5 @@ fn a_file_that_contradicts_the_policy_is_refused() {
     user.write("sites.toml", site("cloud", "jurisdiction = 'DE'").as_bytes());
     let error = user.fails(&["links"], 5);
     assert_eq!(error["message"], "sites file has another jurisdiction than the policy", "{error}");
-    assert!(error["at"].as_str().unwrap().contains("line 1 of the sites file"), "{error}");
+    assert!(error["place"].as_str().unwrap().contains("line 1 of the sites file"), "{error}");
 }
