@@ -24,13 +24,19 @@ impl Pattern {
     /// # Errors
     /// Usage, if `text` is malformed.
     pub fn new(text: &str) -> Result<Self> {
-        if !text.contains(['*', '?', '[', ']', '{', '}', '\\']) {
+        if !Self::has_wildcard(text) {
             return Ok(Self::exact(text));
         }
         let apart = classes_within_segments(text).map_err(|what| Error::usage(what).at(text))?;
         let built = GlobBuilder::new(&apart).literal_separator(true).backslash_escape(true).build();
         let glob = built.map_err(|error| Error::usage("malformed pattern").at(text).source(error))?;
         Ok(Self { text: text.to_owned(), glob: Some(glob.compile_matcher()) })
+    }
+
+    /// True if `text` may match more than itself.
+    #[must_use]
+    pub fn has_wildcard(text: &str) -> bool {
+        text.contains(['*', '?', '[', ']', '{', '}', '\\'])
     }
 
     /// A pattern of paths; `./a/` means `a`, and `.` all.

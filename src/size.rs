@@ -55,7 +55,13 @@ pub fn parse(text: &str) -> Result<u64> {
 /// # Errors
 /// Usage, for anything else.
 pub fn parse_rate(text: &str) -> Result<u64> {
-    let Some(bits) = text.trim().strip_suffix("bit") else { return parse(text) };
+    let refused = || {
+        Error::usage("this is not a rate")
+            .expected("a number and bit, kbit, Mbit or Gbit; or a size, for bytes a second")
+            .got(text)
+            .help("for example: 300Mbit, 40M")
+    };
+    let Some(bits) = text.trim().strip_suffix("bit") else { return parse(text).map_err(|_| refused()) };
     let (number, unit) = split_number(bits);
     let power = match unit.trim_start() {
         "" => Some(1),
@@ -64,12 +70,7 @@ pub fn parse_rate(text: &str) -> Result<u64> {
         "G" => Some(1_000_000_000),
         _ => None,
     };
-    power.and_then(|power| scaled(number, power)).map(|bits| bits / 8).ok_or_else(|| {
-        Error::usage("this is not a rate")
-            .expected("a number and bit, kbit, Mbit or Gbit; or a size, for bytes a second")
-            .got(text)
-            .help("for example: 300Mbit, 40M")
-    })
+    power.and_then(|power| scaled(number, power)).map(|bits| bits / 8).ok_or_else(refused)
 }
 
 /// A setting that is a size: text as for [`parse`], or a number of bytes.

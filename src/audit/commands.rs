@@ -90,28 +90,48 @@ impl CommandLog {
         if names.is_empty() {
             return Ok(Recorded::default());
         }
-        // A save is judged later, with the labels that come with it.
-        let judged = action != Action::Save;
+        // A save is judged later, with the labels that come with it; the others bring no content here.
+        let judged = !matches!(action, Action::Save | Action::Label | Action::Declassify);
         let rulings = if judged { rulings(repository, names).await? } else { vec![None; names.len()] };
-        let decision = |(name, ruling): (&String, Option<Ruling>)| {
+        let decisions = names.iter().zip(rulings).map(|(name, ruling)| {
             let (verdict, rule) = match ruling {
                 Some(ruling) if ruling.allows() => (Verdict::Allow, ruling.basis.to_string()),
                 Some(ruling) => (Verdict::Deny, ruling.basis.to_string()),
                 None => (Verdict::Allow, RULE.to_owned()),
             };
-            EntryKind::Decision(Decision {
-                actor: Actor::User(self.user.clone()),
-                action,
-                name: Some(name.clone()),
-                manifest: None,
-                repository: Some(repository.id().to_string()),
-                to: to.clone(),
-                asked: None,
-                verdict,
-                rule,
-            })
-        };
-        let entries: Vec<EntryKind> = names.iter().zip(rulings).map(decision).collect();
+            Decision { to: to.clone(), verdict, rule, ..self.decision(repository, action, Some(name.clone())) }
+        });
+        self.begin(repository, decisions.map(EntryKind::Decision).collect()).await
+    }
+
+    /// Records that the policy of `repository` is being replaced. Within a runtime.
+    ///
+    /// # Errors
+    /// If it cannot be recorded: then nothing may be done.
+    ///
+    /// # Cancel safety
+    /// It may be recorded or not.
+    pub async fn record_policy(&self, repository: &Repository) -> Result<Recorded> {
+        let decision = self.decision(repository, Action::Policy, None);
+        self.begin(repository, vec![EntryKind::Decision(decision)]).await
+    }
+
+    fn decision(&self, repository: &Repository, action: Action, name: Option<String>) -> Decision {
+        Decision {
+            actor: Actor::User(self.user.clone()),
+            action,
+            name,
+            manifest: None,
+            repository: Some(repository.id().to_string()),
+            to: None,
+            asked: None,
+            verdict: Verdict::Allow,
+            rule: RULE.to_owned(),
+        }
+    }
+
+    /// Writes the `entries` of a command that begins.
+    async fn begin(&self, repository: &Repository, entries: Vec<EntryKind>) -> Result<Recorded> {
         let (count, log) = (entries.len() as u64, self.clone());
         let (first, head) = blocking(move || log.append(&entries)).await?;
         let mut publishing = JoinSet::new();

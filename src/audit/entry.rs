@@ -33,7 +33,7 @@ pub enum Actor {
 pub enum Action {
     /// Chunks for another agent or another process.
     Serve,
-    /// Files over HTTP.
+    /// Bytes of files, over HTTP or by `towline cat`.
     Read,
     /// Chunks from another agent, at the side that asks.
     Fetch,

@@ -30,7 +30,8 @@ impl Cache {
     /// Opens the cache in `dir`; creates it if needed. After a crash or damage, unreliable content is dropped and counted in
     /// [`super::CacheStat::damaged`]. Opening takes about 0.2 s per million chunks.
     ///
-    /// # Errors Conflict, if another process has it open; usage, if the capacity is less than one slab; unsupported, if a later
+    /// # Errors
+    /// Conflict, if another process has it open; usage, if the capacity is less than one slab; unsupported, if a later
     /// version wrote it; errors of the file system.
     pub fn open(dir: &Path, options: CacheOptions) -> Result<Self> {
         Self::open_on(Arc::new(Disk), dir, options)

@@ -75,6 +75,9 @@ fn checked(ids: &[String]) -> Result<&[String]> {
 
 /// Table of handoffs, then the errors of those that were set aside.
 fn listed(kept: &[Handoff]) -> String {
+    if kept.is_empty() {
+        return String::new();
+    }
     let row = |kept: &Handoff| {
         let state = if kept.aside.is_some() { "set aside" } else { "to be saved" };
         vec![

@@ -2,6 +2,7 @@
 
 use super::output::printable;
 use super::verbs::Context;
+use crate::audit::Action;
 use crate::error::Result;
 use crate::name::Name;
 use crate::ops::Labelled;
@@ -12,8 +13,12 @@ impl Context {
     pub(super) async fn label(&self, name: &Name, labels: &[(String, String)]) -> Result<()> {
         let repository = self.open().await?;
         let given = labels.iter().try_fold(Labels::default(), |given, (key, value)| given.with(key, value))?;
-        let labelled =
-            if given.is_empty() { repository.labels(name).await? } else { repository.tighten(name, &given).await? };
+        let labelled = if given.is_empty() {
+            repository.labels(name).await?
+        } else {
+            let recorded = self.record(Action::Label, &[name.to_string()], &repository, None).await?;
+            recorded.end(repository.tighten(name, &given).await, |_| 0).await?
+        };
         self.output.answer(&labelled, |labelled, _| described(labelled))
     }
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::args::PolicyVerb;
 use super::label::described;
 use super::verbs::Context;
+use crate::audit::Action;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::name::Name;
@@ -124,7 +125,9 @@ impl Context {
                 .got(own.map_or_else(|| "a machine without certificate".to_owned(), |own| own.to_string()))
                 .help("add a rule that allows it, or give --lock-out; a later version can always be signed and set"));
         }
-        repository.set_policy(rules.version(), text.into_bytes().into()).await?;
+        let recorded = self.record_policy(&repository).await?;
+        let set = repository.set_policy(rules.version(), text.into_bytes().into()).await;
+        recorded.end(set, |_| 0).await?;
         self.output.report(&told(&rules, None), |policy, _| format!("in force: {}", summed(policy)))
     }
 
@@ -179,7 +182,8 @@ impl Context {
         let mut declassified = repository.plan_declassification(name, labels, &wanted.reason).await?;
         let statement = declassified.statement(&repository.id().to_string(), name);
         declassified.signature = key.sign(Signing::Declassification, &statement)?.encode()?;
-        let labelled = repository.declassify(name, declassified).await?;
+        let recorded = self.record(Action::Declassify, &[name.to_string()], &repository, None).await?;
+        let labelled = recorded.end(repository.declassify(name, declassified).await, |_| 0).await?;
         self.output.report(&labelled, |labelled, _| described(labelled))
     }
 }

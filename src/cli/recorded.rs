@@ -37,4 +37,18 @@ impl Context {
             None => Ok(Recorded::default()),
         }
     }
+
+    /// Records that the policy of `repository` is being replaced, if there is a log.
+    ///
+    /// # Errors
+    /// If it cannot be recorded: then nothing may be done.
+    ///
+    /// # Cancel safety
+    /// It may be recorded or not.
+    pub(super) async fn record_policy(&self, repository: &Repository) -> Result<Recorded> {
+        match self.settings.audit.clone() {
+            Some(folder) => log(folder).record_policy(repository).await,
+            None => Ok(Recorded::default()),
+        }
+    }
 }

@@ -301,8 +301,10 @@ impl Context {
                 len => Some(len.saturating_sub(count)..=len - 1),
             },
         };
+        let recorded = self.record(Action::Read, &[name.to_string()], &repository, None).await?;
         let mut out = self.output.raw()?;
-        repository.cat(&name, path, range, &mut out).await.map(drop)
+        let written = repository.cat(&name, path, range, &mut out).await;
+        recorded.end(written, |bytes| *bytes).await.map(drop)
     }
 
     async fn verify(&self, name: Option<&Selector>, data: bool, repair: bool) -> Result<u8> {

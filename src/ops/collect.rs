@@ -1,6 +1,6 @@
 //! Collect: deletes data that no name needs, by plans that a dry run can show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::id::{PackId, SessionId};
+use crate::id::{MapKey, PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{
     Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark,
@@ -160,6 +160,7 @@ impl Repository {
         let evidence = self.evidence(&options.progress, &forgotten).await?;
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
+        self.leave_denied(&evidence, &mut judgement, report).await?;
         judgement.fence = listed.stalled(self, &evidence.state, now.before(FENCE_AFTER)).await?;
         report.tell_live(&evidence);
         report.count(&judgement);
@@ -196,6 +197,7 @@ impl Repository {
 
         let evidence = self.evidence(&options.progress, &[]).await?;
         let mut judgement = evidence.judge(listed, cutoff);
+        self.leave_denied(&evidence, &mut judgement, report).await?;
         if let Some(store_now) = store_now {
             judgement.fence = listed.stalled(self, &evidence.state, store_now.before(FENCE_AFTER)).await?;
         }
@@ -232,6 +234,28 @@ impl Repository {
         }
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
         report.deleted_objects += self.log().truncate(LOG_KEEP, cutoff.limit()).await?;
+        Ok(())
+    }
+
+    /// Drops from the plan the repacking of packs with content that the policy denies here: it would be read here.
+    async fn leave_denied(
+        &self,
+        evidence: &Evidence,
+        judgement: &mut Judgement,
+        report: &mut CollectReport,
+    ) -> Result<()> {
+        if judgement.repack.is_empty() {
+            return Ok(());
+        }
+        let denied = self.denied_here(evidence.state.roots()).await?;
+        let Some(first) = denied.first() else { return Ok(()) };
+        let maps: BTreeSet<MapKey> = denied.iter().map(|denied| denied.value.map_key).collect();
+        let before = judgement.repack.len();
+        judgement.repack.retain(|pack| !evidence.marks.maps_of(pack.id).any(|map| maps.contains(&map)));
+        let left = before - judgement.repack.len();
+        if left > 0 {
+            report.steps.push(format!("leave {left} mostly unused packs: {}", first.refusal));
+        }
         Ok(())
     }
 

@@ -25,7 +25,8 @@ impl Repository {
     /// As [`Repository::copy`], but chunks with a base outside of the tree are stored again without it, so that readers of the
     /// copy only need its own content. With `if_absent` nothing is replaced.
     ///
-    /// # Errors Not found, if there is no `from`; conflict, if `to` exists and must not, or if one of them changed meanwhile;
+    /// # Errors
+    /// Not found, if there is no `from`; conflict, if `to` exists and must not, or if one of them changed meanwhile;
     /// damaged, if a chunk is.
     ///
     /// # Cancel safety

@@ -13,12 +13,14 @@ use crate::error::{Error, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::limits::KIB;
-use crate::pattern::Patterns;
+use crate::pattern::{Pattern, Patterns};
 
 /// Maximum length of a policy with its signature.
 pub const POLICY_LEN_MAX: u64 = 4096 * KIB;
 /// Maximum number of rules, of sites and of links of a policy.
 const ITEMS_MAX: usize = 20_000;
+/// Maximum length of all patterns of a policy that are no plain texts: each compiles to some hundred times its length.
+const PATTERNS_LEN_MAX: usize = 512 << 10;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,15 +69,15 @@ struct WrittenSpiffe {
 struct Written {
     verdict: Verdict,
     why: String,
-    agents: Option<Patterns>,
-    callers: Option<Patterns>,
-    caller_tenants: Option<Patterns>,
-    names: Option<Patterns>,
-    to: Option<Patterns>,
+    agents: Option<OneOrSeveral>,
+    callers: Option<OneOrSeveral>,
+    caller_tenants: Option<OneOrSeveral>,
+    names: Option<OneOrSeveral>,
+    to: Option<OneOrSeveral>,
     jurisdiction: Option<OneOrSeveral>,
     tenancy: Option<OneOrSeveral>,
-    tenant: Option<Patterns>,
-    purpose: Option<Patterns>,
+    tenant: Option<OneOrSeveral>,
+    purpose: Option<OneOrSeveral>,
     sensitivity_at_least: Option<Sensitivity>,
     sensitivity_at_most: Option<Sensitivity>,
     path: Option<WrittenPath>,
@@ -130,7 +132,8 @@ impl PolicyRules {
         let sites = read_sites(text, document.sites)?;
         let links = read_links(text, document.links, &sites)?;
         let spiffe = read_spiffe(text, document.spiffe, &sites)?;
-        let rules = document.rules.into_iter().map(|rule| read_rule(text, rule, &sites)).collect::<Result<Vec<_>>>()?;
+        let mut reader = RuleReader { text, sites: &sites, patterns_left: PATTERNS_LEN_MAX };
+        let rules = document.rules.into_iter().map(|rule| reader.read(rule)).collect::<Result<Vec<_>>>()?;
         check_reach(&rules)?;
         Ok(Self::new(document.version, repository, Places { sites, links, spiffe }, rules))
     }
@@ -218,32 +221,56 @@ fn read_spiffe(
     Ok(map)
 }
 
-fn read_rule(text: &str, rule: Spanned<Written>, sites: &BTreeMap<String, SiteRule>) -> Result<WrittenRule> {
-    let line = line(text, rule.span().start);
-    let rule = rule.into_inner();
-    let named = rule.to.iter().flat_map(Patterns::plain);
-    for site in named {
-        if !sites.contains_key(site) {
-            return Err(unknown_site(site).at(format!("line {line}")));
-        }
+/// Reads rules, and compiles their patterns.
+struct RuleReader<'a> {
+    text: &'a str,
+    sites: &'a BTreeMap<String, SiteRule>,
+    /// Bytes of patterns that may still come.
+    patterns_left: usize,
+}
+
+impl RuleReader<'_> {
+    fn read(&mut self, rule: Spanned<Written>) -> Result<WrittenRule> {
+        let line = line(self.text, rule.span().start);
+        self.read_at(line, rule.into_inner()).map_err(|error| error.at(format!("line {line}")))
     }
-    let codes = |listed: Option<OneOrSeveral>| listed.map(|listed| listed.list().into_iter().collect());
-    let jurisdictions: Option<BTreeSet<String>> = codes(rule.jurisdiction);
-    let conditions = Conditions {
-        agents: rule.agents,
-        callers: rule.callers,
-        caller_tenants: rule.caller_tenants,
-        names: rule.names,
-        to: rule.to,
-        jurisdictions: jurisdictions.map(|codes| codes.iter().map(|code| code.to_uppercase()).collect()),
-        tenancies: codes(rule.tenancy),
-        tenants: rule.tenant,
-        purposes: rule.purpose,
-        at_least: rule.sensitivity_at_least,
-        at_most: rule.sensitivity_at_most,
-        private: matches!(rule.path, Some(WrittenPath::Private)),
-    };
-    Ok(WrittenRule { verdict: rule.verdict, why: rule.why, line, conditions })
+
+    fn read_at(&mut self, line: usize, rule: Written) -> Result<WrittenRule> {
+        let to = self.compile(rule.to)?;
+        if let Some(unknown) = to.iter().flat_map(Patterns::plain).find(|site| !self.sites.contains_key(*site)) {
+            return Err(unknown_site(unknown));
+        }
+        let codes = |listed: Option<OneOrSeveral>| listed.map(|listed| listed.list().into_iter().collect());
+        let jurisdictions: Option<BTreeSet<String>> = codes(rule.jurisdiction);
+        let conditions = Conditions {
+            agents: self.compile(rule.agents)?,
+            callers: self.compile(rule.callers)?,
+            caller_tenants: self.compile(rule.caller_tenants)?,
+            names: self.compile(rule.names)?,
+            to,
+            jurisdictions: jurisdictions.map(|codes| codes.iter().map(|code| code.to_uppercase()).collect()),
+            tenancies: codes(rule.tenancy),
+            tenants: self.compile(rule.tenant)?,
+            purposes: self.compile(rule.purpose)?,
+            at_least: rule.sensitivity_at_least,
+            at_most: rule.sensitivity_at_most,
+            private: matches!(rule.path, Some(WrittenPath::Private)),
+        };
+        Ok(WrittenRule { verdict: rule.verdict, why: rule.why, line, conditions })
+    }
+
+    fn compile(&mut self, written: Option<OneOrSeveral>) -> Result<Option<Patterns>> {
+        let Some(written) = written else { return Ok(None) };
+        let texts = written.list();
+        let len: usize = texts.iter().filter(|text| Pattern::has_wildcard(text)).map(String::len).sum();
+        self.patterns_left = self.patterns_left.checked_sub(len).ok_or_else(|| {
+            let expected = format!("at most {} KiB of patterns that are no plain texts", PATTERNS_LEN_MAX >> 10);
+            Error::exhausted("policy has too many patterns")
+                .expected(expected)
+                .help("give rules labels instead of names")
+        })?;
+        Patterns::of(&texts).map(Some)
+    }
 }
 
 fn unknown_site(site: &str) -> Error {

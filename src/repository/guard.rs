@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::log::{Declassified, LabelView, PolicyMark, State};
+use super::log::{Declassified, LabelView, PolicyMark, RefValue, State};
 use super::policy::PolicyText;
 use super::{Repository, Saved};
 use crate::error::{Error, ErrorKind, Result};
@@ -41,6 +41,17 @@ pub struct Access<'a> {
     pub labels: &'a Labels,
     /// Destination.
     pub to: Destination<'a>,
+}
+
+/// A tree that may not come to this process.
+#[derive(Debug)]
+pub struct DeniedTree<'n> {
+    /// A name of it.
+    pub name: &'n Name,
+    /// The name's value.
+    pub value: &'n RefValue,
+    /// The refusal, with the rule.
+    pub refusal: Error,
 }
 
 /// Decides what may move. Implementations verify the policy's signature, since this layer knows no certificates.
@@ -171,6 +182,35 @@ impl Repository {
         }
         let labels = self.labels_in(&state, name, Some(tree));
         self.check_access(&state, &Access { repository: self.id(), name, labels: &labels, to: Destination::Here }).await
+    }
+
+    /// Refusals of those of `names` whose trees may not come to this process.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn denied_here<'n>(
+        &self,
+        names: impl IntoIterator<Item = (&'n Name, &'n RefValue)> + Send,
+    ) -> Result<Vec<DeniedTree<'n>>> {
+        let state = self.state_to_rule_by().await?;
+        let mut denied = Vec::new();
+        if is_open(&state) {
+            self.guard().check_version(self.id(), None)?;
+            return Ok(denied);
+        }
+        let view = self.label_view(&state);
+        for (name, value) in names.into_iter().collect::<Vec<_>>() {
+            let labels = view.of(name).joined(&view.of_tree(&value.manifest));
+            let access = Access { repository: self.id(), name, labels: &labels, to: Destination::Here };
+            match self.check_access(&state, &access).await {
+                Err(refusal) if refusal.kind() == ErrorKind::Denied => denied.push(DeniedTree { name, value, refusal }),
+                checked => checked?,
+            }
+        }
+        Ok(denied)
     }
 
     /// Checks that an open tree may still come to this process, by the policy and the labels as they are now. Asks at most once a

@@ -146,7 +146,8 @@ pub(super) fn open_file(folders: &Folders, path: &[u8], what: &'static str) -> R
 /// Finds everything to save under `root`: a folder, a file, or a symbolic link to either, which is followed unless
 /// [`Rules::no_follow`] is set. Links below it are not followed, mount points are crossed, hidden files are included.
 ///
-/// # Errors Not found or denied, for the root and for any folder below it that cannot be listed; usage, for a malformed pattern,
+/// # Errors
+/// Not found or denied, for the root and for any folder below it that cannot be listed; usage, for a malformed pattern,
 /// and where the root is a file of no savable kind or lies in one of [`Rules::skip`]; conflict, for a link that may not be
 /// followed.
 pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {

@@ -24,6 +24,9 @@ fn commands_that_touch_names_are_recorded() {
         (&["cp", "run/2", "run/3"], true),
         (&["sync", "../repo", "../second", "run/1", "--init"], true),
         (&["rm", "run/2", "run/3"], true),
+        (&["cat", "run/1:a.txt", "--range", "0-4"], true),
+        (&["label", "run", "sensitivity=internal"], false),
+        (&["label", "run"], true),
         (&["ls"], true),
     ] {
         let output = recorded(&user, args);
@@ -47,6 +50,8 @@ fn commands_that_touch_names_are_recorded() {
         ("sync", "run/1"),
         ("remove", "run/2"),
         ("remove", "run/3"),
+        ("read", "run/1"),
+        ("label", "run"),
     ];
     assert_eq!(decisions, expected);
     let ends: Vec<&Value> = shown.iter().filter(|entry| entry["kind"] == "end").collect();

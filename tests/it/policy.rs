@@ -451,3 +451,60 @@ fn what_is_declassified_leaves_and_what_replaces_it_stays() {
     let strict = json!({"residency": ["DE"], "sensitivity": "secret", "tenant": ["clinic"]});
     assert_eq!(lab.labels("clinic/clean"), strict);
 }
+
+/// Y9: "Without it, `verify --data` and `--repair` are refused, and `collect` leaves those packs as they are".
+#[test]
+fn maintenance_reads_nothing_that_the_policy_denies_here() {
+    let lab = Lab::at("home");
+    lab.user.write("data/large", &noise(1, 3_000_000));
+    lab.save("raw/scans", &[]);
+    fs::remove_file(lab.user.work().join("data/large")).unwrap();
+    lab.save("raw/scans", &[]);
+    lab.save("open/notes", &[]);
+    let collect = ["collect", "--grace", "0", "--keep-removed", "0"];
+    lab.move_to("cloud");
+    lab.user.ok(&["verify"]);
+    lab.user.ok(&["verify", "open/notes", "--data"]);
+    for denied in [&["verify", "--data"][..], &["verify", "--repair"], &["verify", "raw/scans", "--data"]] {
+        let error = lab.user.fails(denied, 7);
+        assert!(error["place"].as_str().unwrap().contains("raw/scans"), "{error}");
+    }
+    for more in [&["--dry-run"][..], &[]] {
+        let report = lab.user.json(&[&collect, more].concat(), 0);
+        assert_eq!(report["repacked_packs"], 0, "{report}");
+        let steps = report["steps"].to_string();
+        assert!(steps.contains("leave 1 mostly unused packs: policy denies this name here"), "{steps}");
+    }
+    lab.move_to("home");
+    assert_eq!(lab.user.json(&collect, 0)["repacked_packs"], 1);
+    lab.user.ok(&["verify", "--data"]);
+}
+
+/// L1: what changes labels and policies is in the log, with its outcome.
+#[test]
+fn changes_of_labels_and_of_the_policy_are_recorded() {
+    let mut lab = Lab::at("home");
+    lab.save("clinic/clean", &["sensitivity=restricted"]);
+    lab.write();
+    lab.user.ok(&["policy", "sign", "policy.toml", "--key", "policy-key"]);
+    let lower = ["declassify", "clinic/clean", "--sensitivity", "internal", "--reason", "names removed"];
+    for (args, ends) in [
+        (&["label", "clinic", "tenant=clinic"][..], true),
+        (&[&lower[..], &["--key", "policy-key"]].concat(), true),
+        (&["policy", "set", "policy.toml"], true),
+        (&["policy", "set", "policy.toml"], false),
+        (&["policy", "show"], true),
+    ] {
+        let output = lab.user.command(args).env("TOWLINE_AUDIT", "log").output().unwrap();
+        assert_eq!(output.status.success(), ends, "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let shown = lab.user.ok(&["audit", "show", "--dir", "log", "--json"]);
+    let shown: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str| shown.iter().filter(|entry| entry["kind"] == kind).collect::<Vec<_>>();
+    let decisions: Vec<_> =
+        of("decision").iter().map(|entry| (entry["action"].clone(), entry["name"].clone())).collect();
+    let expected = [("label", json!("clinic")), ("declassify", json!("clinic/clean")), ("policy", json!(null))];
+    let expected: Vec<_> = expected.into_iter().map(|(action, name)| (json!(action), name)).collect();
+    assert_eq!(decisions[..3], expected);
+    assert!(of("end")[..3].iter().all(|end| end["outcome"] == "done"), "{shown:?}");
+}

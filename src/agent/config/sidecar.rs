@@ -27,7 +27,7 @@ pub(super) struct SidecarSection {
     #[serde(default)]
     watch: Vec<WatchSection>,
     handoff_to: Option<String>,
-    preemption: Option<Looked>,
+    preemption: Option<Notices>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -46,13 +46,14 @@ struct WatchSection {
     restore_latest: Option<bool>,
 }
 
-/// Provider of preemption notices.
+/// Provider of preemption notices, or `none`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Looked {
+enum Notices {
     None,
-    #[serde(untagged)]
-    Of(Provider),
+    Aws,
+    Gcp,
+    Azure,
 }
 
 /// Settings of the sidecar.
@@ -105,10 +106,12 @@ impl SidecarSection {
             restore,
             watch,
             handoff_to: self.handoff_to.as_deref().map(str::parse).transpose()?,
-            preemption: self.preemption.and_then(|looked| match looked {
-                Looked::None => None,
-                Looked::Of(provider) => Some(provider),
-            }),
+            preemption: match self.preemption {
+                None | Some(Notices::None) => None,
+                Some(Notices::Aws) => Some(Provider::Aws),
+                Some(Notices::Gcp) => Some(Provider::Gcp),
+                Some(Notices::Azure) => Some(Provider::Azure),
+            },
         })
     }
 }

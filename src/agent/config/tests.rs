@@ -159,7 +159,7 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[peers]\naddresses = ['a:1']", "[peers] names other agents, but no identity"),
         ("repository = '/r'\n[peers]\nregistered = true", "[peers] names other agents, but no identity"),
         ("repository = '/r'\n[peers]\nregister = 'a:1'", "register is set, but not `listen`"),
-        ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a size"),
+        ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a rate"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
         ("repository = '/r'\n[peers]\ntransport = 'pigeon'", "unknown variant `pigeon`"),
         ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "malformed pattern"),
@@ -168,7 +168,10 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
         ("repository = '/r'\n[handoff]\ndir = 'k'\ncapacity = '1G'", "[handoff] is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nhandoff_to = 'home'", "handoff_to is set, but [peers] names no other agent"),
-        ("repository = '/r'\n[sidecar]\npreemption = 'pigeon'", "pigeon"),
+        (
+            "repository = '/r'\n[sidecar]\npreemption = 'pigeon'",
+            "unknown variant `pigeon`, expected one of `none`, `aws`",
+        ),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         (
             "repository = '/r'\n[sidecar]\nrestore = [{ name = 'r@latest', to = 'c' }]\nwatch = [{ folder = 'c/', run = 'r' }]",

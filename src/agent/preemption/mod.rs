@@ -9,8 +9,6 @@ mod tests;
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use self::metadata::Metadata;
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -19,8 +17,7 @@ use crate::error::Result;
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Provider whose notices are watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// Amazon EC2.
     Aws,

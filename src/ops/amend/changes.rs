@@ -26,7 +26,8 @@ struct Paths<'a> {
 /// Applies `changes` to `base`, or to an empty folder; `new` is the tree of the files to put. Labels of both are merged; those of
 /// `new` win.
 ///
-/// # Errors Not found, if a path to remove or rename does not exist; conflict, if an entry is in the way of a new one; usage, for
+/// # Errors
+/// Not found, if a path to remove or rename does not exist; conflict, if an entry is in the way of a new one; usage, for
 /// an invalid path, or a `base` that is a single file.
 pub(super) fn amended(
     base: Option<&Manifest>,

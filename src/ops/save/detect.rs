@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::source::{check_unchanged, open};
@@ -27,14 +28,20 @@ pub(super) struct Formats {
     pub(super) indexes: Vec<(usize, Index)>,
     /// Memory left for descriptions of tensors, in bytes: a small file may describe very many.
     room: AtomicU64,
+    /// Maximum length of a header: several are parsed at a time, and take some times their length.
+    header_max: u64,
 }
+
+/// Part of the memory for descriptions that the text of one header may take.
+const HEADER_SHARE: u64 = 16;
 
 impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
     /// `room` bytes of memory at most; files beyond that are plain bytes. Blocking.
     pub(super) fn new(walk: &Walk, choice: CutChoice, room: u64) -> Self {
-        let room = AtomicU64::new(room);
-        let mut formats = Self { choice, described: Vec::new(), parts: HashMap::new(), indexes: Vec::new(), room };
+        let (room, header_max) = (AtomicU64::new(room), room / HEADER_SHARE);
+        let (described, parts, indexes) = (Vec::new(), HashMap::new(), Vec::new());
+        let mut formats = Self { choice, described, parts, indexes, room, header_max };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
@@ -45,7 +52,7 @@ impl Formats {
                 Err(error) => tracing::info!("ignoring an unreadable index: {error:?}"),
             }
             // Without a collective, each rank writes its own metadata: `__<rank>.metadata`.
-            if !found.path.ends_with(METADATA_NAME.as_bytes()) || found.stat.size > PICKLE_LEN_MAX {
+            if !found.path.ends_with(METADATA_NAME.as_bytes()) || found.stat.size > PICKLE_LEN_MAX.min(header_max) {
                 continue;
             }
             match metadata(walk, found) {
@@ -95,7 +102,14 @@ impl Formats {
 
     /// Layout of `file`, which has `len` bytes; None for an unknown format, which is saved as plain bytes.
     pub(super) fn layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
-        self.understood(file, read, len).filter(|layout| self.has_room(layout.weight()))
+        let mut bounded = |at, out: &mut [u8]| {
+            if out.len() as u64 > self.header_max {
+                tracing::warn!("a file is saved as plain bytes: its header takes too much memory (--memory)");
+                return Err(io::Error::other("header takes too much memory"));
+            }
+            read(at, out)
+        };
+        self.understood(file, &mut bounded, len).filter(|layout| self.has_room(layout.weight()))
     }
 
     fn understood(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
@@ -156,8 +170,12 @@ mod tests {
         let formats = Formats::new(&walk, CutChoice::Auto, u64::MAX);
         let one = layout(&formats, 1).unwrap().weight();
         // For two and a half.
-        let formats = Formats::new(&walk, CutChoice::Auto, one * 5 / 2);
+        let formats = Formats { room: AtomicU64::new(one * 5 / 2), ..formats };
         assert!(layout(&formats, 1).is_some() && layout(&formats, 2).is_some());
         assert!(layout(&formats, 3).is_none() && layout(&formats, 1).is_none());
+        // Nor is a header read that is a large part of the memory.
+        let (enough, little) = (file.len() as u64 * HEADER_SHARE, header.len() as u64 * HEADER_SHARE);
+        assert!(layout(&Formats::new(&walk, CutChoice::Auto, enough), 1).is_some());
+        assert!(layout(&Formats::new(&walk, CutChoice::Auto, little), 1).is_none());
     }
 }

@@ -68,7 +68,8 @@ pub struct TensorsRead {
 impl Repository {
     /// Reads all boxes of `reading` into `sink`.
     ///
-    /// # Errors Damaged, with the affected tensors, if stored bytes are damaged; all others are placed first. Conflict or not
+    /// # Errors
+    /// Damaged, with the affected tensors, if stored bytes are damaged; all others are placed first. Conflict or not
     /// found, if the name was replaced and its old content collected meanwhile. Errors of `sink`.
     ///
     /// # Cancel safety

@@ -76,7 +76,8 @@ impl Repository {
     /// Finds the tensors that `selectors` select in the tree `name`, or below its path `below`, and their chunks. Tensors are in
     /// the order of the selectors, then of files; the same box of a tensor is included only once.
     ///
-    /// # Errors Not found, if there is no such name, a selector selects nothing, or a part of a tensor is missing; usage, if a
+    /// # Errors
+    /// Not found, if there is no such name, a selector selects nothing, or a part of a tensor is missing; usage, if a
     /// box is outside of its tensor; unsupported, for a box of elements that are not whole bytes; exhausted, if the list of the
     /// chunks of all tensors needs more than half of the memory budget.
     ///

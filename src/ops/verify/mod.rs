@@ -92,7 +92,8 @@ impl Repository {
     /// Verifies the tree `name`, or the whole repository including log and index. Damage is no error; it is in the report.
     ///
     /// # Errors
-    /// Not found, if there is no such name; unreachable, if the store is. A repair also fails as commits do.
+    /// Not found, if there is no such name; denied, if data is to be read that the policy denies here; unreachable, if the store is. A
+    /// repair also fails as commits do.
     ///
     /// # Cancel safety
     /// Safe: each step of a repair is one commit, and the next run finds the rest.
@@ -114,6 +115,9 @@ impl Repository {
         };
         if let Some(name) = name.filter(|_| names.is_empty() && folds) {
             return Err(no_such_name(&audit.state.refs, name, self.store().location()));
+        }
+        if options.data || options.repair {
+            self.check_all_readable(&names).await?;
         }
         let mut verifying = Verifying {
             repository: self,
@@ -147,6 +151,16 @@ impl Repository {
         });
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
+    }
+
+    /// Refuses to read data if the policy denies one of `names` here.
+    async fn check_all_readable(&self, names: &BTreeMap<Name, RefValue>) -> Result<()> {
+        match self.denied_here(names).await?.into_iter().next() {
+            Some(denied) => Err(denied.refusal.help(
+                "--data and --repair read what names hold: run them at a site that may read all names, or name those that may be read",
+            )),
+            None => Ok(()),
+        }
     }
 }
 

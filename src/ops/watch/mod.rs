@@ -128,7 +128,8 @@ impl Repository {
     /// Watches the folder `dir`, which may appear and disappear, and saves each finished checkpoint as `run`/step-N. Reports
     /// events. Ends at a request by `options.stop`, or with `options.once`.
     ///
-    /// # Errors Usage, for permanent problems. With `once`, the error of a failed save; otherwise failed saves are reported and
+    /// # Errors
+    /// Usage, for permanent problems. With `once`, the error of a failed save; otherwise failed saves are reported and
     /// retried. Errors of `restore_latest`, so that no training starts from scratch because the store was unavailable.
     ///
     /// # Cancel safety
@@ -140,6 +141,11 @@ impl Repository {
         options: &WatchOptions,
         tell: &mut (dyn FnMut(WatchEvent) + Send),
     ) -> Result<WatchReport> {
+        if dir.is_file() {
+            return Err(Error::usage("this is a file: a watch needs the folder that checkpoints are written to")
+                .at(dir.display())
+                .help("`towline save` saves a file once"));
+        }
         tell(WatchEvent::Watching { dir: dir.display().to_string(), run: run.to_string() });
         let mut ending = Ending::new(options.stop.clone(), options.settle);
         let restored = if options.restore_latest {

@@ -101,7 +101,7 @@ impl Marks {
     }
 
     /// Maps that use `pack`.
-    pub(super) fn maps_of(&self, pack: PackId) -> impl Iterator<Item = MapKey> {
+    pub fn maps_of(&self, pack: PackId) -> impl Iterator<Item = MapKey> {
         let key = |byte| Owned { session: SessionId::from_bytes([byte; 16]), object: ObjectId::from_bytes([byte; 16]) };
         self.maps.range((pack, key(0))..=(pack, key(u8::MAX))).map(|(_, map)| *map)
     }
