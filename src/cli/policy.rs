@@ -127,7 +127,7 @@ impl Context {
         }
         let recorded = self.record_policy(&repository).await?;
         let set = repository.set_policy(rules.version(), text.into_bytes().into()).await;
-        recorded.end(set, |_| 0).await?;
+        recorded.end(set, |()| 0).await?;
         self.output.report(&told(&rules, None), |policy, _| format!("in force: {}", summed(policy)))
     }
 
