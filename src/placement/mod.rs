@@ -1,8 +1,7 @@
 //! Placement: where data is cheap to have. Pure: sites, links and prices in, answers out.
 //!
 //! ```text
-//! price book ─┐
-//! sites file ─┴─> sites and links, checked against the signed policy
+//! price book + sites file -> sites and links, checked against the signed policy
 //! ```
 
 mod document;

@@ -58,7 +58,7 @@ pub struct Gpus {
     pub micro_usd_hour: u64,
 }
 
-/// What the file says of what only the policy decides.
+/// Statements of the file that only the policy decides.
 #[derive(Clone, Debug, Default)]
 struct Stated {
     jurisdictions: Option<BTreeSet<String>>,

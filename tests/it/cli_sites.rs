@@ -50,6 +50,7 @@ fn a_file_that_contradicts_the_policy_is_refused() {
     assert!(ran.err.contains("the sites file does not describe cloud, which the policy does"), "{}", ran.err);
     user.write("sites.toml", site("cloud", "jurisdiction = 'DE'").as_bytes());
     let error = user.fails(&["links"], 5);
-    assert_eq!(error["message"], "sites file has another jurisdiction than the policy", "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with("sites file has another jurisdiction than the policy"), "{error}");
     assert!(error["place"].as_str().unwrap().contains("line 1 of the sites file"), "{error}");
 }
