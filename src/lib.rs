@@ -39,7 +39,7 @@
 //! ```text
 //! layer 5  agent  cli                              entry points: parse, call one operation, render
 //! layer 4  ops                                     save restore sync verify collect expire doctor ...
-//! layer 3  transfer                                peers: certificates, protocol, transports, exchange
+//! layer 3  transfer  placement                     peers: certificates, protocol, transports, exchange | sites, links, prices
 //! layer 2  storage  tree  cache  repository  audit    stores | local files | local chunk cache | repositories | audit log
 //! layer 1  codec  chunker  checkpoint  format  policy      pure, without I/O (+ chunk)
 //! layer 0  id error clock backoff limits blocks budget progress metrics size span pattern spelling work name selector identity
@@ -71,6 +71,7 @@ pub mod metrics;
 pub mod name;
 pub mod ops;
 pub mod pattern;
+pub mod placement;
 pub mod policy;
 pub mod progress;
 pub mod repository;

@@ -64,6 +64,8 @@ impl Context {
             AgentVerb::Identity { what } => self.identity(what)?,
             AgentVerb::Agent { config } => self.agent(&config).await?,
             AgentVerb::Policy { what } => return self.policy(what).await,
+            AgentVerb::Sites { files, check } => self.sites(&files, check).await?,
+            AgentVerb::Links(files) => self.links(&files).await?,
             AgentVerb::Declassify { name, sensitivity, residency, reason, key } => {
                 let wanted = Wanted { sensitivity, residency, reason };
                 self.declassify(&name, wanted, &key).await?;

@@ -29,6 +29,8 @@ mod recorded;
 mod render;
 mod show;
 mod signals;
+#[cfg(feature = "agent")]
+mod sites;
 mod target;
 #[cfg(test)]
 #[cfg(feature = "agent")]

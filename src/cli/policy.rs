@@ -197,7 +197,7 @@ impl Context {
     }
 }
 
-async fn rules_in_force(repository: &Repository, state: &State) -> Result<Arc<PolicyRules>> {
+pub(super) async fn rules_in_force(repository: &Repository, state: &State) -> Result<Arc<PolicyRules>> {
     let policy = repository.policy_of(state).await?.ok_or_else(|| {
         Error::not_found("the repository has no policy").help("give --policy FILE to ask one that is not set")
     })?;

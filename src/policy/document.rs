@@ -93,7 +93,7 @@ enum WrittenPath {
 /// A text, or a list of texts.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
-pub(super) enum OneOrSeveral {
+pub(crate) enum OneOrSeveral {
     One(String),
     Several(Vec<String>),
     #[default]
@@ -103,7 +103,7 @@ pub(super) enum OneOrSeveral {
 
 impl OneOrSeveral {
     /// The texts.
-    pub(super) fn list(self) -> Vec<String> {
+    pub(crate) fn list(self) -> Vec<String> {
         match self {
             Self::One(text) => vec![text],
             Self::Several(texts) => texts,
@@ -159,7 +159,8 @@ fn read_sites(text: &str, written: Vec<Spanned<WrittenSite>>) -> Result<BTreeMap
     let mut sites = BTreeMap::new();
     let mut homes: BTreeMap<String, String> = BTreeMap::new();
     for site in written {
-        let at = at_line(text, site.span().start);
+        let line = line(text, site.span().start);
+        let at = format!("line {line}");
         let site = site.into_inner();
         // A name that no certificate can have would describe nobody, or a trust domain.
         Identity::new(&site.name, "any").map_err(|error| error.at(&at))?;
@@ -173,7 +174,7 @@ fn read_sites(text: &str, written: Vec<Spanned<WrittenSite>>) -> Result<BTreeMap
         }
         let jurisdictions = site.jurisdiction.list().into_iter().map(|code| code.to_uppercase()).collect();
         let described =
-            SiteRule { jurisdictions, tenancy: site.tenancy, repositories, private_store: site.private_store };
+            SiteRule { jurisdictions, tenancy: site.tenancy, repositories, private_store: site.private_store, line };
         if sites.insert(site.name.clone(), described).is_some() {
             return Err(Error::usage("site is described twice").at(at).got(site.name));
         }

@@ -50,6 +50,8 @@ pub struct SiteRule {
     pub repositories: BTreeSet<String>,
     /// True if the site reaches its repositories over a private path.
     pub private_store: bool,
+    /// Line of the policy where it begins.
+    pub line: usize,
 }
 
 /// A private link between two sites.
@@ -397,6 +399,19 @@ impl PolicyRules {
     #[must_use]
     pub fn written(&self) -> &[WrittenRule] {
         &self.rules
+    }
+
+    /// The site `name`.
+    #[must_use]
+    pub fn site(&self, name: &str) -> Option<&SiteRule> {
+        self.sites.get(name)
+    }
+
+    /// The private link between two sites, whichever is named first.
+    #[must_use]
+    pub fn private_link(&self, one: &str, other: &str) -> Option<&LinkRule> {
+        let between = |link: &&LinkRule| link.between == [one, other] || link.between == [other, one];
+        self.links.iter().find(between)
     }
 
     /// Site where a repository lies: by its id or, first, its location.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 32] = [
+const VERBS: [&str; 34] = [
     "init",
     "save",
     "watch",
@@ -43,6 +43,8 @@ const VERBS: [&str; 32] = [
     "token",
     "top",
     "config",
+    "sites",
+    "links",
     "completions",
 ];
 

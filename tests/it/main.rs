@@ -17,6 +17,7 @@ mod cli_plans;
 mod cli_repair;
 mod cli_runs;
 mod cli_s3;
+mod cli_sites;
 mod cli_tensors;
 mod collect;
 mod conformance;

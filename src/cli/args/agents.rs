@@ -9,6 +9,7 @@ use super::audit::AuditVerb;
 use super::{Target, target};
 use crate::agent::AgentSelector;
 use crate::cli::help::{agents as help, audit as audit_help};
+use crate::cli::sites::SitesArgs;
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::Sensitivity;
@@ -39,6 +40,18 @@ pub(in crate::cli) enum AgentVerb {
         #[command(subcommand)]
         what: PolicyVerb,
     },
+    /// List the sites where jobs may run
+    #[command(after_help = help::SITES)]
+    Sites {
+        #[command(flatten)]
+        files: SitesArgs,
+        /// Fail unless the repository has a policy to check the file against
+        #[arg(long)]
+        check: bool,
+    },
+    /// List the links between sites, with their prices
+    #[command(after_help = help::LINKS)]
+    Links(SitesArgs),
     /// Loosen the labels of a name, signed by the policy key
     #[command(after_help = help::DECLASSIFY)]
     Declassify {
@@ -118,7 +131,13 @@ impl AgentVerb {
     pub(super) fn reads_settings(&self) -> bool {
         matches!(
             self,
-            Self::Warm(_) | Self::Pin(_) | Self::Audit { .. } | Self::Policy { .. } | Self::Declassify { .. }
+            Self::Warm(_)
+                | Self::Pin(_)
+                | Self::Audit { .. }
+                | Self::Policy { .. }
+                | Self::Declassify { .. }
+                | Self::Sites { .. }
+                | Self::Links(_)
         )
     }
 }

@@ -175,6 +175,28 @@ JSON: show, check, sign, set: version repository sites rules, of show also text;
 rule also line why; test: passed failed cases: [line name to expected verdict basis passed], rules that decide none of them as \
 untested: [line why]";
 
+pub(in crate::cli) const SITES: &str = "\
+Examples:
+  towline sites
+  towline sites /etc/towline/sites.toml --check
+
+The sites file says what its owner believes of each site: provider, region, agents, repositories, cache, GPUs and their price. \
+Jurisdiction and tenancy are those of the signed policy; a file that states others is refused.
+
+JSON: prices policy sites: site provider region jurisdiction tenancy in_policy agents repositories cache gpus: model count \
+micro_usd_hour";
+
+pub(in crate::cli) const LINKS: &str = "\
+Examples:
+  towline links
+  towline links sites.toml --prices prices.toml
+
+A link leads from one site to another: its path, believed rate and delay, and what a byte costs, by the volume of a month or flat. \
+List prices of AWS, Google Cloud, Azure and R2 come with the program; --prices replaces some of them.
+
+JSON: prices policy links: from to path rate delay_seconds private meter price: unit tiers: up_to micro_usd; micro_usd_month of a \
+flat line";
+
 pub(in crate::cli) const DECLASSIFY: &str = "\
 Examples:
   towline save anonymised/ patients/anonymous
