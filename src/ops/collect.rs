@@ -257,7 +257,7 @@ impl Repository {
         if judgement.repack.is_empty() {
             return Ok(());
         }
-        let denied = self.denied_here(evidence.state.roots()).await?;
+        let denied = self.denied_here(&evidence.state, evidence.state.roots()).await?;
         let Some(first) = denied.first() else { return Ok(()) };
         let maps: BTreeSet<MapKey> = denied.iter().map(|denied| denied.value.map_key).collect();
         let before = judgement.repack.len();

@@ -309,14 +309,14 @@ mod tests {
             format!("dated = 'x'\n\n[[moved]]\nname = 'a'\nprovider = 'p'\nregions = '*'\nunit = 'GB'\n{price}\n")
         };
         for (text, says) in [
-            (entry("usd = '-1'"), "not a price at line 3"),
-            (entry("usd = '0.0000001'"), "not a price at line 3"),
+            (entry("usd = '-1'"), "this is not a price at line 3"),
+            (entry("usd = '0.0000001'"), "this is not a price at line 3"),
             (entry("usd = '1'\ntiers = []"), "price is unclear at line 3"),
             (entry(""), "price is unclear at line 3"),
             (entry("tiers = []"), "price has no tiers at line 3"),
             (entry("tiers = [{ up_to = 5, usd = '1' }]"), "tiers of a price: the last one"),
             (entry("colour = 'red'"), "price book is malformed"),
-            (format!("{0}{1}", entry("usd = '1'"), &entry("usd = '2'")[12..]), "price is there twice at line 9"),
+            (format!("{0}{1}", entry("usd = '1'"), &entry("usd = '2'")[12..]), "price is there twice at line 10"),
         ] {
             let error = PriceBook::read(&text).unwrap_err().to_string();
             assert!(error.starts_with(says), "{says}: {error}\n{text}");

@@ -426,7 +426,7 @@ private = true
         }
         let public = PolicyRules::read(&POLICY[..POLICY.find("[[link]]").unwrap()]).unwrap();
         let told = read(SITES).unwrap().check(&public).unwrap_err().to_string();
-        assert!(told.contains("calls a link private") && told.contains("line 33 of the sites file"), "{told}");
+        assert!(told.contains("calls a link private") && told.contains("line 32 of the sites file"), "{told}");
         // The policy need not describe a site, nor the file every site of the policy.
         let other = POLICY.replace("burst", "moon");
         read(&SITES.replace("private = true\n", "")).unwrap().check(&PolicyRules::read(&other).unwrap()).unwrap();
@@ -463,7 +463,7 @@ private = true
                 link("from = 'home'\nto = 'burst'\npath = 'x'\nprice = { unit = 'GB', usd = '-0.1' }"),
                 "this is not a price",
             ),
-            (link("from = 'home'\nto = 'burst'\npath = 'x'\nprice = 7"), "sites file is malformed at line 43"),
+            (link("from = 'home'\nto = 'burst'\npath = 'x'\nprice = 7"), "sites file is malformed at line 44"),
             (
                 link("from = 'home'\nto = 'burst'\npath = 'x'\nrate = '0'\nprice = { usd_month = '1' }"),
                 "link has a rate of nothing",

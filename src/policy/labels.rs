@@ -108,6 +108,13 @@ impl Labels {
         self.residency.as_ref()
     }
 
+    /// The same, but not derived from `name`.
+    #[must_use]
+    pub fn without_origin(mut self, name: &Name) -> Self {
+        self.derived_from.remove(name);
+        self
+    }
+
     /// Sensitivity, if given.
     #[must_use]
     pub fn sensitivity(&self) -> Option<Sensitivity> {

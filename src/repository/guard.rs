@@ -184,7 +184,7 @@ impl Repository {
         self.check_access(&state, &Access { repository: self.id(), name, labels: &labels, to: Destination::Here }).await
     }
 
-    /// Refusals of those of `names` whose trees may not come to this process.
+    /// Refusals of those of `names` whose trees may not come to this process, by the labels and the policy of `state`.
     ///
     /// # Errors
     /// Errors of the store.
@@ -193,19 +193,19 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn denied_here<'n>(
         &self,
+        state: &State,
         names: impl IntoIterator<Item = (&'n Name, &'n RefValue)> + Send,
     ) -> Result<Vec<DeniedTree<'n>>> {
-        let state = self.state_for_policy().await?;
         let mut denied = Vec::new();
-        if is_open(&state) {
+        if is_open(state) {
             self.guard().check_version(self.id(), None)?;
             return Ok(denied);
         }
-        let view = self.label_view(&state);
+        let view = self.label_view(state);
         for (name, value) in names.into_iter().collect::<Vec<_>>() {
             let labels = view.of(name).joined(&view.of_tree(&value.manifest));
             let access = Access { repository: self.id(), name, labels: &labels, to: Destination::Here };
-            match self.check_access(&state, &access).await {
+            match self.check_access(state, &access).await {
                 Err(refusal) if refusal.kind() == ErrorKind::Denied => denied.push(DeniedTree { name, value, refusal }),
                 checked => checked?,
             }

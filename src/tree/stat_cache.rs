@@ -158,7 +158,7 @@ impl StatCache {
         }
         file.set_len(0)?;
         if let Err(error) = parts.iter().try_for_each(|part| file.write_all(part)) {
-            // What was written would fill the disk for nothing.
+            // Frees the disk: the file is of no use.
             file.set_len(0)?;
             return Err(error);
         }

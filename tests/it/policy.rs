@@ -421,9 +421,9 @@ fn the_twin_of_a_name_that_goes_keeps_its_labels() {
         let (one, two) = (format!("q/{how}/step-1"), format!("z/{how}"));
         lab.save(&one, &[]);
         lab.user.ok(&["cp", &one, &two]);
-        lab.user.ok(&["label", &one, "sensitivity=secret", "residency=DE"]);
+        lab.user.ok(&["label", &one, "sensitivity=restricted", "residency=DE"]);
         let before = lab.labels(&two);
-        assert_eq!(before["sensitivity"], "secret");
+        assert_eq!(before["sensitivity"], "restricted");
         match how {
             "rm" => drop(lab.user.ok(&["rm", &one])),
             "replace" => {

@@ -117,7 +117,7 @@ impl Repository {
             return Err(no_such_name(&audit.state.refs, name, self.store().location()));
         }
         if options.data || options.repair {
-            self.check_all_readable(&names).await?;
+            self.check_all_readable(&audit.state, &names).await?;
         }
         let mut verifying = Verifying {
             repository: self,
@@ -154,8 +154,8 @@ impl Repository {
     }
 
     /// Refuses to read data if the policy denies one of `names` here.
-    async fn check_all_readable(&self, names: &BTreeMap<Name, RefValue>) -> Result<()> {
-        match self.denied_here(names).await?.into_iter().next() {
+    async fn check_all_readable(&self, state: &State, names: &BTreeMap<Name, RefValue>) -> Result<()> {
+        match self.denied_here(state, names).await?.into_iter().next() {
             Some(denied) => Err(denied.refusal.help(
                 "--data and --repair read what names hold: run them at a site that may read all names, or name those that may be read",
             )),

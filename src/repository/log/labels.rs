@@ -185,9 +185,9 @@ impl State {
             return;
         }
         let of = |(name, value): (&Name, &RefValue)| {
-            let labels = left.get(&value.manifest)?;
+            let labels = left.get(&value.manifest)?.clone().without_origin(name);
             let own = self.own_labels(name);
-            (own.clone().joined(labels) != own).then(|| (name.clone(), labels.clone()))
+            (own.clone().joined(&labels) != own).then(|| (name.clone(), labels))
         };
         for (name, labels) in self.refs.iter().filter_map(of).collect::<Vec<_>>() {
             self.apply_label(&name, &labels);
