@@ -212,7 +212,7 @@ struct Windows<P> {
 }
 
 /// Places that are listed at a time: a large file has millions.
-const PLACES_AHEAD: usize = 4096;
+const PLACES_AHEAD: usize = 1 << 16;
 
 impl<P: Fn(u64) -> Vec<Range<u64>>> Windows<P> {
     fn new(rest: Range<u64>, list: P) -> Self {

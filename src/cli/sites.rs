@@ -220,7 +220,8 @@ fn links_table(links: &[LinkView]) -> String {
             printable(&link.path),
             link.rate.map_or_else(|| "-".to_owned(), bits),
             link.delay_seconds
-                .map_or_else(|| "-".to_owned(), |delay| span::show(std::time::Duration::from_secs_f64(delay))),
+                .and_then(|delay| std::time::Duration::try_from_secs_f64(delay).ok())
+                .map_or_else(|| "-".to_owned(), span::show),
             if link.private { "private" } else { "-" }.to_owned(),
             price,
         ]

@@ -70,7 +70,7 @@ impl Repository {
             return Ok(());
         }
         self.check_labels(&*self.state().await?, name, labels)?;
-        self.log().commit(None, |state| Ok(state.label(name, labels).into_iter().collect())).await?;
+        self.log().commit(None, |state| Ok(state.label(name, labels)?.into_iter().collect())).await?;
         Ok(())
     }
 

@@ -18,6 +18,9 @@ pub const LABEL_VALUES_MAX: usize = 32;
 /// Maximum length of a jurisdiction, tenant or purpose.
 pub const LABEL_VALUE_LEN_MAX: usize = 64;
 
+/// Maximum number of each that the labels of one name may come to.
+pub const LABEL_VALUES_JOINED_MAX: usize = 256;
+
 /// Keys of these labels in `KEY=VALUE`.
 pub const LABEL_KEYS: [&str; 5] = ["residency", "sensitivity", "tenant", "purpose", "derived-from"];
 
@@ -108,6 +111,28 @@ impl Labels {
         self.residency.as_ref()
     }
 
+    /// True if these are few enough values to be the labels of one name.
+    #[must_use]
+    pub fn fit_one_name(&self) -> bool {
+        let lists = [self.tenant.len(), self.purpose.len(), self.derived_from.len()];
+        lists.into_iter().chain(self.residency.as_ref().map(BTreeSet::len)).all(|len| len <= LABEL_VALUES_JOINED_MAX)
+    }
+
+    /// Demands of these labels, without the origins. Beyond [`LABEL_VALUES_JOINED_MAX`] tenants or purposes, which nobody
+    /// satisfies, they demand that the content stays: so labels that many names hand on stay small.
+    #[must_use]
+    pub fn demands(mut self) -> Self {
+        self.derived_from.clear();
+        if self.tenant.len().max(self.purpose.len()) > LABEL_VALUES_JOINED_MAX {
+            self.residency = Some(BTreeSet::new());
+        }
+        if self.residency.as_ref().is_some_and(BTreeSet::is_empty) {
+            self.tenant.clear();
+            self.purpose.clear();
+        }
+        self
+    }
+
     /// The same, but not derived from `name`.
     #[must_use]
     pub fn without_origin(mut self, name: &Name) -> Self {
@@ -143,7 +168,17 @@ impl Labels {
     ///
     /// # Errors
     /// Usage, for a key that is not in [`LABEL_KEYS`] and a malformed value; exhausted, for too many values.
-    pub fn with(mut self, key: &str, value: &str) -> Result<Self> {
+    pub fn with(self, key: &str, value: &str) -> Result<Self> {
+        let labels = self.with_stored(key, value)?;
+        labels.check_size()?;
+        Ok(labels)
+    }
+
+    /// As [`Labels::with`], for labels that were stored: those of several names together may have any number of values.
+    ///
+    /// # Errors
+    /// Usage, for an unknown key and a malformed value.
+    pub fn with_stored(mut self, key: &str, value: &str) -> Result<Self> {
         let mut added = Self::default();
         match key {
             "residency" => {
@@ -160,7 +195,6 @@ impl Labels {
             }
         }
         self.join(&added);
-        self.check_size()?;
         Ok(self)
     }
 

@@ -16,7 +16,9 @@ pub use self::addresses::Prefix;
 pub use self::cases::{CaseReport, Cases, CheckedCase, UntestedRule};
 pub(crate) use self::document::OneOrSeveral;
 pub use self::document::POLICY_LEN_MAX;
-pub use self::labels::{LABEL_KEYS, LABEL_VALUE_LEN_MAX, LABEL_VALUES_MAX, Labels, Sensitivity};
+pub use self::labels::{
+    LABEL_KEYS, LABEL_VALUE_LEN_MAX, LABEL_VALUES_JOINED_MAX, LABEL_VALUES_MAX, Labels, Sensitivity,
+};
 pub use self::rules::{
     Basis, Conditions, LinkRule, LocalCaller, PolicyRules, Question, Route, Ruling, SiteRule, Verdict, WrittenRule,
 };

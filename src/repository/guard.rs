@@ -202,8 +202,11 @@ impl Repository {
             return Ok(denied);
         }
         let view = self.label_view(state);
+        let trees = view.of_all_trees();
         for (name, value) in names.into_iter().collect::<Vec<_>>() {
-            let labels = view.of(name).joined(&view.of_tree(&value.manifest));
+            let stands = state.refs.get(name).is_some_and(|now| now.manifest == value.manifest);
+            let own = if stands { Labels::default() } else { view.of(name) };
+            let labels = trees.get(&value.manifest).map_or(own.clone(), |of_tree| own.joined(of_tree));
             let access = Access { repository: self.id(), name, labels: &labels, to: Destination::Here };
             match self.check_access(state, &access).await {
                 Err(refusal) if refusal.kind() == ErrorKind::Denied => denied.push(DeniedTree { name, value, refusal }),

@@ -332,7 +332,7 @@ impl Writer {
                 kept = state.keep_replaced(publication.name, manifest);
                 actions.extend(kept.iter().cloned());
             }
-            actions.extend(state.label(&labelled_name(publication.name), &publication.labels));
+            actions.extend(state.label(&labelled_name(publication.name), &publication.labels)?);
             let (name, expected) = (publication.name.clone(), publication.expected);
             actions.push(Action::SetRef { name, expected, value: value.clone() });
             actions.push(Action::Close(session));

@@ -20,6 +20,8 @@ pub const IGNORE_FILE: &str = ".towlineignore";
 pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
 /// Maximum length of all exclude patterns together: each compiles to some hundred times its length.
 const EXCLUDES_LEN_MAX: usize = 1 << 16;
+/// Maximum number of them: each path is compared with all.
+const EXCLUDES_MAX: usize = 1024;
 
 /// Exclusions of a save.
 #[derive(Clone, Debug, Default)]
@@ -56,10 +58,10 @@ impl InForce {
     /// The rules at the root.
     pub(super) fn new(excludes: &[String]) -> Result<Self> {
         let len: usize = excludes.iter().map(String::len).sum();
-        if len > EXCLUDES_LEN_MAX {
-            return Err(Error::exhausted("patterns of `exclude` are too long")
-                .expected(format!("at most {EXCLUDES_LEN_MAX} bytes"))
-                .got(len)
+        if len > EXCLUDES_LEN_MAX || excludes.len() > EXCLUDES_MAX {
+            return Err(Error::exhausted("patterns of `exclude` are too many or too long")
+                .expected(format!("at most {EXCLUDES_MAX}, with {EXCLUDES_LEN_MAX} bytes"))
+                .got(format!("{}, with {len} bytes", excludes.len()))
                 .help(format!("put them into a {IGNORE_FILE} of the folder")));
         }
         let mut builder = GitignoreBuilder::new(".");

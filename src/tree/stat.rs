@@ -20,6 +20,16 @@ pub enum WalkKind {
     },
 }
 
+impl WalkKind {
+    /// Bytes in a link's target.
+    pub(super) fn target_len(&self) -> usize {
+        match self {
+            Self::Symlink { target } => target.len(),
+            Self::File | Self::Folder => 0,
+        }
+    }
+}
+
 /// The part of an inode's metadata that a tree keeps or compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {

@@ -330,11 +330,11 @@ impl<'a> Scan<'a> {
             let path = join(&path, &name);
             match self.look(&fd, &path, listed, rules.as_ref())? {
                 EntryAction::Folder => {
-                    self.reserve(&path)?;
+                    self.reserve(&path, 0)?;
                     self.pending.push((path, rules.clone()));
                 }
                 EntryAction::Found(kind, stat) => {
-                    self.reserve(&path)?;
+                    self.reserve(&path, kind.target_len())?;
                     self.found.push(WalkEntry { path, kind, stat });
                 }
                 EntryAction::Skip(reason) => self.skip(path, reason),
@@ -353,9 +353,9 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Counts the memory of the entry `path`.
-    fn reserve(&mut self, path: &[u8]) -> Result<()> {
-        let bytes = (size_of::<WalkEntry>() + path.len()) as u64;
+    /// Counts the memory of the entry `path`, with the bytes of a link's target.
+    fn reserve(&mut self, path: &[u8], target: usize) -> Result<()> {
+        let bytes = (size_of::<WalkEntry>() + path.len() + target) as u64;
         self.memory_left = self.memory_left.checked_sub(bytes).ok_or_else(|| {
             Error::exhausted("folder has more entries than the memory budget holds")
                 .at(self.folders.shown(path).display())

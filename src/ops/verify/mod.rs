@@ -69,6 +69,10 @@ pub struct Damage {
     pub tensors: Vec<String>,
 }
 
+/// Help where the policy denies content that would have to be read.
+const DENIED_HELP: &str = "--data and --repair read what names hold, in packs that names may share: run them at a site that may read all \
+     names, or name those that may be read and share no pack with others";
+
 /// One verification in progress.
 struct Verifying<'a> {
     repository: &'a Repository,
@@ -156,9 +160,7 @@ impl Repository {
     /// Refuses to read data if the policy denies one of `names` here.
     async fn check_all_readable(&self, state: &State, names: &BTreeMap<Name, RefValue>) -> Result<()> {
         match self.denied_here(state, names).await?.into_iter().next() {
-            Some(denied) => Err(denied.refusal.help(
-                "--data and --repair read what names hold: run them at a site that may read all names, or name those that may be read",
-            )),
+            Some(denied) => Err(denied.refusal.help(DENIED_HELP)),
             None => Ok(()),
         }
     }
@@ -178,7 +180,23 @@ impl Verifying<'_> {
             self.check_segments().await?;
         }
         if self.options.data {
+            self.check_packs().await?;
             self.check_frames().await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses to read the packs if one of them holds chunks of a name that the policy denies here, or of a value that can be undeleted.
+    async fn check_packs(&self) -> Result<()> {
+        for denied in self.repository.denied_here(&self.state, self.state.roots()).await? {
+            let reached = match self.repository.map(denied.value.map_key).await {
+                Ok(map) => map.packs.iter().any(|pack| self.packs.contains_key(&pack.id)),
+                // Unknown packs count as shared.
+                Err(_) => true,
+            };
+            if reached {
+                return Err(denied.refusal.help(DENIED_HELP));
+            }
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::format::{PackRef, Row};
 use crate::id::SegmentId;
 use crate::id::SessionId;
 use crate::limits::SEGMENTS_MAX;
+use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, State};
 use crate::repository::writer::put_segment;
 
@@ -70,6 +71,14 @@ impl Repository {
             let lacking = || Error::conflict("index segment was replaced meanwhile").help("run the command again");
             let info = state.segments.get(&id).ok_or_else(lacking)?;
             let segment = self.segment(id, info).await?;
+            // The log's number decides what is merged at once, so a larger segment would take any amount of memory.
+            if segment.view.chunks() as u64 != info.chunks {
+                return Err(Error::damaged("index segment does not hold the number of chunks that the log says")
+                    .at(layout::owned(Family::Index, id))
+                    .expected(info.chunks)
+                    .got(segment.view.chunks())
+                    .help("`towline verify --repair` rebuilds it"));
+            }
             append(&segment, state, &mut packs, &mut rows);
         }
         let mut new = Vec::new();

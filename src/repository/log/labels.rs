@@ -1,20 +1,17 @@
-//! Labels in the log, and the labels of content that follow from them.
-//!
-//! A label belongs to a name and to every name below it. It stays when the name is removed. Content has the labels of
-//! all its names, and of all names that these were made from; the strictest apply.
+//! Labels in the log. A label belongs to a name and to every name below it. It stays when the name is removed, and with the name's
+//! tree.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::BTreeSet;
 
 use super::entry::{Action, LogEntry};
 use super::fields::read_name;
 use super::state::{NODE_SHARE, State};
-use super::values::RefValue;
 use crate::error::{Error, Result};
 use crate::format::wire::{Reader, Writer};
 use crate::id::ManifestId;
 use crate::limits::NAME_LEN_MAX;
 use crate::name::Name;
-use crate::policy::{LABEL_VALUE_LEN_MAX, LABEL_VALUES_MAX, Labels};
+use crate::policy::{LABEL_VALUE_LEN_MAX, LABEL_VALUES_JOINED_MAX, Labels};
 
 /// Maximum length of the reason of a declassification.
 pub const REASON_LEN_MAX: usize = 1024;
@@ -69,6 +66,14 @@ impl Declassified {
     }
 }
 
+/// A name that loses its tree, and the labels of all names of that tree.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    name: Name,
+    tree: ManifestId,
+    labels: Labels,
+}
+
 /// Version of the policy in force, and the digest of its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PolicyMark {
@@ -114,14 +119,15 @@ pub(super) fn read_labels(reader: &mut Reader<'_>) -> Result<Labels> {
                 .help("use a newer towline: this one cannot read content with unknown labels"));
         };
         let count = reader.count(1)?;
-        if tag <= last || count > LABEL_VALUES_MAX || (count == 0 && *key != "residency") {
+        // Labels of several names that were joined may have more values than one may be given.
+        if tag <= last || (count == 0 && *key != "residency") {
             return Err(reader.malformed("bad label").into());
         }
         last = tag;
         let longest = if *key == "derived-from" { NAME_LEN_MAX } else { LABEL_VALUE_LEN_MAX };
         let values = reader.kept_list(count, |reader| reader.kept_text(longest))?;
         let value = if values.is_empty() { "-".to_owned() } else { values.join(",") };
-        let read = labels.clone().with(key, &value);
+        let read = labels.clone().with_stored(key, &value);
         labels = read.map_err(|error| Error::damaged("log holds a bad label").source(error))?;
         let written = labels.pairs().pop().map(|(_, written)| written);
         if written.as_deref() != Some(&*value) {
@@ -155,42 +161,53 @@ impl State {
         }
     }
 
-    /// Own labels of the names that `entry` removes or gives another tree, by their present trees.
-    pub(super) fn labels_left_behind(&self, entry: &LogEntry) -> BTreeMap<ManifestId, Labels> {
-        let mut left = BTreeMap::new();
+    /// Names that `entry` removes or gives another tree, of trees with labels.
+    pub(super) fn leaving(&self, entry: &LogEntry) -> Vec<Leaving> {
         if self.labels.is_empty() {
-            return left;
+            return Vec::new();
         }
+        let mut leaving = Vec::new();
         for action in &entry.actions {
             let (name, now) = match action {
                 Action::SetRef { name, value, .. } => (name, Some(value.manifest)),
                 Action::RemoveRef { name, .. } => (name, None),
                 _ => continue,
             };
-            let Some(before) = self.refs.get(name).map(|value| value.manifest).filter(|tree| Some(*tree) != now) else {
+            let Some(tree) = self.refs.get(name).map(|value| value.manifest).filter(|tree| Some(*tree) != now) else {
                 continue;
             };
-            let own = self.own_labels(name);
-            if !own.is_empty() {
-                left.entry(before).or_insert_with(Labels::default).join(&own);
+            let is_origin = self.labels.values().any(|labels| labels.origins().contains(name));
+            if !is_origin && self.own_labels(name).is_empty() {
+                continue;
+            }
+            let mut labels = Labels::default();
+            for (other, _) in self.refs.iter().filter(|(_, value)| value.manifest == tree) {
+                labels.join(&self.own_labels(other));
+            }
+            if !labels.is_empty() {
+                leaving.push(Leaving { name: name.clone(), tree, labels });
             }
         }
-        left
+        leaving
     }
 
-    /// Gives the remaining names of the trees in `left` the labels that other names of these trees had: a tree loses no label
-    /// because one of its names is removed or replaced.
-    pub(super) fn keep_labels(&mut self, left: &BTreeMap<ManifestId, Labels>) {
-        if left.is_empty() {
-            return;
-        }
-        let of = |(name, value): (&Name, &RefValue)| {
-            let labels = left.get(&value.manifest)?.clone().without_origin(name);
-            let own = self.own_labels(name);
-            (own.clone().joined(&labels) != own).then(|| (name.clone(), labels))
-        };
-        for (name, labels) in self.refs.iter().filter_map(of).collect::<Vec<_>>() {
-            self.apply_label(&name, &labels);
+    /// Keeps the labels of the trees that lost names, so that nothing loses a label because a name is removed or replaced: the other
+    /// names of these trees get them, also those that can be undeleted, and the names that were made from the lost ones.
+    pub(super) fn keep_labels(&mut self, leaving: &[Leaving]) {
+        for Leaving { name, tree, labels } in leaving {
+            let names = self.refs.iter().filter(|(_, value)| value.manifest == *tree).map(|(other, _)| other);
+            let kept =
+                self.removed.iter().filter(|(_, kept)| kept.value.manifest == *tree).map(|((other, _), _)| other);
+            let derived =
+                self.labels.iter().filter(|(_, labels)| labels.origins().contains(name)).map(|(other, _)| other);
+            let others: BTreeSet<Name> = names.chain(kept).chain(derived).cloned().collect();
+            for other in others {
+                let labels = labels.clone().without_origin(&other);
+                let own = self.own_labels(&other);
+                if own.clone().joined(&labels) != own {
+                    self.apply_label(&other, &labels);
+                }
+            }
         }
     }
 
@@ -252,150 +269,22 @@ impl State {
     }
 
     /// Action that gives `name` the labels `given`, unless it has them.
-    #[must_use]
-    pub fn label(&self, name: &Name, given: &Labels) -> Option<Action> {
+    ///
+    /// # Errors
+    /// Exhausted, if the name would have too many values.
+    pub fn label(&self, name: &Name, given: &Labels) -> Result<Option<Action>> {
         let own = self.own_labels(name);
-        let has = own.clone().joined(given) == own;
-        (!has).then(|| Action::Label { name: name.clone(), labels: given.clone() })
-    }
-}
-
-/// The labels of all content of a state.
-#[derive(Debug)]
-pub struct LabelView<'a> {
-    state: &'a State,
-    names: HashMap<ManifestId, Vec<&'a Name>>,
-    honoured: BTreeSet<Name>,
-}
-
-impl<'a> LabelView<'a> {
-    /// Labels of `state`; `accepts_declassification` returns true if a declassification is validly signed.
-    #[must_use]
-    pub fn new(state: &'a State, accepts_declassification: impl Fn(&Name, &Declassified) -> bool) -> Self {
-        let mut names: HashMap<ManifestId, Vec<&Name>> = HashMap::new();
-        if !state.labels.is_empty() {
-            for (name, value) in &state.refs {
-                names.entry(value.manifest).or_default().push(name);
-            }
+        if own.clone().joined(given) == own {
+            return Ok(None);
         }
-        let stands = |name: &Name, tree: &ManifestId| state.refs.get(name).is_some_and(|value| value.manifest == *tree);
-        let honoured = state.declassified.iter();
-        let honoured = honoured.filter(|(name, signed)| {
-            stands(name, &signed.manifest)
-                && state.own_labels(name) == signed.replaces
-                && accepts_declassification(name, signed)
-        });
-        let honoured = honoured.map(|(name, _)| name.clone()).collect();
-        Self { state, names, honoured }
-    }
-
-    /// Labels of the tree of `name`; of a name that does not exist, those that a new tree would have.
-    #[must_use]
-    pub fn of(&self, name: &Name) -> Labels {
-        self.gathered(vec![name])
-    }
-
-    /// Labels of a tree: those of all of its names.
-    #[must_use]
-    pub fn of_tree(&self, manifest: &ManifestId) -> Labels {
-        self.names.get(manifest).map_or_else(Labels::default, |names| self.gathered(names.clone()))
-    }
-
-    /// Labels of all trees: as [`Self::of_tree`] for each, but labels that many trees derive are passed on once.
-    #[must_use]
-    pub fn of_all_trees(&self) -> HashMap<ManifestId, Labels> {
-        let (mut labels, mut waiting) = (HashMap::new(), VecDeque::new());
-        if self.state.labels.is_empty() {
-            return labels;
+        let joined = self.labels.get(name).cloned().unwrap_or_default().joined(given);
+        if !joined.fit_one_name() {
+            return Err(Error::exhausted("name would have too many labels")
+                .at(name)
+                .expected(format!("at most {LABEL_VALUES_JOINED_MAX} values of each"))
+                .help("save what has other origins under another name"));
         }
-        // Trees by their origins: those that get the labels of a tree, or of a name without one.
-        let mut by_tree: HashMap<ManifestId, Vec<ManifestId>> = HashMap::new();
-        let mut by_name: HashMap<Name, Vec<ManifestId>> = HashMap::new();
-        for (tree, names) in &self.names {
-            let mut own = Labels::default();
-            for name in names {
-                let labels = self.declassified_labels(name).cloned();
-                let (labels, derived) =
-                    labels.map_or_else(|| (self.state.own_labels(name), true), |signed| (signed, false));
-                for origin in labels.origins().iter().filter(|_| derived) {
-                    match self.state.refs.get(origin) {
-                        Some(value) => by_tree.entry(value.manifest).or_default().push(*tree),
-                        None => by_name.entry(origin.clone()).or_default().push(*tree),
-                    }
-                }
-                own.join(&labels);
-            }
-            waiting.push_back(*tree);
-            labels.insert(*tree, own);
-        }
-        for (name, trees) in by_name {
-            let gathered = self.of(&name);
-            for tree in trees {
-                labels.entry(tree).or_default().join(&gathered);
-            }
-        }
-        while let Some(tree) = waiting.pop_front() {
-            let (Some(derived), Some(own)) = (by_tree.get(&tree), labels.get(&tree).cloned()) else { continue };
-            for other in derived {
-                let theirs = labels.entry(*other).or_default();
-                let joined = theirs.clone().joined(&own);
-                if joined != *theirs {
-                    *theirs = joined;
-                    waiting.push_back(*other);
-                }
-            }
-        }
-        labels
-    }
-
-    /// Labels of the declassification of `name`, if it has one that counts.
-    fn declassified_labels(&self, name: &Name) -> Option<&Labels> {
-        if !self.honoured.contains(name) {
-            return None;
-        }
-        self.state.declassified.get(name).map(|signed| &signed.labels)
-    }
-
-    /// Joins the labels of names, of other names of the same trees, and of their origins.
-    fn gathered<'n>(&'n self, mut waiting: Vec<&'n Name>) -> Labels {
-        let mut labels = Labels::default();
-        if self.state.labels.is_empty() {
-            return labels;
-        }
-        let mut seen: BTreeSet<Name> = BTreeSet::new();
-        // Each tree brings its names once.
-        let mut trees: HashSet<ManifestId> = HashSet::new();
-        let mut queue: Vec<Name> = waiting.drain(..).cloned().collect();
-        while let Some(name) = queue.pop() {
-            if !seen.insert(name.clone()) {
-                continue;
-            }
-            if let Some(value) = self.state.refs.get(&name).filter(|value| trees.insert(value.manifest)) {
-                queue.extend(self.names.get(&value.manifest).into_iter().flatten().map(|&name| name.clone()));
-            }
-            let own = match self.declassified_labels(&name) {
-                Some(signed) => signed.clone(),
-                None => {
-                    let own = self.state.own_labels(&name);
-                    queue.extend(own.origins().iter().cloned());
-                    own
-                }
-            };
-            labels.join(&own);
-        }
-        labels
-    }
-
-    /// True if a signed declassification replaces the labels of `name`.
-    #[must_use]
-    pub fn is_declassified(&self, name: &Name) -> bool {
-        self.honoured.contains(name)
-    }
-
-    /// True if some name has labels that `own` does not imply.
-    #[must_use]
-    pub fn has_stricter_than(&self, own: &Labels) -> bool {
-        self.state.labels.values().any(|labels| !own.imply(labels))
+        Ok(Some(Action::Label { name: name.clone(), labels: given.clone() }))
     }
 }
 
@@ -412,8 +301,8 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
     use crate::error::ErrorKind;
-    use crate::id::{Owned, SessionId};
-    use crate::repository::log::StepFacts;
+    use crate::id::{Owned, SessionId, WriteId};
+    use crate::repository::log::{LabelView, RefValue, StepFacts};
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()
@@ -513,6 +402,42 @@ mod tests {
     }
 
     #[test]
+    fn labels_that_were_joined_are_read_however_many_they_are() {
+        let mut state = state(&[("raw", "a")], &[]);
+        for n in 0..400 {
+            state.apply_label(&name("raw"), &labels(&format!("tenant=t{n} derived-from=from/{n}")));
+        }
+        let mut out = Writer::new();
+        write_labels(&mut out, &state.labels[&name("raw")]);
+        let body = out.into_bytes();
+        let read = read_labels(&mut Reader::new(&body)).unwrap();
+        assert_eq!(read, state.labels[&name("raw")]);
+        let error = state.label(&name("raw"), &labels("tenant=one-more")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert!(state.label(&name("raw"), &labels("tenant=t1")).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_taken_from_a_tree_stays_with_its_other_names() {
+        let refs = [("raw", "a"), ("vault/raw", "a"), ("made", "b"), ("other", "c")];
+        let mut state = state(&refs, &[("vault", "sensitivity=secret"), ("made", "derived-from=raw")]);
+        let remove = |state: &State, text: &str| Action::RemoveRef {
+            name: name(text),
+            expected: state.refs[&name(text)].version,
+        };
+        let actions = vec![remove(&state, "raw"), remove(&state, "vault/raw")];
+        let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+        let leaving = state.leaving(&entry);
+        for gone in ["raw", "vault/raw"] {
+            state.refs.remove(&name(gone));
+        }
+        state.keep_labels(&leaving);
+        let view = LabelView::new(&state, |_, _| false);
+        assert_eq!(view.of(&name("made")).sensitivity().unwrap().word(), "secret");
+        assert!(view.of(&name("other")).is_empty());
+    }
+
+    #[test]
     fn all_trees_at_once_have_the_labels_that_each_has() {
         let refs = [("raw", "a"), ("twin", "a"), ("x", "b"), ("y", "c"), ("z", "d"), ("alone", "e"), ("late", "f")];
         let given = [
@@ -528,7 +453,7 @@ mod tests {
         let all = view.of_all_trees();
         assert_eq!(all.len(), 6);
         for (tree, labels) in &all {
-            assert_eq!(*labels, view.of_tree(tree));
+            assert_eq!(*labels, view.of_tree(tree).demands());
         }
         assert!(all.values().filter(|labels| labels.sensitivity().is_some()).count() == 4, "{all:?}");
     }
@@ -581,8 +506,8 @@ mod tests {
     #[test]
     fn labels_that_are_there_are_not_given_again() {
         let state = state(&[], &[("run", "sensitivity=restricted")]);
-        assert!(state.label(&name("run/step-1"), &labels("sensitivity=internal")).is_none());
-        assert!(state.label(&name("run/step-1"), &labels("sensitivity=secret")).is_some());
+        assert!(state.label(&name("run/step-1"), &labels("sensitivity=internal")).unwrap().is_none());
+        assert!(state.label(&name("run/step-1"), &labels("sensitivity=secret")).unwrap().is_some());
         assert_eq!(labelled_name(&name("run/step-7")), name("run"));
         assert_eq!(labelled_name(&name("models/base")), name("models/base"));
     }

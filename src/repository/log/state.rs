@@ -316,11 +316,11 @@ impl State {
             let removed = self.removed.values_mut().map(|removed| &mut removed.value);
             self.refs.values_mut().chain(removed).for_each(|value| swaps.apply(&mut value.map_key));
         }
-        let left = self.labels_left_behind(entry);
+        let leaving = self.leaving(entry);
         for (at, action) in entry.actions.iter().enumerate() {
             self.apply_action(entry, at, action, &swaps);
         }
-        self.keep_labels(&left);
+        self.keep_labels(&leaving);
         if let Some(session) = entry.session.and_then(|id| self.sessions.get_mut(&id)) {
             session.last_write = entry.write;
             session.touched = self.seq;

@@ -229,13 +229,16 @@ def _located(metadata: Metadata, tensors: Container[str]) -> Metadata:
     stored = {}
     for index, info in metadata.storage_data.items():
         if getattr(info, "transform_descriptors", None):
-            raise Unsupported(
-                f"{index.fqn} was written through {', '.join(info.transform_descriptors)}, which towline cannot read"
-            )
+            raise Unsupported(f"{index.fqn} was written through transforms, which towline cannot read")
+        # A text of a planted object could be of any length.
+        if type(info.relative_path) is not str or type(info.offset) is not int or type(info.length) is not int:
+            raise pickle.UnpicklingError("a place in it is malformed")
         held = metadata.state_dict_metadata[index.fqn]
         if isinstance(held, TensorStorageMetadata):
             # The engine lists the tensors of such a folder by name, with their parts joined; only non-contiguous ones are
             # missing, and are read from the file.
+            if type(held.properties.dtype) is not torch.dtype:
+                raise pickle.UnpicklingError("the type of a tensor in it is malformed")
             dtype, origin = str(held.properties.dtype).removeprefix("torch."), tuple(index.offset)
             known = index.fqn in tensors
             path, tensor = (".", index.fqn) if known else (info.relative_path, None)
