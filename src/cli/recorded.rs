@@ -45,6 +45,7 @@ impl Context {
     ///
     /// # Cancel safety
     /// It may be recorded or not.
+    #[cfg(feature = "agent")]
     pub(super) async fn record_policy(&self, repository: &Repository) -> Result<Recorded> {
         match self.settings.audit.clone() {
             Some(folder) => log(folder).record_policy(repository).await,
