@@ -128,9 +128,10 @@ impl Repository {
 fn check_for_others(folder: &Path) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    // A disk of its own has `lost+found`.
+    // An unfinished file of another creator is `NAME#N`; a disk of its own has `lost+found`.
+    let is_own = |name: &str| layout::is_own(name.split('#').next().unwrap_or(name));
     let mut others: Vec<String> =
-        names.filter(|name| !name.starts_with('.') && name != "lost+found" && !layout::is_own(name)).collect();
+        names.filter(|name| !name.starts_with('.') && name != "lost+found" && !is_own(name)).collect();
     others.sort_unstable();
     let Some(first) = others.first() else { return Ok(()) };
     let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
