@@ -206,6 +206,21 @@ mod tests {
     use super::*;
     use crate::storage::{Location, StoreOptions, open};
 
+    #[test]
+    fn a_new_repository_lies_among_no_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        for own in ["repository#1", "log", "pack#12", ".hidden", "lost+found"] {
+            std::fs::write(folder.path().join(own), "").unwrap();
+        }
+        check_for_others(folder.path()).unwrap();
+        for other in ["model.bin", "ckpt", "repository.txt"] {
+            std::fs::write(folder.path().join(other), "").unwrap();
+        }
+        let error = check_for_others(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        assert!(error.to_string().contains("got ckpt and 2 more"), "{error}");
+    }
+
     #[tokio::test]
     async fn a_missing_repository_is_named_once() {
         let top = tempfile::tempdir().unwrap();
