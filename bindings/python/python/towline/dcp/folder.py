@@ -230,10 +230,10 @@ def _located(metadata: Metadata, tensors: Container[str]) -> Metadata:
     for index, info in metadata.storage_data.items():
         if getattr(info, "transform_descriptors", None):
             raise Unsupported(f"{index.fqn} was written through transforms, which towline cannot read")
+        held = metadata.state_dict_metadata[index.fqn]
         # A text of a planted object could be of any length.
         if type(info.relative_path) is not str or type(info.offset) is not int or type(info.length) is not int:
             raise pickle.UnpicklingError("a place in it is malformed")
-        held = metadata.state_dict_metadata[index.fqn]
         if isinstance(held, TensorStorageMetadata):
             # The engine lists the tensors of such a folder by name, with their parts joined; only non-contiguous ones are
             # missing, and are read from the file.
