@@ -1,7 +1,7 @@
 //! Labels in the log. A label belongs to a name and to every name below it. It stays when the name is removed, and with the name's
 //! tree.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashSet};
 
 use super::entry::{Action, LogEntry};
 use super::fields::read_name;
@@ -66,12 +66,11 @@ impl Declassified {
     }
 }
 
-/// A name that loses its tree, and the labels of all names of that tree.
-#[derive(Debug)]
+/// Names that lose their trees, and the labels of all names of these trees.
+#[derive(Debug, Default)]
 pub(super) struct Leaving {
-    name: Name,
-    tree: ManifestId,
-    labels: Labels,
+    names: BTreeMap<Name, ManifestId>,
+    labels: BTreeMap<ManifestId, Labels>,
 }
 
 /// Version of the policy in force, and the digest of its text.
@@ -152,40 +151,39 @@ impl State {
     /// Joins `labels` to those of `name`. This ends earlier declassifications at or below it.
     pub(super) fn apply_label(&mut self, name: &Name, labels: &Labels) {
         self.labels.entry(name.clone()).or_default().join(labels);
-        let below = |other: &Name| other.is_under(name);
         // Names below it follow it, among others that begin alike.
-        let ended = self.declassified.range(name.clone()..).map(|(other, _)| other);
-        let ended = ended.take_while(|other| other.as_str().starts_with(name.as_str()));
-        for other in ended.filter(|other| below(other)).cloned().collect::<Vec<_>>() {
+        let alike = self.declassified.range(name.clone()..).map(|(other, _)| other);
+        let alike = alike.take_while(|other| other.as_str().starts_with(name.as_str()));
+        for other in alike.filter(|other| other.is_under(name)).cloned().collect::<Vec<_>>() {
             self.declassified.remove(&other);
         }
     }
 
-    /// Names that `entry` removes or gives another tree, of trees with labels.
-    pub(super) fn leaving(&self, entry: &LogEntry) -> Vec<Leaving> {
+    /// Names that `entry` removes or gives another tree, and the labels of all names of the trees that they had. Looks at each name
+    /// once, however many leave.
+    pub(super) fn leaving(&self, entry: &LogEntry) -> Leaving {
+        let mut leaving = Leaving::default();
         if self.labels.is_empty() {
-            return Vec::new();
+            return leaving;
         }
-        let mut leaving = Vec::new();
+        let origins: HashSet<&Name> = self.labels.values().flat_map(Labels::origins).collect();
         for action in &entry.actions {
             let (name, now) = match action {
                 Action::SetRef { name, value, .. } => (name, Some(value.manifest)),
                 Action::RemoveRef { name, .. } => (name, None),
                 _ => continue,
             };
-            let Some(tree) = self.refs.get(name).map(|value| value.manifest).filter(|tree| Some(*tree) != now) else {
-                continue;
-            };
-            let is_origin = self.labels.values().any(|labels| labels.origins().contains(name));
-            if !is_origin && self.own_labels(name).is_empty() {
-                continue;
+            let Some(tree) = self.refs.get(name).map(|value| value.manifest) else { continue };
+            if Some(tree) != now && (origins.contains(name) || !self.own_labels(name).is_empty()) {
+                leaving.names.insert(name.clone(), tree);
+                leaving.labels.insert(tree, Labels::default());
             }
-            let mut labels = Labels::default();
-            for (other, _) in self.refs.iter().filter(|(_, value)| value.manifest == tree) {
-                labels.join(&self.own_labels(other));
-            }
-            if !labels.is_empty() {
-                leaving.push(Leaving { name: name.clone(), tree, labels });
+        }
+        if !leaving.names.is_empty() {
+            for (name, value) in &self.refs {
+                if let Some(labels) = leaving.labels.get_mut(&value.manifest) {
+                    labels.join(&self.own_labels(name));
+                }
             }
         }
         leaving
@@ -193,20 +191,26 @@ impl State {
 
     /// Keeps the labels of the trees that lost names, so that nothing loses a label because a name is removed or replaced: the other
     /// names of these trees get them, also those that can be undeleted, and the names that were made from the lost ones.
-    pub(super) fn keep_labels(&mut self, leaving: &[Leaving]) {
-        for Leaving { name, tree, labels } in leaving {
-            let names = self.refs.iter().filter(|(_, value)| value.manifest == *tree).map(|(other, _)| other);
-            let kept =
-                self.removed.iter().filter(|(_, kept)| kept.value.manifest == *tree).map(|((other, _), _)| other);
-            let derived =
-                self.labels.iter().filter(|(_, labels)| labels.origins().contains(name)).map(|(other, _)| other);
-            let others: BTreeSet<Name> = names.chain(kept).chain(derived).cloned().collect();
-            for other in others {
-                let labels = labels.clone().without_origin(&other);
-                let own = self.own_labels(&other);
-                if own.clone().joined(&labels) != own {
-                    self.apply_label(&other, &labels);
-                }
+    pub(super) fn keep_labels(&mut self, leaving: &Leaving) {
+        if leaving.names.is_empty() {
+            return;
+        }
+        let mut given: BTreeMap<Name, Labels> = BTreeMap::new();
+        let mut give = |name: &Name, tree: &ManifestId| {
+            if let Some(labels) = leaving.labels.get(tree).filter(|labels| !labels.is_empty()) {
+                given.entry(name.clone()).or_default().join(labels);
+            }
+        };
+        self.refs.iter().for_each(|(name, value)| give(name, &value.manifest));
+        self.removed.iter().for_each(|((name, _), kept)| give(name, &kept.value.manifest));
+        for (name, labels) in &self.labels {
+            labels.origins().iter().filter_map(|origin| leaving.names.get(origin)).for_each(|tree| give(name, tree));
+        }
+        for (name, labels) in given {
+            let labels = labels.without_origin(&name);
+            let own = self.own_labels(&name);
+            if own.clone().joined(&labels) != own {
+                self.apply_label(&name, &labels);
             }
         }
     }
