@@ -1,11 +1,9 @@
 //! `towline label`.
 
-use std::collections::BTreeSet;
-
 use super::output::printable;
 use super::verbs::Context;
 use crate::audit::Action;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::name::Name;
 use crate::ops::Labelled;
 use crate::policy::Labels;
@@ -18,23 +16,6 @@ impl Context {
         let labelled = if given.is_empty() {
             repository.labels(name).await?
         } else {
-            let before = repository.labels(name).await?.labels;
-            let emptied = |labels: &Labels| labels.residency().is_some_and(BTreeSet::is_empty);
-            if emptied(&before.clone().joined(&given)) && !emptied(&before) && !emptied(&given) {
-                let list = |labels: &Labels| {
-                    labels
-                        .residency()
-                        .map(|codes| codes.iter().map(String::as_str).collect::<Vec<_>>().join(", "))
-                        .unwrap_or_default()
-                };
-                return Err(Error::conflict(
-                    "no place would be left for the content: its residency and the new one have none in common",
-                )
-                .at(name)
-                .expected(format!("one of {}", list(&before)))
-                .got(list(&given))
-                .help("`residency=-` forbids it everywhere; only `towline declassify` undoes that"));
-            }
             let recorded = self.record(Action::Label, &[name.to_string()], &repository, None).await?;
             recorded.end(repository.tighten(name, &given).await, |_| 0).await?
         };

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "agent")]
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
@@ -56,13 +57,33 @@ impl Repository {
     /// Joins `labels` to those of `name`, and of every name below it. There is no way to loosen them but a signed declassification.
     ///
     /// # Errors
-    /// Conflict, if they restrict and the repository has no policy: nobody could read the name then.
+    /// Conflict, if they restrict and the repository has no policy: nobody could read the name then; and if they leave no place for the
+    /// content, unless their residency is empty itself.
     ///
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn tighten(&self, name: &Name, labels: &Labels) -> Result<Labelled> {
+        self.check_residency(&*self.state().await?, name, labels)?;
         self.add_labels(name, labels).await?;
         self.labels(name).await
+    }
+
+    /// Refuses `given` labels of `name` whose residency has nothing in common with the one that it has: only a declassification would
+    /// undo that.
+    fn check_residency(&self, state: &State, name: &Name, given: &Labels) -> Result<()> {
+        let own = self.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
+        let (Some(before), Some(asked)) = (own.residency(), given.residency()) else { return Ok(()) };
+        if before.is_empty() || asked.is_empty() || !before.is_disjoint(asked) {
+            return Ok(());
+        }
+        let list = |codes: &BTreeSet<String>| codes.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Err(Error::conflict(
+            "no place would be left for the content: its residency and the new one have none in common",
+        )
+        .at(name)
+        .expected(format!("one of {}", list(before)))
+        .got(list(asked))
+        .help("`residency=-` forbids it everywhere; only `towline declassify` undoes that"))
     }
 
     pub(super) async fn add_labels(&self, name: &Name, labels: &Labels) -> Result<()> {
@@ -90,7 +111,7 @@ impl Repository {
         let state = self.state().await?;
         let labels = self.labels_in(&state, from, tree.or(state.refs.get(from).map(|value| &value.manifest)));
         if labels.restrict() {
-            return self.add_labels(to, &labels.with("derived-from", from.as_str())?).await;
+            return self.add_labels(to, &labels.with_stored("derived-from", from.as_str())?).await;
         }
         Ok(())
     }
@@ -111,9 +132,10 @@ impl Repository {
         if let Some(base) = &options.base {
             let stricter = self.labels_in(&state, base, None);
             if stricter.restrict() && !self.labels_in(&state, name, None).imply(&stricter) {
-                labels = labels.joined(&stricter).with("derived-from", base.as_str())?;
+                labels = labels.joined(&stricter).with_stored("derived-from", base.as_str())?;
             }
         }
+        self.check_residency(&state, name, &labels)?;
         // Labels of what it is said to be made from bind it, as they will once that is recorded.
         let origins = labels.origins().iter().map(|origin| self.labels_in(&state, origin, None));
         let bound = origins.fold(self.labels_in(&state, name, None).joined(&labels), |bound, more| bound.joined(&more));

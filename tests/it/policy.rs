@@ -116,6 +116,7 @@ fn labels_are_inherited_and_only_tightened() {
     assert_eq!(lab.labels("models/base")["tenant"], json!(["clinic"]), "a copy has what its origin gets later");
     let error = lab.user.fails(&["label", "run", "residency=FR"], 5);
     assert!(error["message"].as_str().unwrap().starts_with("no place would be left for the content"), "{error}");
+    lab.user.fails(&["save", "data", "run/step-3", "--label", "residency=FR"], 5);
     lab.user.fails(&["label", "run", "sensitivity=high"], 2);
     lab.user.fails(&["label", "run", "colour=red"], 2);
     // A tree has the strictest labels of all its names.
