@@ -69,10 +69,6 @@ pub struct Damage {
     pub tensors: Vec<String>,
 }
 
-/// Help where the policy denies content that would have to be read.
-const DENIED_HELP: &str = "--data and --repair read what names hold, in packs that names may share: run them at a site that may read all \
-     names, or name those that may be read and share no pack with others";
-
 /// One verification in progress.
 struct Verifying<'a> {
     repository: &'a Repository,
@@ -120,9 +116,6 @@ impl Repository {
         if let Some(name) = name.filter(|_| names.is_empty() && folds) {
             return Err(no_such_name(&audit.state.refs, name, self.store().location()));
         }
-        if options.data || options.repair {
-            self.check_all_readable(&audit.state, &names).await?;
-        }
         let mut verifying = Verifying {
             repository: self,
             options,
@@ -156,14 +149,6 @@ impl Repository {
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
     }
-
-    /// Refuses to read data if the policy denies one of `names` here.
-    async fn check_all_readable(&self, state: &State, names: &BTreeMap<Name, RefValue>) -> Result<()> {
-        match self.denied_here(state, names).await?.into_iter().next() {
-            Some(denied) => Err(denied.refusal.help(DENIED_HELP)),
-            None => Ok(()),
-        }
-    }
 }
 
 impl Verifying<'_> {
@@ -179,15 +164,18 @@ impl Verifying<'_> {
         if whole {
             self.check_segments().await?;
         }
+        if self.options.data || self.options.repair {
+            self.check_readable().await?;
+        }
         if self.options.data {
-            self.check_packs().await?;
             self.check_frames().await?;
         }
         Ok(())
     }
 
-    /// Refuses to read the packs if one of them holds chunks of a name that the policy denies here, or of a value that can be undeleted.
-    async fn check_packs(&self) -> Result<()> {
+    /// Refuses to read data if one of the packs holds chunks of a name that the policy denies here, or of such a value that can be
+    /// undeleted.
+    async fn check_readable(&self) -> Result<()> {
         for denied in self.repository.denied_here(&self.state, self.state.roots()).await? {
             let reached = match self.repository.map(denied.value.map_key).await {
                 Ok(map) => map.packs.iter().any(|pack| self.packs.contains_key(&pack.id)),
@@ -195,7 +183,10 @@ impl Verifying<'_> {
                 Err(_) => true,
             };
             if reached {
-                return Err(denied.refusal.help(DENIED_HELP));
+                return Err(denied.refusal.help(
+                    "--data and --repair read what names hold, in packs that names may share: run them at a site that may read all \
+                     names, or name those that may be read and share no pack with others",
+                ));
             }
         }
         Ok(())
