@@ -1,13 +1,14 @@
 //! `towline sites` and `towline links`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::output::{printable, table};
+use super::policy::{in_file, read, rules_in_force};
 use super::verbs::Context;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::placement::{Link, LinkCost, MICRO, Price, PriceBook, SITES_LEN_MAX, Site, Sites};
 use crate::policy::PolicyRules;
 use crate::{size, span};
@@ -123,10 +124,13 @@ impl Context {
     ) -> Result<(Sites, PriceBook, Option<Arc<PolicyRules>>)> {
         let book = PriceBook::built_in();
         let book = match &args.prices {
-            Some(file) => book.overridden_by(PriceBook::read(&read(file)?).map_err(|error| in_file(error, file))?),
+            Some(file) => {
+                book.overridden_by(PriceBook::read(&read(file, SITES_LEN_MAX)?).map_err(|error| in_file(error, file))?)
+            }
             None => book,
         };
-        let sites = Sites::read(&read(&args.file)?, &book).map_err(|error| in_file(error, &args.file))?;
+        let sites =
+            Sites::read(&read(&args.file, SITES_LEN_MAX)?, &book).map_err(|error| in_file(error, &args.file))?;
         let policy = self.policy_in_force(required).await?;
         if let Some(rules) = &policy {
             sites.check(rules)?;
@@ -139,11 +143,10 @@ impl Context {
         let opened = if required { self.open().await.map(Some) } else { self.open_if_made().await };
         let Some(repository) = opened? else { return Ok(None) };
         let state = repository.state().await?;
-        match repository.policy_of(&state).await? {
-            Some(_) => super::policy::rules_in_force(&repository, &state).await.map(Some),
-            None if required => super::policy::rules_in_force(&repository, &state).await.map(Some),
-            None => Ok(None),
+        if state.policy.is_none() && !required {
+            return Ok(None);
         }
+        rules_in_force(&repository, &state).await.map(Some)
     }
 }
 
@@ -264,19 +267,6 @@ fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
-fn read(file: &Path) -> Result<String> {
-    let len = std::fs::metadata(file).map_err(|source| Error::io("cannot read the file", file, source))?.len();
-    if len > SITES_LEN_MAX {
-        return Err(Error::usage("file is too long").at(file.display()).expected(SITES_LEN_MAX).got(len));
-    }
-    std::fs::read_to_string(file).map_err(|source| Error::io("cannot read the file", file, source))
-}
-
-fn in_file(error: Error, file: &Path) -> Error {
-    let place = error.place().map_or_else(|| file.display().to_string(), |line| format!("{}, {line}", file.display()));
-    error.at(place)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,13 +274,13 @@ mod tests {
     #[test]
     fn prices_are_shown_by_tier() {
         let book = PriceBook::built_in();
-        let shown = priced(book.moved("aws/internet", "aws", "us-east-1").unwrap());
+        let shown = priced(book.egress("aws/internet", "aws", "us-east-1").unwrap());
         assert_eq!(shown, "$0/GiB, $0.09 from 100, $0.085 from 10240, $0.07 from 51200, $0.05 from 153600");
         assert_eq!(
             (bits(1_250_000_000), bits(187_500), bits(1)),
             ("10 Gbit/s".to_owned(), "1.5 Mbit/s".to_owned(), "8 bit/s".to_owned())
         );
-        assert_eq!(priced(book.moved("r2/internet", "r2", "auto").unwrap()), "$0/GB");
+        assert_eq!(priced(book.egress("r2/internet", "r2", "auto").unwrap()), "$0/GB");
         assert_eq!(
             (dollars(2_500_000), dollars(1), dollars(12_000_000)),
             ("$2.50".to_owned(), "$0.000001".to_owned(), "$12".to_owned())

@@ -29,7 +29,7 @@ impl Unit {
         }
     }
 
-    /// As it is written.
+    /// Name in files and tables.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -122,13 +122,6 @@ impl Price {
         u64::try_from((exact + unit / 2) / unit).unwrap_or(u64::MAX)
     }
 
-    /// Micro-dollars a unit of the next byte in a month that had `so_far` bytes.
-    #[must_use]
-    pub fn rate_at(&self, so_far: u64) -> u64 {
-        let open = |tier: &&Tier| tier.up_to.is_none_or(|end| u128::from(so_far) < self.end(end));
-        self.tiers.iter().find(open).map_or(0, |tier| tier.micro_usd)
-    }
-
     /// Bytes times micro-dollars of a month with `bytes`.
     fn exact(&self, bytes: u64) -> u128 {
         let bytes = u128::from(bytes);
@@ -177,7 +170,6 @@ mod tests {
         ] {
             assert_eq!(price.marginal(so_far, bytes), micro_usd, "{bytes} after {so_far}");
         }
-        assert_eq!((price.rate_at(0), price.rate_at(100 * GIB), price.rate_at(u64::MAX)), (0, 90_000, 70_000));
         assert_eq!(Price::flat(Unit::Gb, 20_000).marginal(7, 1_500_000_000), 30_000);
     }
 

@@ -2,20 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use toml::Spanned;
 
-use super::document::{at_line, malformed, micro_usd};
+use super::dollars::micro_usd;
 use super::price::{Price, Tier, Unit};
 use crate::error::{Error, Result};
 use crate::pattern::Patterns;
+use crate::toml_text::{at_line, malformed};
 
 /// The book that ships with the program.
 const BUILT_IN: &str = include_str!("price_book.toml");
 
 /// Price of bytes that leave a place over a path.
 #[derive(Clone, Debug)]
-pub struct MovedPrice {
+pub struct EgressPrice {
     /// Provider that bills it.
     pub provider: String,
     /// Regions that it holds for.
@@ -26,7 +27,7 @@ pub struct MovedPrice {
 
 /// Price of bytes in a store.
 #[derive(Clone, Debug)]
-pub struct KeptPrice {
+pub struct StoragePrice {
     /// Provider that bills it.
     pub provider: String,
     /// Regions that it holds for.
@@ -45,17 +46,8 @@ pub struct KeptPrice {
 #[derive(Clone, Debug)]
 pub struct PriceBook {
     dated: String,
-    moved: BTreeMap<String, MovedPrice>,
-    kept: BTreeMap<String, KeptPrice>,
-}
-
-/// Summary of a book.
-#[derive(Clone, Debug, Serialize)]
-pub struct BookView<'a> {
-    /// Date of the prices.
-    pub dated: &'a str,
-    /// Names of its prices.
-    pub prices: Vec<&'a str>,
+    egress: BTreeMap<String, EgressPrice>,
+    storage: BTreeMap<String, StoragePrice>,
 }
 
 impl PriceBook {
@@ -76,31 +68,31 @@ impl PriceBook {
     pub fn read(text: &str) -> Result<Self> {
         let document: Document =
             toml::from_str(text).map_err(|error| malformed("price book is malformed", text, &error))?;
-        let (mut moved, mut kept) = (BTreeMap::new(), BTreeMap::new());
-        for entry in document.moved {
+        let (mut egress, mut storage) = (BTreeMap::new(), BTreeMap::new());
+        for entry in document.egress {
             let at = at_line(text, entry.span().start);
-            let WrittenMoved { name, provider, regions, unit, usd, tiers } = entry.into_inner();
+            let WrittenEgress { name, provider, regions, unit, usd, tiers } = entry.into_inner();
             let price = WrittenPrice { unit, usd, tiers }.read().map_err(|error| error.at(&at))?;
-            if moved.insert(name.clone(), MovedPrice { provider, regions, price }).is_some() {
+            if egress.insert(name.clone(), EgressPrice { provider, regions, price }).is_some() {
                 return Err(Error::usage("price is there twice").at(at).got(name));
             }
         }
-        for entry in document.kept {
+        for entry in document.storage {
             let at = at_line(text, entry.span().start);
             let (name, price) = entry.into_inner().read().map_err(|error| error.at(&at))?;
-            if kept.insert(name.clone(), price).is_some() {
+            if storage.insert(name.clone(), price).is_some() {
                 return Err(Error::usage("price is there twice").at(at).got(name));
             }
         }
-        Ok(Self { dated: document.dated, moved, kept })
+        Ok(Self { dated: document.dated, egress, storage })
     }
 
     /// This book, with the entries of `other` in place of those of the same names.
     #[must_use]
     pub fn overridden_by(mut self, other: Self) -> Self {
         self.dated = format!("{}, overridden {}", self.dated, other.dated);
-        self.moved.extend(other.moved);
-        self.kept.extend(other.kept);
+        self.egress.extend(other.egress);
+        self.storage.extend(other.storage);
         self
     }
 
@@ -114,8 +106,8 @@ impl PriceBook {
     ///
     /// # Errors
     /// Usage: no such price, or it is not for there.
-    pub fn moved(&self, name: &str, provider: &str, region: &str) -> Result<&Price> {
-        let found = self.moved.get(name).ok_or_else(|| unknown(name, self.moved.keys()))?;
+    pub fn egress(&self, name: &str, provider: &str, region: &str) -> Result<&Price> {
+        let found = self.egress.get(name).ok_or_else(|| unknown(name, self.egress.keys()))?;
         fits(name, (&found.provider, &found.regions), provider, region)?;
         Ok(&found.price)
     }
@@ -124,17 +116,10 @@ impl PriceBook {
     ///
     /// # Errors
     /// Usage: no such price, or it is not for there.
-    pub fn kept(&self, name: &str, provider: &str, region: &str) -> Result<&KeptPrice> {
-        let found = self.kept.get(name).ok_or_else(|| unknown(name, self.kept.keys()))?;
+    pub fn storage(&self, name: &str, provider: &str, region: &str) -> Result<&StoragePrice> {
+        let found = self.storage.get(name).ok_or_else(|| unknown(name, self.storage.keys()))?;
         fits(name, (&found.provider, &found.regions), provider, region)?;
         Ok(found)
-    }
-
-    /// Summary.
-    #[must_use]
-    pub fn view(&self) -> BookView<'_> {
-        let prices = self.moved.keys().chain(self.kept.keys()).map(String::as_str).collect();
-        BookView { dated: &self.dated, prices }
     }
 }
 
@@ -158,14 +143,14 @@ fn fits(name: &str, (of, regions): (&str, &Patterns), provider: &str, region: &s
 struct Document {
     dated: String,
     #[serde(default)]
-    moved: Vec<Spanned<WrittenMoved>>,
+    egress: Vec<Spanned<WrittenEgress>>,
     #[serde(default)]
-    kept: Vec<Spanned<WrittenKept>>,
+    storage: Vec<Spanned<WrittenStorage>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenMoved {
+struct WrittenEgress {
     name: String,
     provider: String,
     regions: Patterns,
@@ -176,7 +161,7 @@ struct WrittenMoved {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenKept {
+struct WrittenStorage {
     name: String,
     provider: String,
     regions: Patterns,
@@ -186,9 +171,9 @@ struct WrittenKept {
     usd_million_gets: String,
 }
 
-impl WrittenKept {
-    fn read(self) -> Result<(String, KeptPrice)> {
-        let price = KeptPrice {
+impl WrittenStorage {
+    fn read(self) -> Result<(String, StoragePrice)> {
+        let price = StoragePrice {
             provider: self.provider,
             regions: self.regions,
             unit: self.unit.into(),
@@ -272,11 +257,11 @@ mod tests {
             ("azure/internet", "azure", "eastus", 10_340 * GB, GB, 83_000),
             ("r2/internet", "r2", "auto", 0, 1000 * GB, 0),
         ] {
-            assert_eq!(book.moved(name, provider, region).unwrap().marginal(so_far, bytes), micro_usd, "{name}");
+            assert_eq!(book.egress(name, provider, region).unwrap().marginal(so_far, bytes), micro_usd, "{name}");
         }
-        let kept = book.kept("aws/s3-standard", "aws", "us-east-1").unwrap();
+        let storage = book.storage("aws/s3-standard", "aws", "us-east-1").unwrap();
         assert_eq!(
-            (kept.micro_usd_month, kept.micro_usd_million_puts, kept.micro_usd_million_gets),
+            (storage.micro_usd_month, storage.micro_usd_million_puts, storage.micro_usd_million_gets),
             (23_000, 5_000_000, 400_000)
         );
     }
@@ -289,24 +274,24 @@ mod tests {
             ("aws/internet", "gcp", "us-east1", "price is for another place"),
             ("aws/carrier-pigeon", "aws", "us-east-1", "price book has no such price"),
         ] {
-            let error = book.moved(name, provider, region).unwrap_err().to_string();
+            let error = book.egress(name, provider, region).unwrap_err().to_string();
             assert!(error.starts_with(says), "{error}");
         }
     }
 
     #[test]
     fn a_book_overrides_entries_of_another() {
-        let own = "dated = '2026-12-01'\n[[moved]]\nname = 'aws/internet'\nprovider = 'aws'\nregions = '*'\nunit = 'GiB'\nusd = '0.031'\n";
+        let own = "dated = '2026-12-01'\n[[egress]]\nname = 'aws/internet'\nprovider = 'aws'\nregions = '*'\nunit = 'GiB'\nusd = '0.031'\n";
         let book = PriceBook::built_in().overridden_by(PriceBook::read(own).unwrap());
-        assert_eq!(book.moved("aws/internet", "aws", "af-south-1").unwrap().marginal(0, 1 << 30), 31_000);
-        assert!(book.moved("aws/zone", "aws", "us-east-1").is_ok());
+        assert_eq!(book.egress("aws/internet", "aws", "af-south-1").unwrap().marginal(0, 1 << 30), 31_000);
+        assert!(book.egress("aws/zone", "aws", "us-east-1").is_ok());
         assert_eq!(book.dated(), "2026-11-25, overridden 2026-12-01");
     }
 
     #[test]
     fn bad_books_are_refused_with_their_line() {
         let entry = |price: &str| {
-            format!("dated = 'x'\n\n[[moved]]\nname = 'a'\nprovider = 'p'\nregions = '*'\nunit = 'GB'\n{price}\n")
+            format!("dated = 'x'\n\n[[egress]]\nname = 'a'\nprovider = 'p'\nregions = '*'\nunit = 'GB'\n{price}\n")
         };
         for (text, says) in [
             (entry("usd = '-1'"), "this is not a price at line 3"),

@@ -1,7 +1,7 @@
 //! The sites file: places with compute and the links between them, as their owner believes them to be.
 //!
-//! What binds comes from the signed policy alone: jurisdiction, tenancy, private links. The file may repeat it, so that it reads well,
-//! and is refused where it says something else.
+//! Jurisdiction, tenancy and private links come from the signed policy alone. The file may repeat them, and is refused where they
+//! differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,13 +9,14 @@ use std::time::Duration;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::document::{at_line, malformed, micro_usd};
+use super::dollars::micro_usd;
 use super::price::Price;
 use super::price_book::{PriceBook, WrittenPrice};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::pattern::Patterns;
-use crate::policy::{OneOrSeveral, PolicyRules};
+use crate::policy::PolicyRules;
+use crate::toml_text::{OneOrSeveral, line, malformed};
 use crate::{size, span};
 
 /// Maximum length of a sites file.
@@ -40,8 +41,8 @@ pub struct Site {
     pub gpus: Vec<Gpus>,
     /// Nodes of a cluster that are at the site, by name.
     pub nodes: Patterns,
-    /// Name of the price of what it keeps, in the price book.
-    pub kept: Option<String>,
+    /// Name of the price of what is stored there, in the price book.
+    pub storage: Option<String>,
     /// Line of the file where it begins.
     pub line: usize,
     stated: Stated,
@@ -120,11 +121,11 @@ impl Sites {
             toml::from_str(text).map_err(|error| malformed("sites file is malformed", text, &error))?;
         let mut sites = Self::default();
         for site in document.sites {
-            let line = line_of(text, &site);
+            let line = line(text, site.span().start);
             sites.add_site(line, site.into_inner(), book).map_err(|error| error.at(format!("line {line}")))?;
         }
         for link in document.links {
-            let line = line_of(text, &link);
+            let line = line(text, link.span().start);
             sites.add_link(line, link.into_inner(), book).map_err(|error| error.at(format!("line {line}")))?;
         }
         Ok(sites)
@@ -145,11 +146,6 @@ impl Sites {
     #[must_use]
     pub fn links(&self) -> &[Link] {
         &self.links
-    }
-
-    /// Links from `from` to `to`.
-    pub fn between<'a>(&'a self, from: &'a str, to: &'a str) -> impl Iterator<Item = &'a Link> {
-        self.links.iter().filter(move |link| link.from == from && link.to == to)
     }
 
     /// Checks that the file says nothing that `policy` decides otherwise.
@@ -180,13 +176,16 @@ impl Sites {
         }
         for link in &self.links {
             let rule = policy.private_link(&link.from, &link.to);
-            if link.private.is_some_and(|stated| stated && rule.is_none()) {
-                return Err(Error::conflict("sites file calls a link private that the policy does not")
-                    .at(format!("line {} of the sites file", link.line))
-                    .got(format!("{} to {}", link.from, link.to))
-                    .expected("a [[link]] of the policy between them, with the prefixes of its addresses")
-                    .help("remove `private` from the sites file: the signed policy decides"));
-            }
+            let Some(stated) = link.private.filter(|stated| *stated != rule.is_some()) else { continue };
+            let expected = match rule {
+                Some(rule) => format!("private, as line {} of the policy says", rule.line),
+                None => "a [[link]] of the policy between them, with the prefixes of its addresses".to_owned(),
+            };
+            return Err(Error::conflict("sites file says another thing of a private link than the policy")
+                .at(format!("line {} of the sites file", link.line))
+                .got(format!("private = {stated} from {} to {}", link.from, link.to))
+                .expected(expected)
+                .help("remove `private` from the sites file: the signed policy decides"));
         }
         Ok(())
     }
@@ -195,8 +194,8 @@ impl Sites {
         Identity::new(&written.name, "any")?;
         let provider = written.provider.unwrap_or_else(|| OWN.to_owned());
         let region = written.region.unwrap_or_default();
-        if let Some(kept) = &written.kept {
-            book.kept(kept, &provider, &region)?;
+        if let Some(storage) = &written.storage {
+            book.storage(storage, &provider, &region)?;
         }
         let gpus = written.gpus.into_iter().map(|gpus| {
             let micro_usd_hour = micro_usd(&gpus.usd_hour)?;
@@ -212,7 +211,7 @@ impl Sites {
             cache: written.cache.as_deref().map(size::parse).transpose()?,
             gpus: gpus.collect::<Result<_>>()?,
             nodes: written.nodes,
-            kept: written.kept,
+            storage: written.storage,
             line,
             stated: Stated { jurisdictions, tenancy: written.tenancy },
         };
@@ -253,7 +252,7 @@ impl Sites {
         }
         let cost = match written.price {
             WrittenCost::Named(name) => {
-                let price = book.moved(&name, &from.provider, &from.region)?.clone();
+                let price = book.egress(&name, &from.provider, &from.region)?.clone();
                 LinkCost::ByVolume { meter: name, price }
             }
             WrittenCost::Flat { usd_month } => LinkCost::Flat { micro_usd_month: micro_usd(&usd_month)? },
@@ -275,10 +274,6 @@ impl Sites {
 
 fn listed(codes: &BTreeSet<String>) -> String {
     codes.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
-}
-
-fn line_of<T>(text: &str, entry: &Spanned<T>) -> usize {
-    at_line(text, entry.span().start).trim_start_matches("line ").parse().unwrap_or(1)
 }
 
 #[derive(Deserialize)]
@@ -305,7 +300,7 @@ struct WrittenSite {
     gpus: Vec<WrittenGpus>,
     #[serde(default)]
     nodes: Patterns,
-    kept: Option<String>,
+    storage: Option<String>,
     jurisdiction: Option<OneOrSeveral>,
     tenancy: Option<String>,
 }
@@ -357,7 +352,7 @@ gpus = [{ model = "H100", count = 64, usd_hour = "1.1" }]
 name = "burst"
 provider = "aws"
 region = "us-east-1"
-kept = "aws/s3-standard"
+storage = "aws/s3-standard"
 nodes = "ip-10-*"
 gpus = [{ model = "H100", count = 512, usd_hour = "2.5" }]
 
@@ -400,12 +395,12 @@ private = true
         assert!(burst.nodes.take("ip-10-1-2-3") && !burst.nodes.take("gke-1"));
         let home = sites.site("home").unwrap();
         assert_eq!((home.provider.as_str(), home.cache), ("own", Some(40 << 40)));
-        let back: Vec<&Link> = sites.between("burst", "home").collect();
+        let back: Vec<&Link> = sites.links().iter().filter(|link| link.from == "burst").collect();
         assert_eq!(back.iter().map(|link| link.path.as_str()).collect::<Vec<_>>(), ["internet", "dx1"]);
         assert_eq!((back[0].rate, back[0].delay), (Some(1_250_000_000), Some(Duration::from_millis(80))));
         assert!(matches!(&back[0].cost, LinkCost::ByVolume { meter, .. } if meter == "aws/internet"));
         assert_eq!(back[1].cost, LinkCost::Flat { micro_usd_month: 16_425_000_000 });
-        let out = sites.between("home", "burst").next().unwrap();
+        let out = &sites.links()[0];
         assert!(
             matches!(&out.cost, LinkCost::ByVolume { meter, price } if meter == "home/burst/internet" && price.marginal(0, 1 << 40) == 0)
         );
@@ -426,7 +421,13 @@ private = true
         }
         let public = PolicyRules::read(&POLICY[..POLICY.find("[[link]]").unwrap()]).unwrap();
         let told = read(SITES).unwrap().check(&public).unwrap_err().to_string();
-        assert!(told.contains("calls a link private") && told.contains("line 32 of the sites file"), "{told}");
+        assert!(
+            told.contains("another thing of a private link") && told.contains("line 32 of the sites file"),
+            "{told}"
+        );
+        let told =
+            read(&SITES.replace("private = true", "private = false")).unwrap().check(&policy).unwrap_err().to_string();
+        assert!(told.contains("private, as line 14 of the policy says"), "{told}");
         // The policy need not describe a site, nor the file every site of the policy.
         let other = POLICY.replace("burst", "moon");
         read(&SITES.replace("private = true\n", "")).unwrap().check(&PolicyRules::read(&other).unwrap()).unwrap();
@@ -440,7 +441,7 @@ private = true
             (with("[[site]]\nname = 'home'"), "site is described twice at line 40"),
             (with("[[site]]\nname = 'b'\nrepositories = 's3://models'"), "repository is at two sites at line 40"),
             (with("[[site]]\nname = 'a/b'"), "line 40"),
-            (with("[[site]]\nname = 'b'\nkept = 'aws/s3-standard'"), "price is for another place at line 40"),
+            (with("[[site]]\nname = 'b'\nstorage = 'aws/s3-standard'"), "price is for another place at line 40"),
             (with("[[site]]\nname = 'b'\ncache = 'much'"), "this is not a size at line 40"),
             (
                 with("[[site]]\nname = 'b'\ngpus = [{ model = 'A', count = 1, usd_hour = '-2' }]"),

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::document::{OneOrSeveral, at_line, line, malformed};
 use super::labels::Labels;
 use super::rules::{Basis, LocalCaller, PolicyRules, Question, Route, Ruling, Verdict};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::name::Name;
+use crate::toml_text::{OneOrSeveral, at_line, line, malformed};
 
 /// Name of a case that gives only labels.
 const ANY_NAME: &str = "any";

@@ -14,6 +14,7 @@ use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::limits::KIB;
 use crate::pattern::{Pattern, Patterns};
+use crate::toml_text::{OneOrSeveral, line, malformed};
 
 /// Maximum length of a policy with its signature.
 pub const POLICY_LEN_MAX: u64 = 4096 * KIB;
@@ -90,28 +91,6 @@ enum WrittenPath {
     Any,
 }
 
-/// A text, or a list of texts.
-#[derive(Default, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum OneOrSeveral {
-    One(String),
-    Several(Vec<String>),
-    #[default]
-    #[serde(skip)]
-    None,
-}
-
-impl OneOrSeveral {
-    /// The texts.
-    pub(crate) fn list(self) -> Vec<String> {
-        match self {
-            Self::One(text) => vec![text],
-            Self::Several(texts) => texts,
-            Self::None => Vec::new(),
-        }
-    }
-}
-
 impl PolicyRules {
     /// Reads a policy.
     ///
@@ -137,22 +116,6 @@ impl PolicyRules {
         check_reach(&rules)?;
         Ok(Self::new(document.version, repository, Places { sites, links, spiffe }, rules))
     }
-}
-
-/// The error about a `text` that is not the TOML that it should be.
-pub(super) fn malformed(what: &'static str, text: &str, error: &toml::de::Error) -> Error {
-    let at = error.span().map_or_else(|| "policy".to_owned(), |span| at_line(text, span.start));
-    Error::usage(what).at(at).got(error.message().trim().to_owned())
-}
-
-/// The line at `offset`, as errors name it.
-pub(super) fn at_line(text: &str, offset: usize) -> String {
-    format!("line {}", line(text, offset))
-}
-
-/// Number of the line at `offset`, from 1.
-pub(super) fn line(text: &str, offset: usize) -> usize {
-    text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
 }
 
 fn read_sites(text: &str, written: Vec<Spanned<WrittenSite>>) -> Result<BTreeMap<String, SiteRule>> {
@@ -188,12 +151,12 @@ fn read_links(
     sites: &BTreeMap<String, SiteRule>,
 ) -> Result<Vec<LinkRule>> {
     let read = |link: Spanned<WrittenLink>| {
-        let at = at_line(text, link.span().start);
+        let line = line(text, link.span().start);
         let link = link.into_inner();
         if let Some(unknown) = link.between.iter().find(|site| !sites.contains_key(*site)) {
-            return Err(unknown_site(unknown).at(at));
+            return Err(unknown_site(unknown).at(format!("line {line}")));
         }
-        Ok(LinkRule { between: link.between, addresses: link.addresses })
+        Ok(LinkRule { between: link.between, addresses: link.addresses, line })
     };
     written.into_iter().map(read).collect()
 }

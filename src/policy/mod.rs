@@ -14,7 +14,6 @@ mod tests;
 pub use self::access::{AllowList, AllowRule, Callers, agents, pattern_text};
 pub use self::addresses::Prefix;
 pub use self::cases::{CaseReport, Cases, CheckedCase, UntestedRule};
-pub(crate) use self::document::OneOrSeveral;
 pub use self::document::POLICY_LEN_MAX;
 pub use self::labels::{
     LABEL_KEYS, LABEL_VALUE_LEN_MAX, LABEL_VALUES_JOINED_MAX, LABEL_VALUES_MAX, Labels, Sensitivity,

@@ -61,6 +61,8 @@ pub struct LinkRule {
     pub between: [String; 2],
     /// Prefixes that both ends of a private connection lie in.
     pub addresses: Vec<Prefix>,
+    /// Line of the policy where it begins.
+    pub line: usize,
 }
 
 /// Whoever asks an agent or a command of this machine for something.

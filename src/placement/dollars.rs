@@ -1,20 +1,9 @@
-//! Reading the files of placement: TOML with lines, and dollars without floats.
+//! Dollars as people write them, without floats.
 
 use crate::error::{Error, Result};
 
 /// Decimal places of a dollar in micro-dollars.
 const PLACES: usize = 6;
-
-/// The error about a `text` that is not the TOML that it should be.
-pub(super) fn malformed(what: &'static str, text: &str, error: &toml::de::Error) -> Error {
-    let at = error.span().map_or_else(|| "line 1".to_owned(), |span| at_line(text, span.start));
-    Error::usage(what).at(at).got(error.message().trim().to_owned())
-}
-
-/// The line at `offset`, as errors name it.
-pub(super) fn at_line(text: &str, offset: usize) -> String {
-    format!("line {}", text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1)
-}
 
 /// Micro-dollars of a number of dollars, such as `0.09`.
 ///
