@@ -196,7 +196,7 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// Whether `c` is invisible or changes the direction of text, so that a name may look like another one
+/// True if `c` is invisible or changes the direction of text: a name with it may look like another one
 /// (<https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing>).
 const fn is_format(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -271,7 +271,7 @@ mod tests {
         let texts: Vec<&str> = all.iter().map(String::as_str).collect();
         remove(&mut state, &texts[..5]);
         remove(&mut state, &texts[5..]);
-        // Of the 1,025 of the last entry the oldest is not kept, and none of the entry before.
+        // The last entry removes 1,025 names: its oldest value is dropped, and so are all of the entry before.
         assert_eq!(state.removed.len(), REMOVED_MAX);
         assert!(state.removed_of(&name("n/5")).next().is_none() && state.removed_of(&name("n/6")).next().is_some());
         set(&mut state, "large", REMOVED_BYTES_MAX - 1);

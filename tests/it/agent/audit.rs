@@ -115,7 +115,7 @@ fn a_log_that_was_changed_is_found_also_across_a_restart() {
     Running::from_file(&user, "a.toml").stop();
     assert_eq!(verified(&user, 4)["sound"], false);
 
-    // As it was; and a torn end, as after a power loss.
+    // The whole log, with an incomplete entry at its end, as after a power loss.
     let torn = [whole.as_slice(), b"{\"seq\":99,"].concat();
     fs::write(segment(&user), &torn).unwrap();
     Running::from_file(&user, "a.toml").stop();

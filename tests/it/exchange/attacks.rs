@@ -192,7 +192,7 @@ async fn what_is_kept_of_a_removed_name_is_given_to_nobody() {
     let manifest = home.plain.state().await.unwrap().refs[&name("public/two")].manifest;
     let asker = Identity::new("cloud", "b").unwrap();
     let may = async || ServedChunks::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some();
-    // What an agent knows of the log is good for a second.
+    // An agent reads the log again after a second.
     let settle = || tokio::time::sleep(Duration::from_millis(1100));
     assert!(may().await);
     home.plain.remove(&name("public/two")).await.unwrap();

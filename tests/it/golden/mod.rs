@@ -32,7 +32,7 @@ fn expected() -> Value {
     expected_in(&golden())
 }
 
-/// What the repository in `folder` is expected to hold.
+/// Expected contents of the repository in `folder`.
 fn expected_in(folder: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(folder.join("expected.json")).unwrap()).unwrap()
 }

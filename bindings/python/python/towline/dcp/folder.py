@@ -110,7 +110,7 @@ class _Unpickler(_Base):
         try:
             return super().load()
         except KeyError as error:
-            # Of the table of opcodes, as of the memo, only the key is told.
+            # The error of an opcode that is not in the table, and of a memo that is not set, is only its key.
             raise pickle.UnpicklingError(f"it has an opcode or a reference that is not allowed: {error}") from error
 
     def load_setitem(self) -> None:
