@@ -418,7 +418,7 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
     if report.unfinished_objects > 0 {
         let _ = writeln!(
             text,
-            "  kept until they have stood still for 24 h: {} in {} that a save or sync has not finished",
+            "  kept until they have stood still for 24 h: {} in {} of saves or syncs",
             show(report.unfinished_bytes),
             counted(report.unfinished_objects, "unfinished object"),
         );

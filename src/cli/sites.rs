@@ -129,8 +129,9 @@ impl Context {
             }
             None => book,
         };
-        let sites =
-            Sites::read(&read(&args.file, SITES_LEN_MAX)?, &book).map_err(|error| in_file(error, &args.file))?;
+        let text = read(&args.file, SITES_LEN_MAX)
+            .map_err(|error| error.help("docs/placement.md has an example; `towline sites FILE` names another file"))?;
+        let sites = Sites::read(&text, &book).map_err(|error| in_file(error, &args.file))?;
         let policy = self.policy_in_force(required).await?;
         if let Some(rules) = &policy {
             sites.check(rules)?;
