@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::LogLimit;
 use super::identity::{Context, Credentials, PolicyKey, Signature};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,6 +26,8 @@ use crate::tree::{Readers, make_private_folder, replace_file};
 const SIGNATURE: &str = "# signature: ";
 /// Time after which a signature is verified again: its certificate may have expired or been revoked.
 const VERIFIED_FOR: Duration = Duration::from_mins(1);
+/// Log lines about invalid declassifications, which anyone who may write to the store can commit.
+static INVALID_DECLASSIFICATIONS: LogLimit = LogLimit::new();
 
 /// Signs the policy `text` with `key`; replaces an existing signature.
 ///
@@ -292,12 +295,12 @@ impl Guard for Policies {
                 return Ruling::deny(Basis::NoPolicy);
             }
         };
-        let frame_request = match access.to {
+        let receiver = match access.to {
             Destination::Agent(agent) => Some(agent),
             Destination::Here | Destination::Repository(..) => own.as_ref(),
         };
-        let frame_request = frame_request.and_then(|agent| rules.agent(agent));
-        let agent = frame_request.as_deref();
+        let receiver = receiver.and_then(|agent| rules.agent(agent));
+        let agent = receiver.as_deref();
         let (to, route) = match access.to {
             Destination::Here => (agent.map(Identity::site), Route::Store),
             Destination::Repository(location, id) => (rules.site_of(location, id), Route::Store),
@@ -314,8 +317,10 @@ impl Guard for Policies {
             let now = credentials.clock().now();
             credentials.trusted().verify(&signature, Context::Declassification, &statement, now)
         });
-        if let Err(error) = &verified {
-            tracing::warn!("declassification of {name} is invalid: {error:?}");
+        if let Err(error) = &verified
+            && let Some(kept_back) = INVALID_DECLASSIFICATIONS.may()
+        {
+            tracing::warn!(kept_back, "declassification of {name} is invalid: {error:?}");
         }
         verified.is_ok()
     }

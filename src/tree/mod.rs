@@ -28,7 +28,9 @@ pub use file_stamp::FileStamp;
 pub use holes::{HOLE_MIN, extents};
 pub use memory::{MemoryFile, Opened};
 pub use path::check_path;
-pub use private::{check_own_folder, check_private_folder, make_private_folder, read_own_file, read_own_target};
+pub use private::{
+    check_own_folder, check_private_folder, is_own_file, make_private_folder, read_own_file, read_own_target,
+};
 pub use rules::{IGNORE_FILE, Rules};
 pub use staged::{Durability, Staged};
 pub use stat::{Stat, WalkEntry, WalkKind};

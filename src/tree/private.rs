@@ -105,6 +105,12 @@ fn read_own(path: &Path, len_max: u64, flags: OFlags) -> Result<String> {
     Ok(text)
 }
 
+/// Whether only this user and root may write the file that `found` is of.
+pub fn is_own_file(found: &Metadata) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    found.is_file() && (found.uid() == user || found.uid() == 0) && found.mode() & OTHERS_WRITE == 0
+}
+
 fn check_own_file(found: &Metadata, path: &Path) -> Result<()> {
     if !found.is_file() {
         return Err(not_regular(path));

@@ -363,6 +363,22 @@ fn a_segment_that_is_no_file_or_of_another_length_is_damage() {
     refused();
 }
 
+#[test]
+fn a_segment_that_others_can_write_is_read_from_a_copy() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let (repository, path) = run(sparse_index(dir.path(), 10_000));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).unwrap();
+    // A copy's digest is checked.
+    let object = fs::read(&path).unwrap();
+    let body = &object[HEADER_LEN..object.len() - DIGEST_LEN];
+    fs::write(&path, seal(Kind::Segment, body, false)).unwrap();
+    let (_, index) = run(repository.indexed_state()).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    let packs = index.segments().iter().map(|(_, segment)| segment.numbered_packs().count()).sum::<usize>();
+    assert_eq!(packs, 10_000);
+}
+
 /// A file of `chunks` chunks, and `tensors` tensors that each lie over all of it.
 fn overlapping(tensors: usize, chunks: u32) -> (Manifest, Map) {
     let size = u64::from(chunks) * 100;

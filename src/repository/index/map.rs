@@ -28,8 +28,9 @@ impl Mapped {
 
     /// Maps `file`, which was opened at `path`.
     pub(super) fn of(file: &File, path: &Path) -> Result<Self> {
-        // SAFETY: segments are written under a new name and never changed. If another program truncates one, that damages the
-        // repository, and reading it ends this process by a signal rather than returning wrong bytes.
+        // SAFETY: segments are written under a new name and never changed, and only files that no other user may write are
+        // mapped. If a program of this user truncates one, reading it ends this process by a signal rather than returning wrong
+        // bytes.
         let map = unsafe { Mmap::map(file) };
         let map = map.map_err(|source| Error::io("cannot map an index segment", path, source))?;
         if let Err(error) = map.advise(Advice::Random) {

@@ -25,6 +25,7 @@ use crate::format::envelope::{Kind, open};
 use crate::format::{PackRef, SegmentView};
 use crate::id::{ChunkId, PackId, SegmentId};
 use crate::storage::open_object;
+use crate::tree::is_own_file;
 
 pub use audit::{BadSegment, SegmentAudit};
 pub(crate) use merge::merge_if_many;
@@ -156,15 +157,8 @@ impl Repository {
             return Ok(found);
         }
         let key = layout::owned(Family::Index, id);
-        let bytes = match self.store().directory() {
-            Some(root) => {
-                let path = root.join(key.as_ref());
-                let file = open_object(root, &key)?;
-                let found =
-                    file.metadata().map_err(|source| Error::io("cannot open an index segment", &path, source))?;
-                check_len(&key, info, found.len())?;
-                Mapped::of(&file, &path)?
-            }
+        let bytes = match self.mapped_in_place(&key, info)? {
+            Some(mapped) => mapped,
             None => self.fetched(id, info).await?,
         };
         let view = SegmentView::parse(&bytes)
@@ -173,6 +167,18 @@ impl Repository {
         let mut loaded = self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.insert(id, Arc::clone(&segment));
         Ok(segment)
+    }
+
+    /// Maps a segment of a repository in a directory where it lies, if only this user may write the file: a mapped file that
+    /// another user truncates would end this process by a signal (mmap(2), SIGBUS). A copy of it in the local cache is mapped
+    /// instead.
+    fn mapped_in_place(&self, key: &object_store::path::Path, info: &SegmentInfo) -> Result<Option<Mapped>> {
+        let Some(root) = self.store().directory() else { return Ok(None) };
+        let path = root.join(key.as_ref());
+        let file = open_object(root, key)?;
+        let found = file.metadata().map_err(|source| Error::io("cannot open an index segment", &path, source))?;
+        check_len(key, info, found.len())?;
+        if is_own_file(&found) { Mapped::of(&file, &path).map(Some) } else { Ok(None) }
     }
 
     fn loaded(&self, id: SegmentId) -> Option<Arc<Segment>> {
