@@ -21,6 +21,7 @@ mod files;
 mod folders;
 mod handoff;
 mod head_limits;
+mod inventory;
 mod metrics;
 mod open_trees;
 mod preemption;
@@ -145,6 +146,9 @@ impl Agent {
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
         api.spawn(state.leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
+        if let Some(every) = config.cache.as_ref().map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
+            api.spawn(inventory::run(Arc::clone(&state), every));
+        }
         let publication = Publication::begin(&state, config.audit.as_ref());
         sidecar::begin(&state, config.sidecar, &mut api)?;
         tracing::info!(socket = %config.socket.display(), "agent is running");

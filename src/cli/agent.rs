@@ -64,6 +64,7 @@ impl Context {
             AgentVerb::Identity { what } => self.identity(what)?,
             AgentVerb::Agent { config } => self.agent(&config).await?,
             AgentVerb::Policy { what } => return self.policy(what).await,
+            AgentVerb::Hint(args) => self.hint(&args).await?,
             AgentVerb::Sites { files, check } => self.sites(&files, check).await?,
             AgentVerb::Links(files) => self.links(&files).await?,
             AgentVerb::Declassify { name, sensitivity, residency, reason, key } => {

@@ -17,6 +17,8 @@ mod documents;
 mod handoff;
 mod help;
 #[cfg(feature = "agent")]
+mod hint;
+#[cfg(feature = "agent")]
 mod identity;
 mod label;
 mod log;

@@ -1,6 +1,6 @@
 //! `towline sites` and `towline links`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -22,6 +22,14 @@ pub(super) struct SitesArgs {
     /// Price book whose entries replace those that ship with the program
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     prices: Option<PathBuf>,
+}
+
+/// Sites and prices, as their files have them.
+pub(super) struct SitesRead {
+    pub(super) sites: Sites,
+    pub(super) book: PriceBook,
+    /// Hash of both files.
+    pub(super) hash: blake3::Hash,
 }
 
 /// A site, by the file and the policy.
@@ -84,7 +92,7 @@ struct LinksView {
 impl Context {
     /// Lists the sites; with `check`, only after the policy of the repository was read.
     pub(super) async fn sites(&self, args: &SitesArgs, check: bool) -> Result<()> {
-        let (sites, book, policy) = self.read_sites(args, check).await?;
+        let (sites, book, policy) = self.checked_sites(args, check).await?;
         let rules = policy.as_deref();
         let view = SitesView {
             prices: book.dated().to_owned(),
@@ -106,7 +114,7 @@ impl Context {
 
     /// Lists the links.
     pub(super) async fn links(&self, args: &SitesArgs) -> Result<()> {
-        let (sites, book, policy) = self.read_sites(args, false).await?;
+        let (sites, book, policy) = self.checked_sites(args, false).await?;
         let rules = policy.as_deref();
         let view = LinksView {
             prices: book.dated().to_owned(),
@@ -117,21 +125,12 @@ impl Context {
     }
 
     /// Reads the sites file, and checks it against the policy of the repository, if there is one.
-    async fn read_sites(
+    async fn checked_sites(
         &self,
         args: &SitesArgs,
         required: bool,
     ) -> Result<(Sites, PriceBook, Option<Arc<PolicyRules>>)> {
-        let book = PriceBook::built_in();
-        let book = match &args.prices {
-            Some(file) => {
-                book.overridden_by(PriceBook::read(&read(file, SITES_LEN_MAX)?).map_err(|error| in_file(error, file))?)
-            }
-            None => book,
-        };
-        let text = read(&args.file, SITES_LEN_MAX)
-            .map_err(|error| error.help("docs/placement.md has an example; `towline sites FILE` names another file"))?;
-        let sites = Sites::read(&text, &book).map_err(|error| in_file(error, &args.file))?;
+        let SitesRead { sites, book, .. } = read_sites(&args.file, args.prices.as_deref())?;
         let policy = self.policy_in_force(required).await?;
         if let Some(rules) = &policy {
             sites.check(rules)?;
@@ -149,6 +148,21 @@ impl Context {
         }
         rules_in_force(&repository, &state).await.map(Some)
     }
+}
+
+/// Reads the sites `file`, with the prices that come with the program and those in `prices`.
+pub(super) fn read_sites(file: &Path, prices: Option<&Path>) -> Result<SitesRead> {
+    let (mut book, mut hasher) = (PriceBook::built_in(), blake3::Hasher::new());
+    if let Some(file) = prices {
+        let text = read(file, SITES_LEN_MAX)?;
+        hasher.update(text.as_bytes());
+        book = book.overridden_by(PriceBook::read(&text).map_err(|error| in_file(error, file))?);
+    }
+    let text = read(file, SITES_LEN_MAX)
+        .map_err(|error| error.help("docs/placement.md has an example; name another file to use that"))?;
+    hasher.update(book.dated().as_bytes()).update(text.as_bytes());
+    let sites = Sites::read(&text, &book).map_err(|error| in_file(error, file))?;
+    Ok(SitesRead { sites, book, hash: hasher.finalize() })
 }
 
 fn site_view(name: &str, site: &Site, rules: Option<&PolicyRules>) -> SiteView {
@@ -248,7 +262,7 @@ fn priced(price: &Price) -> String {
 }
 
 /// Bytes a second, in bits: `10 Gbit/s`.
-fn bits(rate: u64) -> String {
+pub(super) fn bits(rate: u64) -> String {
     let bits = rate as f64 * 8.0;
     let units = [(1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit")];
     let (size, unit) = units.into_iter().find(|(size, _)| bits >= *size).unwrap_or((1.0, "bit"));
@@ -257,14 +271,14 @@ fn bits(rate: u64) -> String {
 }
 
 /// Dollars with no more decimal places than they need, but cents.
-fn dollars(micro_usd: u64) -> String {
+pub(super) fn dollars(micro_usd: u64) -> String {
     let text = format!("{}.{:06}", micro_usd / MICRO, micro_usd % MICRO);
     let short = text.trim_end_matches('0');
     let (whole, part) = short.split_once('.').unwrap_or((short, ""));
     if part.is_empty() { format!("${whole}") } else { format!("${whole}.{part:0<2}") }
 }
 
-fn or_dash(text: &str) -> String {
+pub(super) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 

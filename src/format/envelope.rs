@@ -54,6 +54,10 @@ pub enum Kind {
     Agent = b'A',
     /// Head of an agent's audit log.
     AuditHead = b'U',
+    /// Head of an agent's inventory.
+    Inventory = b'V',
+    /// Set of chunks that an inventory is based on.
+    KeySet = b'Q',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',
 }
@@ -66,7 +70,8 @@ impl Kind {
             Self::Boundary | Self::Agent => KIB,
             Self::Repository | Self::AuditHead => 64 * KIB,
             Self::Part => MIB,
-            Self::Tombstone => 16 * MIB,
+            Self::Tombstone | Self::Inventory => 16 * MIB,
+            Self::KeySet => 96 * MIB,
             Self::Entry => ENTRY_LEN_MAX,
             Self::Snapshot | Self::Segment | Self::Manifest | Self::Map | Self::Pack => BODY_LEN_MAX,
         }

@@ -1,12 +1,19 @@
 //! Stored formats: docs/format.md is the specification, tests/golden/v1 enforces it.
 
 pub mod envelope;
+mod inventory;
+mod key_set;
 mod manifest;
 mod map;
 mod pack;
 mod segment;
 pub mod wire;
 
+pub use inventory::{
+    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, SignedInventory, decode_base,
+    encode_base,
+};
+pub use key_set::{FALSE_POSITIVES, KEYS_MAX, KeySet, Patch};
 pub use manifest::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TensorPart, TreeEntry};
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};

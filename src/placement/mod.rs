@@ -2,13 +2,35 @@
 //!
 //! ```text
 //! price book + sites file -> sites and links, checked against the signed policy
+//! trees of the inputs -> closure    + inventories -> what each site holds of it
+//! closure + holdings + sites and links + policy + request -> hint
 //! ```
 
+mod closure;
 mod dollars;
+mod hint;
+mod holdings;
+mod objective;
 mod price;
 mod price_book;
+mod request;
 mod sites;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod verdict;
 
+pub use self::closure::{ChunkBits, Closure};
+pub use self::hint::{
+    Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot, hint,
+};
+pub use self::holdings::{Holding, holdings};
+pub use self::objective::{Mode, Objective};
 pub use self::price::{BadTiers, MICRO, Price, Tier, Unit};
 pub use self::price_book::{EgressPrice, PriceBook, StoragePrice};
+pub use self::request::{
+    API_VERSION, CANDIDATES_MAX, HintCandidate, HintInput, HintOutput, HintRequest, INPUTS_MAX, Workload,
+};
 pub use self::sites::{Gpus, Link, LinkCost, SITES_LEN_MAX, Site, Sites};
+pub use self::sources::{SourceShare, TimeBasis};
+pub use self::verdict::{Denial, HintVerdict};

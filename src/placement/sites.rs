@@ -110,6 +110,24 @@ pub struct Sites {
     links: Vec<Link>,
 }
 
+impl Link {
+    /// True if the file says that the link is private, which [`Sites::check`] holds against the policy.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.private == Some(true)
+    }
+}
+
+impl LinkCost {
+    /// Micro-dollars of `bytes` more; `so_far` has the bytes of the month on a meter.
+    pub fn marginal(&self, so_far: impl Fn(&str) -> u64, bytes: u64) -> u64 {
+        match self {
+            Self::ByVolume { meter, price } => price.marginal(so_far(meter), bytes),
+            Self::Flat { .. } => 0,
+        }
+    }
+}
+
 impl Sites {
     /// Reads a sites file, with the prices of `book`.
     ///

@@ -16,6 +16,12 @@ pub struct Prefix {
 }
 
 impl Prefix {
+    /// An address that has it.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     /// True if `address` has this prefix. An IPv4 address mapped to IPv6 counts as itself.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {

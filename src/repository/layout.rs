@@ -10,7 +10,9 @@
 //! pack|index|manifest|map/<session>/<ulid>
 //! part/<session>/<rank, as a ulid>  one rank's part of a step; created once
 //! tombstone/<session>/<ulid>      objects that a collect found unneeded
-//! agent/<site>/<agent>            where an agent listens; the only key that is written again and again
+//! agent/<site>/<agent>            where an agent listens; written again and again
+//! inventory/<site>/<agent>/head   what an agent's cache holds; written again and again
+//! inventory/<site>/<agent>/<set>-<0 or 1>  sets that it is based on; written again and again, in turn
 //! audit/<site>/<agent>/<20 digits>  heads of an agent's audit log; created once
 //! ```
 
@@ -21,6 +23,10 @@ use crate::identity::Identity;
 
 /// Folder of heads of audit logs.
 const AUDIT: &str = "audit";
+/// Folder of inventories.
+const INVENTORY: &str = "inventory";
+/// Last part of the key of an inventory's head.
+const INVENTORY_HEAD: &str = "head";
 /// Folder of lists of unneeded objects.
 const TOMBSTONE: &str = "tombstone";
 
@@ -29,7 +35,7 @@ const TOMBSTONE: &str = "tombstone";
 pub fn is_own(name: &str) -> bool {
     let numbered = [Numbered::Entry, Numbered::Snapshot, Numbered::Boundary, Numbered::Aside, Numbered::Policy];
     name == repository().as_ref()
-        || [AUDIT, TOMBSTONE, "agent"].contains(&name)
+        || [AUDIT, INVENTORY, TOMBSTONE, "agent"].contains(&name)
         || Family::ALL.iter().any(|family| family.folder() == name)
         || numbered.iter().any(|numbered| numbered.folder() == name)
 }
@@ -167,6 +173,35 @@ pub fn agents() -> Path {
     Path::from("agent")
 }
 
+/// Key of the head of the inventory of `identity`.
+#[must_use]
+pub fn inventory_head(identity: &Identity) -> Path {
+    Path::from_iter([INVENTORY, identity.site(), identity.agent(), INVENTORY_HEAD])
+}
+
+/// Key of the set `set` that inventories of `identity` are based on, in one of its two slots.
+#[must_use]
+pub fn inventory_set(identity: &Identity, set: &str, slot: bool) -> Path {
+    Path::from_iter([INVENTORY, identity.site(), identity.agent(), &format!("{set}-{}", u8::from(slot))])
+}
+
+/// Prefix of all inventories.
+#[must_use]
+pub fn inventories() -> Path {
+    Path::from(INVENTORY)
+}
+
+/// Agent of an inventory's head, from its key.
+#[must_use]
+pub fn inventory_agent(key: &Path) -> Option<Identity> {
+    let parts: Vec<_> = key.parts().collect();
+    let [folder, site, agent, last] = parts.as_slice() else { return None };
+    if folder.as_ref() != INVENTORY || last.as_ref() != INVENTORY_HEAD {
+        return None;
+    }
+    Identity::new(site.as_ref(), agent.as_ref()).ok()
+}
+
 /// Key of a head of the audit log of `identity`; `n` is the time, in nanoseconds since 1970.
 #[must_use]
 pub fn audit_head(identity: &Identity, n: u64) -> Path {
@@ -245,5 +280,8 @@ mod tests {
         let head = audit_head(&Identity::new("west", "node-7").unwrap(), 42);
         assert_eq!(head.as_ref(), "audit/west/node-7/00000000000000000042");
         assert!(is_audit_head(&head) && !is_audit_head(&agent("west", "node-7")));
+        let west = Identity::new("west", "node-7").unwrap();
+        assert_eq!(inventory_agent(&inventory_head(&west)), Some(west.clone()));
+        assert_eq!(inventory_agent(&inventory_set(&west, "held", true)), None);
     }
 }

@@ -11,6 +11,7 @@ mod fetch;
 mod footers;
 mod guard;
 mod index;
+mod inventories;
 mod joint;
 pub mod layout;
 pub mod log;

@@ -11,6 +11,7 @@ mod frame_request;
 mod gate;
 mod guarded;
 pub mod identity;
+pub mod inventories;
 pub mod ledger;
 pub mod local;
 mod log_limit;

@@ -48,6 +48,8 @@ const FILE_LEN_MAX: u64 = 1 << 20;
 /// Default grace period: less than the 30 seconds that Kubernetes gives
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
 const GRACE: Duration = Duration::from_secs(25);
+/// Default interval of inventories.
+const INVENTORY_EVERY: Duration = Duration::from_mins(1);
 
 /// The settings of an agent.
 #[derive(Clone, Debug)]
@@ -109,6 +111,8 @@ pub struct CacheConfig {
     pub free_floor: u64,
     /// Quotas of tenants.
     pub quotas: TenantQuotas,
+    /// Interval at which the agent publishes what the cache holds; zero: never.
+    pub inventory: Duration,
 }
 
 /// The settings file as TOML.
@@ -158,6 +162,7 @@ struct CacheSection {
     tenant_quota: Option<Bytes>,
     #[serde(default)]
     tenants: BTreeMap<String, Bytes>,
+    inventory: Option<Span>,
 }
 
 impl Config {
@@ -214,6 +219,7 @@ impl File {
                 each: cache.tenant_quota.map(|bytes| bytes.0),
                 tenants: cache.tenants.into_iter().map(|(tenant, bytes)| (tenant, bytes.0)).collect(),
             },
+            inventory: cache.inventory.map_or(INVENTORY_EVERY, |span| span.0),
         });
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {

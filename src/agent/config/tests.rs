@@ -62,6 +62,7 @@ fn every_setting_is_taken() {
         capacity: 200 << 30,
         free_floor: 4096,
         quotas: TenantQuotas::default(),
+        inventory: Duration::from_mins(1),
     };
     assert_eq!(config.cache, Some(cache));
     assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));

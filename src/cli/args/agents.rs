@@ -9,6 +9,7 @@ use super::audit::AuditVerb;
 use super::{Target, target};
 use crate::agent::AgentSelector;
 use crate::cli::help::{agents as help, audit as audit_help};
+use crate::cli::hint::HintArgs;
 use crate::cli::sites::SitesArgs;
 use crate::identity::Identity;
 use crate::name::Name;
@@ -52,6 +53,9 @@ pub(in crate::cli) enum AgentVerb {
     /// List the links between sites, with their prices
     #[command(after_help = help::LINKS)]
     Links(SitesArgs),
+    /// Compare the sites where a job may run: bytes to move, time, dollars, and what the policy says
+    #[command(after_help = help::HINT)]
+    Hint(HintArgs),
     /// Loosen the labels of a name, signed by the policy key
     #[command(after_help = help::DECLASSIFY)]
     Declassify {
@@ -138,6 +142,7 @@ impl AgentVerb {
                 | Self::Declassify { .. }
                 | Self::Sites { .. }
                 | Self::Links(_)
+                | Self::Hint(_)
         )
     }
 }

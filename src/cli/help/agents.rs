@@ -197,6 +197,19 @@ List prices of AWS, Google Cloud, Azure and R2 come with the program; --prices r
 JSON: prices policy links: from to path rate delay_seconds private meter price: unit tiers: up_to micro_usd; micro_usd_month of a \
 flat line";
 
+pub(in crate::cli) const HINT: &str = "\
+Examples:
+  towline hint run-7@latest
+  towline hint run-7@latest datasets/web --at home --at burst --gpus 64 --objective cost --explain
+  towline hint run-7@latest --runtime 4h --returns home:140G:30m --json
+
+For each site: the bytes of the names that its caches hold, by what its agents have published, and those that would move, with the \
+bases that they need; the time until they are there; dollars for egress, requests, checkpoints that return and GPUs that wait; and \
+whether the signed policy lets them go there. Nothing is moved. docs/placement.md says how each number is computed.
+
+JSON: apiVersion hint_id generated_at epoch complete inputs notes candidates: site rank score verdict deny bytes eta_s usd_micro \
+capacity sources inventory_age_s reasons";
+
 pub(in crate::cli) const DECLASSIFY: &str = "\
 Examples:
   towline save anonymised/ patients/anonymous

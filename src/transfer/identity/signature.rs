@@ -47,6 +47,8 @@ pub enum Purpose {
 pub enum Context {
     /// Head of an agent's audit log.
     AuditHead,
+    /// Head of an agent's inventory.
+    Inventory,
     /// A policy.
     Policy,
     /// Declassification of one name.
@@ -58,7 +60,7 @@ impl Context {
     #[must_use]
     pub const fn purpose(self) -> Purpose {
         match self {
-            Self::AuditHead => Purpose::Agent,
+            Self::AuditHead | Self::Inventory => Purpose::Agent,
             Self::Policy | Self::Declassification => Purpose::Policy,
         }
     }
@@ -67,6 +69,7 @@ impl Context {
     const fn prefix(self) -> &'static [u8] {
         match self {
             Self::AuditHead => b"towline audit head v1\0",
+            Self::Inventory => b"towline inventory v1\0",
             Self::Policy => b"towline policy v1\0",
             Self::Declassification => b"towline declassification v1\0",
         }

@@ -4,6 +4,7 @@ mod api;
 mod audit;
 mod denied;
 mod handoff;
+mod hints;
 mod killed;
 mod life;
 mod look;

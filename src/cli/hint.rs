@@ -1,0 +1,298 @@
+//! `towline hint`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+
+use super::output::{printable, table};
+use super::policy::rules_in_force;
+use super::sites::{SitesRead, bits, dollars, or_dash, read_sites};
+use super::verbs::Context;
+use crate::error::{Error, Result};
+use crate::identity::Identity;
+use crate::placement::{
+    API_VERSION, Candidate, CandidateBytes, CandidateDollars, Closure, Hint, HintCandidate, HintInput, HintOutput,
+    HintRequest, HintVerdict, Input, Mode, Objective, Snapshot, SourceShare, Workload, hint, holdings,
+};
+use crate::repository::Repository;
+use crate::repository::log::State;
+use crate::selector::Selector;
+use crate::transfer::identity::Trusted;
+use crate::transfer::inventories::{Inventories, InventoriesRead, UnusableInventory};
+use crate::transfer::policy::{config_folder, machine};
+use crate::work::blocking;
+use crate::{size, span};
+
+/// `towline hint`.
+#[derive(Debug, Args)]
+pub(super) struct HintArgs {
+    /// Names that the job reads, or choices such as run-7@latest
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<Selector>,
+    /// Sites to compare; default: all in the sites file
+    #[arg(long, value_name = "SITE")]
+    at: Vec<String>,
+    /// The sites file (docs/placement.md)
+    #[arg(long, value_name = "FILE", default_value = "sites.toml", value_hint = ValueHint::FilePath)]
+    sites: PathBuf,
+    /// Price book whose entries replace those that ship with the program
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    prices: Option<PathBuf>,
+    /// GPUs that wait until the data is there
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpus: u64,
+    /// Dollars for a GPU and an hour; default: the price of the first GPUs of each site
+    #[arg(long, value_name = "USD")]
+    gpu_usd_h: Option<f64>,
+    /// Expected duration of the job, for --returns
+    #[arg(long, value_name = "TIME", value_parser = span::parse, default_value = "0s")]
+    runtime: Duration,
+    /// Checkpoints that the job sends back: SITE:BYTES:EVERY, such as home:140G:30m
+    #[arg(long, value_name = "SITE:BYTES:EVERY", value_parser = output)]
+    returns: Vec<HintOutput>,
+    /// Measure by which sites are ordered: time, cost or weighted
+    #[arg(long, value_name = "MODE", default_value = "time", value_parser = mode)]
+    objective: Mode,
+    /// Dollars that an hour of waiting is worth, for --objective weighted
+    #[arg(long, value_name = "USD", default_value_t = 0.0)]
+    usd_per_hour: f64,
+    /// Quantile of the time that counts: 0.1, 0.5 or 0.9
+    #[arg(long, value_name = "Q", default_value_t = 0.5)]
+    quantile: f64,
+    /// Sites that cost more rank behind the others
+    #[arg(long, value_name = "USD")]
+    max_usd: Option<f64>,
+    /// Sites that take longer rank behind the others
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    max_time: Option<Duration>,
+    /// Show each term: sources, dollars and reasons
+    #[arg(long)]
+    explain: bool,
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "time" => Ok(Mode::Time),
+        "cost" => Ok(Mode::Cost),
+        "weighted" => Ok(Mode::Weighted),
+        _ => Err("expected time, cost or weighted".to_owned()),
+    }
+}
+
+fn output(text: &str) -> Result<HintOutput, String> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let [site, bytes, every] = parts.as_slice() else {
+        return Err("expected SITE:BYTES:EVERY, such as home:140G:30m".to_owned());
+    };
+    let bytes = size::parse(bytes).map_err(|error| error.to_string())?;
+    let every_s = span::parse(every).map_err(|error| error.to_string())?.as_secs();
+    Ok(HintOutput { bytes, every_s, return_to: (*site).to_owned() })
+}
+
+impl HintArgs {
+    fn request(&self) -> HintRequest {
+        HintRequest {
+            api_version: API_VERSION.to_owned(),
+            workload: Workload { gpus: self.gpus, gpu_usd_h: self.gpu_usd_h, runtime_s: self.runtime.as_secs() },
+            inputs: self.names.iter().map(|name| HintInput { reference: name.to_string() }).collect(),
+            outputs: self.returns.clone(),
+            candidates: self.at.iter().map(|site| HintCandidate { site: site.clone() }).collect(),
+            objective: Objective {
+                mode: self.objective,
+                usd_per_hour: self.usd_per_hour,
+                quantile: self.quantile,
+                max_usd: self.max_usd,
+                max_seconds: self.max_time.map(|time| time.as_secs_f64()),
+            },
+        }
+    }
+}
+
+impl Context {
+    /// Compares sites for a job that reads some names.
+    pub(super) async fn hint(&self, args: &HintArgs) -> Result<()> {
+        let request = args.request();
+        request.check()?;
+        let files = read_sites(&args.sites, args.prices.as_deref())?;
+        let repository = self.open().await?;
+        let state = repository.state().await?;
+        let mut gaps = Vec::new();
+        let policy = if state.policy.is_some() {
+            let rules = rules_in_force(&repository, &state).await;
+            rules.inspect_err(|error| gaps.push(format!("the policy cannot be used here: {error}"))).ok()
+        } else {
+            None
+        };
+        if let Some(rules) = &policy {
+            files.sites.check(rules)?;
+        }
+        let (inputs, closure) = self.inputs(&repository, &state, &args.names).await?;
+        let read = self.inventories(&repository).await?;
+        gaps.extend(
+            read.unusable.iter().map(|unusable| {
+                format!("the inventory of {} cannot be used: {}", unusable.agent.path(), unusable.error)
+            }),
+        );
+        let SitesRead { sites, book, hash } = files;
+        let snapshot = Snapshot {
+            at: repository.clock().now(),
+            log: state.seq,
+            repository: [repository.store().location().to_string(), repository.id().to_string()],
+            sites: &sites,
+            book: &book,
+            policy: policy.as_deref(),
+            gaps,
+            month_so_far: std::collections::BTreeMap::new(),
+            hash: read.hash(hash),
+        };
+        let held = holdings(&closure, read.inventories.iter().map(|counted| &***counted));
+        let found = hint(&snapshot, &request, &inputs, &closure, &held)?;
+        for note in &found.notes {
+            self.output.remark(&printable(note));
+        }
+        self.output.answer(&found, |found, _| shown(found, args.explain))
+    }
+
+    /// Inputs with their labels, and the chunks of all.
+    async fn inputs(
+        &self,
+        repository: &Repository,
+        state: &State,
+        names: &[Selector],
+    ) -> Result<(Vec<Input>, Closure)> {
+        let (mut inputs, mut trees) = (Vec::new(), Vec::new());
+        for selector in names {
+            let name = self.resolve(repository, selector).await?;
+            let tree = repository.saved(&name).await?;
+            let labels = repository.labels_in(state, &name, Some(&tree.value.manifest));
+            inputs.push(Input { name, labels });
+            trees.push(tree);
+        }
+        let closure = blocking(move || Closure::of(&trees.iter().collect::<Vec<_>>())).await?;
+        Ok((inputs, closure))
+    }
+
+    /// Inventories that an authority of this machine confirms.
+    async fn inventories(&self, repository: &Repository) -> Result<InventoriesRead> {
+        let trusted = match machine(config_folder().as_deref())? {
+            Some(credentials) => Some(credentials.trusted()),
+            None => match self.settings.authority() {
+                Ok(folder) if folder.exists() => {
+                    let (folder, now) = (folder.to_owned(), repository.clock().now());
+                    Some(blocking(move || Trusted::read(&folder, now)).await?)
+                }
+                _ => None,
+            },
+        };
+        match trusted {
+            Some(trusted) => Inventories::default().read(repository, &trusted).await,
+            None => {
+                let agents = repository.agents_with_inventory().await?;
+                let unverified = |agent: Identity| UnusableInventory {
+                    error: Error::denied("this machine has no authority to verify it with")
+                        .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR"),
+                    agent,
+                };
+                Ok(InventoriesRead { inventories: Vec::new(), unusable: agents.into_iter().map(unverified).collect() })
+            }
+        }
+    }
+}
+
+fn shown(hint: &Hint, explain: bool) -> String {
+    let row = |candidate: &Candidate| {
+        let Candidate { bytes, eta_s, usd_micro, .. } = candidate;
+        let time = |seconds: f64| {
+            Duration::try_from_secs_f64(seconds).map_or_else(|_| "-".to_owned(), |time| span::show(rounded(time)))
+        };
+        let from: Vec<String> = candidate.sources.iter().map(|source| from(source, &candidate.site)).collect();
+        let verdict = match candidate.verdict {
+            HintVerdict::Allow => "allow".to_owned(),
+            HintVerdict::Unknown => "unknown".to_owned(),
+            HintVerdict::Deny => {
+                let codes: Vec<&str> = candidate.deny.iter().map(|denial| denial.code).collect();
+                format!("deny: {}", codes.first().copied().unwrap_or("policy"))
+            }
+        };
+        let moves = candidate.verdict == HintVerdict::Allow;
+        let or_none = |text: String| if moves { text } else { "-".to_owned() };
+        vec![
+            candidate.rank.to_string(),
+            printable(&candidate.site),
+            verdict,
+            candidate.score.to_string(),
+            size::show(bytes.present),
+            size::show(bytes.in_flight + bytes.missing),
+            or_none(time(eta_s.p50)),
+            or_none(time(eta_s.p90)),
+            or_none(dollars(usd_micro.total)),
+            or_none(or_dash(&from.join(", "))),
+        ]
+    };
+    let rows: Vec<_> = hint.candidates.iter().map(row).collect();
+    let head = ["RANK", "SITE", "VERDICT", ">SCORE", ">PRESENT", ">TO MOVE", ">P50", ">P90", ">USD", "FROM"];
+    let mut text = table(&head, &rows);
+    if explain {
+        for candidate in &hint.candidates {
+            text.push_str(&explained(candidate));
+        }
+    }
+    text
+}
+
+/// Place that bytes come from, seen from `site`.
+fn from(source: &SourceShare, site: &str) -> String {
+    let place = match (&source.site, source.repository) {
+        (Some(at), true) if at == site => "its repository".to_owned(),
+        (Some(at), true) => format!("{} (repository)", printable(at)),
+        (Some(at), false) => printable(at),
+        (None, _) => "the repository".to_owned(),
+    };
+    match &source.path {
+        Some(path) if path != "internet" => format!("{place} by {}", printable(path)),
+        _ => place,
+    }
+}
+
+/// Each term of a candidate, so that the sums can be checked by hand.
+fn explained(candidate: &Candidate) -> String {
+    let Candidate { bytes, usd_micro, eta_s, capacity, .. } = candidate;
+    let mut text = format!("\n{}: {}\n", printable(&candidate.site), candidate.verdict.word());
+    let mut line = |what: &str, value: String| {
+        let _ = writeln!(text, "  {what:<10} {value}");
+    };
+    for denial in &candidate.deny {
+        line("denied", format!("{}: {}", printable(&denial.input), printable(&denial.rule)));
+    }
+    let CandidateBytes { logical, unique, present, pinned, in_flight, missing } = *bytes;
+    line("files", format!("{logical} bytes, {unique} in distinct chunks"));
+    line("stored", format!("{present} present ({pinned} pinned) + {in_flight} in flight + {missing} missing bytes"));
+    for source in &candidate.sources {
+        let egress = source.egress_micro_usd.map_or_else(|| "price not known".to_owned(), dollars);
+        let rate = format!("{} {}", bits(source.rate), source.basis.word());
+        line("from", format!("{}: {} bytes at {rate}, egress {egress}", from(source, &candidate.site), source.bytes));
+    }
+    line("time", format!("p10 {} s, p50 {} s, p90 {} s", eta_s.p10, eta_s.p50, eta_s.p90));
+    let CandidateDollars { egress, requests, way_back, stall, total, .. } = usd_micro;
+    let parts = [("egress", egress), ("requests", requests), ("return", way_back), ("GPUs waiting", stall)];
+    let parts: Vec<String> = parts.iter().map(|(what, micro)| format!("{what} {}", dollars(**micro))).collect();
+    line("dollars", format!("{} = {}", parts.join(" + "), dollars(*total)));
+    if let Some(free) = capacity.free {
+        line("cache", format!("{free} bytes free, {} to evict", capacity.must_evict));
+    }
+    for reason in &candidate.reasons {
+        line("note", printable(reason));
+    }
+    text
+}
+
+/// A time without more places than matter.
+fn rounded(time: Duration) -> Duration {
+    match time.as_millis() {
+        0..1_000 => time,
+        1_000..10_000 => Duration::from_millis(u64::try_from(time.as_millis() / 100 * 100).unwrap_or(u64::MAX)),
+        _ => Duration::from_secs(time.as_secs()),
+    }
+}

@@ -1,0 +1,195 @@
+//! Inventories: what the cache of an agent holds, as it tells others.
+//!
+//! A *head* is small, is written again and again, and is signed by its agent. It names *bases*, larger objects that are written
+//! once, and says how each set changed since its base.
+
+use super::envelope::DIGEST_LEN;
+use super::key_set::{KeySet, Patch};
+use super::wire::{Read, Reader, Writer};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::id::RepositoryId;
+use crate::identity::Identity;
+
+/// Version of the head.
+const VERSION: u8 = 1;
+/// Maximum bytes of a signature.
+const SIGNATURE_LEN_MAX: usize = 32 << 10;
+
+/// Content of an agent's cache.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    /// The agent, by its signature.
+    pub agent: Identity,
+    /// Rises with each inventory of the agent.
+    pub sequence: u64,
+    /// Time, by the agent's clock.
+    pub at: Timestamp,
+    /// Space of the cache.
+    pub space: CacheSpace,
+    /// Chunks in the cache.
+    pub held: KeySet,
+    /// Those of them that are pinned.
+    pub pinned: KeySet,
+    /// Pinned chunks that are not there yet.
+    pub promised: KeySet,
+}
+
+/// Head with the signature of its agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedInventory {
+    /// Bytes of the head.
+    pub head: Vec<u8>,
+    /// Signature of them, not checked.
+    pub signature: Vec<u8>,
+}
+
+impl SignedInventory {
+    /// Body of its object.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        writer.string(&self.signature).bytes(&self.head);
+        writer.into_bytes()
+    }
+
+    /// Reads the body of an object.
+    ///
+    /// # Errors
+    /// Damaged.
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
+        let signature = reader.string(SIGNATURE_LEN_MAX)?.to_vec();
+        let head = reader.take(reader.remaining())?.to_vec();
+        Ok(Self { head, signature })
+    }
+}
+
+/// Head of an inventory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InventoryHead {
+    /// Repository whose chunks they are, and in which it lies.
+    pub repository: RepositoryId,
+    /// Rises with each head of the agent.
+    pub sequence: u64,
+    /// Time, by the agent's clock.
+    pub at: Timestamp,
+    /// Space of the cache.
+    pub space: CacheSpace,
+    /// Chunks in the cache.
+    pub held: ChangedSet,
+    /// Those of them that are pinned.
+    pub pinned: ChangedSet,
+    /// Pinned chunks that are not there yet.
+    pub promised: ChangedSet,
+}
+
+/// Space of a cache, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheSpace {
+    /// All of it.
+    pub capacity: u64,
+    /// Used by chunks.
+    pub used: u64,
+    /// Promised to pins, whether their chunks are there or not.
+    pub promised: u64,
+}
+
+/// A set, as the changes of one that was stored before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangedSet {
+    /// The stored one; none: the empty set.
+    pub base: Option<BaseSet>,
+    /// Changes since.
+    pub patch: Patch,
+}
+
+/// A stored set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BaseSet {
+    /// Slot that it lies in: each set has two, written in turn, so that the head of before stays valid until the next is written.
+    pub slot: bool,
+    /// BLAKE3 of its body.
+    pub digest: [u8; DIGEST_LEN],
+}
+
+/// The sets of an inventory, in the order of its head.
+pub const INVENTORY_SETS: [&str; 3] = ["held", "pinned", "promised"];
+
+impl InventoryHead {
+    /// Its bytes, which the agent signs.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        writer.u8(VERSION).bytes(&self.repository.to_bytes()).varint(self.sequence).signed(self.at.0);
+        writer.varint(self.space.capacity).varint(self.space.used).varint(self.space.promised);
+        for set in [&self.held, &self.pinned, &self.promised] {
+            match &set.base {
+                Some(base) => writer.u8(1 + u8::from(base.slot)).bytes(&base.digest),
+                None => writer.u8(0),
+            };
+            set.patch.write(&mut writer);
+        }
+        writer.into_bytes()
+    }
+
+    /// Reads its bytes, within `memory` bytes of memory.
+    ///
+    /// # Errors
+    /// Damaged; unsupported, for a later version; exhausted.
+    pub fn decode(bytes: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(bytes, memory);
+        let version = reader.u8()?;
+        if version != VERSION {
+            return Err(Error::unsupported("inventory was written by another version")
+                .expected(VERSION)
+                .got(version)
+                .help("use the same version of towline everywhere"));
+        }
+        let head = Self {
+            repository: RepositoryId::from_bytes(reader.array()?),
+            sequence: reader.varint()?,
+            at: Timestamp(reader.signed()?),
+            space: CacheSpace { capacity: reader.varint()?, used: reader.varint()?, promised: reader.varint()? },
+            held: ChangedSet::read(&mut reader)?,
+            pinned: ChangedSet::read(&mut reader)?,
+            promised: ChangedSet::read(&mut reader)?,
+        };
+        reader.finish()?;
+        Ok(head)
+    }
+}
+
+impl ChangedSet {
+    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        let base = match reader.u8()? {
+            0 => None,
+            1 => Some(BaseSet { slot: false, digest: reader.array()? }),
+            2 => Some(BaseSet { slot: true, digest: reader.array()? }),
+            _ => return Err(reader.malformed("a set has two slots")),
+        };
+        Ok(Self { base, patch: Patch::read(reader)? })
+    }
+}
+
+/// The body of a base: a set by itself.
+#[must_use]
+pub fn encode_base(set: &KeySet) -> Vec<u8> {
+    let mut writer = Writer::new();
+    set.write(&mut writer);
+    writer.into_bytes()
+}
+
+/// Reads the body of a base, within `memory` bytes of memory.
+///
+/// # Errors
+/// Damaged, if it is none, or not the one with `digest`; exhausted.
+pub fn decode_base(body: &[u8], digest: &[u8; DIGEST_LEN], memory: u64) -> Result<KeySet> {
+    if blake3::hash(body).as_bytes() != digest {
+        return Err(Error::damaged("base of an inventory is not the one that its agent signed"));
+    }
+    let mut reader = Reader::within(body, memory);
+    let set = KeySet::read(&mut reader)?;
+    reader.finish()?;
+    Ok(set)
+}

@@ -1,0 +1,218 @@
+//! Chunks that a job needs, and sets of them. Pure.
+
+use std::ops::Range;
+
+use crate::error::Result;
+use crate::format::KeySet;
+use crate::repository::Saved;
+
+/// Chunks in one word of a set.
+const WORD: usize = u64::BITS as usize;
+
+/// Chunks of some trees, with the bases that they need: each once, in the order of their keys.
+#[derive(Clone, Debug, Default)]
+pub struct Closure {
+    /// First eight bytes of their ids, ascending.
+    keys: Vec<u64>,
+    /// Stored bytes of each, as they travel.
+    stored: Vec<u32>,
+    /// Stored bytes of each group of [`WORD`] chunks.
+    sums: Vec<u64>,
+    /// Plain bytes of the trees' files.
+    logical: u64,
+    /// Plain bytes of the distinct chunks of the trees, without bases that are only needed to decode others.
+    unique: u64,
+    hash: Option<blake3::Hash>,
+}
+
+/// A set of chunks of a closure, by their places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkBits {
+    words: Vec<u64>,
+}
+
+impl Closure {
+    /// Chunks of `trees`.
+    ///
+    /// # Errors
+    /// Damaged, if the map of one lacks a chunk.
+    pub fn of(trees: &[&Saved]) -> Result<Self> {
+        let mut chunks: Vec<(u64, u32)> = Vec::new();
+        let mut listed: Vec<(u64, u32)> = Vec::new();
+        let mut logical = 0;
+        for tree in trees {
+            logical += tree.value.logical_bytes;
+            chunks.reserve(tree.located_chunks() as usize);
+            for chunk in 0..tree.located_chunks() {
+                let located = tree.locate(chunk)?;
+                chunks.push((located.id.prefix(), located.place.stored_len));
+                if (chunk as usize) < tree.manifest.chunks.ids.len() {
+                    listed.push((located.id.prefix(), located.place.plain_len));
+                }
+            }
+        }
+        // Two trees may have a chunk in two forms; the smaller one counts, whatever the order of the trees.
+        chunks.sort_unstable();
+        chunks.dedup_by_key(|(key, _)| *key);
+        listed.sort_unstable();
+        listed.dedup_by_key(|(key, _)| *key);
+        let mut hasher = blake3::Hasher::new();
+        for (key, stored) in &chunks {
+            hasher.update(&key.to_le_bytes()).update(&stored.to_le_bytes());
+        }
+        let (keys, stored): (Vec<u64>, Vec<u32>) = chunks.into_iter().unzip();
+        let sums = stored.chunks(WORD).map(|some| some.iter().map(|&len| u64::from(len)).sum()).collect();
+        let unique = listed.iter().map(|(_, len)| u64::from(*len)).sum();
+        Ok(Self { keys, stored, sums, logical, unique, hash: Some(hasher.finalize()) })
+    }
+
+    /// Plain bytes of the trees' files.
+    #[must_use]
+    pub fn logical(&self) -> u64 {
+        self.logical
+    }
+
+    /// Plain bytes of their distinct chunks.
+    #[must_use]
+    pub fn unique(&self) -> u64 {
+        self.unique
+    }
+
+    /// Number of chunks, with bases.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Hash of the chunks and their stored bytes.
+    #[must_use]
+    pub fn hash(&self) -> blake3::Hash {
+        self.hash.unwrap_or_else(|| blake3::hash(&[]))
+    }
+
+    /// All chunks.
+    #[must_use]
+    pub fn all(&self) -> ChunkBits {
+        let mut bits = self.none();
+        for (place, word) in bits.words.iter_mut().enumerate() {
+            *word = u64::MAX >> (WORD - self.range(place).len());
+        }
+        bits
+    }
+
+    /// No chunk.
+    #[must_use]
+    pub fn none(&self) -> ChunkBits {
+        ChunkBits { words: vec![0; self.keys.len().div_ceil(WORD)] }
+    }
+
+    /// Chunks that are in `set`.
+    #[must_use]
+    pub fn found_in(&self, set: &KeySet) -> ChunkBits {
+        let mut bits = self.none();
+        set.find_all(&self.keys, |place| bits.words[place / WORD] |= 1 << (place % WORD));
+        bits
+    }
+
+    /// Stored bytes of the chunks in `bits`.
+    #[must_use]
+    pub fn stored_bytes(&self, bits: &ChunkBits) -> u64 {
+        let mut sum = 0;
+        for (place, &word) in bits.words.iter().enumerate() {
+            let range = self.range(place);
+            if word.count_ones() as usize == range.len() {
+                sum += self.sums[place];
+                continue;
+            }
+            let mut rest = word;
+            while rest != 0 {
+                sum += u64::from(self.stored[range.start + rest.trailing_zeros() as usize]);
+                rest &= rest - 1;
+            }
+        }
+        sum
+    }
+
+    /// Places of the chunks of one word.
+    fn range(&self, word: usize) -> Range<usize> {
+        word * WORD..self.keys.len().min((word + 1) * WORD)
+    }
+}
+
+impl ChunkBits {
+    /// Number of chunks.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// True if no chunk is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    /// Adds the chunks of `other`.
+    pub fn add(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
+    }
+
+    /// Removes the chunks of `other`.
+    pub fn remove(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
+    }
+
+    /// Removes all chunks but those of `other`.
+    pub fn keep(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= other);
+    }
+}
+
+#[cfg(test)]
+impl Closure {
+    /// Chunks with these keys and stored bytes.
+    pub(super) fn of_chunks(mut chunks: Vec<(u64, u32)>) -> Self {
+        chunks.sort_unstable();
+        let logical = chunks.iter().map(|(_, len)| u64::from(*len)).sum();
+        let sums = chunks.chunks(WORD).map(|some| some.iter().map(|(_, len)| u64::from(*len)).sum()).collect();
+        let (keys, stored) = chunks.into_iter().unzip();
+        Self { keys, stored, sums, logical, unique: logical, hash: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u64) -> u64 {
+        crate::id::ChunkId::of(&n.to_le_bytes()).prefix()
+    }
+
+    #[test]
+    fn bytes_of_sets_add_up() {
+        for count in [0, 1, 63, 64, 65, 1_000_u32] {
+            let closure = Closure::of_chunks((0..count).map(|n| (key(n.into()), 100 + n)).collect());
+            let count = u64::from(count);
+            let total: u64 = (0..count).map(|n| 100 + n).sum();
+            assert_eq!((closure.stored_bytes(&closure.all()), closure.all().len()), (total, count));
+            assert_eq!(closure.stored_bytes(&closure.none()), 0);
+            let even = KeySet::of((0..count).step_by(2).map(key).collect());
+            let held = closure.found_in(&even);
+            let expected: u64 = (0..count).step_by(2).map(|n| 100 + n).sum();
+            assert_eq!(closure.stored_bytes(&held), expected, "of {count}");
+            let mut missing = closure.all();
+            missing.remove(&held);
+            assert_eq!(closure.stored_bytes(&missing), total - expected);
+            missing.keep(&held);
+            assert!(missing.is_empty());
+            missing.add(&closure.all());
+            assert_eq!(missing, closure.all());
+        }
+    }
+}

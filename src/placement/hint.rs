@@ -1,0 +1,471 @@
+//! Hints: for each candidate site what the data of a job would cost there, in bytes, time and dollars, and whether it may go there.
+//! Pure: the same snapshot and request give the same hint, wherever it is computed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::closure::{ChunkBits, Closure};
+use super::holdings::Holding;
+use super::objective::{Burden, millionths};
+use super::price_book::PriceBook;
+use super::request::{API_VERSION, HintRequest};
+use super::sites::{Link, Site, Sites};
+use super::sources::{SourceOption, SourcePlan, SourceShare, TimeBasis, TimeEstimate};
+use super::verdict::{self, Denial, HintVerdict, Placed};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::policy::{Labels, PolicyRules};
+use crate::span;
+
+/// Bytes that one request to a store brings.
+const READ_LEN: u64 = 8 << 20;
+
+/// State of the world that a hint is computed from.
+#[derive(Debug)]
+pub struct Snapshot<'a> {
+    /// Time of the snapshot.
+    pub at: Timestamp,
+    /// Position of the repository's log.
+    pub log: u64,
+    /// Location of the repository, and its id as text, to find the site that it is at.
+    pub repository: [String; 2],
+    /// Sites and links.
+    pub sites: &'a Sites,
+    /// Prices.
+    pub book: &'a PriceBook,
+    /// Policy in force, if there is one.
+    pub policy: Option<&'a PolicyRules>,
+    /// Reasons why the snapshot does not have everything that a hint needs.
+    pub gaps: Vec<String>,
+    /// Bytes of the month so far, by meter.
+    pub month_so_far: BTreeMap<String, u64>,
+    /// Hash of the inputs that are not in here: sites file, prices and inventories.
+    pub hash: blake3::Hash,
+}
+
+/// An input, as the snapshot's log has it.
+#[derive(Debug)]
+pub struct Input {
+    /// Name.
+    pub name: Name,
+    /// Labels of its content.
+    pub labels: Labels,
+}
+
+/// Answer to a request.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hint {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// Hash of snapshot and request.
+    #[serde(rename = "hint_id")]
+    pub id: String,
+    /// Time of the snapshot.
+    #[serde(rename = "generated_at")]
+    pub generated_at: String,
+    /// Position of the repository's log.
+    pub epoch: u64,
+    /// False if something is missing that would change the answer; `notes` says what.
+    pub complete: bool,
+    /// Names that the inputs stood for.
+    pub inputs: Vec<String>,
+    /// Candidates, the best first.
+    pub candidates: Vec<Candidate>,
+    /// Remarks on the whole.
+    pub notes: Vec<String>,
+}
+
+/// One site in a hint.
+#[derive(Clone, Debug, Serialize)]
+pub struct Candidate {
+    /// Site.
+    pub site: String,
+    /// Place in the order, from 1.
+    pub rank: usize,
+    /// 0 to 100: 100 is the best allowed site, 0 one that is not allowed.
+    pub score: u64,
+    /// Verdict of the policy.
+    pub verdict: HintVerdict,
+    /// Denials, by input.
+    pub deny: Vec<Denial>,
+    /// Bytes.
+    pub bytes: CandidateBytes,
+    /// Seconds until all bytes are there.
+    pub eta_s: CandidateTime,
+    /// Dollars, in millionths.
+    pub usd_micro: CandidateDollars,
+    /// Space in the caches of the site.
+    pub capacity: CandidateCapacity,
+    /// Where the missing bytes come from.
+    pub sources: Vec<SourceShare>,
+    /// Seconds since the oldest inventory of the site; none: it has none.
+    pub inventory_age_s: Option<u64>,
+    /// Reasons, for people.
+    pub reasons: Vec<String>,
+}
+
+/// Bytes of the inputs at a site. `present + in_flight + missing` is the stored size of all chunks, bases included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CandidateBytes {
+    /// Plain bytes of the files.
+    pub logical: u64,
+    /// Plain bytes of the distinct chunks.
+    pub unique: u64,
+    /// Stored bytes of the chunks that caches of the site hold.
+    pub present: u64,
+    /// Those of them that are pinned.
+    pub pinned: u64,
+    /// Stored bytes that pins of the site expect and that are not there yet.
+    pub in_flight: u64,
+    /// Stored bytes that the site lacks.
+    pub missing: u64,
+}
+
+/// Time until the inputs are at a site.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CandidateTime {
+    /// 10th percentile.
+    pub p10: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// Weakest basis of the sources; none if nothing moves.
+    pub basis: Option<TimeBasis>,
+    /// Source that takes the longest.
+    pub bottleneck: Option<String>,
+}
+
+/// Dollars at a site, in millionths.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CandidateDollars {
+    /// Egress of the missing bytes.
+    pub egress: u64,
+    /// Requests to the repository's store.
+    pub requests: u64,
+    /// Egress of the job's checkpoints to where they return.
+    #[serde(rename = "return")]
+    pub way_back: u64,
+    /// GPUs that wait for the bytes, at the median time.
+    pub stall: u64,
+    /// Sum.
+    pub total: u64,
+    /// False if a price is not known; its part is counted as 0.
+    pub complete: bool,
+    /// Date of the prices.
+    pub price_book: String,
+}
+
+/// Space in the caches of a site.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CandidateCapacity {
+    /// Bytes that are free; none: unknown.
+    pub free: Option<u64>,
+    /// True if the missing bytes fit beside what is pinned; none: unknown.
+    pub fits: Option<bool>,
+    /// Bytes that must be evicted for them.
+    pub must_evict: u64,
+}
+
+/// Computes the hint for `request`, whose inputs are `inputs` with the chunks of `closure`, of which `holdings` has what each site
+/// holds.
+///
+/// # Errors
+/// Usage, for a malformed request, or a site that the sites file does not describe.
+pub fn hint(
+    snapshot: &Snapshot<'_>,
+    request: &HintRequest,
+    inputs: &[Input],
+    closure: &Closure,
+    holdings: &BTreeMap<String, Holding>,
+) -> Result<Hint> {
+    request.check()?;
+    let question = HintQuestion { snapshot, request, inputs, closure, holdings };
+    let names = question.candidates()?;
+    let mut candidates: Vec<(Candidate, Burden)> =
+        names.iter().map(|name| question.candidate(name)).collect::<Result<_>>()?;
+    rank(request, &mut candidates);
+    let mut notes = snapshot.gaps.clone();
+    let unpriced = candidates.iter().filter(|(candidate, _)| !candidate.usd_micro.complete);
+    let unpriced: Vec<&str> = unpriced.map(|(candidate, _)| candidate.site.as_str()).collect();
+    if !unpriced.is_empty() {
+        notes.push(format!("a price is not known for: {}", unpriced.join(", ")));
+    }
+    Ok(Hint {
+        api_version: API_VERSION.to_owned(),
+        id: question.id()?,
+        generated_at: snapshot.at.to_string(),
+        epoch: snapshot.log,
+        complete: notes.is_empty(),
+        inputs: inputs.iter().map(|input| input.name.to_string()).collect(),
+        candidates: candidates.into_iter().map(|(candidate, _)| candidate).collect(),
+        notes,
+    })
+}
+
+/// Orders `candidates`: allowed ones within the limits, allowed ones beyond them, unknown ones, denied ones; in each group by the
+/// objective. Sets rank and score.
+fn rank(request: &HintRequest, candidates: &mut [(Candidate, Burden)]) {
+    let objective = &request.objective;
+    candidates.sort_by_cached_key(|(candidate, burden)| {
+        let group = match candidate.verdict {
+            HintVerdict::Allow => usize::from(!objective.exceeded(*burden).is_empty()),
+            HintVerdict::Unknown => 2,
+            HintVerdict::Deny => 3,
+        };
+        (group, objective.value(*burden), candidate.site.clone())
+    });
+    let allowed = candidates.iter().filter(|(candidate, _)| candidate.verdict == HintVerdict::Allow);
+    let best = allowed.map(|(_, burden)| objective.value(*burden).0).min().unwrap_or_default();
+    for (place, (candidate, burden)) in candidates.iter_mut().enumerate() {
+        candidate.rank = place + 1;
+        candidate.reasons.extend(objective.exceeded(*burden));
+        if candidate.verdict == HintVerdict::Allow {
+            candidate.score = objective.score(objective.value(*burden).0, best);
+        }
+    }
+}
+
+struct HintQuestion<'a> {
+    snapshot: &'a Snapshot<'a>,
+    request: &'a HintRequest,
+    inputs: &'a [Input],
+    closure: &'a Closure,
+    holdings: &'a BTreeMap<String, Holding>,
+}
+
+impl HintQuestion<'_> {
+    /// Names of the candidates, each once.
+    fn candidates(&self) -> Result<BTreeSet<&str>> {
+        let sites = self.snapshot.sites;
+        if self.request.candidates.is_empty() {
+            return Ok(sites.sites().map(|(name, _)| name).collect());
+        }
+        let listed = self.request.candidates.iter().map(|candidate| candidate.site.as_str());
+        let returns = self.request.outputs.iter().map(|output| output.return_to.as_str());
+        for name in listed.clone().chain(returns) {
+            if sites.site(name).is_none() {
+                let known: Vec<&str> = sites.sites().map(|(name, _)| name).collect();
+                return Err(Error::not_found("the sites file does not describe the site")
+                    .at(name)
+                    .expected(format!("one of {}", known.join(", "))));
+            }
+        }
+        Ok(listed.collect())
+    }
+
+    /// Hash of the snapshot and the request.
+    fn id(&self) -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        let request =
+            serde_json::to_vec(self.request).map_err(|source| Error::other("request is not JSON").source(source))?;
+        hasher.update(self.snapshot.hash.as_bytes()).update(self.closure.hash().as_bytes());
+        hasher.update(&self.snapshot.log.to_le_bytes()).update(&self.snapshot.at.0.to_le_bytes());
+        hasher.update(&self.snapshot.policy.map_or(0, PolicyRules::version).to_le_bytes());
+        for (meter, bytes) in &self.snapshot.month_so_far {
+            hasher.update(meter.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
+        }
+        hasher.update(&request);
+        Ok(format!("h_{}", &hasher.finalize().to_hex()[..32]))
+    }
+
+    fn candidate(&self, name: &str) -> Result<(Candidate, Burden)> {
+        let site = self.snapshot.sites.site(name).ok_or_else(|| Error::not_found("no such site").at(name))?;
+        let held = self.holdings.get(name);
+        let (bytes, wanted) = self.bytes(held);
+        let ruled = verdict::rule(self.snapshot, self.inputs, name);
+        let plan = self.plan(name, site, &wanted, &ruled);
+        let time = plan.time();
+        let dollars = self.dollars(name, site, &plan, time);
+        let quantile = match self.request.objective.quantile {
+            low if low < 0.3 => time.p10,
+            middle if middle < 0.7 => time.p50,
+            _ => time.p90,
+        };
+        let burden = Burden { ms: quantile, micro_usd: dollars.total };
+        let bottleneck = plan.bottleneck().map(|share| {
+            let from = share.site.as_deref().unwrap_or("the repository");
+            share.path.as_ref().map_or_else(|| from.to_owned(), |path| format!("{path}:{from}>{name}"))
+        });
+        let inventory_age_s = held.map(|held| self.snapshot.at.since(held.oldest).as_secs());
+        let capacity = capacity(site, held, &bytes);
+        let seconds = |ms: u64| ms as f64 / 1000.0;
+        let candidate = Candidate {
+            site: name.to_owned(),
+            rank: 0,
+            score: 0,
+            verdict: ruled.verdict,
+            reasons: reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity),
+            deny: ruled.denials,
+            bytes,
+            eta_s: CandidateTime {
+                p10: seconds(time.p10),
+                p50: seconds(time.p50),
+                p90: seconds(time.p90),
+                basis: plan.basis(),
+                bottleneck,
+            },
+            usd_micro: dollars,
+            capacity,
+            sources: plan.shares,
+            inventory_age_s,
+        };
+        Ok((candidate, burden))
+    }
+
+    /// Bytes at a site, and the chunks that have to come: those in flight too.
+    fn bytes(&self, held: Option<&Holding>) -> (CandidateBytes, ChunkBits) {
+        let closure = self.closure;
+        let mut wanted = closure.all();
+        let mut bytes =
+            CandidateBytes { logical: closure.logical(), unique: closure.unique(), ..CandidateBytes::default() };
+        if let Some(held) = held {
+            wanted.remove(&held.held);
+            bytes.present = closure.stored_bytes(&held.held);
+            bytes.pinned = closure.stored_bytes(&held.pinned);
+            bytes.in_flight = closure.stored_bytes(&held.promised);
+        }
+        bytes.missing = closure.stored_bytes(&wanted) - bytes.in_flight;
+        (bytes, wanted)
+    }
+
+    /// Sources of the chunks in `wanted` for the site `name`.
+    fn plan(&self, name: &str, site: &Site, wanted: &ChunkBits, ruled: &Placed) -> SourcePlan {
+        let mut options = Vec::new();
+        let links_from = |from: &str| {
+            let (from, to) = (from.to_owned(), name.to_owned());
+            self.snapshot.sites.links().iter().filter(move |link| link.from == from && link.to == to)
+        };
+        for (from, holding) in self.holdings.iter().filter(|(from, _)| *from != name) {
+            if holding.held.is_empty() {
+                continue;
+            }
+            let option = |link| SourceOption {
+                site: Some(from.as_str()),
+                link,
+                repository: false,
+                has: holding.held.clone(),
+                within: false,
+            };
+            options.extend(links_from(from).filter(|link| ruled.may_use(link)).map(|link| option(Some(link))));
+        }
+        if ruled.from_store {
+            let at = self.repository_site();
+            let within = site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
+            let all = self.closure.all();
+            let links: Vec<&Link> = at.into_iter().filter(|_| !within).flat_map(links_from).collect();
+            if links.is_empty() {
+                options.push(SourceOption { site: at, link: None, repository: true, has: all, within });
+            } else {
+                options.extend(links.into_iter().map(|link| SourceOption {
+                    site: at,
+                    link: Some(link),
+                    repository: true,
+                    has: all.clone(),
+                    within,
+                }));
+            }
+        }
+        let so_far = |meter: &str| self.snapshot.month_so_far.get(meter).copied().unwrap_or_default();
+        SourcePlan::choose(self.closure, wanted, options, self.request.objective.micro_usd_per_hour(), &so_far)
+    }
+
+    /// Site that the repository is at.
+    fn repository_site(&self) -> Option<&str> {
+        let at = |site: &Site| site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
+        self.snapshot.sites.sites().find(|(_, site)| at(site)).map(|(name, _)| name)
+    }
+
+    fn dollars(&self, name: &str, site: &Site, plan: &SourcePlan, time: TimeEstimate) -> CandidateDollars {
+        let (egress, requests) = (plan.egress_micro_usd(), self.requests(plan));
+        let way_back = self.way_back(name);
+        let workload = &self.request.workload;
+        let hourly = match workload.gpu_usd_h {
+            Some(usd) => millionths(usd),
+            None => site.gpus.first().map_or(0, |gpus| gpus.micro_usd_hour),
+        };
+        let stall = u128::from(workload.gpus) * u128::from(hourly) * u128::from(time.p50) / 3_600_000;
+        let stall = u64::try_from(stall).unwrap_or(u64::MAX);
+        let complete = egress.is_some() && requests.is_some() && way_back.is_some();
+        let parts = [egress.unwrap_or(0), requests.unwrap_or(0), way_back.unwrap_or(0), stall];
+        CandidateDollars {
+            egress: parts[0],
+            requests: parts[1],
+            way_back: parts[2],
+            stall,
+            total: parts.iter().fold(0, |sum, part| sum.saturating_add(*part)),
+            complete,
+            price_book: self.snapshot.book.dated().to_owned(),
+        }
+    }
+
+    /// Micro-dollars of the requests to the repository's store; none if they have a price that is not known.
+    fn requests(&self, plan: &SourcePlan) -> Option<u64> {
+        let bytes = plan.repository_bytes();
+        let Some(at) = self.repository_site().and_then(|name| self.snapshot.sites.site(name)) else {
+            return (bytes == 0).then_some(0);
+        };
+        let Some(storage) = &at.storage else { return Some(0) };
+        let price = self.snapshot.book.storage(storage, &at.provider, &at.region).ok()?;
+        let requests = u128::from(bytes.div_ceil(READ_LEN));
+        u64::try_from((requests * u128::from(price.micro_usd_million_gets)).div_ceil(1_000_000)).ok()
+    }
+
+    /// Micro-dollars of sending the job's checkpoints back; none if a price is not known.
+    fn way_back(&self, name: &str) -> Option<u64> {
+        let mut sum = 0_u64;
+        for output in self.request.outputs.iter().filter(|output| output.return_to != name) {
+            let count = self.request.workload.runtime_s / output.every_s;
+            let bytes = count.saturating_mul(output.bytes);
+            let links = self.snapshot.sites.links().iter();
+            let prices = links.filter(|link| link.from == name && link.to == output.return_to).map(|link| {
+                let so_far = |meter: &str| self.snapshot.month_so_far.get(meter).copied().unwrap_or_default();
+                link.cost.marginal(so_far, bytes)
+            });
+            sum = sum.saturating_add(prices.min()?);
+        }
+        Some(sum)
+    }
+}
+
+fn capacity(site: &Site, held: Option<&Holding>, bytes: &CandidateBytes) -> CandidateCapacity {
+    let Some(space) = held.map(|held| held.space) else {
+        let fits = site.cache.map(|cache| cache >= bytes.missing);
+        return CandidateCapacity { free: None, fits, must_evict: 0 };
+    };
+    let free = space.capacity.saturating_sub(space.used);
+    CandidateCapacity {
+        free: Some(free),
+        fits: Some(bytes.missing <= space.capacity.saturating_sub(space.promised)),
+        must_evict: bytes.missing.saturating_sub(free),
+    }
+}
+
+fn reasons(
+    bytes: &CandidateBytes,
+    age: Option<std::time::Duration>,
+    plan: &SourcePlan,
+    capacity: &CandidateCapacity,
+) -> Vec<String> {
+    let mut reasons = Vec::new();
+    match age {
+        Some(age) => reasons.push(format!("its caches hold {} % (inventory {} old)", percent(bytes), span::show(age))),
+        None => reasons.push("no agent of it has published an inventory: taken to hold nothing".to_owned()),
+    }
+    if plan.nowhere > 0 {
+        reasons.push(format!("{} bytes are in no place that it may read", plan.nowhere));
+    }
+    if capacity.fits == Some(false) {
+        reasons.push("its caches have no room for them beside what is pinned".to_owned());
+    }
+    reasons
+}
+
+/// Share of the stored bytes that is present, in whole percent, rounded down.
+fn percent(bytes: &CandidateBytes) -> u64 {
+    let all = bytes.present + bytes.in_flight + bytes.missing;
+    if all == 0 { 100 } else { u64::try_from(u128::from(bytes.present) * 100 / u128::from(all)).unwrap_or(100) }
+}

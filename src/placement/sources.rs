@@ -1,0 +1,227 @@
+//! Where the missing bytes of a site would come from, how long they take and what their egress costs. Pure.
+//!
+//! All arithmetic is in integers, so that every advisor gets the same numbers.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::closure::{ChunkBits, Closure};
+use super::sites::{Link, LinkCost};
+
+/// Rate of a link of which nothing is known.
+const DEFAULT_RATE: u64 = 125_000_000;
+/// Rate within a site of which nothing is known.
+const DEFAULT_RATE_WITHIN: u64 = 1_250_000_000;
+
+/// Basis of a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TimeBasis {
+    /// Rate and delay as the sites file believes them.
+    Modelled,
+    /// Nothing is known of the link: 1 Gbit/s, or 10 Gbit/s within a site.
+    Default,
+}
+
+impl TimeBasis {
+    /// Name in hints.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Modelled => "modelled",
+            Self::Default => "default",
+        }
+    }
+
+    /// Factor of the 90th percentile of a time over its median, and of the median over the 10th, in hundredths. Wide area links
+    /// vary by about a third in either direction over a day; of an unknown one, only the order of magnitude is guessed.
+    const fn spread(self) -> u64 {
+        match self {
+            Self::Modelled => 150,
+            Self::Default => 320,
+        }
+    }
+}
+
+/// Quantiles of a time, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TimeEstimate {
+    /// 10th percentile.
+    pub(super) p10: u64,
+    /// Median.
+    pub(super) p50: u64,
+    /// 90th percentile.
+    pub(super) p90: u64,
+}
+
+impl TimeEstimate {
+    /// Time of `bytes` at `rate` bytes a second, with `delay` before the first.
+    fn of(bytes: u64, rate: u64, delay: Duration, basis: TimeBasis) -> Self {
+        if bytes == 0 {
+            return Self::default();
+        }
+        let moving = u128::from(bytes) * 1000 / u128::from(rate.max(1));
+        let p50 = u64::try_from(moving + delay.as_millis()).unwrap_or(u64::MAX / 1000).max(1);
+        let spread = basis.spread();
+        Self { p10: p50 * 100 / spread, p50, p90: p50.saturating_mul(spread) / 100 }
+    }
+
+    /// The time until both are over.
+    fn and(self, other: Self) -> Self {
+        Self { p10: self.p10.max(other.p10), p50: self.p50.max(other.p50), p90: self.p90.max(other.p90) }
+    }
+}
+
+/// A place that missing chunks may come from.
+#[derive(Clone, Debug)]
+pub(super) struct SourceOption<'a> {
+    /// Its site; none: a repository of which the sites file does not say where it is.
+    pub(super) site: Option<&'a str>,
+    /// Link from there; none: within the site, or unknown.
+    pub(super) link: Option<&'a Link>,
+    /// True if it is the repository, which has all chunks; else agents of the site.
+    pub(super) repository: bool,
+    /// Chunks that it has.
+    pub(super) has: ChunkBits,
+    /// True if it is in the very site that lacks them.
+    pub(super) within: bool,
+}
+
+/// Chunks that come from one place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceShare {
+    /// Site; none: unknown.
+    pub site: Option<String>,
+    /// Path of the link; none: within the site, or no link is known.
+    pub path: Option<String>,
+    /// True for the repository; false for caches of agents.
+    pub repository: bool,
+    /// Stored bytes.
+    pub bytes: u64,
+    /// Micro-dollars of egress; none: no price is known.
+    pub egress_micro_usd: Option<u64>,
+    /// Bytes a second, at the median.
+    pub rate: u64,
+    /// Basis of the time.
+    pub basis: TimeBasis,
+    #[serde(skip)]
+    time: TimeEstimate,
+}
+
+/// Sources of all missing chunks of a site.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SourcePlan {
+    /// Shares, in the order in which they were chosen.
+    pub(super) shares: Vec<SourceShare>,
+    /// Stored bytes that no source has.
+    pub(super) nowhere: u64,
+}
+
+impl SourcePlan {
+    /// Takes the `missing` chunks from `options`: each from the first that has it, ordered by what a byte costs, then by time.
+    /// Links with the same meter share a month's volume, in the order of the plan; `so_far` has what it had before.
+    pub(super) fn choose(
+        closure: &Closure,
+        missing: &ChunkBits,
+        mut options: Vec<SourceOption<'_>>,
+        usd_per_hour: u64,
+        so_far: &dyn Fn(&str) -> u64,
+    ) -> Self {
+        // Ties are broken by name, so that the order of the options does not matter.
+        options.sort_by_cached_key(|option| {
+            let key = option.cost_key(usd_per_hour, so_far);
+            (key, option.repository, option.site.map(str::to_owned), option.link.map(|link| link.path.clone()))
+        });
+        let mut left = missing.clone();
+        let mut plan = Self::default();
+        let mut metered: Vec<(String, u64)> = Vec::new();
+        for option in options {
+            let mut taken = left.clone();
+            taken.keep(&option.has);
+            let bytes = closure.stored_bytes(&taken);
+            if bytes == 0 {
+                continue;
+            }
+            left.remove(&taken);
+            plan.shares.push(option.share(bytes, so_far, &mut metered));
+        }
+        plan.nowhere = closure.stored_bytes(&left);
+        plan
+    }
+
+    /// Time until all have arrived: sources send at the same time.
+    pub(super) fn time(&self) -> TimeEstimate {
+        self.shares.iter().fold(TimeEstimate::default(), |all, share| all.and(share.time))
+    }
+
+    /// The share that takes the longest.
+    pub(super) fn bottleneck(&self) -> Option<&SourceShare> {
+        self.shares.iter().rev().max_by_key(|share| share.time.p50)
+    }
+
+    /// The weakest basis of a time; none if nothing moves.
+    pub(super) fn basis(&self) -> Option<TimeBasis> {
+        self.shares.iter().map(|share| share.basis).max()
+    }
+
+    /// Micro-dollars of all egress; none if the price of a share is not known.
+    pub(super) fn egress_micro_usd(&self) -> Option<u64> {
+        self.shares.iter().try_fold(0_u64, |sum, share| Some(sum.saturating_add(share.egress_micro_usd?)))
+    }
+
+    /// Bytes from the repository.
+    pub(super) fn repository_bytes(&self) -> u64 {
+        self.shares.iter().filter(|share| share.repository).map(|share| share.bytes).sum()
+    }
+}
+
+impl SourceOption<'_> {
+    fn rate(&self) -> (u64, TimeBasis) {
+        match self.link.and_then(|link| link.rate) {
+            Some(rate) => (rate, TimeBasis::Modelled),
+            None if self.within => (DEFAULT_RATE_WITHIN, TimeBasis::Default),
+            None => (DEFAULT_RATE, TimeBasis::Default),
+        }
+    }
+
+    /// Cost of 2^40 bytes from here, in micro-dollars, with `usd_per_hour` micro-dollars for an hour; then the time alone.
+    fn cost_key(&self, usd_per_hour: u64, so_far: &dyn Fn(&str) -> u64) -> (u128, u64) {
+        const SAMPLE: u64 = 1 << 40;
+        let (rate, basis) = self.rate();
+        let time = TimeEstimate::of(SAMPLE, rate, Duration::ZERO, basis);
+        let waiting = u128::from(time.p50) * u128::from(usd_per_hour) / 3_600_000;
+        // An unknown price is taken to be higher than any known one.
+        let egress = self.egress(SAMPLE, &|meter| so_far(meter)).map_or(u128::from(u64::MAX), u128::from);
+        (waiting + egress, time.p50)
+    }
+
+    fn egress(&self, bytes: u64, so_far: &dyn Fn(&str) -> u64) -> Option<u64> {
+        match self.link {
+            Some(link) => Some(link.cost.marginal(so_far, bytes)),
+            None if self.within => Some(0),
+            None => None,
+        }
+    }
+
+    fn share(&self, bytes: u64, so_far: &dyn Fn(&str) -> u64, metered: &mut Vec<(String, u64)>) -> SourceShare {
+        let (rate, basis) = self.rate();
+        let delay = self.link.and_then(|link| link.delay).unwrap_or_default();
+        let planned =
+            |meter: &str| -> u64 { metered.iter().filter(|(name, _)| name == meter).map(|(_, bytes)| bytes).sum() };
+        let egress = self.egress(bytes, &|meter| so_far(meter).saturating_add(planned(meter)));
+        if let Some(LinkCost::ByVolume { meter, .. }) = self.link.map(|link| &link.cost) {
+            metered.push((meter.clone(), bytes));
+        }
+        SourceShare {
+            site: self.site.map(str::to_owned),
+            path: self.link.map(|link| link.path.clone()),
+            repository: self.repository,
+            bytes,
+            egress_micro_usd: egress,
+            rate,
+            basis,
+            time: TimeEstimate::of(bytes, rate, delay, basis),
+        }
+    }
+}

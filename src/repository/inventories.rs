@@ -1,0 +1,84 @@
+//! Inventories: small objects in which agents tell what their caches hold. Their contents belong to `format`, their signatures to
+//! `transfer`.
+//!
+//! They are not part of the saved state: no commit names them, and a collect ignores them.
+
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::{ObjectStoreExt as _, PutPayload};
+
+use super::{Repository, layout, objects};
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, seal};
+use crate::identity::Identity;
+
+/// Maximum number of agents whose inventories are read.
+const AGENTS_MAX: usize = 4096;
+
+impl Repository {
+    /// Writes the head of `identity`'s inventory in place of the one before.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it is one write.
+    pub async fn put_inventory(&self, identity: &Identity, body: &[u8]) -> Result<()> {
+        self.put_object(&layout::inventory_head(identity), seal(Kind::Inventory, body, true)).await
+    }
+
+    /// Writes the set `set` that inventories of `identity` are based on, in one of its two slots.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it is one write.
+    pub async fn put_inventory_set(&self, identity: &Identity, set: &str, slot: bool, body: &[u8]) -> Result<()> {
+        self.put_object(&layout::inventory_set(identity, set, slot), seal(Kind::KeySet, body, false)).await
+    }
+
+    async fn put_object(&self, key: &object_store::path::Path, object: Bytes) -> Result<()> {
+        let put = || async { Ok(self.store().objects().put(key, PutPayload::from_bytes(object.clone())).await?) };
+        objects::retry(put).await.map(drop)
+    }
+
+    /// Agents that have an inventory.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn agents_with_inventory(&self) -> Result<Vec<Identity>> {
+        let listed = self.store().objects().list(Some(&layout::inventories())).map_err(Error::from);
+        let agents = listed.try_filter_map(|meta| async move { Ok(layout::inventory_agent(&meta.location)) });
+        let mut agents: Vec<Identity> = agents.take(AGENTS_MAX).try_collect().await?;
+        agents.sort();
+        Ok(agents)
+    }
+
+    /// Body of the head of `identity`'s inventory; none if it has none. It counts in the memory budget only while it is read.
+    ///
+    /// # Errors
+    /// Damaged; exhausted; denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn inventory(&self, identity: &Identity) -> Result<Option<Bytes>> {
+        let key = layout::inventory_head(identity);
+        objects::body(&**self.store().objects(), self.budget(), Kind::Inventory, &key).await
+    }
+
+    /// Body of the set `set` that inventories of `identity` are based on, in one of its two slots.
+    ///
+    /// # Errors
+    /// Not found; damaged; exhausted; denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn inventory_set(&self, identity: &Identity, set: &str, slot: bool) -> Result<Bytes> {
+        let key = layout::inventory_set(identity, set, slot);
+        objects::body_required(&**self.store().objects(), self.budget(), Kind::KeySet, &key).await
+    }
+}

@@ -1,0 +1,208 @@
+//! Inventories of other agents: read from the repository, verified, and kept for as long as they do not change.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt as _, stream};
+
+use super::identity::{Context, Signature, Trusted};
+use crate::budget::Retained;
+use crate::error::{Error, Result};
+use crate::format::{
+    BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, SignedInventory, decode_base,
+};
+use crate::id::RepositoryId;
+use crate::identity::Identity;
+use crate::repository::Repository;
+use crate::work::blocking;
+
+/// Inventories read at once.
+const READS: usize = 8;
+
+/// Inventories of one repository.
+#[derive(Debug, Default)]
+pub struct Inventories(Mutex<BTreeMap<Identity, Known>>);
+
+/// Last inventory of one agent.
+#[derive(Clone, Debug)]
+struct Known {
+    /// BLAKE3 of the body of its head.
+    digest: blake3::Hash,
+    sets: [Arc<StoredSet>; 3],
+    inventory: Arc<Counted>,
+}
+
+/// A set that inventories are based on.
+#[derive(Debug)]
+struct StoredSet {
+    base: Option<BaseSet>,
+    set: KeySet,
+    _kept: Retained,
+}
+
+/// An inventory whose memory is counted.
+#[derive(Debug)]
+pub struct Counted {
+    inventory: Inventory,
+    _kept: Retained,
+}
+
+impl std::ops::Deref for Counted {
+    type Target = Inventory;
+
+    fn deref(&self) -> &Inventory {
+        &self.inventory
+    }
+}
+
+/// An agent whose inventory cannot be used.
+#[derive(Debug)]
+pub struct UnusableInventory {
+    /// The agent that its key names.
+    pub agent: Identity,
+    /// Reason.
+    pub error: Error,
+}
+
+/// Inventories at one moment.
+#[derive(Debug, Default)]
+pub struct InventoriesRead {
+    /// Usable ones, by agent.
+    pub inventories: Vec<Arc<Counted>>,
+    /// The others.
+    pub unusable: Vec<UnusableInventory>,
+}
+
+impl InventoriesRead {
+    /// Hash of `before` and of the inventories.
+    #[must_use]
+    pub fn hash(&self, before: blake3::Hash) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(before.as_bytes());
+        for counted in &self.inventories {
+            hasher.update(counted.agent.path().as_bytes()).update(&counted.sequence.to_le_bytes());
+        }
+        hasher.finalize()
+    }
+}
+
+impl Inventories {
+    /// Reads the inventories that have changed since the last call. Only those whose signatures `trusted` confirms are used; one
+    /// that is older than the last one of its agent is refused.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says. An inventory that cannot be read or verified is no error: it is in the result.
+    ///
+    /// # Cancel safety
+    /// Safe: what was read is kept.
+    pub async fn read(&self, repository: &Repository, trusted: &Trusted) -> Result<InventoriesRead> {
+        let agents = repository.agents_with_inventory().await?;
+        self.lock().retain(|agent, _| agents.binary_search(agent).is_ok());
+        let read = stream::iter(agents).map(|agent| async move {
+            let known = self.lock().get(&agent).cloned();
+            let read = read_one(repository, trusted, &agent, known).await;
+            (agent, read)
+        });
+        let mut all: Vec<_> = read.buffer_unordered(READS).collect().await;
+        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut found = InventoriesRead::default();
+        for (agent, read) in all {
+            match read {
+                Ok(Some(known)) => {
+                    found.inventories.push(Arc::clone(&known.inventory));
+                    self.lock().insert(agent, known);
+                }
+                // It was withdrawn meanwhile.
+                Ok(None) => {}
+                Err(error) => found.unusable.push(UnusableInventory { agent, error }),
+            }
+        }
+        Ok(found)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Identity, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn read_one(
+    repository: &Repository,
+    trusted: &Trusted,
+    agent: &Identity,
+    known: Option<Known>,
+) -> Result<Option<Known>> {
+    let Some(body) = repository.inventory(agent).await? else { return Ok(None) };
+    let digest = blake3::hash(&body);
+    if let Some(known) = known.as_ref().filter(|known| known.digest == digest) {
+        return Ok(Some(known.clone()));
+    }
+    let head = {
+        let (agent, trusted, id) = (agent.clone(), trusted.clone(), repository.id());
+        let memory = repository.budget().kept_max();
+        blocking(move || verified(&body, &trusted, &agent, id, memory)).await?
+    };
+    if let Some(known) = &known
+        && head.sequence <= known.inventory.sequence
+    {
+        return Err(Error::conflict("inventory is older than one that was read before")
+            .at(agent)
+            .expected(format!("a sequence number above {}", known.inventory.sequence))
+            .got(head.sequence));
+    }
+    let mut sets = Vec::with_capacity(3);
+    for (place, (set, changed)) in
+        INVENTORY_SETS.into_iter().zip([&head.held, &head.pinned, &head.promised]).enumerate()
+    {
+        let known = known.as_ref().map(|known| &known.sets[place]).filter(|set| set.base == changed.base);
+        sets.push(match known {
+            Some(known) => Arc::clone(known),
+            None => Arc::new(stored_set(repository, agent, set, changed.base).await?),
+        });
+    }
+    let sets: [Arc<StoredSet>; 3] =
+        sets.try_into().map_err(|_| Error::other("an inventory has three sets, and another number was read"))?;
+    let (agent, budget, of) = (agent.clone(), repository.budget().clone(), sets.clone());
+    let inventory = blocking(move || {
+        let [held, pinned, promised] = of;
+        let patched = |set: &StoredSet, changed: &ChangedSet| set.set.patched(&changed.patch);
+        let inventory = Inventory {
+            held: patched(&held, &head.held)?,
+            pinned: patched(&pinned, &head.pinned)?,
+            promised: patched(&promised, &head.promised)?,
+            agent,
+            sequence: head.sequence,
+            at: head.at,
+            space: head.space,
+        };
+        let weight = [&inventory.held, &inventory.pinned, &inventory.promised].iter().map(|set| set.weight()).sum();
+        Ok(Counted { _kept: budget.keep(weight)?, inventory })
+    });
+    Ok(Some(Known { digest, sets, inventory: Arc::new(inventory.await?) }))
+}
+
+/// The head in `body`, if `agent` signed it for the repository `id`.
+fn verified(body: &[u8], trusted: &Trusted, agent: &Identity, id: RepositoryId, memory: u64) -> Result<InventoryHead> {
+    let signed = SignedInventory::decode(body)?;
+    let head = InventoryHead::decode(&signed.head, memory)?;
+    let signature = Signature::decode(&signed.signature)?;
+    let signer = trusted.verify(&signature, Context::Inventory, &signed.head, head.at)?;
+    if signer.agent()? != agent {
+        return Err(Error::denied("inventory was signed by another agent").expected(agent).got(signer.agent()?));
+    }
+    if head.repository != id {
+        return Err(Error::denied("inventory is of another repository").expected(id).got(head.repository));
+    }
+    Ok(head)
+}
+
+async fn stored_set(repository: &Repository, agent: &Identity, set: &str, base: Option<BaseSet>) -> Result<StoredSet> {
+    let set = match base {
+        None => KeySet::default(),
+        Some(base) => {
+            let body = repository.inventory_set(agent, set, base.slot).await?;
+            let memory = repository.budget().kept_max();
+            blocking(move || decode_base(&body, &base.digest, memory)).await?
+        }
+    };
+    Ok(StoredSet { base, _kept: repository.budget().keep(set.weight())?, set })
+}

@@ -1,0 +1,131 @@
+//! Hints from what agents say that their caches hold.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{PATIENCE, Running, told_json};
+use crate::data::noise;
+use crate::policy::PolicyFixture;
+
+/// A site `cloud` with an agent, and `home` with the repository.
+fn fixture() -> PolicyFixture {
+    let lab = PolicyFixture::at("home");
+    let user = &lab.user;
+    let place = user.repository().canonicalize().unwrap();
+    let sites = format!(
+        "[[site]]\nname = 'home'\nrepositories = '{}'\n\n[[site]]\nname = 'cloud'\n\n\
+         [[link]]\nfrom = 'home'\nto = 'cloud'\nrate = '1Gbit'\ndelay = '10ms'\nprice = {{ unit = 'GB', usd = '0.09' }}\n",
+        place.display()
+    );
+    user.write("sites.toml", sites.as_bytes());
+    for (file, seed) in [("data/one", 1), ("data/two", 2), ("data/three", 3)] {
+        user.write(file, &noise(seed, 700_000));
+    }
+    user.ok(&["save", "data", "open/step-1"]);
+    user.ok(&["save", "data", "raw/x"]);
+    user.ok(&["identity", "issue", "cloud/n1", "--to", "n1"]);
+    user.write(
+        "agent.toml",
+        b"repository = '../repo'\nsocket = 'run/agent.sock'\nmemory = '256M'\nidentity = 'n1'\n\
+          [cache]\ndir = 'cache'\ncapacity = '64M'\nfree_floor = '0'\ninventory = '100ms'\n",
+    );
+    lab
+}
+
+fn candidate(lab: &PolicyFixture, name: &str, site: &str) -> Value {
+    let hint = lab.user.json(&["hint", name, "--at", "home", "--at", "cloud"], 0);
+    let all = hint["candidates"].as_array().unwrap();
+    all.iter().find(|candidate| candidate["site"] == site).unwrap().clone()
+}
+
+/// Asks until `cloud` holds what `wanted` says.
+fn until(lab: &PolicyFixture, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let found = candidate(lab, name, "cloud");
+        if wanted(&found) {
+            return found;
+        }
+        assert!(Instant::now() < end, "{found}");
+        sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn what_a_hint_says_would_move_is_what_moves() {
+    let lab = fixture();
+    let before = candidate(&lab, "open/step-1", "cloud");
+    let stored = before["bytes"]["missing"].as_u64().unwrap();
+    assert!((2_100_000..2_110_000).contains(&stored), "{before}");
+    assert_eq!((&before["bytes"]["present"], &before["inventory_age_s"]), (&0.into(), &Value::Null));
+    assert_eq!((&before["sources"][0]["repository"], &before["sources"][0]["site"]), (&true.into(), &"home".into()));
+    // 0.09 dollars for 10^9 bytes.
+    let egress = before["usd_micro"]["egress"].as_u64().unwrap();
+    assert_eq!(egress, (stored * 90_000 + 500_000_000) / 1_000_000_000);
+    assert_eq!(before["eta_s"]["basis"], "modelled");
+
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    let warm = |more: &[&str]| {
+        let told = told_json(&lab.user, &agent, &[&["warm"], more].concat());
+        assert!(told["tasks"][0]["report"].is_object(), "{told}");
+        told["tasks"][0]["report"].clone()
+    };
+    // Half of it, then all of it: each time the dry run of the agent and the hint agree to the byte.
+    warm(&["open/step-1:one", "--wait"]);
+    let half = until(&lab, "open/step-1", |found| found["bytes"]["present"].as_u64().unwrap() > 0);
+    let planned = warm(&["open/step-1", "--dry-run"]);
+    assert_eq!(half["bytes"]["missing"], planned["lacking_bytes"], "{half} {planned}");
+    assert_eq!(half["bytes"]["present"], planned["hit_bytes"]);
+    let moved = warm(&["open/step-1", "--pin", "1h", "--wait"]);
+    assert_eq!(moved["fetched_bytes"], half["bytes"]["missing"], "{moved}");
+    let after = until(&lab, "open/step-1", |found| found["bytes"]["pinned"] == stored);
+    assert_eq!((&after["bytes"]["missing"], &after["eta_s"]["p90"]), (&0.into(), &0.0.into()));
+    assert_eq!((&after["usd_micro"]["total"], &after["score"], &after["rank"]), (&0.into(), &100.into(), &1.into()));
+    agent.stop();
+
+    // A name that may not go there, with the same chunks.
+    let denied = candidate(&lab, "raw/x", "cloud");
+    assert_eq!((&denied["verdict"], &denied["score"]), (&"deny".into(), &0.into()));
+    assert!(denied["deny"][0]["rule"].as_str().unwrap().ends_with("raw data stays at home"), "{denied}");
+    let shown = lab.user.ok(&["hint", "raw/x", "open/step-1", "--explain"]);
+    assert!(shown.lines().next().unwrap().starts_with("RANK  SITE   VERDICT"), "{shown}");
+    assert!(shown.contains("deny: rule") && shown.contains("raw data stays at home"), "{shown}");
+}
+
+#[test]
+fn an_inventory_that_its_agent_did_not_sign_is_not_used() {
+    let lab = fixture();
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    told_json(&lab.user, &agent, &["warm", "--wait", "open/step-1"]);
+    until(&lab, "open/step-1", |found| found["bytes"]["missing"] == 0);
+    agent.stop();
+    let folder = lab.user.repository().join("inventory/cloud/n1");
+    let head = fs::read(folder.join("head")).unwrap();
+    // Of another agent, then changed, then garbage.
+    let other = lab.user.repository().join("inventory/cloud/n2");
+    fs::create_dir_all(&other).unwrap();
+    fs::write(other.join("head"), &head).unwrap();
+    let hint = lab.user.json(&["hint", "open/step-1"], 0);
+    assert_eq!(hint["complete"], false);
+    let note = hint["notes"][0].as_str().unwrap();
+    assert!(note.contains("cloud/n2") && note.contains("signed by another agent"), "{note}");
+    assert_eq!(candidate(&lab, "open/step-1", "cloud")["bytes"]["missing"], 0, "the true one is used");
+    fs::remove_dir_all(&other).unwrap();
+    for (at, changed) in [(head.len() / 2, 1_u8), (head.len() - 40, 0x80)] {
+        let mut bytes = head.clone();
+        bytes[at] ^= changed;
+        fs::write(folder.join("head"), bytes).unwrap();
+        let hint = lab.user.json(&["hint", "open/step-1", "--at", "cloud"], 0);
+        assert_eq!((&hint["complete"], &hint["candidates"][0]["bytes"]["present"]), (&false.into(), &0.into()));
+    }
+    // A machine that trusts no authority verifies nothing, neither this nor the policy.
+    for trusted in ["identity", "authority"] {
+        fs::remove_dir_all(lab.user.work().join("../home/.config/towline").join(trusted)).unwrap();
+    }
+    fs::write(folder.join("head"), head).unwrap();
+    let hint = lab.user.json(&["hint", "open/step-1", "--at", "cloud"], 0);
+    assert_eq!((&hint["complete"], &hint["candidates"][0]["bytes"]["present"]), (&false.into(), &0.into()), "{hint}");
+}
