@@ -24,6 +24,8 @@ pub const METADATA_NAME: &str = ".metadata";
 pub const PARTS_MAX: usize = 1 << 22;
 /// Maximum number of offsets and sizes of all parts: a pickle can repeat one part many times at no cost.
 const NUMBERS_MAX: usize = 1 << 23;
+/// Maximum number of attributes of an object.
+const ATTRIBUTES_MAX: usize = 64;
 
 const CLASSES: &str = "torch.distributed.checkpoint.metadata";
 const STORAGE: &str = "torch.distributed.checkpoint.filesystem";
@@ -306,6 +308,10 @@ impl<'p, 'a> Reader<'p, 'a> {
     /// Value of `key` in a dict.
     fn entry(&self, dict: Ref, key: &Key) -> Option<Ref> {
         let Value::Dict(members) = self.pickle.value(dict) else { return None };
+        // Objects of these classes have a few attributes; one dict with very many may be that of each of very many objects.
+        if members.len() > 2 * ATTRIBUTES_MAX {
+            return None;
+        }
         let mut pairs = members.chunks_exact(2);
         let seen = key.seen.get();
         let found = pairs.clone().find(|pair| Some(pair[0]) == seen);

@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use super::save::SaveOptions;
 use crate::error::{Error, Result};
-use crate::id::ManifestId;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::{Action, Declassified, REASON_LEN_MAX, State, labelled_name};
@@ -106,14 +105,21 @@ impl Repository {
             .help("set a policy first: towline policy set FILE"))
     }
 
-    /// Gives `to` the labels of `from`, before it gets its content: what `from` stands for, or the tree that it stood for once.
-    pub(super) async fn propagate_labels(&self, from: &Name, tree: Option<&ManifestId>, to: &Name) -> Result<()> {
-        let state = self.state().await?;
-        let labels = self.labels_in(&state, from, tree.or(state.refs.get(from).map(|value| &value.manifest)));
-        if labels.restrict() {
-            return self.add_labels(to, &labels.with_stored("derived-from", from.as_str())?).await;
-        }
-        Ok(())
+    /// Gives `to` the labels of what `from` stands for, and says that it was made from that. For whoever copies content by itself.
+    ///
+    /// # Errors
+    /// Not found, if there is no `from`; denied, if it may not be read here; exhausted, for too many labels.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn inherit_labels(&self, from: &Name, to: &Name) -> Result<()> {
+        let manifest = self.current(&*self.state().await?, from)?.manifest;
+        self.check_readable(from, &manifest).await?;
+        let commit = self.log().commit(None, |state| {
+            let manifest = self.current(state, from)?.manifest;
+            Ok(self.inherited_labels(state, (from, &manifest), to)?.into_iter().collect())
+        });
+        commit.await.map(drop)
     }
 
     /// Gives the name of this repository the labels that it has in `source`, once the policy there lets it come here.
@@ -121,7 +127,7 @@ impl Repository {
         let (from, state) = source;
         let labels = from.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
         from.check_writable(state, name, &labels, self).await?;
-        if dry_run || !labels.restrict() { Ok(()) } else { self.add_labels(name, &labels).await }
+        if dry_run { Ok(()) } else { self.add_labels(name, &labels).await }
     }
 
     /// Takes the labels that bind out of the options of a save, and checks that content with them may be stored here. Whoever
@@ -214,8 +220,10 @@ impl Repository {
     /// not among them: a base may be that name's.
     pub(super) async fn stored_for(&self, name: &Name) -> Result<StoredChunks> {
         let known = StoredChunks::load(self).await?;
-        let view = self.label_view(known.state());
-        let stricter = view.has_stricter_than(&view.of(name));
+        let stricter = {
+            let view = self.label_view(known.state());
+            view.has_stricter_than(&view.of(name))
+        };
         Ok(if stricter { known.without_differences() } else { known })
     }
 }

@@ -94,7 +94,7 @@ impl Repository {
     /// Gives what `from` stands for a second name; no content moves. What `to` stood for is replaced, and told.
     ///
     /// # Errors
-    /// Not found, if there is no `from`.
+    /// Not found, if there is no `from`; denied, if the policy does not let it be read here.
     ///
     /// # Cancel safety
     /// Not safe: it may have happened.
@@ -115,12 +115,16 @@ impl Repository {
 
     async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
         let (mut replaced, mut kept) = (None, Vec::new());
-        self.propagate_labels(from, None, to).await?;
+        let checked = self.current(&*self.state().await?, from)?.manifest;
+        self.check_readable(from, &checked).await?;
         // Chunks of the source's map cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
             // The attempt saved the original name, not this one.
             let value = RefValue { attempt: None, ..self.current(state, from)?.clone() };
+            if value.manifest != checked {
+                return Err(Error::conflict("name was replaced while it was copied").at(from).help("run it again"));
+            }
             let same = |old: &RefValue| {
                 old.manifest == value.manifest && old.map_key == value.map_key && old.facts == value.facts
             };
@@ -135,6 +139,7 @@ impl Repository {
             replaced = there.map(|old| Replaced::of(old, &value));
             kept = state.keep_replaced(to, value.manifest);
             let mut actions = kept.clone();
+            actions.extend(self.inherited_labels(state, (from, &value.manifest), to)?);
             actions.push(Action::SetRef { name: to.clone(), expected: state.version(to), value });
             Ok(actions)
         });
@@ -154,7 +159,7 @@ impl Repository {
         self.current(&*self.state().await?, name).map(drop)
     }
 
-    fn current<'a>(&self, state: &'a State, name: &Name) -> Result<&'a RefValue> {
+    pub(super) fn current<'a>(&self, state: &'a State, name: &Name) -> Result<&'a RefValue> {
         state.refs.get(name).ok_or_else(|| self.no_such_name(state, name))
     }
 

@@ -38,7 +38,6 @@ impl Repository {
         if_absent: bool,
         progress: &Progress,
     ) -> Result<Option<Replaced>> {
-        self.propagate_labels(from, None, to).await?;
         let mut known = StoredChunks::load(self).await?;
         let there = known.state().refs.get(to).cloned();
         if there.is_some() && if_absent {
@@ -74,6 +73,7 @@ impl Repository {
             behind: 0,
             facts: saved.value.facts.clone(),
             labels: Labels::default(),
+            from: Some((from, saved.value.manifest)),
         };
         match writer.publish(publication).await? {
             Published::Done(value) => Ok(there.as_ref().map(|old| Replaced::of(old, &value))),

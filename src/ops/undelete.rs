@@ -177,9 +177,6 @@ impl Repository {
                 }
                 Err(error) => return Err(error),
             };
-            if let Some(to) = &options.to {
-                self.propagate_labels(name, Some(&removed.value.manifest), to).await?;
-            }
             let packs = saved.map.packs.iter().map(|pack| pack.id).collect();
             let taking = Taking { key: &key, removed: &removed, packs, known: state.seq, options };
             if let Some(report) = self.restore_kept(&taking).await? {
@@ -195,8 +192,12 @@ impl Repository {
         let mut outcome = Outcome::Again;
         let mut replaced = None;
         let commit = self.log().commit(None, |state| {
-            let (decided, actions) = taking.decide(state)?;
+            let (decided, mut actions) = taking.decide(state)?;
             outcome = decided;
+            if matches!(outcome, Outcome::Done) && to != name {
+                let tree = &taking.removed.value.manifest;
+                actions.extend(self.inherited_labels(state, (name, tree), to)?);
+            }
             replaced = state.refs.get(to).map(|old| Replaced::of(old, &taking.removed.value));
             Ok(actions)
         });

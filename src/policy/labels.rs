@@ -118,14 +118,24 @@ impl Labels {
         lists.into_iter().chain(self.residency.as_ref().map(BTreeSet::len)).all(|len| len <= LABEL_VALUES_JOINED_MAX)
     }
 
-    /// Demands of these labels, without the origins. Beyond [`LABEL_VALUES_JOINED_MAX`] tenants or purposes, which nobody
-    /// satisfies, they demand that the content stays: so labels that many names hand on stay small.
+    /// These labels, or those of [`Labels::nowhere`] if they have more values than one name may have: so labels that many names hand
+    /// on stay small. Nobody satisfies so many.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        if self.fit_one_name() { self } else { Self::nowhere() }
+    }
+
+    /// Labels of content that must not be anywhere: as strict as any.
+    #[must_use]
+    pub fn nowhere() -> Self {
+        Self { residency: Some(BTreeSet::new()), sensitivity: Some(Sensitivity::Secret), ..Self::default() }
+    }
+
+    /// Demands of these labels, without the origins; [bounded](Labels::bounded).
     #[must_use]
     pub fn demands(mut self) -> Self {
         self.derived_from.clear();
-        if self.tenant.len().max(self.purpose.len()) > LABEL_VALUES_JOINED_MAX {
-            self.residency = Some(BTreeSet::new());
-        }
+        self = self.bounded();
         if self.residency.as_ref().is_some_and(BTreeSet::is_empty) {
             self.tenant.clear();
             self.purpose.clear();

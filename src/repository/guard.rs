@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::log::{Declassified, LabelView, PolicyMark, RefValue, State};
+use super::log::{Action, Declassified, LabelView, PolicyMark, RefValue, State};
 use super::policy::PolicyText;
 use super::{Repository, Saved};
 use crate::error::{Error, ErrorKind, Result};
@@ -151,10 +151,32 @@ impl Repository {
         tree.map_or(labels.clone(), |tree| labels.joined(&view.of_tree(tree)))
     }
 
+    /// The action that gives `to`, in `state`, the labels of the tree that `from` stands or stood for; none if it has them already.
+    /// Part of every commit that gives a name what was another's.
+    ///
+    /// # Errors
+    /// Exhausted, for too many labels.
+    pub(crate) fn inherited_labels(
+        &self,
+        state: &State,
+        (from, tree): (&Name, &ManifestId),
+        to: &Name,
+    ) -> Result<Option<Action>> {
+        let mut labels = self.labels_in(state, from, Some(tree));
+        if labels.is_empty() {
+            return Ok(None);
+        }
+        if from != to {
+            labels = labels.with_stored("derived-from", from.as_str())?;
+        }
+        state.label(to, &labels.without_origin(to))
+    }
+
     /// Labels of all content of `state`.
     #[must_use]
     pub fn label_view<'s>(&self, state: &'s State) -> LabelView<'s> {
-        LabelView::new(state, |name, declassified| self.guard().accepts_declassification(self.id(), name, declassified))
+        let (guard, id) = (Arc::clone(self.guard()), self.id());
+        LabelView::new(state, move |name, declassified| guard.accepts_declassification(id, name, declassified))
     }
 
     /// The state to rule by: the one that was read last, unless somebody told of a later policy since then.

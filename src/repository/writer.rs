@@ -94,6 +94,8 @@ pub struct Publication<'a> {
     pub facts: StepFacts,
     /// Labels that are given to the name, or to the run that it is a step of, in the same commit.
     pub labels: Labels,
+    /// Name and tree that the content is from: the name gets the labels that bind them when it is set.
+    pub from: Option<(&'a Name, ManifestId)>,
 }
 
 /// Outcome of a publication.
@@ -333,6 +335,9 @@ impl Writer {
                 actions.extend(kept.iter().cloned());
             }
             actions.extend(state.label(&labelled_name(publication.name), &publication.labels)?);
+            if let Some((from, tree)) = publication.from {
+                actions.extend(self.repository.inherited_labels(state, (from, &tree), publication.name)?);
+            }
             let (name, expected) = (publication.name.clone(), publication.expected);
             actions.push(Action::SetRef { name, expected, value: value.clone() });
             actions.push(Action::Close(session));

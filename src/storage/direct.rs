@@ -80,8 +80,9 @@ impl Direct {
         listed: BoxStream<'static, Result<ObjectMeta>>,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
         let (home, root, prefix) = (self.home.clone(), self.root.clone(), prefix.cloned().unwrap_or_default());
-        // Entries below a symbolic link are no objects of this repository.
-        let own = listed.try_filter(move |meta| std::future::ready(plain(&root, &meta.location).is_ok()));
+        // A file whose name is no key is no object of this repository, nor is one below a symbolic link.
+        let keys = listed.filter(|meta| std::future::ready(!matches!(meta, Err(Error::InvalidPath { .. }))));
+        let own = keys.try_filter(move |meta| std::future::ready(plain(&root, &meta.location).is_ok()));
         stream::once(async move { home.check_at(&prefix).await.map(|()| own) }).try_flatten().boxed()
     }
 }

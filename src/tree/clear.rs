@@ -29,6 +29,18 @@ impl Target {
         }
     }
 
+    /// True if the folder at `path` has no entries.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn is_empty_folder(&self, path: &[u8]) -> Result<bool> {
+        check_path(path)?;
+        let listed = self.folders.read(path).and_then(|open| list(&open));
+        listed
+            .map(|entries| entries.is_empty())
+            .map_err(|errno| self.folders.fault("cannot look into a folder", path, errno))
+    }
+
     fn unlink(&self, path: &[u8]) -> SysResult<()> {
         let (parent, name) = self.folders.parent(path)?;
         unlinkat(&parent, name, AtFlags::empty())

@@ -12,12 +12,14 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use towline::codec::Codec;
 use towline::error::ErrorKind;
+use towline::id::RepositoryId;
 use towline::metrics::Metric;
 use towline::name::Name;
 use towline::ops::{AmendReport, Changes, CollectOptions, SaveOptions, SaveSource, VerifyOptions};
+use towline::policy::{Basis, Labels, LocalCaller, Ruling, Verdict};
 use towline::repository::layout::{self, Family};
-use towline::repository::log::StepFacts;
-use towline::repository::{OpenOptions, Repository, Saved};
+use towline::repository::log::{Declassified, StepFacts};
+use towline::repository::{Access, Guard, OpenOptions, PolicyText, Repository, Saved};
 use towline::storage::Store;
 use towline::tree::MemoryFile;
 
@@ -337,4 +339,42 @@ async fn dropped_at_any_moment_the_tree_is_the_old_or_the_new() {
     }
     assert!(dropped > 0 && done > 0, "{dropped} dropped, {done} done");
     fixture.collect_and_verify().await;
+}
+
+/// Guard that lets everything go everywhere.
+#[derive(Debug)]
+struct Open;
+
+impl Guard for Open {
+    fn rule_on(&self, _: Option<&PolicyText>, _: &Access<'_>, _: Option<&LocalCaller>) -> Ruling {
+        Ruling { verdict: Verdict::Allow, basis: Basis::NoRule }
+    }
+
+    fn accepts_declassification(&self, _: RepositoryId, _: &Name, _: &Declassified) -> bool {
+        false
+    }
+}
+
+/// Y1: "a change of some files none from the name".
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_of_other_names_of_the_tree_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Some(dir.path().to_owned());
+    let options = OpenOptions { cache, guard: Some(Arc::new(Open)), ..OpenOptions::default() };
+    let store = Store::from_objects(Arc::new(InMemory::new()));
+    let repository = Repository::create(store, options).await.unwrap().0;
+    repository.set_policy(1, "version = 1".into()).await.unwrap();
+    let (q1, q2, labels) = (name("q1"), name("q2"), Labels::default().with("residency", "DE").unwrap());
+    let both = put(&[("f", noise(1, 100)), ("g", noise(2, 100))]);
+    repository.amend(&q1, &both, &SaveOptions::default()).await.unwrap();
+    repository.copy(&q1, &q2).await.unwrap();
+    repository.tighten(&q2, &labels).await.unwrap();
+    assert_eq!(repository.labels(&q1).await.unwrap().labels, labels);
+    repository.amend(&q1, &remove("g"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(repository.labels(&q1).await.unwrap().labels, labels);
+    // Content that a program copies by itself.
+    repository.amend(&name("q3"), &put(&[("f", noise(1, 100))]), &SaveOptions::default()).await.unwrap();
+    repository.inherit_labels(&q1, &name("q3")).await.unwrap();
+    let copied = repository.labels(&name("q3")).await.unwrap();
+    assert_eq!((copied.labels.residency(), copied.own.origins().len()), (labels.residency(), 1));
 }

@@ -185,6 +185,32 @@ fn what_has_labels_is_saved_and_synced_only_to_repositories_at_sites_that_may_ha
     assert!(error["help"].as_str().unwrap().contains("towline policy set"), "{error}");
 }
 
+/// Y3: "a command that reads, saves, copies or syncs each check the policy".
+#[test]
+fn a_denied_name_is_not_copied_to_one_that_is_allowed() {
+    let lab = PolicyFixture::at("home");
+    lab.save("raw/set", &["sensitivity=restricted"]);
+    lab.move_to("cloud");
+    for copy in [&["cp", "raw/set", "free/set"][..], &["cp", "--stand-alone", "raw/set", "free/set"]] {
+        lab.user.fails(copy, 7);
+        lab.user.fails(&["show", "free/set"], 3);
+    }
+}
+
+/// Y1: "removing or replacing a name takes no label from its tree".
+#[test]
+fn an_origin_alone_is_handed_on_too() {
+    let lab = PolicyFixture::at("home");
+    lab.save("made", &["derived-from=source"]);
+    lab.user.ok(&["rm", "made"]);
+    lab.user.ok(&["undelete", "made", "--as", "again"]);
+    lab.user.ok(&["cp", "again", "copy"]);
+    lab.user.ok(&["label", "source", "residency=DE"]);
+    for name in ["again", "copy"] {
+        assert_eq!(lab.labels(name)["residency"], json!(["DE"]), "{name}");
+    }
+}
+
 #[test]
 fn a_sync_to_a_site_that_may_have_it_hands_the_labels_on() {
     let mut lab = PolicyFixture::at("home");

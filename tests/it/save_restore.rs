@@ -9,7 +9,7 @@ use towline::error::ErrorKind;
 use towline::name::Name;
 use towline::ops::{CutChoice, Expected, RestoreOptions, SaveOptions};
 use towline::repository::{OpenOptions, Repository};
-use towline::storage::Store;
+use towline::storage::{Store, StoreOptions};
 
 use crate::data::{name, noise, safetensors, tree_digest};
 
@@ -157,6 +157,46 @@ async fn what_is_in_the_way_is_a_conflict_before_anything_is_written() {
     let delete = RestoreOptions { overwrite: true, delete: true, ..RestoreOptions::default() };
     repository.restore(&name("n"), None, &dest, &delete).await.unwrap();
     assert_eq!(tree_digest(&source), tree_digest(&dest));
+}
+
+/// F12: "A folder with content in the place of a file is a conflict unless both are given".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_with_content_is_not_replaced_by_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, dest) = (dir.path().join("source"), dir.path().join("dest"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("data"), b"a file").unwrap();
+    let home = dest.join("data");
+    fs::create_dir_all(&home).unwrap();
+    let location = towline::storage::Location::Directory(home.clone());
+    let store = towline::storage::open(&location, &StoreOptions::default()).await.unwrap();
+    let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
+    let repository = Repository::create(store, options).await.unwrap().0;
+    save(&repository, &source, &name("n")).await;
+    let before = tree_digest(&home);
+    for delete in [false, true] {
+        for dry_run in [true, false] {
+            let options = RestoreOptions { overwrite: true, delete, dry_run, ..RestoreOptions::default() };
+            let refused = repository.restore(&name("n"), None, &dest, &options).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused:?}");
+        }
+    }
+    assert_eq!(tree_digest(&home), before, "the repository that it is read from stays");
+    let other = dir.path().join("other");
+    fs::create_dir_all(other.join("data/deep")).unwrap();
+    fs::write(other.join("data/deep/1"), b"mine").unwrap();
+    let overwrite = RestoreOptions { overwrite: true, ..RestoreOptions::default() };
+    let refused = repository.restore(&name("n"), None, &other, &overwrite).await.unwrap_err();
+    assert!(refused.to_string().contains("a folder with content is in the way"), "{refused}");
+    let both = RestoreOptions { delete: true, ..overwrite.clone() };
+    let report = repository.restore(&name("n"), None, &other, &both).await.unwrap();
+    assert_eq!(report.removed.unwrap().paths, ["data/deep"]);
+    assert_eq!(fs::read(other.join("data")).unwrap(), b"a file");
+    // An empty one holds nothing to lose.
+    let empty = dir.path().join("empty");
+    fs::create_dir_all(empty.join("data")).unwrap();
+    repository.restore(&name("n"), None, &empty, &overwrite).await.unwrap();
+    assert_eq!(tree_digest(&empty), tree_digest(&source));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -417,7 +417,16 @@ async fn trackers_and_single_files_come_back_too() {
     fixture.once(|options| options.restore_latest = true).await;
     assert_eq!(fs::read(fixture.out().join("model_30.pt")).unwrap(), noise(2, 9000));
 
-    // Whoever writes to the repository does not choose where files go.
+    // Whoever writes to the repository does not choose where files go: a single file has a name of its own.
+    write(fixture.path("evil/train.py"), "import os");
+    let (script, step, options) = (fixture.path("evil/train.py"), name("run/step-35"), SaveOptions::default());
+    fixture.repository.save(&script, &step, &options).await.unwrap();
+    fs::remove_dir_all(fixture.out()).unwrap();
+    write(fixture.out().join("train.py"), "mine");
+    fixture.once(|options| options.restore_latest = true).await;
+    assert_eq!(fs::read(fixture.out().join("train.py")).unwrap(), b"mine");
+    assert_eq!(fs::read(fixture.out().join("step-35.ckpt")).unwrap(), b"import os");
+
     let labels = [("watch.entry".to_owned(), "../model_40.pt".to_owned())].into();
     let options = SaveOptions { labels, ..SaveOptions::default() };
     fixture.repository.save(&fixture.out(), &name("run/step-40"), &options).await.unwrap();

@@ -374,6 +374,12 @@ impl Repository {
         self.report(py, |engine| async move { engine.history(&name).await })
     }
 
+    /// Gives a name the labels that bind another, from which content is copied to it.
+    fn inherit_labels(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
+        let (engine, from, to) = (self.engine(py)?, parsed::<Name>(py, from)?, parsed::<Name>(py, to)?);
+        wait(py, async move { engine.inherit_labels(&from, &to).await })
+    }
+
     /// Gives a tree an additional name.
     fn copy(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
         let (engine, from, to) = (self.engine(py)?, parsed::<Selector>(py, from)?, parsed::<Name>(py, to)?);

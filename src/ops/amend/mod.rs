@@ -234,6 +234,7 @@ impl Amending<'_> {
             behind: behind.max(self.partial.behind(places)),
             facts,
             labels: Labels::default(),
+            from: before.map(|value| (self.name, value.manifest)),
         };
         Ok(match writer.publish(publication).await? {
             Published::Done(value) => TryOutcome::Done(value),

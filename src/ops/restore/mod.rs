@@ -9,6 +9,8 @@ mod surplus;
 mod survey;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -135,6 +137,7 @@ impl Repository {
             Some(target) if options.delete && items.is_folder => Some(self.surplus(&items, target).await?),
             _ => None,
         };
+        self.check_kept(&items, &surveyed)?;
         if let Some(surplus) = surplus.as_ref().filter(|_| !options.may_empty) {
             surplus.check(&items, items.is_folders_only(&saved))?;
         }
@@ -165,6 +168,21 @@ impl Repository {
         }
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
+    }
+
+    /// Refuses to remove a folder that the repository itself lies in.
+    fn check_kept(&self, items: &Items, surveyed: &Survey) -> Result<()> {
+        let Some(home) = self.store().directory().and_then(|home| home.canonicalize().ok()) else { return Ok(()) };
+        for path in &surveyed.replaced {
+            let place = items.folder.join(Path::new(OsStr::from_bytes(path)));
+            let is_folder = place.symlink_metadata().is_ok_and(|found| found.is_dir());
+            if is_folder && place.canonicalize().is_ok_and(|place| home.starts_with(place)) {
+                return Err(Error::conflict("the repository itself lies where a file is to be restored")
+                    .at(place.display())
+                    .help("restore to another folder"));
+            }
+        }
+        Ok(())
     }
 
     /// Entries of the target that are not among the items, except a repository there.

@@ -56,6 +56,8 @@ enum Finding {
         got: String,
         clear: bool,
     },
+    /// A folder with content, where something else belongs.
+    FullFolder,
 }
 
 /// Findings about an item.
@@ -97,14 +99,14 @@ pub(super) async fn survey(
     let looked: Vec<Vec<SurveyedItem>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
     for looked in looked.into_iter().flatten() {
-        survey.take(saved, items, looked, options.overwrite)?;
+        survey.take(saved, items, looked, options)?;
     }
     survey.count_local(saved, items)?;
     Ok(survey)
 }
 
 impl Survey {
-    fn take(&mut self, saved: &Saved, items: &Items, looked: SurveyedItem, overwrite: bool) -> Result<()> {
+    fn take(&mut self, saved: &Saved, items: &Items, looked: SurveyedItem, options: &RestoreOptions) -> Result<()> {
         let SurveyedItem { at, finding, local, unfinished } = looked;
         let Some(item) = items.list.get(at) else { return Ok(()) };
         let entry = item.entry(saved)?;
@@ -117,16 +119,28 @@ impl Survey {
                 self.remember(&item.path, local);
                 return Ok(());
             }
-            Finding::Differs { got, .. } if !overwrite => {
+            Finding::Differs { got, .. } if !options.overwrite => {
                 return Err(Error::conflict("something is in the way and differs")
                     .at(items.folder.join(shown(&item.path)).display())
                     .expected(kind_word(&entry.kind))
                     .got(got)
                     .help("--overwrite replaces it; or restore to another folder"));
             }
+            Finding::FullFolder if !(options.overwrite && options.delete) => {
+                return Err(Error::conflict("a folder with content is in the way")
+                    .at(items.folder.join(shown(&item.path)).display())
+                    .expected(kind_word(&entry.kind))
+                    .help(
+                        "move it away, or restore to another folder; --overwrite --delete removes it with its content",
+                    ));
+            }
             Finding::Differs { clear, .. } => {
                 self.replaced_files += 1;
                 clear
+            }
+            Finding::FullFolder => {
+                self.replaced_files += 1;
+                true
             }
             Finding::Write => false,
         };
@@ -202,7 +216,11 @@ fn survey_item(
     let Some(present) = target.kind_of(&item.path)? else {
         return Ok(SurveyedItem { unfinished: unfinished()?, ..SurveyedItem::new(at, Finding::Write) });
     };
-    let clear = matches!(entry.kind, EntryKind::Folder) || matches!(present.kind, Some(WalkKind::Folder));
+    let is_folder = matches!(present.kind, Some(WalkKind::Folder));
+    if is_folder && !matches!(entry.kind, EntryKind::Folder) && !target.is_empty_folder(&item.path)? {
+        return Ok(SurveyedItem::new(at, Finding::FullFolder));
+    }
+    let clear = matches!(entry.kind, EntryKind::Folder) || is_folder;
     let differs = |got: &str| Ok(SurveyedItem::new(at, Finding::Differs { got: got.to_owned(), clear }));
     match (&entry.kind, present.kind) {
         (EntryKind::Folder, Some(WalkKind::Folder)) => Ok(SurveyedItem::new(at, Finding::Keep)),

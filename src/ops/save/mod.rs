@@ -413,6 +413,7 @@ impl Saving<'_> {
                     behind,
                     facts,
                     labels: self.labels.clone(),
+                    from: None,
                 };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,

@@ -240,6 +240,7 @@ impl Syncing<'_> {
             behind: value.behind,
             facts: value.facts.clone(),
             labels: Labels::default(),
+            from: None,
         };
         match self.writer.publish(publication).await? {
             Published::Done(_) => {

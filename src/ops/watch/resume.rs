@@ -7,7 +7,9 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, fstat, mkdirat, open, openat, renameat, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, RenameFlags, fstat, mkdirat, open, openat, renameat, renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
 use ulid::Ulid;
 
@@ -126,10 +128,32 @@ impl Staging {
     fn publish(self) -> Result<()> {
         let place = self.shown.join(&self.entry);
         let fault = |errno: Errno| Error::io("cannot put a restored checkpoint in its place", &place, errno.into());
-        renameat(&self.own, &self.entry, &self.dir, &self.entry).map_err(fault)?;
+        match move_new(&self.own, &self.dir, &self.entry) {
+            Err(Errno::EXIST) => {
+                return Err(Error::conflict("something else has the name of the checkpoint in the watched folder")
+                    .at(place.display())
+                    .help("move it away, and start the watch again"));
+            }
+            moved => moved.map_err(fault)?,
+        }
         // Best effort: the next restore uses a leftover.
         let _ = unlinkat(&self.dir, &self.name, AtFlags::REMOVEDIR);
         Ok(())
+    }
+}
+
+/// Moves `name` from one folder to another, where nothing but an empty folder may have the name.
+fn move_new(from: &OwnedFd, to: &OwnedFd, name: &str) -> Result<(), Errno> {
+    // Fails unless it is an empty folder.
+    let _ = unlinkat(to, name, AtFlags::REMOVEDIR);
+    match renameat_with(from, name, to, name, RenameFlags::NOREPLACE) {
+        // Some file systems cannot (rename(2)).
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match statat(to, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => renameat(from, name, to, name),
+            Ok(_) => Err(Errno::EXIST),
+            Err(errno) => Err(errno),
+        },
+        moved => moved,
     }
 }
 
@@ -138,8 +162,7 @@ fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
     if let Some(label) = manifest.labels.get(ENTRY_LABEL) {
         // A writer of the repository must not choose where files go.
-        let unfit = label.contains(['/', '\0']) || label.len() > ENTRY_LEN_MAX;
-        if unfit || !matches!(classify(label, manifest.form == Form::Folder), Class::Step(_)) {
+        if !is_fit(label, manifest.form == Form::Folder) {
             return Err(Error::damaged("a label does not name a checkpoint")
                 .at(&saved.name)
                 .got(format!("{ENTRY_LABEL}={label:?}"))
@@ -147,13 +170,20 @@ fn entry_name(saved: &Saved) -> Result<String> {
         }
         return Ok(label.clone());
     }
-    let file = manifest.entries.first().filter(|_| manifest.form == Form::File);
-    if let Some(name) = file.and_then(|entry| String::from_utf8(entry.path.clone()).ok()) {
-        return Ok(name);
-    }
     let step = saved.name.step().map(|(_, step)| step).unwrap_or_default();
+    if manifest.form == Form::File {
+        // The name is the writer's, too: only that of a checkpoint is used.
+        let name = manifest.entries.first().and_then(|entry| String::from_utf8(entry.path.clone()).ok());
+        let fits = |name: &String| is_fit(name, false);
+        return Ok(name.filter(fits).unwrap_or_else(|| format!("step-{step}.ckpt")));
+    }
     let transformers = manifest.entry(b"trainer_state.json").is_some();
     Ok(if transformers { format!("checkpoint-{step}") } else { format!("step-{step}") })
+}
+
+/// True if `name` is that of a checkpoint in a watched folder.
+fn is_fit(name: &str, folder: bool) -> bool {
+    !name.contains(['/', '\0']) && name.len() <= ENTRY_LEN_MAX && matches!(classify(name, folder), Class::Step(_))
 }
 
 fn tracker(saved: &Saved, entry: &str) -> Option<Tracker> {

@@ -8,6 +8,7 @@ use std::path::Path;
 use bytes::Bytes;
 use memmap2::{Advice, Mmap};
 
+use crate::budget::Retained;
 use crate::error::{Error, Result};
 
 /// The bytes of an immutable object.
@@ -16,7 +17,7 @@ pub(super) enum Mapped {
     /// A mapped file; the kernel loads and evicts its pages, so they do not count in the budget.
     File(Mmap),
     /// Bytes in memory, from a store without files.
-    Held(Bytes),
+    Held(Bytes, #[expect(dead_code, reason = "held for its drop")] Retained),
 }
 
 impl Mapped {
@@ -52,7 +53,7 @@ impl Deref for Mapped {
     fn deref(&self) -> &[u8] {
         match self {
             Self::File(map) => map,
-            Self::Held(bytes) => bytes,
+            Self::Held(bytes, _) => bytes,
         }
     }
 }

@@ -204,9 +204,10 @@ impl Repository {
             Ok(mapped) => Ok(mapped),
             Err(error) => {
                 self.warn_uncached(&path, &error);
+                let kept = self.budget().keep(info.len)?;
                 let object = objects::get_required(&**self.store().objects(), Kind::Segment, &key).await?;
                 checked(&key, &object)?;
-                Ok(Mapped::Held(object))
+                Ok(Mapped::Held(object, kept))
             }
         }
     }

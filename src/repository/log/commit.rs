@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::fold::NUMBER_MAX;
 use super::{Action, Log, LogEntry, RefValue, State};
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
@@ -30,6 +31,13 @@ enum CreateOutcome {
     Lost,
 }
 
+/// Error for a log whose last number is `last`: only a planted snapshot leads there.
+pub(super) fn used_up(last: u64) -> Error {
+    Error::damaged("log has a number that no log reaches: somebody planted a snapshot")
+        .at(Numbered::Snapshot.key(last))
+        .help("check who may write below snapshot/ and log/; `towline verify` names the objects to delete")
+}
+
 impl Log {
     /// Commits the actions that `decide` returns for the newest state; calls it again after a lost race. Without actions nothing
     /// is written.
@@ -55,6 +63,9 @@ impl Log {
             let entry = LogEntry { write, session, at: self.clock.now(), actions };
             state.check(&entry)?;
             let number = state.seq + 1;
+            if number > NUMBER_MAX {
+                return Err(used_up(state.seq));
+            }
             match self.create(number, &entry).await? {
                 CreateOutcome::Lost => {}
                 CreateOutcome::Committed(state) => {

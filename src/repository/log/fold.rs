@@ -26,7 +26,9 @@ const ATTEMPTS: usize = 32;
 /// the next number.
 const GAP_MAX: u64 = 1 << 20;
 /// Largest number of an entry: a million entries per second for a hundred thousand years.
-const NUMBER_MAX: u64 = 1 << 62;
+pub(super) const NUMBER_MAX: u64 = 1 << 62;
+/// Damaged snapshots of which the log says a line each, per fold.
+const WARNINGS_MAX: usize = 4;
 
 impl Log {
     /// Current state: at least as new as any commit that finished before the call.
@@ -176,22 +178,23 @@ impl Log {
         // A snapshot that no log can reach was planted.
         numbers.retain(|&number| number >= boundary.floor && (1..=NUMBER_MAX).contains(&number));
         numbers.sort_unstable_by(|a, b| b.cmp(a));
+        let mut damaged = 0;
         for number in numbers {
-            if let Some(state) = self.snapshot(number).await? {
-                return Ok(Some(state));
+            match self.exact_snapshot(number).await {
+                Ok(Some(state)) => return Ok(Some(state)),
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Damaged && self.seen().boundary.floor < number => {
+                    damaged += 1;
+                    match damaged {
+                        ..WARNINGS_MAX => tracing::warn!("a snapshot is damaged, reading an older one: {error:?}"),
+                        WARNINGS_MAX => tracing::warn!("more snapshots are damaged: `towline verify` names them"),
+                        _ => {}
+                    }
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok((boundary.floor == 0).then(State::default))
-    }
-
-    async fn snapshot(&self, number: u64) -> Result<Option<State>> {
-        match self.exact_snapshot(number).await {
-            Err(error) if error.kind() == ErrorKind::Damaged && self.seen().boundary.floor < number => {
-                tracing::warn!("a snapshot is damaged, reading an older one: {error:?}");
-                Ok(None)
-            }
-            settled => settled,
-        }
     }
 
     /// The snapshot after entry `number`, if there is one.
@@ -210,20 +213,24 @@ impl Log {
     }
 
     /// Entries above `floor`: those in a listing, and those before them that it lacked. `snapshots` are the listed ones, up to
-    /// which entries must exist.
+    /// which entries must exist; behind a gap that no writer leaves, only if the snapshot can be read.
     pub(super) async fn entries_above(&self, floor: u64, snapshots: &[u64]) -> Result<Listed> {
         let is_above = |number: &u64| *number > floor;
         let mut entries: BTreeSet<u64> = self.numbers(Numbered::Entry).await?.into_iter().filter(is_above).collect();
-        let snapshots: BTreeSet<u64> = snapshots.iter().copied().filter(is_above).collect();
+        let mut snapshots: BTreeSet<u64> = snapshots.iter().copied().filter(is_above).collect();
         let (mut last, mut stray) = (floor, None);
         for number in &entries | &snapshots {
-            if number - last > GAP_MAX && !snapshots.contains(&number) {
+            let vouched = number - last <= GAP_MAX || (snapshots.contains(&number) && self.is_snapshot(number).await?);
+            if number > NUMBER_MAX || !vouched {
                 stray = Some(number);
                 break;
             }
             last = number;
         }
         let strays = stray.map(|first| entries.split_off(&first)).unwrap_or_default();
+        if let Some(first) = stray {
+            snapshots.split_off(&first);
+        }
         let mut next = floor.saturating_add(1);
         for number in &entries | &snapshots {
             while next < number && self.entry_exists(next).await? {
@@ -233,6 +240,15 @@ impl Log {
             next = number.saturating_add(1);
         }
         Ok(Listed { entries, strays })
+    }
+
+    /// True if the snapshot after entry `number` can be read.
+    async fn is_snapshot(&self, number: u64) -> Result<bool> {
+        match self.exact_snapshot(number).await {
+            Ok(found) => Ok(found.is_some()),
+            Err(error) if error.kind() == ErrorKind::Damaged => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Checks by a request without body whether an entry exists.

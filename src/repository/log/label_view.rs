@@ -1,6 +1,8 @@
 //! Labels of content: those of all its names, and of all names that these were made from; the strictest apply.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::labels::Declassified;
 use super::state::State;
@@ -16,33 +18,39 @@ enum Holder {
     Name(Name),
 }
 
+/// True if a declassification is validly signed.
+type Accepts<'a> = dyn Fn(&Name, &Declassified) -> bool + Send + Sync + 'a;
+
 /// The labels of all content of a state.
-#[derive(Debug)]
 pub struct LabelView<'a> {
     state: &'a State,
     names: HashMap<ManifestId, Vec<&'a Name>>,
-    honoured: BTreeSet<Name>,
+    accepts_declassification: Box<Accepts<'a>>,
+    /// Declassifications whose signatures were looked at, and whether they count. Anybody who can commit can add many.
+    verified: Mutex<HashMap<Name, bool>>,
+}
+
+impl fmt::Debug for LabelView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LabelView").finish_non_exhaustive()
+    }
 }
 
 impl<'a> LabelView<'a> {
     /// Labels of `state`; `accepts_declassification` returns true if a declassification is validly signed.
     #[must_use]
-    pub fn new(state: &'a State, accepts_declassification: impl Fn(&Name, &Declassified) -> bool) -> Self {
+    pub fn new(
+        state: &'a State,
+        accepts_declassification: impl Fn(&Name, &Declassified) -> bool + Send + Sync + 'a,
+    ) -> Self {
         let mut names: HashMap<ManifestId, Vec<&Name>> = HashMap::new();
         if !state.labels.is_empty() {
             for (name, value) in &state.refs {
                 names.entry(value.manifest).or_default().push(name);
             }
         }
-        let stands = |name: &Name, tree: &ManifestId| state.refs.get(name).is_some_and(|value| value.manifest == *tree);
-        let honoured = state.declassified.iter();
-        let honoured = honoured.filter(|(name, signed)| {
-            stands(name, &signed.manifest)
-                && state.own_labels(name) == signed.replaces
-                && accepts_declassification(name, signed)
-        });
-        let honoured = honoured.map(|(name, _)| name.clone()).collect();
-        Self { state, names, honoured }
+        let accepts_declassification = Box::new(accepts_declassification);
+        Self { state, names, accepts_declassification, verified: Mutex::default() }
     }
 
     /// Labels of the tree of `name`; of a name that does not exist, those that a new tree would have.
@@ -59,11 +67,21 @@ impl<'a> LabelView<'a> {
 
     /// Demands of the labels of all trees: as [`Self::of_tree`] for each, but what many trees hand on is passed on once.
     #[must_use]
-    pub fn of_all_trees(&self) -> HashMap<ManifestId, Labels> {
-        let mut labels: HashMap<Holder, Labels> = HashMap::new();
+    pub fn of_all_trees(&self) -> HashMap<ManifestId, Arc<Labels>> {
+        let mut labels: HashMap<Holder, Arc<Labels>> = HashMap::new();
         if self.state.labels.is_empty() {
             return HashMap::new();
         }
+        // Many trees have the same labels, which are in memory once.
+        let mut distinct: HashSet<Arc<Labels>> = HashSet::new();
+        let mut shared = |labels: Labels| match distinct.get(&labels) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let labels = Arc::new(labels);
+                distinct.insert(Arc::clone(&labels));
+                labels
+            }
+        };
         let mut derived: HashMap<Holder, Vec<Holder>> = HashMap::new();
         let mut pending: Vec<Holder> = self.names.keys().map(|tree| Holder::Tree(*tree)).collect();
         while let Some(holder) = pending.pop() {
@@ -71,7 +89,7 @@ impl<'a> LabelView<'a> {
                 continue;
             }
             let (own, origins) = self.own_of(&holder);
-            labels.insert(holder.clone(), own.demands());
+            labels.insert(holder.clone(), shared(own.demands()));
             for origin in origins {
                 let from = self.holder_of(&origin);
                 derived.entry(from.clone()).or_default().push(holder.clone());
@@ -83,9 +101,9 @@ impl<'a> LabelView<'a> {
             let (Some(others), Some(own)) = (derived.get(&holder), labels.get(&holder).cloned()) else { continue };
             for other in others {
                 let theirs = labels.entry(other.clone()).or_default();
-                let joined = theirs.clone().joined(&own).demands();
-                if joined != *theirs {
-                    *theirs = joined;
+                let joined = Labels::clone(theirs).joined(&own).demands();
+                if joined != **theirs {
+                    *theirs = shared(joined);
                     waiting.push_back(other.clone());
                 }
             }
@@ -126,10 +144,21 @@ impl<'a> LabelView<'a> {
 
     /// Labels of the declassification of `name`, if it has one that counts.
     fn declassified_labels(&self, name: &Name) -> Option<&Labels> {
-        if !self.honoured.contains(name) {
-            return None;
-        }
-        self.state.declassified.get(name).map(|signed| &signed.labels)
+        let signed = self.state.declassified.get(name)?;
+        let known = self.verified().get(name).copied();
+        let counts = known.unwrap_or_else(|| {
+            let stands = self.state.refs.get(name).is_some_and(|value| value.manifest == signed.manifest);
+            let counts = stands
+                && self.state.own_labels(name) == signed.replaces
+                && (self.accepts_declassification)(name, signed);
+            self.verified().insert(name.clone(), counts);
+            counts
+        });
+        counts.then_some(&signed.labels)
+    }
+
+    fn verified(&self) -> MutexGuard<'_, HashMap<Name, bool>> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Joins the labels of names, of other names of the same trees, and of their origins.
@@ -165,7 +194,7 @@ impl<'a> LabelView<'a> {
     /// True if a signed declassification replaces the labels of `name`.
     #[must_use]
     pub fn is_declassified(&self, name: &Name) -> bool {
-        self.honoured.contains(name)
+        self.declassified_labels(name).is_some()
     }
 
     /// True if some name has labels that `own` does not imply.

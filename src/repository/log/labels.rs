@@ -1,7 +1,7 @@
 //! Labels in the log. A label belongs to a name and to every name below it. It stays when the name is removed, and with the name's
 //! tree.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::entry::{Action, LogEntry};
 use super::fields::read_name;
@@ -15,6 +15,8 @@ use crate::policy::{LABEL_VALUE_LEN_MAX, LABEL_VALUES_JOINED_MAX, Labels};
 
 /// Maximum length of the reason of a declassification.
 pub const REASON_LEN_MAX: usize = 1024;
+/// Maximum bytes of labels that one entry makes names keep. What follows from small entries must not exceed the memory.
+const KEPT_LABELS_MAX: usize = 16 << 20;
 /// Maximum length of its signature.
 const SIGNATURE_LEN_MAX: usize = 32 << 10;
 
@@ -118,8 +120,8 @@ pub(super) fn read_labels(reader: &mut Reader<'_>) -> Result<Labels> {
                 .help("use a newer towline: this one cannot read content with unknown labels"));
         };
         let count = reader.count(1)?;
-        // Labels of several names that were joined may have more values than one may be given.
-        if tag <= last || (count == 0 && *key != "residency") {
+        // Labels of several names that were joined may have more values than one may be given, but no more than this.
+        if tag <= last || (count == 0 && *key != "residency") || count > LABEL_VALUES_JOINED_MAX {
             return Err(reader.malformed("bad label").into());
         }
         last = tag;
@@ -150,7 +152,8 @@ impl State {
 
     /// Joins `labels` to those of `name`. This ends earlier declassifications at or below it.
     pub(super) fn apply_label(&mut self, name: &Name, labels: &Labels) {
-        self.labels.entry(name.clone()).or_default().join(labels);
+        let own = self.labels.entry(name.clone()).or_default();
+        *own = std::mem::take(own).joined(labels).bounded();
         // Names below it follow it, among others that begin alike.
         let alike = self.declassified.range(name.clone()..).map(|(other, _)| other);
         let alike = alike.take_while(|other| other.as_str().starts_with(name.as_str()));
@@ -182,7 +185,7 @@ impl State {
         if !leaving.names.is_empty() {
             for (name, value) in &self.refs {
                 if let Some(labels) = leaving.labels.get_mut(&value.manifest) {
-                    labels.join(&self.own_labels(name));
+                    *labels = std::mem::take(labels).joined(&self.own_labels(name)).bounded();
                 }
             }
         }
@@ -190,15 +193,16 @@ impl State {
     }
 
     /// Keeps the labels of the trees that lost names, so that nothing loses a label because a name is removed or replaced: the other
-    /// names of these trees get them, also those that can be undeleted, and the names that were made from the lost ones.
+    /// names of these trees get them, also those that can be undeleted, and the names that were made from the lost ones. If that
+    /// would take more than [`KEPT_LABELS_MAX`] bytes, all of them may be nowhere instead.
     pub(super) fn keep_labels(&mut self, leaving: &Leaving) {
         if leaving.names.is_empty() {
             return;
         }
-        let mut given: BTreeMap<Name, Labels> = BTreeMap::new();
+        let mut given: BTreeMap<Name, BTreeSet<ManifestId>> = BTreeMap::new();
         let mut give = |name: &Name, tree: &ManifestId| {
-            if let Some(labels) = leaving.labels.get(tree).filter(|labels| !labels.is_empty()) {
-                given.entry(name.clone()).or_default().join(labels);
+            if leaving.labels.get(tree).is_some_and(|labels| !labels.is_empty()) {
+                given.entry(name.clone()).or_default().insert(*tree);
             }
         };
         self.refs.iter().for_each(|(name, value)| give(name, &value.manifest));
@@ -206,8 +210,17 @@ impl State {
         for (name, labels) in &self.labels {
             labels.origins().iter().filter_map(|origin| leaving.names.get(origin)).for_each(|tree| give(name, tree));
         }
-        for (name, labels) in given {
-            let labels = labels.without_origin(&name);
+        let weights: BTreeMap<ManifestId, usize> =
+            leaving.labels.iter().map(|(tree, labels)| (*tree, labels.weight())).collect();
+        let of_trees = |trees: &BTreeSet<ManifestId>| trees.iter().filter_map(|tree| weights.get(tree)).sum::<usize>();
+        let too_many = given.values().map(of_trees).sum::<usize>() > KEPT_LABELS_MAX;
+        for (name, trees) in given {
+            let labels = if too_many {
+                Labels::nowhere()
+            } else {
+                let labels = trees.iter().filter_map(|tree| leaving.labels.get(tree));
+                labels.fold(Labels::default(), Labels::joined).bounded().without_origin(&name)
+            };
             let own = self.own_labels(&name);
             if own.clone().joined(&labels) != own {
                 self.apply_label(&name, &labels);
@@ -406,9 +419,9 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_were_joined_are_read_however_many_they_are() {
+    fn joined_labels_have_as_many_values_as_one_name_may_have_or_are_nowhere() {
         let mut state = state(&[("raw", "a")], &[]);
-        for n in 0..400 {
+        for n in 0..LABEL_VALUES_JOINED_MAX {
             state.apply_label(&name("raw"), &labels(&format!("tenant=t{n} derived-from=from/{n}")));
         }
         let mut out = Writer::new();
@@ -419,6 +432,37 @@ mod tests {
         let error = state.label(&name("raw"), &labels("tenant=one-more")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exhausted);
         assert!(state.label(&name("raw"), &labels("tenant=t1")).unwrap().is_none());
+        // An entry that says so all the same.
+        state.apply_label(&name("raw"), &labels("purpose=p tenant=one-more"));
+        assert_eq!(state.labels[&name("raw")], Labels::nowhere());
+        let mut long = Writer::new();
+        long.count(1).u8(3).count(LABEL_VALUES_JOINED_MAX + 1);
+        (0..=LABEL_VALUES_JOINED_MAX).for_each(|n| {
+            long.string(format!("t{n:04}").as_bytes());
+        });
+        let error = read_labels(&mut Reader::new(&long.into_bytes())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged);
+    }
+
+    #[test]
+    fn labels_that_very_many_names_would_keep_take_no_memory() {
+        let names: Vec<String> = (0..3_000).map(|n| format!("copy/{n}")).collect();
+        let mut refs = vec![("raw", "a")];
+        refs.extend(names.iter().map(|name| (name.as_str(), "a")));
+        let mut state = state(&refs, &[]);
+        for n in 0..LABEL_VALUES_JOINED_MAX {
+            state.apply_label(&name("raw"), &labels(&format!("tenant={n:0>60}")));
+        }
+        let before = state.labels_weight();
+        assert!(before > 20_000 && before * names.len() > KEPT_LABELS_MAX, "{before}");
+        let version = state.refs[&name("raw")].version;
+        let actions = vec![Action::RemoveRef { name: name("raw"), expected: version }];
+        let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+        let leaving = state.leaving(&entry);
+        state.refs.remove(&name("raw"));
+        state.keep_labels(&leaving);
+        assert_eq!(effective(&state, "copy/7"), "residency=- sensitivity=secret");
+        assert!(state.labels_weight() < before + names.len() * 400, "{}", state.labels_weight());
     }
 
     #[test]
@@ -457,7 +501,7 @@ mod tests {
         let all = view.of_all_trees();
         assert_eq!(all.len(), 6);
         for (tree, labels) in &all {
-            assert_eq!(*labels, view.of_tree(tree).demands());
+            assert_eq!(**labels, view.of_tree(tree).demands());
         }
         assert!(all.values().filter(|labels| labels.sensitivity().is_some()).count() == 4, "{all:?}");
     }
@@ -496,8 +540,8 @@ mod tests {
         later.declassified.insert(name("set/clean"), signed);
         assert_eq!(effective(&later, "set/clean"), "residency=EU sensitivity=secret tenant=clinic");
         assert_eq!(effective(&state, "set/raw"), "residency=EU sensitivity=secret");
-        let view = LabelView::new(&state, |_, _| false);
-        assert_eq!(view.of(&name("set/clean")).to_string(), "residency=EU sensitivity=secret");
+        let unsigned = LabelView::new(&state, |_, _| false).of(&name("set/clean"));
+        assert_eq!(unsigned.to_string(), "residency=EU sensitivity=secret");
         // Another name for the same tree, or another tree under the name, is not declassified.
         let again = state.refs.get(&name("set/clean")).unwrap().clone();
         state.refs.insert(name("set/again"), again);

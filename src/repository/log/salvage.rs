@@ -195,6 +195,7 @@ mod tests {
     use crate::clock::{SystemClock, Timestamp};
     use crate::id::{ManifestId, Owned, SessionId};
     use crate::limits::MEMORY_MIN;
+    use crate::repository::log::fold::NUMBER_MAX;
     use crate::repository::log::{RefValue, State, StepFacts};
 
     fn log(objects: &Arc<InMemory>) -> Log {
@@ -244,6 +245,40 @@ mod tests {
         assert_eq!(names(&objects).await, ["a"]);
         set(&objects, "b").await;
         assert_eq!(names(&objects).await, ["a", "b"]);
+    }
+
+    #[tokio::test]
+    async fn garbage_with_numbers_far_ahead_is_left_aside_by_a_repair() {
+        for planted in [NUMBER_MAX - 1, NUMBER_MAX, NUMBER_MAX + 1, u64::MAX] {
+            let objects = Arc::new(InMemory::new());
+            set(&objects, "a").await;
+            for kind in [Numbered::Entry, Numbered::Snapshot] {
+                objects.put(&kind.key(planted), "x".into()).await.unwrap();
+            }
+            let damaged = log(&objects).audit().await.unwrap().damaged;
+            assert!(damaged.iter().any(|(key, _)| *key == Numbered::Entry.key(planted)), "{planted}: {damaged:?}");
+            assert!(log(&objects).salvage().await.unwrap().is_none(), "{planted}: nothing of the log is lost");
+            set(&objects, "b").await;
+            log(&objects).truncate(0, None).await.unwrap();
+            assert_eq!(names(&objects).await, ["a", "b"], "{planted}");
+        }
+    }
+
+    /// A snapshot with a valid body is read, and named by the audit. Nothing is written behind the last number.
+    #[tokio::test]
+    async fn a_snapshot_at_the_last_number_does_no_lasting_harm() {
+        let objects = Arc::new(InMemory::new());
+        set(&objects, "a").await;
+        let key = Numbered::Snapshot.key(NUMBER_MAX);
+        objects.put(&key, State { seq: NUMBER_MAX, ..State::default() }.seal().into()).await.unwrap();
+        let open = log(&objects).commit(None, |_| Ok(vec![Action::Open(SessionId::random())])).await;
+        let error = open.unwrap_err();
+        assert_eq!((error.kind(), error.place()), (ErrorKind::Damaged, Some(key.as_ref())), "{error:?}");
+        let damaged = log(&objects).audit().await.unwrap().damaged;
+        assert!(damaged.iter().any(|(found, _)| *found == key), "{damaged:?}");
+        assert_eq!(log(&objects).truncate(0, None).await.unwrap_err().kind(), ErrorKind::Damaged);
+        objects.delete(&key).await.unwrap();
+        assert_eq!(names(&objects).await, ["a"], "nothing was deleted");
     }
 
     /// Three names, three entries each. If any entry is garbage or missing, the others stay in force.

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path;
 
+use super::commit::used_up;
+use super::fold::NUMBER_MAX;
 use super::{Boundary, Log};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -102,6 +104,10 @@ impl Log {
 
     /// Creates one boundary object. Losing the race to another truncation is as good as winning it.
     pub(super) async fn raise(&self, boundary: Boundary) -> Result<()> {
+        // Nothing could be committed after it.
+        if boundary.floor >= NUMBER_MAX {
+            return Err(used_up(boundary.floor));
+        }
         let mut body = Writer::new();
         body.varint(boundary.floor);
         let object = seal(Kind::Boundary, &body.into_bytes(), false);

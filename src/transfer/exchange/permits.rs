@@ -25,7 +25,7 @@ pub(super) struct Permits {
     pub(super) seq: u64,
     /// Time of creation: signatures are verified again after a while.
     pub(super) made: Instant,
-    labels: HashMap<ManifestId, Labels>,
+    labels: HashMap<ManifestId, Arc<Labels>>,
     rules: Option<Arc<PolicyRules>>,
     /// True if the rules are those of a policy whose signature is no longer valid: they bind content without labels.
     lapsed: bool,
@@ -119,7 +119,7 @@ impl Permits {
             return Some("no policy, and no labels".to_owned());
         }
         let ruling = self.ruling(endpoints, route, name, tree);
-        let bound = self.labels.get(tree).is_some_and(Labels::restrict);
+        let bound = self.labels.get(tree).is_some_and(|labels| labels.restrict());
         match ruling.basis {
             Basis::NoRule if !bound => Some("it has no labels that restrict".to_owned()),
             basis => (ruling.verdict == Verdict::Allow).then(|| basis.to_string()),

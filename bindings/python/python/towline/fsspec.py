@@ -379,8 +379,15 @@ class TowlineFileSystem(AbstractFileSystem):
         if self.isdir(path1):
             self.makedirs(path2, exist_ok=True)
         else:
+            self._inherit_labels(path1, path2)
             with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
                 shutil.copyfileobj(source, target, 4 << 20)
+
+    def _inherit_labels(self, path1: str, path2: str) -> None:
+        """The tree of `path2` gets the labels of that of `path1` before it gets its content."""
+        source, target = self.shared.find(path1).name, self.shared.place(path2).name
+        if source and target and source != target:
+            self.shared.repository.inherit_labels(source, target)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
         """Moves a file or folder. Within a tree, or for a whole tree, this is a rename in one or two commits without copying

@@ -248,6 +248,11 @@ class Repository:
         """Gives a saved tree a second name; no data is copied."""
         self._engine.copy(source, name)
 
+    def inherit_labels(self, source: str, name: str) -> None:
+        """Gives `name` the labels that bind `source`, and records that it was made from that. For a program that copies content
+        between them by itself; `copy` and `sync` do it already."""
+        self._engine.inherit_labels(source, name)
+
     def expire(
         self,
         run: str,
