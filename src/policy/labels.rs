@@ -10,6 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::format::LABEL_LEN_MAX;
 use crate::name::{Name, is_segment};
 use crate::spelling::edits;
 
@@ -211,11 +212,17 @@ impl Labels {
     /// Splits `pairs` into these labels and others.
     ///
     /// # Errors
-    /// As [`Labels::with`]. Usage, for a key that is almost one of [`LABEL_KEYS`]: it would bind nothing.
+    /// As [`Labels::with`]. Usage, for a key that is almost one of [`LABEL_KEYS`]: it would bind nothing; and for a key or value that
+    /// no manifest may have.
     pub fn split(pairs: &BTreeMap<String, String>) -> Result<(Self, BTreeMap<String, String>)> {
         let mut labels = Self::default();
         let mut others = BTreeMap::new();
         for (key, value) in pairs {
+            if key.len().max(value.len()) > LABEL_LEN_MAX {
+                return Err(Error::usage("label is too long")
+                    .expected(format!("at most {LABEL_LEN_MAX} bytes in its key, and in its value"))
+                    .got(format!("{} and {} bytes in {:.40?}...", key.len(), value.len(), key)));
+            }
             if LABEL_KEYS.contains(&key.as_str()) {
                 labels = labels.with(key, value)?;
             } else if let Some(meant) = LABEL_KEYS.into_iter().find(|meant| is_mistyped(key, meant)) {
@@ -416,5 +423,10 @@ mod tests {
         let (binding, others) = Labels::split(&pairs.into()).unwrap();
         assert_eq!(binding.to_string(), "residency=EU");
         assert_eq!(others, BTreeMap::from([("license".to_owned(), "mit".to_owned())]));
+        // No manifest could be read with a longer one.
+        let long = "x".repeat(LABEL_LEN_MAX + 1);
+        for (key, value) in [(long.clone(), String::new()), ("note".to_owned(), long)] {
+            assert_eq!(Labels::split(&[(key, value)].into()).unwrap_err().kind(), ErrorKind::Usage);
+        }
     }
 }

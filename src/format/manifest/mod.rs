@@ -30,7 +30,7 @@ use crate::format::wire::{Reader, Writer};
 use crate::id::{ChunkId, ManifestId};
 
 /// Maximum bytes of a label's key or value.
-const LABEL_MAX: usize = 1 << 16;
+pub const LABEL_LEN_MAX: usize = 1 << 16;
 
 /// Kind of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

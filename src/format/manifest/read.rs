@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{ChunkList, Content, EntryKind, LABEL_MAX, Piece, TensorEntry, TensorPart, TreeEntry};
+use super::{ChunkList, Content, EntryKind, LABEL_LEN_MAX, Piece, TensorEntry, TensorPart, TreeEntry};
 use crate::chunker::Cut;
 use crate::clock::Timestamp;
 use crate::format::wire::{Malformed, Read, Reader};
@@ -16,7 +16,7 @@ pub(super) fn read_labels(reader: &mut Reader<'_>) -> Read<BTreeMap<String, Stri
     for _ in 0..count {
         // Nodes of a map are not always full.
         reader.keep_all::<(String, String)>(2)?;
-        let (key, value) = (reader.kept_text(LABEL_MAX)?, reader.kept_text(LABEL_MAX)?);
+        let (key, value) = (reader.kept_text(LABEL_LEN_MAX)?, reader.kept_text(LABEL_LEN_MAX)?);
         if labels.last_key_value().is_some_and(|(last, _)| *last >= key) {
             return Err(reader.malformed("labels are not sorted"));
         }
