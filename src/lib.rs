@@ -42,7 +42,7 @@
 //! layer 3  transfer  placement                     peers: certificates, protocol, transports, exchange | sites, links, prices
 //! layer 2  storage  tree  cache  repository  audit    stores | local files | local chunk cache | repositories | audit log
 //! layer 1  codec  chunker  checkpoint  format  policy      pure, without I/O (+ chunk)
-//! layer 0  id error clock backoff limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity
+//! layer 0  id error clock backoff log_limit limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity
 //! ```
 //!
 //! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. With
@@ -67,6 +67,7 @@ pub mod format;
 pub mod id;
 pub mod identity;
 pub mod limits;
+mod log_limit;
 pub mod metrics;
 pub mod name;
 pub mod ops;

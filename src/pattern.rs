@@ -10,6 +10,9 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 
+/// Maximum depth of braces in a pattern.
+const BRACES_DEPTH_MAX: usize = 16;
+
 /// A text, or a pattern of texts.
 #[derive(Clone, Debug)]
 pub struct Pattern {
@@ -26,6 +29,16 @@ impl Pattern {
     pub fn new(text: &str) -> Result<Self> {
         if !Self::has_wildcard(text) {
             return Ok(Self::exact(text));
+        }
+        let depth = text.bytes().scan(0_usize, |depth, byte| {
+            *depth = if byte == b'{' { *depth + 1 } else { depth.saturating_sub(usize::from(byte == b'}')) };
+            Some(*depth)
+        });
+        // The parser of patterns recurses.
+        if depth.max() > Some(BRACES_DEPTH_MAX) {
+            return Err(Error::usage("pattern has too many braces within each other")
+                .at(format!("{text:.80}"))
+                .expected(format!("at most {BRACES_DEPTH_MAX}")));
         }
         let apart = classes_within_segments(text).map_err(|what| Error::usage(what).at(text))?;
         let built = GlobBuilder::new(&apart).literal_separator(true).backslash_escape(true).build();
@@ -183,6 +196,13 @@ impl Patterns {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn braces_are_not_followed_to_the_end_of_the_stack() {
+        let deep = |depth: usize| Pattern::new(&format!("{}a{}", "{".repeat(depth), "}".repeat(depth)));
+        assert!(deep(BRACES_DEPTH_MAX).is_ok());
+        assert!(deep(BRACES_DEPTH_MAX + 1).is_err() && deep(100_000).is_err());
+    }
 
     #[test]
     fn a_star_is_one_segment_and_two_are_any_number() {

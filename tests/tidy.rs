@@ -20,6 +20,7 @@ const LAYERS: &[(u8, &[&str])] = &[
             "id",
             "clock",
             "backoff",
+            "log_limit",
             "blocks",
             "budget",
             "progress",

@@ -17,6 +17,7 @@ use crate::budget::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Content, EntryKind};
 use crate::limits::MIB;
+use crate::log_limit::LogLimit;
 use crate::ops::RangeSink;
 use crate::repository::{Repository, Saved};
 use crate::selector::Selector;
@@ -25,6 +26,8 @@ use crate::selector::Selector;
 const WINDOW: u64 = 8 * MIB;
 /// Maximum bytes that are sent at once, and so may still be sent after a change of the policy.
 const PIECE: usize = 256 << 10;
+/// Log lines about content that cannot be read.
+static UNREADABLE: LogLimit = LogLimit::new();
 /// Timeout for a client that reads nothing.
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -130,7 +133,9 @@ impl File {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    tracing::warn!(name = %self.saved.name, "cannot read a file completely: {error:?}");
+                    if let Some(kept_back) = UNREADABLE.may() {
+                        tracing::warn!(name = %self.saved.name, kept_back, "cannot read a file completely: {error:?}");
+                    }
                     // A client that is gone is not an error.
                     let _ = readers.send_timeout(Err(error), PATIENCE).await;
                     return;

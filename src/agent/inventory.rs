@@ -35,7 +35,9 @@ const REFUSED_FOR: Duration = Duration::from_hours(1);
 /// # Cancel safety
 /// Safe: a base that no head names is overwritten by a later one.
 pub(super) async fn run(state: Arc<AgentState>, every: Duration) {
-    let (Ok(cache), Ok(credentials)) = (state.cache(), state.credentials()) else { return };
+    if state.exchange().is_err() || state.credentials().is_err() {
+        return;
+    }
     let mut places: Vec<Place> = state.stores().iter().cloned().map(Place::new).collect();
     let mut ticks = interval_at(Instant::now() + every.min(FIRST_AFTER), every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -45,7 +47,7 @@ pub(super) async fn run(state: Arc<AgentState>, every: Duration) {
             _ = ticks.tick() => {}
         }
         for place in &mut places {
-            place.publish_unless_refused(&cache, credentials).await;
+            place.publish_unless_refused(&state).await;
         }
     }
 }
@@ -72,12 +74,12 @@ impl Place {
         Self { repository, sequence: 0, bases: Default::default(), published: None, refused: None }
     }
 
-    async fn publish_unless_refused(&mut self, cache: &Arc<Cache>, credentials: &Credentials) {
+    async fn publish_unless_refused(&mut self, state: &AgentState) {
         if self.refused.is_some_and(|since| since.elapsed() < REFUSED_FOR) {
             return;
         }
         self.refused = None;
-        match self.publish(cache, credentials).await {
+        match self.publish(state).await {
             Ok(()) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
                 let at = self.repository.store().location();
@@ -88,9 +90,10 @@ impl Place {
         }
     }
 
-    /// Publishes what `cache` holds, if it changed.
-    async fn publish(&mut self, cache: &Arc<Cache>, credentials: &Credentials) -> Result<()> {
-        let (listed, space) = listed(cache, &self.repository).await?;
+    /// Publishes what the cache holds, if it changed.
+    async fn publish(&mut self, state: &AgentState) -> Result<()> {
+        let (cache, credentials, links) = (state.cache()?, state.credentials()?, state.exchange()?.link_rates());
+        let (listed, space) = listed(&cache, &self.repository).await?;
         let mut sets = Vec::with_capacity(3);
         for ((set, base), keys) in INVENTORY_SETS.into_iter().zip(&mut self.bases).zip(listed) {
             sets.push(changed_set(&self.repository, credentials, (set, base), keys).await?);
@@ -101,7 +104,8 @@ impl Place {
         // After a restart, it must be above that of before; the time is.
         self.sequence = u64::try_from(now.0 / 1_000_000).unwrap_or(0).max(self.sequence + 1);
         let repository = self.repository.id();
-        let head = InventoryHead { repository, sequence: self.sequence, at: now, space, held, pinned, promised };
+        let sequence = self.sequence;
+        let head = InventoryHead { repository, sequence, at: now, space, held, pinned, promised, links };
         if self.published.as_ref().is_some_and(|(last, at)| same(last, &head) && at.elapsed() < UNCHANGED_EVERY) {
             return Ok(());
         }
@@ -115,10 +119,10 @@ impl Place {
     }
 }
 
-/// True if two heads say the same, but for the time.
+/// True if two heads say the same, but for the time, and rates of links, which always change.
 fn same(one: &InventoryHead, other: &InventoryHead) -> bool {
-    let InventoryHead { sequence, at, .. } = *one;
-    InventoryHead { sequence, at, ..other.clone() } == *one
+    let InventoryHead { sequence, at, links, .. } = one;
+    InventoryHead { sequence: *sequence, at: *at, links: links.clone(), ..other.clone() } == *one
 }
 
 /// Keys of the three sets, ascending, and the cache's space.

@@ -16,6 +16,7 @@ mod audit;
 mod client;
 mod commands;
 mod config;
+mod denied_names;
 mod dial;
 mod files;
 mod folders;

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::audit::open_log;
 use super::config::{CallerPins, Config, PeersConfig};
+use super::denied_names::DeniedNames;
 use super::handoff::HandoffStore;
 use super::head_limits::HeadLimits;
 use super::open_trees::OpenTrees;
@@ -93,6 +94,8 @@ pub(super) struct AgentState {
     pub(super) file_bytes_sent: AtomicU64,
     /// Limits of the heads of audit logs that are published for other agents.
     pub(super) head_limits: HeadLimits,
+    /// Limit of the denied names in the audit log.
+    pub(super) denied_names: DeniedNames,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
@@ -167,6 +170,7 @@ impl AgentState {
             open_trees: OpenTrees::default(),
             file_bytes_sent: AtomicU64::new(0),
             head_limits: HeadLimits::default(),
+            denied_names: DeniedNames::default(),
             started: clock.now(),
             clock,
         })

@@ -271,7 +271,8 @@ fn explained(candidate: &Candidate) -> String {
     line("stored", format!("{present} present ({pinned} pinned) + {in_flight} in flight + {missing} missing bytes"));
     for source in &candidate.sources {
         let egress = source.egress_micro_usd.map_or_else(|| "price not known".to_owned(), dollars);
-        let rate = format!("{} {}", bits(source.rate), source.basis.word());
+        let times = if source.samples == 0 { String::new() } else { format!(" {} times", source.samples) };
+        let rate = format!("{}, {}{times}", bits(source.rate), source.basis.word());
         line("from", format!("{}: {} bytes at {rate}, egress {egress}", from(source, &candidate.site), source.bytes));
     }
     line("time", format!("p10 {} s, p50 {} s, p90 {} s", eta_s.p10, eta_s.p50, eta_s.p90));

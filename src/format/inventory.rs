@@ -10,6 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
+use crate::limits::AGENT_NAME_LEN_MAX;
 
 /// Version of the head.
 const VERSION: u8 = 1;
@@ -33,6 +34,8 @@ pub struct Inventory {
     pub pinned: KeySet,
     /// Pinned chunks that are not there yet.
     pub promised: KeySet,
+    /// Measured links to the agent.
+    pub links: Vec<LinkRate>,
 }
 
 /// Head with the signature of its agent.
@@ -82,6 +85,21 @@ pub struct InventoryHead {
     pub pinned: ChangedSet,
     /// Pinned chunks that are not there yet.
     pub promised: ChangedSet,
+    /// Measured links to the agent.
+    pub links: Vec<LinkRate>,
+}
+
+/// Rate at which bytes come to an agent over a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkRate {
+    /// Site that they come from; empty for the repository.
+    pub site: String,
+    /// Median, in bytes a second.
+    pub rate: u64,
+    /// Hundredths: the 90th percentile of the time over the median.
+    pub spread: u32,
+    /// Number of measurements.
+    pub samples: u32,
 }
 
 /// Space of a cache, in bytes.
@@ -130,6 +148,10 @@ impl InventoryHead {
             };
             set.patch.write(&mut writer);
         }
+        writer.count(self.links.len());
+        for LinkRate { site, rate, spread, samples } in &self.links {
+            writer.string(site.as_bytes()).varint(*rate).varint((*spread).into()).varint((*samples).into());
+        }
         writer.into_bytes()
     }
 
@@ -154,9 +176,21 @@ impl InventoryHead {
             held: ChangedSet::read(&mut reader)?,
             pinned: ChangedSet::read(&mut reader)?,
             promised: ChangedSet::read(&mut reader)?,
+            links: LinkRate::read_all(&mut reader)?,
         };
         reader.finish()?;
         Ok(head)
+    }
+}
+
+impl LinkRate {
+    fn read_all(reader: &mut Reader<'_>) -> Read<Vec<Self>> {
+        // Each has at least a length, a rate, a spread and a number.
+        let count = reader.count(4)?;
+        reader.kept_list(count, |reader| {
+            let site = reader.kept_text(AGENT_NAME_LEN_MAX)?;
+            Ok(Self { site, rate: reader.varint()?, spread: reader.varint32()?, samples: reader.varint32()? })
+        })
     }
 }
 

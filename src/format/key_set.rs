@@ -197,9 +197,11 @@ impl KeySet {
         let mut set = Self { scale, count, bits: bits.to_vec(), marks: Vec::with_capacity(marks) };
         let mut cursor = Cursor::start(&set);
         let end = scale << ERROR_BITS;
+        let mut before = None;
         for place in 0..count {
-            let number = set.next(&mut cursor).filter(|number| *number < end);
-            let Some(number) = number else { return Err(reader.malformed("key of a set is out of range")) };
+            let number = set.next(&mut cursor).filter(|number| *number < end && before != Some(*number));
+            let Some(number) = number else { return Err(reader.malformed("number of a set is out of order or range")) };
+            before = Some(number);
             if place.is_multiple_of(STRIDE as u64) {
                 set.marks.push(Mark { number, bit: cursor.bit });
             }

@@ -10,11 +10,13 @@ mod segment;
 pub mod wire;
 
 pub use inventory::{
-    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, SignedInventory, decode_base,
+    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, LinkRate, SignedInventory, decode_base,
     encode_base,
 };
 pub use key_set::{FALSE_POSITIVES, KEYS_MAX, KeySet, Patch};
-pub use manifest::{ChunkList, Content, EntryKind, Form, LABEL_LEN_MAX, Manifest, Piece, TensorEntry, TensorPart, TreeEntry};
+pub use manifest::{
+    ChunkList, Content, EntryKind, Form, LABEL_LEN_MAX, Manifest, Piece, TensorEntry, TensorPart, TreeEntry,
+};
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
 pub use segment::{Row, SegmentView, segment_bytes};

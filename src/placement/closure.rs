@@ -51,19 +51,26 @@ impl Closure {
                 }
             }
         }
-        // Two trees may have a chunk in two forms; the smaller one counts, whatever the order of the trees.
-        chunks.sort_unstable();
-        chunks.dedup_by_key(|(key, _)| *key);
         listed.sort_unstable();
         listed.dedup_by_key(|(key, _)| *key);
+        let unique = listed.iter().map(|(_, len)| u64::from(*len)).sum();
+        Ok(Self { logical, unique, ..Self::of_chunks(chunks) })
+    }
+
+    /// These chunks, each the first eight bytes of its id and its stored bytes. A chunk that is there in two forms counts with the
+    /// smaller one, whatever their order.
+    #[must_use]
+    pub fn of_chunks(mut chunks: Vec<(u64, u32)>) -> Self {
+        chunks.sort_unstable();
+        chunks.dedup_by_key(|(key, _)| *key);
         let mut hasher = blake3::Hasher::new();
         for (key, stored) in &chunks {
             hasher.update(&key.to_le_bytes()).update(&stored.to_le_bytes());
         }
         let (keys, stored): (Vec<u64>, Vec<u32>) = chunks.into_iter().unzip();
-        let sums = stored.chunks(WORD).map(|some| some.iter().map(|&len| u64::from(len)).sum()).collect();
-        let unique = listed.iter().map(|(_, len)| u64::from(*len)).sum();
-        Ok(Self { keys, stored, sums, logical, unique, hash: Some(hasher.finalize()) })
+        let sums: Vec<u64> = stored.chunks(WORD).map(|some| some.iter().map(|&len| u64::from(len)).sum()).collect();
+        let total = sums.iter().sum();
+        Self { keys, stored, sums, logical: total, unique: total, hash: Some(hasher.finalize()) }
     }
 
     /// Plain bytes of the trees' files.
@@ -171,18 +178,6 @@ impl ChunkBits {
     /// Removes all chunks but those of `other`.
     pub fn keep(&mut self, other: &Self) {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= other);
-    }
-}
-
-#[cfg(test)]
-impl Closure {
-    /// Chunks with these keys and stored bytes.
-    pub(super) fn of_chunks(mut chunks: Vec<(u64, u32)>) -> Self {
-        chunks.sort_unstable();
-        let logical = chunks.iter().map(|(_, len)| u64::from(*len)).sum();
-        let sums = chunks.chunks(WORD).map(|some| some.iter().map(|(_, len)| u64::from(*len)).sum()).collect();
-        let (keys, stored) = chunks.into_iter().unzip();
-        Self { keys, stored, sums, logical, unique: logical, hash: None }
     }
 }
 

@@ -135,6 +135,8 @@ pub struct CandidateTime {
     pub p90: f64,
     /// Weakest basis of the sources; none if nothing moves.
     pub basis: Option<TimeBasis>,
+    /// Fewest measurements of a source.
+    pub samples: u32,
     /// Source that takes the longest.
     pub bottleneck: Option<String>,
 }
@@ -306,6 +308,7 @@ impl HintQuestion<'_> {
                 p50: seconds(time.p50),
                 p90: seconds(time.p90),
                 basis: plan.basis(),
+                samples: plan.shares.iter().map(|share| share.samples).min().unwrap_or_default(),
                 bottleneck,
             },
             usd_micro: dollars,
@@ -335,42 +338,49 @@ impl HintQuestion<'_> {
     /// Sources of the chunks in `wanted` for the site `name`.
     fn plan(&self, name: &str, site: &Site, wanted: &ChunkBits, ruled: &Placed) -> SourcePlan {
         let mut options = Vec::new();
-        let links_from = |from: &str| {
-            let (from, to) = (from.to_owned(), name.to_owned());
-            self.snapshot.sites.links().iter().filter(move |link| link.from == from && link.to == to)
-        };
-        for (from, holding) in self.holdings.iter().filter(|(from, _)| *from != name) {
-            if holding.held.is_empty() {
-                continue;
-            }
-            let option = |link| SourceOption {
+        let measured = |from: &str| self.holdings.get(name).and_then(|held| held.links.get(from));
+        for (from, holding) in self.holdings.iter().filter(|(from, held)| *from != name && !held.held.is_empty()) {
+            let links = self.links(from, name);
+            // The measured rate is that of the link that is used without a choice.
+            let usual = usual(&links);
+            options.extend(links.iter().filter(|link| ruled.may_use(link)).map(|&link| SourceOption {
                 site: Some(from.as_str()),
-                link,
+                link: Some(link),
                 repository: false,
                 has: holding.held.clone(),
                 within: false,
-            };
-            options.extend(links_from(from).filter(|link| ruled.may_use(link)).map(|link| option(Some(link))));
+                measured: measured(from).filter(|_| usual.is_some_and(|usual| std::ptr::eq(usual, link))),
+            }));
         }
         if ruled.from_store {
             let at = self.repository_site();
             let within = site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
-            let all = self.closure.all();
-            let links: Vec<&Link> = at.into_iter().filter(|_| !within).flat_map(links_from).collect();
+            let links = at.filter(|_| !within).map(|at| self.links(at, name)).unwrap_or_default();
+            let usual = usual(&links);
+            let option = |link: Option<&'_ Link>| SourceOption {
+                site: at,
+                link: link.and_then(|link| links.iter().find(|known| std::ptr::eq(**known, link)).copied()),
+                repository: true,
+                has: self.closure.all(),
+                within,
+                measured: measured("").filter(|_| match (link, usual) {
+                    (Some(link), Some(usual)) => std::ptr::eq(usual, link),
+                    _ => link.is_none(),
+                }),
+            };
             if links.is_empty() {
-                options.push(SourceOption { site: at, link: None, repository: true, has: all, within });
+                options.push(option(None));
             } else {
-                options.extend(links.into_iter().map(|link| SourceOption {
-                    site: at,
-                    link: Some(link),
-                    repository: true,
-                    has: all.clone(),
-                    within,
-                }));
+                options.extend(links.iter().map(|link| option(Some(link))));
             }
         }
         let so_far = |meter: &str| self.snapshot.month_so_far.get(meter).copied().unwrap_or_default();
         SourcePlan::choose(self.closure, wanted, options, self.request.objective.micro_usd_per_hour(), &so_far)
+    }
+
+    /// Links between two sites, in the order of the file.
+    fn links(&self, from: &str, to: &str) -> Vec<&Link> {
+        self.snapshot.sites.links().iter().filter(|link| link.from == from && link.to == to).collect()
     }
 
     /// Site that the repository is at.
@@ -429,6 +439,11 @@ impl HintQuestion<'_> {
         }
         Some(sum)
     }
+}
+
+/// Link that is used where nothing chooses another.
+fn usual<'a>(links: &[&'a Link]) -> Option<&'a Link> {
+    links.iter().find(|link| link.path == "internet").or(links.first()).copied()
 }
 
 fn capacity(site: &Site, held: Option<&Holding>, bytes: &CandidateBytes) -> CandidateCapacity {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::closure::{ChunkBits, Closure};
 use crate::clock::Timestamp;
-use crate::format::{CacheSpace, Inventory};
+use crate::format::{CacheSpace, Inventory, LinkRate};
 
 /// Chunks of a closure at a site.
 #[derive(Clone, Debug)]
@@ -21,6 +21,9 @@ pub struct Holding {
     pub agents: usize,
     /// Time of the oldest inventory.
     pub oldest: Timestamp,
+    /// Measured links to the site, by where they come from; empty for the repository. Of several agents, the one with the most
+    /// measurements counts.
+    pub links: BTreeMap<String, LinkRate>,
 }
 
 /// Chunks of `closure` in the `inventories`, by site.
@@ -38,6 +41,7 @@ pub fn holdings<'a>(
             space: CacheSpace::default(),
             agents: 0,
             oldest: inventory.at,
+            links: BTreeMap::new(),
         });
         site.held.add(&closure.found_in(&inventory.held));
         site.pinned.add(&closure.found_in(&inventory.pinned));
@@ -47,6 +51,13 @@ pub fn holdings<'a>(
         site.space.promised = site.space.promised.saturating_add(inventory.space.promised);
         site.agents += 1;
         site.oldest = site.oldest.min(inventory.at);
+        for link in &inventory.links {
+            // Ties are broken by rate, so that the order of agents does not matter.
+            let known = site.links.get(&link.site).map(|known| (known.samples, known.rate));
+            if known < Some((link.samples, link.rate)) {
+                site.links.insert(link.site.clone(), link.clone());
+            }
+        }
     }
     for site in sites.values_mut() {
         site.promised.remove(&site.held);

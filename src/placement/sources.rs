@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::closure::{ChunkBits, Closure};
 use super::sites::{Link, LinkCost};
+use crate::format::LinkRate;
 
 /// Rate of a link of which nothing is known.
 const DEFAULT_RATE: u64 = 125_000_000;
@@ -18,6 +19,8 @@ const DEFAULT_RATE_WITHIN: u64 = 1_250_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TimeBasis {
+    /// Rate measured by an agent of the site that receives.
+    Measured,
     /// Rate and delay as the sites file believes them.
     Modelled,
     /// Nothing is known of the link: 1 Gbit/s, or 10 Gbit/s within a site.
@@ -29,17 +32,9 @@ impl TimeBasis {
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
+            Self::Measured => "measured",
             Self::Modelled => "modelled",
             Self::Default => "default",
-        }
-    }
-
-    /// Factor of the 90th percentile of a time over its median, and of the median over the 10th, in hundredths. Wide area links
-    /// vary by about a third in either direction over a day; of an unknown one, only the order of magnitude is guessed.
-    const fn spread(self) -> u64 {
-        match self {
-            Self::Modelled => 150,
-            Self::Default => 320,
         }
     }
 }
@@ -55,16 +50,43 @@ pub(super) struct TimeEstimate {
     pub(super) p90: u64,
 }
 
+/// Rate of a link, and how much is known of it.
+#[derive(Clone, Copy, Debug)]
+struct RateEstimate {
+    /// Bytes a second, at the median.
+    rate: u64,
+    /// Hundredths: the 90th percentile of a time over its median, and the median over the 10th.
+    spread: u64,
+    basis: TimeBasis,
+    samples: u32,
+}
+
+impl RateEstimate {
+    /// Rate as the sites file believes it: wide area links vary by about a third in either direction over a day.
+    const fn modelled(rate: u64) -> Self {
+        Self { rate, spread: 150, basis: TimeBasis::Modelled, samples: 0 }
+    }
+
+    /// Guess, of which only the order of magnitude counts.
+    const fn guessed(rate: u64) -> Self {
+        Self { rate, spread: 320, basis: TimeBasis::Default, samples: 0 }
+    }
+
+    fn measured(link: &LinkRate) -> Self {
+        let LinkRate { rate, spread, samples, .. } = *link;
+        Self { rate, spread: u64::from(spread).max(100), basis: TimeBasis::Measured, samples }
+    }
+}
+
 impl TimeEstimate {
-    /// Time of `bytes` at `rate` bytes a second, with `delay` before the first.
-    fn of(bytes: u64, rate: u64, delay: Duration, basis: TimeBasis) -> Self {
+    /// Time of `bytes` at a rate, with `delay` before the first.
+    fn of(bytes: u64, at: RateEstimate, delay: Duration) -> Self {
         if bytes == 0 {
             return Self::default();
         }
-        let moving = u128::from(bytes) * 1000 / u128::from(rate.max(1));
+        let moving = u128::from(bytes) * 1000 / u128::from(at.rate.max(1));
         let p50 = u64::try_from(moving + delay.as_millis()).unwrap_or(u64::MAX / 1000).max(1);
-        let spread = basis.spread();
-        Self { p10: p50 * 100 / spread, p50, p90: p50.saturating_mul(spread) / 100 }
+        Self { p10: p50 * 100 / at.spread, p50, p90: p50.saturating_mul(at.spread) / 100 }
     }
 
     /// The time until both are over.
@@ -86,6 +108,8 @@ pub(super) struct SourceOption<'a> {
     pub(super) has: ChunkBits,
     /// True if it is in the very site that lacks them.
     pub(super) within: bool,
+    /// Rate from there that an agent of the site has measured.
+    pub(super) measured: Option<&'a LinkRate>,
 }
 
 /// Chunks that come from one place.
@@ -105,6 +129,8 @@ pub struct SourceShare {
     pub rate: u64,
     /// Basis of the time.
     pub basis: TimeBasis,
+    /// Measurements, if it was measured.
+    pub samples: u32,
     #[serde(skip)]
     time: TimeEstimate,
 }
@@ -177,19 +203,21 @@ impl SourcePlan {
 }
 
 impl SourceOption<'_> {
-    fn rate(&self) -> (u64, TimeBasis) {
+    fn rate(&self) -> RateEstimate {
+        if let Some(link) = self.measured {
+            return RateEstimate::measured(link);
+        }
         match self.link.and_then(|link| link.rate) {
-            Some(rate) => (rate, TimeBasis::Modelled),
-            None if self.within => (DEFAULT_RATE_WITHIN, TimeBasis::Default),
-            None => (DEFAULT_RATE, TimeBasis::Default),
+            Some(rate) => RateEstimate::modelled(rate),
+            None if self.within => RateEstimate::guessed(DEFAULT_RATE_WITHIN),
+            None => RateEstimate::guessed(DEFAULT_RATE),
         }
     }
 
     /// Cost of 2^40 bytes from here, in micro-dollars, with `usd_per_hour` micro-dollars for an hour; then the time alone.
     fn cost_key(&self, usd_per_hour: u64, so_far: &dyn Fn(&str) -> u64) -> (u128, u64) {
         const SAMPLE: u64 = 1 << 40;
-        let (rate, basis) = self.rate();
-        let time = TimeEstimate::of(SAMPLE, rate, Duration::ZERO, basis);
+        let time = TimeEstimate::of(SAMPLE, self.rate(), Duration::ZERO);
         let waiting = u128::from(time.p50) * u128::from(usd_per_hour) / 3_600_000;
         // An unknown price is taken to be higher than any known one.
         let egress = self.egress(SAMPLE, &|meter| so_far(meter)).map_or(u128::from(u64::MAX), u128::from);
@@ -205,7 +233,7 @@ impl SourceOption<'_> {
     }
 
     fn share(&self, bytes: u64, so_far: &dyn Fn(&str) -> u64, metered: &mut Vec<(String, u64)>) -> SourceShare {
-        let (rate, basis) = self.rate();
+        let at = self.rate();
         let delay = self.link.and_then(|link| link.delay).unwrap_or_default();
         let planned =
             |meter: &str| -> u64 { metered.iter().filter(|(name, _)| name == meter).map(|(_, bytes)| bytes).sum() };
@@ -219,9 +247,10 @@ impl SourceOption<'_> {
             repository: self.repository,
             bytes,
             egress_micro_usd: egress,
-            rate,
-            basis,
-            time: TimeEstimate::of(bytes, rate, delay, basis),
+            rate: at.rate,
+            basis: at.basis,
+            samples: at.samples,
+            time: TimeEstimate::of(bytes, at, delay),
         }
     }
 }

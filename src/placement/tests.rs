@@ -3,7 +3,7 @@
 use super::*;
 use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
-use crate::format::{CacheSpace, Inventory, KeySet};
+use crate::format::{CacheSpace, Inventory, KeySet, LinkRate};
 use crate::identity::Identity;
 use crate::policy::Labels;
 
@@ -52,6 +52,7 @@ fn at(site: &str, keys: std::ops::Range<u64>, pinned: std::ops::Range<u64>) -> I
         held: KeySet::of(keys.map(key).collect()),
         pinned: KeySet::of(pinned.map(key).collect()),
         promised: KeySet::default(),
+        links: Vec::new(),
     }
 }
 
@@ -136,6 +137,24 @@ fn a_cache_of_another_site_is_a_source_where_it_is_cheaper() {
     let found = asked(&request, &[at("home", 0..20, 0..0)], &[]).unwrap();
     let sources = &site(&found, "burst").sources;
     assert_eq!((sources.len(), sources[0].repository, sources[0].bytes), (1, false, 20 * GIB));
+}
+
+#[test]
+fn a_measured_link_counts_more_than_what_is_believed() {
+    let mut burst = at("burst", 0..5, 0..0);
+    let link = |site: &str, rate: u64, samples: u32| LinkRate { site: site.to_owned(), rate, spread: 120, samples };
+    burst.links = vec![link("", 1 << 30, 7)];
+    // Another agent of the site has measured less often.
+    let mut other = at("burst", 0..5, 0..0);
+    other.links = vec![link("", 1, 6)];
+    for inventories in [[burst.clone(), other.clone()], [other, burst]] {
+        let found = asked(&request(), &inventories, &[]).unwrap();
+        let eta = &site(&found, "burst").eta_s;
+        // 15 GiB at a GiB a second, and 0.1 s; the spread is 1.2.
+        assert_eq!((eta.p10, eta.p50, eta.p90), (12.583, 15.1, 18.12));
+        assert_eq!((eta.basis, eta.samples), (Some(TimeBasis::Measured), 7));
+        assert_eq!(site(&found, "home").eta_s.basis, Some(TimeBasis::Default));
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::{Repository, Saved};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestId, RepositoryId};
 use crate::identity::Identity;
+use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::policy::{Basis, Labels, LocalCaller, Ruling};
 
@@ -97,36 +98,49 @@ impl Guard for Unidentified {
     }
 }
 
+/// Log lines about policies that cannot be read.
+static UNREADABLE_POLICY: LogLimit = LogLimit::new();
 /// Age of a ruling on an open tree after which it is asked for again.
 const RULING_AGE_MAX: Duration = Duration::from_secs(1);
 /// The same, while the repository has neither labels nor a policy.
 const OPEN_RULING_AGE_MAX: Duration = Duration::from_mins(1);
 
-/// Time of the last ruling on an open tree. Clones share it.
-#[derive(Clone, Debug)]
-pub(super) struct LastRuling(Arc<Mutex<Instant>>);
+/// Callers whose last rulings on an open tree are remembered.
+const RULED_CALLERS_MAX: usize = 64;
 
-impl LastRuling {
-    /// A ruling that was just made.
-    #[must_use]
-    pub(super) fn now() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
-    }
+/// Times of the last rulings on an open tree, by who asks: what one may read says nothing of another. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LastRulings(Arc<Mutex<Vec<CallerRuling>>>);
 
-    /// True if a ruling is due: the caller makes it, and others go on meanwhile. Then [`Self::failed`], if it denies.
-    fn is_due(&self, age_max: Duration) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.elapsed() >= age_max;
-        if due {
-            *last = Instant::now();
+/// Last ruling for one caller; none: a process that nobody is known of.
+#[derive(Debug)]
+struct CallerRuling {
+    caller: Option<LocalCaller>,
+    at: Instant,
+}
+
+impl LastRulings {
+    /// True if a ruling is due for `caller`: who asks makes it, and others of the same caller go on meanwhile. Then
+    /// [`Self::failed`], if it denies.
+    fn is_due(&self, caller: Option<&LocalCaller>, age_max: Duration) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = all.iter_mut().find(|last| last.caller.as_ref() == caller) {
+            let due = last.at.elapsed() >= age_max;
+            if due {
+                last.at = Instant::now();
+            }
+            return due;
         }
-        due
+        if all.len() >= RULED_CALLERS_MAX {
+            all.remove(0);
+        }
+        all.push(CallerRuling { caller: caller.cloned(), at: Instant::now() });
+        true
     }
 
-    /// Makes the next ruling due at once.
-    fn failed(&self) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *last = last.checked_sub(OPEN_RULING_AGE_MAX).unwrap_or(*last);
+    /// Makes the next ruling for `caller` due at once.
+    fn failed(&self, caller: Option<&LocalCaller>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|last| last.caller.as_ref() != caller);
     }
 }
 
@@ -248,7 +262,7 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn check_still_readable(&self, saved: &Saved) -> Result<()> {
         let open = self.log().last_seen().is_some_and(|state| is_open(&state));
-        if !saved.ruling.is_due(if open { OPEN_RULING_AGE_MAX } else { RULING_AGE_MAX }) {
+        if !saved.rulings.is_due(self.caller(), if open { OPEN_RULING_AGE_MAX } else { RULING_AGE_MAX }) {
             return Ok(());
         }
         if let Err(error) = self.state().await {
@@ -256,7 +270,7 @@ impl Repository {
         }
         let checked = self.check_readable(&saved.name, &saved.value.manifest).await;
         if checked.is_err() {
-            saved.ruling.failed();
+            saved.rulings.failed(self.caller());
         }
         checked
     }
@@ -301,7 +315,9 @@ impl Repository {
         let policy = match self.policy_of(state).await {
             // A process that may not read the policy is bound by it all the same.
             Err(error) if matches!(error.kind(), ErrorKind::Damaged | ErrorKind::NotFound | ErrorKind::Denied) => {
-                tracing::warn!("policy cannot be read: {error:?}");
+                if let Some(kept_back) = UNREADABLE_POLICY.may() {
+                    tracing::warn!(kept_back, "policy cannot be read: {error:?}");
+                }
                 None
             }
             policy => policy?,

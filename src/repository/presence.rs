@@ -14,11 +14,14 @@ use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open, seal};
 use crate::format::wire::{Reader, Writer};
 use crate::identity::Identity;
+use crate::log_limit::LogLimit;
 
 /// Maximum bytes of an address.
 const ADDRESS_LEN_MAX: usize = 256;
 /// Maximum number of agents that are read.
 const AGENTS_MAX: usize = 1024;
+/// Log lines about objects that no agent wrote.
+static UNREADABLE: LogLimit = LogLimit::new();
 /// Objects read at once.
 const READS: usize = 16;
 
@@ -80,11 +83,18 @@ impl Repository {
                 Err(error) => Err(error),
             };
             let read = object.and_then(|object| object.as_ref().map(decode).transpose());
-            read.inspect_err(|error| tracing::warn!(key = %meta.location, "agent cannot be read: {error:?}")).ok()?
+            read.map_err(|error| (meta.location, error))
         });
-        let all: Vec<Option<Announced>> = read.buffer_unordered(READS).collect().await;
+        let all: Vec<_> = read.buffer_unordered(READS).collect().await;
+        let unreadable = all.iter().filter(|read| read.is_err()).count();
+        if let Some(Err((key, error))) = all.iter().find(|read| read.is_err())
+            && let Some(kept_back) = UNREADABLE.may()
+        {
+            tracing::warn!(%key, unreadable, kept_back, "agents cannot be read, this one first: {error:?}");
+        }
         let oldest = self.clock().now().0 - i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
-        Ok(all.into_iter().flatten().filter(|announced| announced.at.0 >= oldest).collect())
+        let announced = all.into_iter().filter_map(|read| read.ok()?);
+        Ok(announced.filter(|announced| announced.at.0 >= oldest).collect())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::guard::LastRuling;
+use super::guard::LastRulings;
 use super::layout::{self, Family};
 use super::log::RefValue;
 use super::missing::no_such_name;
@@ -27,8 +27,8 @@ pub struct Saved {
     pub manifest: Manifest,
     /// Places of its chunks.
     pub map: Map,
-    /// Last ruling of the policy on it.
-    pub(super) ruling: LastRuling,
+    /// Last rulings of the policy on it.
+    pub(super) rulings: LastRulings,
 }
 
 impl Repository {
@@ -143,7 +143,7 @@ impl Repository {
 impl Saved {
     /// The tree of `value`, on which the policy was just asked, or need not be.
     pub(crate) fn ruled_now(name: Name, value: RefValue, manifest: Manifest, map: Map) -> Self {
-        Self { name, value, manifest, map, ruling: LastRuling::now() }
+        Self { name, value, manifest, map, rulings: LastRulings::default() }
     }
 
     /// Wraps the tree in an [`Arc`], to share it between tasks.

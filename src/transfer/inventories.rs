@@ -173,6 +173,7 @@ async fn read_one(
             sequence: head.sequence,
             at: head.at,
             space: head.space,
+            links: head.links,
         };
         let weight = [&inventory.held, &inventory.pinned, &inventory.promised].iter().map(|set| set.weight()).sum();
         Ok(Counted { _kept: budget.keep(weight)?, inventory })

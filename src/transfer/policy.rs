@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::LogLimit;
 use super::identity::{Context, Credentials, PolicyKey, Signature};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
+use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::policy::{Basis, LocalCaller, PolicyRules, Question, Route, Ruling, Verdict};
 use crate::repository::log::{Declassified, PolicyMark};
@@ -26,6 +26,8 @@ use crate::tree::{Readers, make_private_folder, replace_file};
 const SIGNATURE: &str = "# signature: ";
 /// Time after which a signature is verified again: its certificate may have expired or been revoked.
 const VERIFIED_FOR: Duration = Duration::from_mins(1);
+/// Log lines about policies that cannot be used.
+static UNUSABLE_POLICY: LogLimit = LogLimit::new();
 /// Log lines about invalid declassifications, which anyone who may write to the store can commit.
 static INVALID_DECLASSIFICATIONS: LogLimit = LogLimit::new();
 
@@ -161,7 +163,11 @@ impl Policies {
             Some(Ok(rules)) => return PolicyStatus::InForce(rules),
             // A machine without a certificate verifies no policy, which is no news with each name.
             Some(Err(error)) if self.credentials.is_none() => tracing::debug!("cannot use the policy: {error:?}"),
-            Some(Err(error)) => tracing::warn!("cannot use the policy: {error:?}"),
+            Some(Err(error)) => {
+                if let Some(kept_back) = UNUSABLE_POLICY.may() {
+                    tracing::warn!(kept_back, "cannot use the policy: {error:?}");
+                }
+            }
             None => {}
         }
         if self.highest(id).version == 0 {

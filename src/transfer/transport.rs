@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::log_limit::LogLimit;
 use super::protocol::limits::WINDOW_MIN;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::limits::MIB;
+use crate::log_limit::LogLimit;
 
 /// Transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,8 +16,15 @@ use crate::error::{Error, Result};
 
 /// Name of ignore files. They are saved like any other file.
 pub const IGNORE_FILE: &str = ".towlineignore";
-/// Maximum bytes of all ignore files of a tree: compiled patterns need about 160 times as much memory.
+/// Maximum bytes of all ignore files of a tree, in which each line counts as [`LINE_COST`] or more: compiled patterns need up to 40
+/// times as much memory.
 pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
+/// Bytes that a line counts as, at least: that many short ones are expensive, too.
+const LINE_COST: u64 = 64;
+/// Maximum length of one pattern.
+const PATTERN_LEN_MAX: usize = 4096;
+/// Maximum depth of braces in a pattern. The parser of patterns recurses.
+const BRACES_DEPTH_MAX: usize = 16;
 /// Maximum length of all exclude patterns together: each compiles to some hundred times its length.
 const EXCLUDES_LEN_MAX: usize = 1 << 16;
 /// Maximum number of them: each path is compared with all.
@@ -66,6 +73,7 @@ impl InForce {
         }
         let mut builder = GitignoreBuilder::new(".");
         for pattern in excludes {
+            check(pattern, "--exclude")?;
             builder.add_line(None, pattern).map_err(|error| malformed("--exclude", &error))?;
         }
         let excludes = builder.build().map_err(|error| malformed("--exclude", &error))?;
@@ -79,6 +87,7 @@ impl InForce {
         for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
             let place = || format!("{}:{}", shown.display(), number + 1);
             let line = std::str::from_utf8(line).map_err(|error| malformed(&place(), &error))?;
+            check(line, &place())?;
             builder.add_line(None, line).map_err(|error| malformed(&place(), &error))?;
         }
         let patterns = builder.build().map_err(|error| malformed(&shown.display().to_string(), &error))?;
@@ -108,6 +117,31 @@ impl InForce {
 
 fn decide(patterns: &Gitignore, path: &[u8], is_folder: bool) -> Match<()> {
     patterns.matched(Path::new(OsStr::from_bytes(path)), is_folder).map(|_| ())
+}
+
+/// Bytes that an ignore file with the content `text` counts as.
+pub(super) fn cost(text: &[u8]) -> u64 {
+    text.split(|byte| *byte == b'\n').map(|line| (line.len() as u64 + 1).max(LINE_COST)).sum()
+}
+
+/// Refuses a pattern that is too long or too deep to be parsed.
+fn check(pattern: &str, place: &str) -> Result<()> {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for byte in pattern.bytes() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    if pattern.len() <= PATTERN_LEN_MAX && deepest <= BRACES_DEPTH_MAX {
+        return Ok(());
+    }
+    Err(Error::usage("ignore pattern is too long or too deep")
+        .at(place)
+        .expected(format!("at most {PATTERN_LEN_MAX} bytes, and {BRACES_DEPTH_MAX} braces within each other"))
+        .got(format!("{} bytes, {deepest} deep", pattern.len())))
 }
 
 /// Error for an invalid pattern, which ends the save: ignoring it could save too much or too little.

@@ -541,7 +541,8 @@ fn a_root_that_others_may_have_linked_is_not_followed() {
 fn ignore_files_are_bounded_together_and_can_be_left_unread() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("sub")).unwrap();
-    let patterns = "aaaaaaa\n".repeat(20_000);
+    // A short line counts as 64 bytes.
+    let patterns = "zz?\n".repeat(3_000);
     fs::write(root.path().join(IGNORE_FILE), &patterns).unwrap();
     assert!(walk(root.path(), &Rules::default()).is_ok());
     fs::write(root.path().join("sub").join(IGNORE_FILE), &patterns).unwrap();
@@ -549,4 +550,15 @@ fn ignore_files_are_bounded_together_and_can_be_left_unread() {
     assert!(error.to_string().contains("at most 256 KiB in all of a tree"), "{error}");
     let unread = Rules { no_ignore_files: true, ..Rules::default() };
     assert_eq!(walk(root.path(), &unread).unwrap().found.len(), 4);
+    // Braces that a recursive parser would follow to the end of its stack.
+    let deep = format!("{}a{}", "{".repeat(30_000), "}".repeat(30_000));
+    fs::remove_file(root.path().join("sub").join(IGNORE_FILE)).unwrap();
+    fs::write(root.path().join(IGNORE_FILE), &deep).unwrap();
+    let error = walk(root.path(), &Rules::default()).unwrap_err();
+    assert!(error.to_string().contains("ignore pattern is too long or too deep"), "{error}");
+    fs::write(root.path().join(IGNORE_FILE), "{a,{b,c}}\n").unwrap();
+    walk(root.path(), &Rules::default()).unwrap();
+    let excludes = vec![format!("{}a{}", "{".repeat(17), "}".repeat(17))];
+    let error = walk(root.path(), &Rules { excludes, ..Rules::default() }).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (ErrorKind::Usage, Some("--exclude")), "{error}");
 }

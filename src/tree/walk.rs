@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result as SysResult};
 use super::folders::{Folders, list};
 use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
-use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules};
+use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -428,10 +428,10 @@ impl<'a> Scan<'a> {
         }
         let mut text = Vec::new();
         file.take(left + 1).read_to_end(&mut text).map_err(fault)?;
-        let Some(left) = left.checked_sub(text.len() as u64) else {
+        let Some(left) = left.checked_sub(cost(&text)) else {
             return Err(Error::usage("ignore files are too long")
                 .at(shown.display())
-                .expected("at most 256 KiB in all of a tree"));
+                .expected("at most 256 KiB in all of a tree, with 64 bytes for a shorter line"));
         };
         self.ignore_left = Some(left);
         rules.with_file(path, &text, &shown)

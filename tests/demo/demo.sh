@@ -143,8 +143,41 @@ echo "   a machine of the cloud asks for it, gets nothing, and the audit log say
 "$towline" audit verify --dir "$work/audit" --offline --json >audit.json
 "$towline" audit show --dir "$work/audit" --denied | sed 's/^/   /'
 
-echo "3. The cloud's agent is warmed with run/step-$last: from home's agent, over mutual TLS, and pinned for a day."
+echo "3. Where should the job go on? A hint compares the sites, before anything moves; raw/notes may not leave home."
+cat >sites.toml <<SITES
+[[site]]
+name = "home"
+repositories = "$first"
+gpus = [{ model = "H100", count = 64, usd_hour = "1.10" }]
+
+[[site]]
+name = "cloud"
+provider = "aws"
+region = "us-east-1"
+gpus = [{ model = "H100", count = 512, usd_hour = "2.50" }]
+
+[[link]]
+from = "home"
+to = "cloud"
+rate = "1Gbit"
+delay = "20ms"
+price = { unit = "GB", usd = "0.05" }
+SITES
+"$towline" hint "run/step-$last" --repo "$first" --gpus 8 | sed 's/^/   /'
+"$towline" hint raw/notes --repo "$first" --at cloud --explain | sed -n 's/^  denied */   denied: /p'
+"$towline" hint "run/step-$last" --repo "$first" --at cloud --json >hint.json
+
+echo "   The cloud's agent is warmed with run/step-$last: from home's agent, over mutual TLS, and pinned for a day."
 TOWLINE_AGENT=$cloud "$towline" warm "run/step-$last" --from home --pin 24h --wait --json >warm.json
+"$python" - <<'COMPARE'
+import json
+said = json.load(open("hint.json"))["candidates"][0]
+warm = json.load(open("warm.json"))["tasks"][0]["report"]
+bytes_said, bytes_moved = said["bytes"]["missing"], warm["fetched_bytes"]
+print(f"   {bytes_said:,} bytes were to move, in {said['eta_s']['p50']:.2f} s at 1 Gbit/s;"
+      f" {bytes_moved:,} moved, in {warm['seconds']:.2f} s on loopback")
+assert bytes_said == bytes_moved, "what a hint says must be what moves"
+COMPARE
 
 echo "4. The machine is lost (SIGKILL after step $(lines node1/losses)), with its agent and its repository."
 { kill -9 "${agents[0]}" && wait "${agents[0]}"; } 2>/dev/null || true

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 34] = [
+const VERBS: [&str; 35] = [
     "init",
     "save",
     "watch",
@@ -46,6 +46,7 @@ const VERBS: [&str; 34] = [
     "sites",
     "links",
     "completions",
+    "hint",
 ];
 
 /// A user of a fresh machine: a home folder, a working folder, nothing else.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cli::User;
+use crate::data::noise;
 use crate::policy::PolicyFixture;
 
 /// The block of docs/placement.md that begins with `fence`.
@@ -26,6 +27,18 @@ fn the_documents_example_is_read_and_shown_as_it_says() {
     assert_eq!(sites["sites"][0]["site"], "burst");
     assert_eq!(sites["sites"][0]["gpus"][0]["micro_usd_hour"], 2_500_000);
     assert!(!user.exists("../home/.local"), "nothing is made");
+    user.write("model/weights", &noise(1, 100_000));
+    user.ok(&["save", "model", "run-7/step-1"]);
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/placement.md")).unwrap();
+    let asked = page.lines().find_map(|line| line.strip_prefix("$ towline hint ")).unwrap();
+    let asked: Vec<&str> = ["hint"].into_iter().chain(asked.split(' ')).collect();
+    for _ in 0..2 {
+        let ran = user.run(&asked);
+        let table = String::from_utf8(ran.out).unwrap();
+        assert_eq!((ran.code, table.lines().count()), (Some(0), 3), "{}", ran.err);
+        // The example's repository is another.
+        assert!(ran.err.contains("a price is not known for: home, burst"), "{}", ran.err);
+    }
     let cheaper = user.ok(&["links", "--prices", "prices.toml"]);
     assert!(cheaper.contains("$0.05/GiB, $0.031 from 1024"), "{cheaper}");
     user.fails(&["sites", "--check"], 3);

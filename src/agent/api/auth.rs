@@ -22,8 +22,8 @@ use crate::agent::config::Accepts;
 use crate::agent::tokens::{Grant, Tokens};
 use crate::error::Error;
 use crate::identity::Identity;
+use crate::log_limit::LogLimit;
 use crate::policy::Callers as Agents;
-use crate::transfer::LogLimit;
 
 /// Paths that need no token on loopback: liveness and readiness without details, and the API's description.
 pub(super) const OPEN: [&str; 3] = ["/health", "/ready", "/openapi.json"];

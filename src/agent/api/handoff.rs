@@ -25,9 +25,11 @@ use crate::agent::redact::without_locations;
 use crate::agent::state::AgentState;
 use crate::agent::view;
 use crate::audit::{Action, Repeats};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
+use crate::policy::Labels;
+use crate::selector::Selector;
 use crate::work::blocking;
 
 /// Time without a byte after which a sender counts as gone.
@@ -99,7 +101,11 @@ pub(super) async fn promise(
         repeats: Repeats::Separate,
     };
     let name = what.name.clone();
-    let id = match store(&state)?.promise(from, what) {
+    let promised = match check_origins(&state, from, &what).await {
+        Ok(()) => store(&state)?.promise(from, what),
+        Err(error) => Err(error),
+    };
+    let id = match promised {
         Ok(id) => id,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
     };
@@ -204,6 +210,26 @@ fn store(state: &AgentState) -> Result<&Arc<HandoffStore>> {
 }
 
 /// Agent that calls. Callers of this node cannot hand off: their checkpoints are on its disk already.
+/// Checks that the sender may read the names in the label `derived-from` of its checkpoint: their labels, which the checkpoint gets,
+/// would reveal them.
+///
+/// # Errors
+/// Denied, whether the name exists or not; usage, for malformed labels.
+async fn check_origins(state: &AgentState, from: &Identity, what: &Announced) -> Result<()> {
+    let (labels, _) = Labels::split(&what.labels)?;
+    let repository = state.origin(Some(&what.repository.to_string()))?;
+    for origin in labels.origins() {
+        let read = state.exchange()?.resolve(from, repository, &Selector::Name(origin.clone())).await;
+        if let Err(error) = read {
+            if error.kind() != ErrorKind::NotFound {
+                return Err(error);
+            }
+            return Err(Error::denied("sender may not read a name in the label `derived-from`").got(origin));
+        }
+    }
+    Ok(())
+}
+
 fn sender(caller: &Caller) -> Result<&Identity> {
     caller.agent().ok_or_else(|| Error::denied("only other agents hand off checkpoints, over the port for peers"))
 }

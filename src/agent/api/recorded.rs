@@ -77,7 +77,13 @@ impl AccessRequest<'_> {
         if !absent && error.kind() != ErrorKind::Denied {
             return error;
         }
-        let decision = self.decision(state, Some(name.to_string()), Verdict::Deny, error.to_string());
+        let listed = self.caller.requester().is_none()
+            || state.denied_names.may_list(&format!("{:?}", self.caller.actor()), state.now());
+        let decision = if listed {
+            self.decision(state, Some(name.to_string()), Verdict::Deny, error.to_string())
+        } else {
+            self.decision(state, None, Verdict::Deny, "refused, as many names before in this minute".to_owned())
+        };
         // It is refused in any case.
         state.record(decision, Repeats::Merged).await.err().unwrap_or(error)
     }

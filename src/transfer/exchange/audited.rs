@@ -11,6 +11,7 @@ use crate::audit::{Action, Actor, Decision, Recorder, Repeats, Request, Verdict}
 use crate::error::{ErrorKind, Result};
 use crate::id::{ManifestId, RepositoryId};
 use crate::identity::Identity;
+use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::policy::LocalCaller;
 use crate::transfer::driver::Client;
@@ -85,6 +86,9 @@ impl PeerRequest {
     }
 }
 
+/// Log lines about refusals that the audit log does not have.
+static UNRECORDED: LogLimit = LogLimit::new();
+
 impl Exchange {
     /// Starts recording decisions with `recorder`; a request that cannot be recorded is refused. The first recorder
     /// stays.
@@ -107,7 +111,17 @@ impl Exchange {
             // Absent, so not refused.
             return Ok(());
         }
-        let request = recorder.record(decision, Repeats::Merged).await?;
+        let request = match recorder.record(decision, Repeats::Merged).await {
+            Ok(request) => request,
+            // It is refused in any case, with the answer for an absent one.
+            Err(error) if !granted => {
+                if let Some(kept_back) = UNRECORDED.may() {
+                    tracing::warn!(kept_back, "refusal is not recorded: {error:?}");
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         if granted {
             self.audited.remember(PeerRole::Requester(requester.actor()), *manifest, request);
         }

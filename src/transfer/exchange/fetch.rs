@@ -142,12 +142,17 @@ impl Exchange {
         let link = peer.link()?;
         let mut asked = self.begin_peer_request(request, &link).await?;
         let late = if through { None } else { self.deadline(request, lacking) };
+        let far = !through && !peer.is_near(&self.identity);
+        let metered = if far { self.link_rates.begin(link.peer().site()) } else { None };
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
         let mut came = ReceivedCounts { chunks: 0, bytes: 0 };
         let taking = self.receive(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
             asked.received(frame.bytes().len() as u64);
+            if let Some(metered) = &metered {
+                metered.received(frame.bytes().len() as u64);
+            }
             place_frame(placing, chunk, frame);
             lacking.retain(|&left| left != chunk);
         });
@@ -156,6 +161,7 @@ impl Exchange {
             None => taking.await,
         };
         let took = begun.elapsed();
+        drop(metered);
         let source = if peer.is_near(&self.identity) { Source::Site } else { Source::Remote };
         self.count(request, source, came.bytes);
         peer.measured(came.bytes, (!through).then_some(took));
@@ -225,7 +231,7 @@ impl Exchange {
         placing: &Placing<'_>,
     ) -> GroupOutcome {
         let mut lacking = group.chunks.clone();
-        let begun = Instant::now();
+        let (begun, metered) = (Instant::now(), self.link_rates.begin(""));
         if let Err(error) = self.read(request, &mut lacking, placing).await {
             if error.kind() == ErrorKind::NotFound {
                 // Repacked: the next request finds the new map.
@@ -234,6 +240,9 @@ impl Exchange {
             tracing::warn!(name = %request.saved.name, "cannot read chunks from the repository: {error:?}");
         } else {
             let bytes = stored_len(request.saved, &group.chunks);
+            if let Some(metered) = &metered {
+                metered.received(bytes);
+            }
             self.origin.lock().unwrap_or_else(PoisonError::into_inner).add(bytes, begun.elapsed());
         }
         GroupOutcome { lacking, without: None }

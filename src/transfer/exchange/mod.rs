@@ -51,12 +51,14 @@ use self::stats::{SourceCounters, TransferCounters};
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::ReadAhead;
+use super::link_rates::LinkRates;
 use super::peers::{Peers, Rate};
 use super::policy::Policies;
 use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::format::LinkRate;
 use crate::identity::Identity;
 use crate::policy::AllowList;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
@@ -103,6 +105,8 @@ pub struct Exchange {
     audited: Audited,
     /// Recent rate of repositories, by groups of chunks.
     origin: Mutex<Rate>,
+    /// Rates of links to here.
+    link_rates: Arc<LinkRates>,
 }
 
 /// Sources of missing chunks.
@@ -146,7 +150,7 @@ impl Exchange {
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
         let ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits } = options;
         let verifier = Verifier::new(Arc::clone(&cache));
-        let (catalog, in_flight, origin_reads, counts, audited, origin) = Default::default();
+        let (catalog, in_flight, origin_reads, counts, audited, origin, link_rates) = Default::default();
         Arc::new(Self {
             identity,
             cache,
@@ -164,6 +168,7 @@ impl Exchange {
             counts,
             audited,
             origin,
+            link_rates,
         })
     }
 
@@ -188,6 +193,12 @@ impl Exchange {
     #[must_use]
     pub fn peers(&self) -> &Arc<Peers> {
         &self.peers
+    }
+
+    /// Measured rates of links from other sites and from repositories.
+    #[must_use]
+    pub fn link_rates(&self) -> Vec<LinkRate> {
+        self.link_rates.all()
     }
 
     /// Recent rate of repositories for one group of chunks, in bytes a second, if known.

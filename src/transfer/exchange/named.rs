@@ -6,9 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Exchange;
+use super::permits::{Endpoints, Permits};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::name::Name;
+use crate::policy::Route;
+use crate::repository::log::State;
 use crate::repository::{Repository, choose_readable};
 use crate::selector::Selector;
 
@@ -27,11 +30,20 @@ impl Exchange {
     /// # Cancel safety
     /// Safe: it only reads, and shared reads continue.
     pub async fn resolve(&self, agent: &Identity, repository: &Repository, selector: &Selector) -> Result<Name> {
-        let may = |name: &Name| self.allow.allows(agent, name);
         let unknown = || Error::not_found("repository is not served to other agents").at(repository.id());
         let served = self.catalog.served_as(repository).ok_or_else(unknown)?;
         let asked = Instant::now();
         let known = served.state(asked.checked_sub(FRESH), true).await?;
+        // Whatever the path: content that may go to the site over a private link only is there for its agents.
+        let endpoints = Endpoints { from: &self.identity, to: agent, caller: None };
+        let may_in = |state: &State, permits: &Permits, name: &Name| {
+            let tree = state.refs.get(name).map(|value| value.manifest);
+            let named = permits.agent(agent);
+            named.is_some_and(|named| self.allow.allows(&named, name))
+                && tree.is_none_or(|tree| permits.permits(endpoints, Route::Node, name, &tree))
+        };
+        let permits = served.permits(&known).await;
+        let may = |name: &Name| may_in(&known, &permits, name);
         let readable = match selector {
             Selector::Name(name) if known.refs.contains_key(name) && may(name) => return Ok(name.clone()),
             Selector::Name(_) => false,
@@ -40,6 +52,7 @@ impl Exchange {
         };
         let hurry = readable || served.rights(false).may_hurry(Some(agent), &known, may);
         let state = served.state(Some(asked), hurry).await?;
-        choose_readable(selector, &state, may, repository.id())
+        let permits = served.permits(&state).await;
+        choose_readable(selector, &state, |name| may_in(&state, &permits, name), repository.id())
     }
 }

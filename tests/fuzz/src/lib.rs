@@ -14,7 +14,9 @@ use towline::chunker::tensor;
 use towline::codec::{self, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, open_within, seal};
 use towline::format::wire::{Reader, Writer};
-use towline::format::{Manifest, Map, PackFooter, SegmentView};
+use towline::format::{
+    InventoryHead, KeySet, Manifest, Map, PackFooter, SegmentView, SignedInventory, decode_base, encode_base,
+};
 use towline::id::{ChunkId, ManifestId};
 use towline::repository::RankPart;
 use towline::repository::collect::tombstones;
@@ -39,7 +41,7 @@ fn bounded<T>((input, factor): (usize, usize), declared: u64, parse: impl FnOnce
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 18] = [
+pub const PARSERS: [Parser; 19] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
@@ -58,9 +60,10 @@ pub const PARSERS: [Parser; 18] = [
     ("message", message),
     ("audit_head", audit_head),
     ("audit_log", audit_log),
+    ("inventory", inventory),
 ];
 
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 12] = [
     Kind::Repository,
     Kind::Entry,
     Kind::Snapshot,
@@ -71,6 +74,8 @@ const KINDS: [Kind; 10] = [
     Kind::Part,
     Kind::Tombstone,
     Kind::AuditHead,
+    Kind::Inventory,
+    Kind::KeySet,
 ];
 
 /// The bytes as a whole object; and as what a digest is right for, since no fuzzer guesses one.
@@ -135,6 +140,25 @@ pub fn audit_head(body: &[u8]) {
     }
     if let Ok(read) = bounded((body.len(), 2), 0, || Signature::decode(body)) {
         assert_eq!(read.encode().unwrap(), body);
+    }
+}
+
+/// A head of an inventory and a set of one have one spelling; the bytes are tried as either, and as a signed head.
+pub fn inventory(body: &[u8]) {
+    if let Ok(read) = bounded((body.len(), 1), 0, || SignedInventory::decode(body)) {
+        assert_eq!(SignedInventory::decode(&read.encode()).unwrap(), read);
+    }
+    if let Ok(read) = bounded((body.len(), 0), ROOM, || InventoryHead::decode(body, ROOM)) {
+        assert_eq!(read.encode(), body);
+        let empty = KeySet::default();
+        let _ = bounded((body.len(), 64), 0, || empty.patched(&read.held.patch));
+    }
+    let digest = *blake3::hash(body).as_bytes();
+    if let Ok(read) = bounded((body.len(), 0), ROOM, || decode_base(body, &digest, ROOM)) {
+        assert_eq!(encode_base(&read), body);
+        let mut found = 0;
+        read.find_all(&[0, 1 << 40, u64::MAX / 2, u64::MAX], |_| found += 1);
+        assert!(found <= read.len().min(4));
     }
 }
 

@@ -117,6 +117,41 @@ fn the_agent_of_a_denied_site_hands_out_no_file_of_a_denied_name() {
     assert!(denied.iter().any(|entry| entry["action"] == "read" && entry["name"] == "raw/set"), "{shown}");
 }
 
+/// G4: who may call another agent learns no more of a denied name than of an absent one.
+#[test]
+fn a_caller_at_a_denied_site_learns_nothing_of_a_denied_name() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", ""));
+    user.write("raw/file", b"secret");
+    // Denied to home this time, which may call the cloud's agent.
+    set_policy(&user);
+    user.ok(&["save", "raw", "raw/set"]);
+    let rules = RULES.replace("to = 'cloud'", "to = 'home'");
+    let text = fs::read_to_string(user.work().join("policy.toml")).unwrap();
+    let text = text.split("# signature").next().unwrap().replace("version = 1", "version = 2").replace(RULES, &rules);
+    user.write("policy.toml", text.as_bytes());
+    user.ok(&["policy", "sign", "policy.toml", "--key", "policy-key"]);
+    user.ok(&["policy", "set", "policy.toml", "--lock-out"]);
+    let asked = |name: &str, body: Value| {
+        let path = if body.get("for").is_some() { "/v1/pins" } else { "/v1/warm" };
+        let answer = home.ask("POST", path, "Towline-At: cloud/c\r\n", &body.to_string());
+        (answer.status, String::from_utf8_lossy(&answer.body).replace(name, "NAME"))
+    };
+    until("the policy is known", || asked("raw/set", json!({ "name": "raw/set", "dry_run": true })).0 != 202);
+    for more in [json!({ "dry_run": true }), json!({}), json!({ "for": "1h" })] {
+        let [there, absent] = ["raw/set", "raw/not"].map(|name| {
+            let mut body = more.clone();
+            body["name"] = name.into();
+            asked(name, body)
+        });
+        assert_eq!(there, absent, "{more}");
+        assert_eq!(there.0, 404, "{more} {}", there.1);
+    }
+    assert_eq!(asked("run/step-1", json!({ "name": "run/step-1", "dry_run": true })).0, 202);
+    home.stop();
+    cloud.stop();
+}
+
 /// Handoff: a run that is denied to the site is not handed off there, not even when its node goes.
 #[test]
 fn a_denied_run_is_not_handed_off_there() {

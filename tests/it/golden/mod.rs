@@ -1,6 +1,7 @@
 //! The golden repository, tests/golden/v1: what docs/format.md says, in bytes that no later version may fail to read.
 
 mod broken;
+mod inventory;
 mod listing;
 mod make;
 mod second;
@@ -20,6 +21,7 @@ use towline::ops::RestoreOptions;
 use towline::repository::log::{LogEntry, State};
 use towline::repository::{RankPart, Repository};
 
+pub(crate) use self::inventory::inventories;
 use self::listing::listing;
 use self::make::{directory, make, options};
 use crate::data::name;

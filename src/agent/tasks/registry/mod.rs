@@ -21,8 +21,8 @@ use crate::agent::requester::Requester;
 use crate::agent::view::{self, TaskKind, TaskState};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
+use crate::log_limit::LogLimit;
 use crate::progress::Progress;
-use crate::transfer::LogLimit;
 
 /// Limit of concurrent tasks.
 const RUNNING_MAX: usize = 64;

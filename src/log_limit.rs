@@ -1,9 +1,7 @@
 //! Rate limit of log lines that others can cause; the next line gives the number of suppressed ones.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Maximum number of lines in one [`WHILE`].
 const LINES: u32 = 10;

@@ -1,0 +1,100 @@
+//! How long does a hint take for a checkpoint of a million chunks over 20 sites? The bound is 5 ms, once it is known what each site
+//! holds; and 2 s to find that out from their inventories.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use towline::clock::Timestamp;
+use towline::format::{CacheSpace, Inventory, KeySet};
+use towline::id::ChunkId;
+use towline::identity::Identity;
+use towline::placement::{
+    API_VERSION, Closure, HintInput, HintRequest, Input, PriceBook, Sites, Snapshot, hint, holdings,
+};
+use towline::policy::Labels;
+
+const CHUNKS: u64 = 1_000_000;
+const SITES: u64 = 20;
+/// Bytes of a stored chunk: together about a terabyte.
+const LEN: u32 = 1 << 20;
+
+fn key(n: u64) -> u64 {
+    ChunkId::of(&n.to_le_bytes()).prefix()
+}
+
+/// Site `n` holds a 20th more of the checkpoint than the one before, and as much of others.
+fn inventory(n: u64) -> Inventory {
+    let of_it = CHUNKS * n / SITES;
+    let keys = (0..of_it).chain(CHUNKS..CHUNKS + of_it).map(key).collect();
+    Inventory {
+        agent: Identity::new(&format!("site-{n}"), "a").expect("an identity"),
+        sequence: 1,
+        at: Timestamp(0),
+        space: CacheSpace { capacity: 4 << 40, used: 1 << 40, promised: 0 },
+        held: KeySet::of(keys),
+        pinned: KeySet::default(),
+        promised: KeySet::default(),
+        links: Vec::new(),
+    }
+}
+
+/// Every site has a link from and to its neighbour and the first one, which has the repository.
+fn sites() -> String {
+    let mut text = String::new();
+    for n in 0..SITES {
+        let repository = if n == 0 { "repositories = 's3://models'\n" } else { "" };
+        writeln!(text, "[[site]]\nname = 'site-{n}'\n{repository}").expect("write to a string");
+    }
+    for (from, to) in (1..SITES).flat_map(|n| [(0, n), (n, 0), (n - 1, n)]).filter(|(from, to)| from != to) {
+        let path = if from + 1 == to { "neighbour" } else { "internet" };
+        writeln!(
+            text,
+            "[[link]]\nfrom = 'site-{from}'\nto = 'site-{to}'\npath = '{path}'\nrate = '10Gbit'\n\
+             price = {{ unit = 'GB', usd = '0.0{}' }}",
+            1 + from % 9
+        )
+        .expect("write to a string");
+    }
+    text
+}
+
+fn hints(bench: &mut Criterion) {
+    let book = PriceBook::built_in();
+    let sites = Sites::read(&sites(), &book).expect("sites");
+    let closure = Closure::of_chunks((0..CHUNKS).map(|n| (key(n), LEN)).collect());
+    let inventories: Vec<Inventory> = (0..SITES).map(inventory).collect();
+    let held = holdings(&closure, &inventories);
+    let snapshot = Snapshot {
+        at: Timestamp(0),
+        log: 1,
+        repository: ["s3://models".to_owned(), "01K9ZQBF5628NEHV0HKGX7E3TC".to_owned()],
+        sites: &sites,
+        book: &book,
+        policy: None,
+        gaps: Vec::new(),
+        month_so_far: BTreeMap::new(),
+        hash: blake3::hash(b""),
+    };
+    let request = HintRequest {
+        api_version: API_VERSION.to_owned(),
+        inputs: vec![HintInput { reference: "run/step-1".to_owned() }],
+        ..HintRequest::default()
+    };
+    let inputs = [Input { name: "run/step-1".parse().expect("a name"), labels: Labels::default() }];
+    bench.bench_function("hint for 1,000,000 chunks at 20 sites", |bencher| {
+        bencher.iter(|| hint(&snapshot, &request, &inputs, &closure, &held).expect("a hint"));
+    });
+    let mut slow = bench.benchmark_group("at first");
+    slow.sample_size(10);
+    slow.bench_function("what 20 sites hold of 1,000,000 chunks", |bencher| {
+        bencher.iter(|| holdings(&closure, &inventories));
+    });
+    slow.bench_function("a set of 1,000,000 chunks is made", |bencher| {
+        let keys: Vec<u64> = (0..CHUNKS).map(key).collect();
+        bencher.iter(|| KeySet::of(keys.clone()));
+    });
+}
+
+criterion_group!(benches, hints);
+criterion_main!(benches);

@@ -1,0 +1,267 @@
+//! Rates at which bytes come from other sites and from the repository, for hints.
+//!
+//! A rate is that of the whole link: bytes over the time in which anything was requested from there, however many requests there
+//! were at once. Samples are averaged in log space, where a link that is sometimes half as fast and sometimes twice as fast is
+//! symmetric, and older ones count less.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::format::LinkRate;
+use crate::limits::MIB;
+
+/// Busy time after which a sample is taken.
+const SAMPLE_TIME: Duration = Duration::from_secs(1);
+/// Minimum bytes of a sample: less is mostly delay.
+const SAMPLE_BYTES: u64 = 4 * MIB;
+/// Share that a new sample takes from those before, once there are several.
+const SHARE_MIN: f64 = 0.2;
+/// Time after which samples count half.
+const HALF_LIFE: Duration = Duration::from_hours(6);
+/// Standard deviation, in log space, that is assumed before anything is known, and the samples that the assumption counts for.
+const PRIOR: (f64, f64) = (0.35, 2.0);
+/// Standard normal quantile of 0.9.
+const Z90: f64 = 1.281_551_565_545;
+/// Maximum number of sites; further ones are not measured.
+const SITES_MAX: usize = 1024;
+
+/// Rates of one agent.
+#[derive(Debug, Default)]
+pub(super) struct LinkRates(Mutex<BTreeMap<String, Meter>>);
+
+/// Measurement of one link.
+#[derive(Debug, Default)]
+struct Meter {
+    /// Requests that are open.
+    open: u32,
+    /// Time since which one is, or since the last sample.
+    since: Option<Instant>,
+    /// Bytes and busy time since the last sample.
+    bytes: u64,
+    busy: Duration,
+    /// Weight of all samples, their mean and their variance, of ln(bytes a second).
+    weight: f64,
+    mean: f64,
+    variance: f64,
+    samples: u32,
+    last: Option<Instant>,
+}
+
+/// A request that is measured while this exists.
+#[derive(Debug)]
+pub(super) struct Measured {
+    rates: Arc<LinkRates>,
+    site: String,
+}
+
+impl LinkRates {
+    /// Begins a request to `site`; empty for the repository.
+    pub(super) fn begin(self: &Arc<Self>, site: &str) -> Option<Measured> {
+        let mut meters = self.lock();
+        if meters.len() >= SITES_MAX && !meters.contains_key(site) {
+            return None;
+        }
+        meters.entry(site.to_owned()).or_default().begin(Instant::now());
+        Some(Measured { rates: Arc::clone(self), site: site.to_owned() })
+    }
+
+    /// Rates of all links that were measured, by site.
+    pub(super) fn all(&self) -> Vec<LinkRate> {
+        let now = Instant::now();
+        let measured = |(site, meter): (&String, &Meter)| meter.rate(site, now);
+        self.lock().iter().filter_map(measured).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Meter>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, site: &str, change: impl FnOnce(&mut Meter, Instant)) {
+        if let Some(meter) = self.lock().get_mut(site) {
+            change(meter, Instant::now());
+        }
+    }
+}
+
+impl Measured {
+    /// Counts received bytes.
+    pub(super) fn received(&self, bytes: u64) {
+        self.rates.change(&self.site, |meter, now| {
+            meter.bytes += bytes;
+            meter.pass(now);
+            if meter.busy >= SAMPLE_TIME {
+                meter.sample(now);
+            }
+        });
+    }
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.rates.change(&self.site, Meter::end);
+    }
+}
+
+impl Meter {
+    fn begin(&mut self, now: Instant) {
+        if self.open == 0 {
+            self.since = Some(now);
+        }
+        self.open += 1;
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.pass(now);
+        self.open = self.open.saturating_sub(1);
+        if self.open == 0 {
+            // A transfer that was shorter than a sample is one.
+            self.sample(now);
+            self.since = None;
+        }
+    }
+
+    /// Adds the time until `now` to the busy time.
+    fn pass(&mut self, now: Instant) {
+        if let Some(since) = self.since.replace(now) {
+            self.busy += now.duration_since(since);
+        }
+    }
+
+    /// Takes a sample, if there are enough bytes for one.
+    fn sample(&mut self, now: Instant) {
+        if self.bytes < SAMPLE_BYTES || self.busy.is_zero() {
+            return;
+        }
+        let rate = (self.bytes as f64 / self.busy.as_secs_f64()).max(1.0).ln();
+        self.weight *= self.decay(now);
+        self.last = Some(now);
+        (self.bytes, self.busy) = (0, Duration::ZERO);
+        self.weight = (self.weight + 1.0).min(1.0 / SHARE_MIN);
+        let (share, differs) = (1.0 / self.weight, rate - self.mean);
+        self.mean += share * differs;
+        self.variance = (1.0 - share) * (self.variance + share * differs * differs);
+        self.samples = self.samples.saturating_add(1);
+    }
+
+    /// Factor by which the weight of the samples shrinks until `now`.
+    fn decay(&self, now: Instant) -> f64 {
+        let age = self.last.map_or(Duration::ZERO, |last| now.duration_since(last));
+        0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64())
+    }
+
+    fn rate(&self, site: &str, now: Instant) -> Option<LinkRate> {
+        if self.samples == 0 {
+            return None;
+        }
+        let weight = self.weight * self.decay(now);
+        let (assumed, counts) = PRIOR;
+        let variance = (weight * self.variance + counts * assumed * assumed) / (weight + counts);
+        let hundredths = 100.0 * (Z90 * variance.sqrt()).exp();
+        Some(LinkRate {
+            site: site.to_owned(),
+            rate: whole(self.mean.exp()).max(1),
+            spread: u32::try_from(whole(hundredths)).unwrap_or(u32::MAX).max(101),
+            samples: self.samples,
+        })
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+fn whole(value: f64) -> u64 {
+    value.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A link, and the time there.
+    struct Link {
+        meter: Meter,
+        now: Instant,
+    }
+
+    impl Link {
+        fn new() -> Self {
+            Self { meter: Meter::default(), now: Instant::now() }
+        }
+
+        /// `requests` at once bring `bytes` each in `time`.
+        fn moved(&mut self, requests: u64, bytes: u64, time: Duration) {
+            (0..requests).for_each(|_| self.meter.begin(self.now));
+            for _ in 0..4 {
+                self.now += time / 4;
+                self.meter.bytes += requests * bytes / 4;
+                self.meter.pass(self.now);
+                if self.meter.busy >= SAMPLE_TIME {
+                    self.meter.sample(self.now);
+                }
+            }
+            (0..requests).for_each(|_| self.meter.end(self.now));
+        }
+
+        fn rate(&self) -> LinkRate {
+            self.meter.rate("west", self.now).unwrap()
+        }
+    }
+
+    fn is_about(found: &LinkRate, rate: u64) -> bool {
+        (0.99..1.01).contains(&(found.rate as f64 / rate as f64))
+    }
+
+    #[test]
+    fn the_rate_is_that_of_all_requests_together() {
+        let mut link = Link::new();
+        link.moved(4, 10 * MIB, SECOND * 2);
+        let found = link.rate();
+        assert!(is_about(&found, 20 * MIB), "{found:?}");
+        // Time without requests does not count.
+        link.now += SECOND * 60;
+        link.moved(1, 40 * MIB, SECOND * 2);
+        let again = link.rate();
+        assert!(is_about(&again, 20 * MIB), "{again:?}");
+        assert!(again.samples > found.samples && again.spread < found.spread, "{found:?} {again:?}");
+    }
+
+    #[test]
+    fn small_transfers_are_no_samples_and_short_ones_are() {
+        let mut link = Link::new();
+        link.moved(1, MIB, SECOND / 10);
+        assert_eq!(link.meter.rate("west", link.now), None);
+        link.moved(1, 8 * MIB, SECOND / 10);
+        assert_eq!(link.rate().samples, 1);
+    }
+
+    #[test]
+    fn a_link_that_varies_has_a_wide_spread_and_the_past_fades() {
+        let (mut steady, mut varying) = (Link::new(), Link::new());
+        for n in 0..20 {
+            steady.moved(1, 20 * MIB, SECOND);
+            varying.moved(1, 20 * MIB, if n % 2 == 0 { SECOND * 4 } else { SECOND / 4 });
+        }
+        assert!(steady.rate().spread < 140 && varying.rate().spread > 300, "{:?} {:?}", steady.rate(), varying.rate());
+        let before = steady.rate().rate;
+        steady.now += HALF_LIFE * 8;
+        assert_eq!(steady.rate().rate, before);
+        assert!(steady.rate().spread > 145, "an old measurement says less");
+        steady.moved(1, 80 * MIB, SECOND);
+        assert!(steady.rate().rate > before * 3, "{before} {:?}", steady.rate());
+    }
+
+    #[test]
+    fn a_request_is_measured_while_it_is_open() {
+        let rates = Arc::new(LinkRates::default());
+        let request = rates.begin("west").unwrap();
+        request.received(2 * SAMPLE_BYTES);
+        assert!(rates.all().iter().all(|link| link.site == "west"));
+        drop(request);
+        assert!(rates.lock()["west"].open == 0 && rates.lock()["west"].since.is_none());
+        let other: Vec<_> = (0..2 * SITES_MAX).filter_map(|n| rates.begin(&n.to_string())).collect();
+        assert_eq!(other.len(), SITES_MAX - 1);
+    }
+}
