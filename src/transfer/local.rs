@@ -1,7 +1,7 @@
 //! The protocol between processes of one node: over a stream that only the agent's user can open, so without TLS.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -10,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 use super::driver::{Client, ConnectionClock, Lanes, Reply, ServedConnection, Window, hello, serve};
 use super::frame_request::{REQUEST_CHUNKS_MAX, frame_request};
 use super::protocol::limits::WINDOW_MIN;
-use super::protocol::{Closed, Priority, Provider, Requester};
+use super::protocol::{Closed, EndCode, Priority, Provider, RequestOutcome, Requester};
 use super::{ConnectionPermit, ServedChunks};
 use crate::budget::Budget;
 use crate::codec::Encoded;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
 use crate::policy::Route;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
@@ -53,6 +53,8 @@ pub async fn serve_local(
 pub struct LocalSource {
     clients: Vec<Client>,
     next: AtomicUsize,
+    /// True once the user was warned that the agent refuses or fails.
+    warned: AtomicBool,
 }
 
 impl LocalSource {
@@ -76,7 +78,7 @@ impl LocalSource {
             let window = Window { memory, wire: Arc::default(), versions: None };
             clients.push(Client::start(requester, Lanes::both_ways(stream), clock, window));
         }
-        Ok(Self { clients, next: AtomicUsize::new(0) })
+        Ok(Self { clients, next: AtomicUsize::new(0), warned: AtomicBool::new(false) })
     }
 
     /// Open connection.
@@ -86,16 +88,31 @@ impl LocalSource {
         turned.into_iter().find(|client| client.closed().is_none())
     }
 
+    /// Says why the agent gave fewer chunks than requested; an absent name is no news, as the caller reads it elsewhere.
+    fn warn(&self, saved: &Saved, error: &Error) {
+        if error.kind() == ErrorKind::NotFound {
+            tracing::info!(name = %saved.name, "the agent lacks some chunks: {error:?}");
+        } else if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(name = %saved.name, "the agent does not give some chunks, which are read from the repository: {error}");
+        }
+    }
+
     /// Requests some chunks: no more than one request may name.
     async fn fetch(&self, saved: &Saved, mut chunks: Vec<u32>, place: FramePlace<'_>) -> Result<()> {
         let Some(client) = self.client() else { return Ok(()) };
         let wanted = frame_request(saved, &mut chunks)?;
         let mut fetching = client.fetch(Priority::Restore, saved.value.manifest, wanted).await?;
         while let Some(reply) = fetching.next().await {
-            if let Reply::Frame(received) = reply
-                && let Some(&chunk) = chunks.get(received.ordinal as usize)
-            {
-                place(chunk, &received.encoded);
+            match reply {
+                Reply::Frame(received) => {
+                    if let Some(&chunk) = chunks.get(received.ordinal as usize) {
+                        place(chunk, &received.encoded);
+                    }
+                }
+                Reply::Ended { how: RequestOutcome::Refused(code, text), .. } if code != EndCode::NotHere => {
+                    return Err(Error::unreachable("agent ended the request early").got(text));
+                }
+                Reply::Missing(_) | Reply::Ended { .. } => {}
             }
         }
         Ok(())
@@ -112,7 +129,7 @@ impl ChunkSource for LocalSource {
                 place(chunk, encoded);
             };
             if let Err(error) = self.fetch(saved, some.to_vec(), &mut counted).await {
-                tracing::info!(name = %saved.name, "the agent lacks some chunks: {error:?}");
+                self.warn(saved, &error);
             }
         }
         moved

@@ -350,7 +350,7 @@ fn what_is_set_aside_can_be_dropped() {
     let dropped = agent_told(&user, &cloud, &["handoff", "drop", id]);
     assert!(dropped.contains(id), "{dropped}");
     assert!(kept(&cloud).is_empty() && told_metric(&cloud, "towline_handoff_set_aside 0"));
-    assert_eq!(fs::read_dir(user.work().join("kept")).unwrap().count(), 0);
+    until("its folder is gone", || fs::read_dir(user.work().join("kept")).unwrap().count() == 0);
     assert_eq!(cloud.ask("POST", &format!("/v1/handoffs/{id}/retry"), "", "").refuses(404), "not-found");
     cloud.stop();
     assert!(!user.ok(&["ls"]).contains("step-7"));
