@@ -112,3 +112,14 @@ def test_an_agent_serves_chunks_to_the_user_at_its_socket(
     assert (served["actor"], served["name"], served["verdict"]) == (f"user:{USER}", "run-7/step-1", "allow")
     (end,) = [line for line in lines if line.get("of") == served["seq"]]
     assert end["bytes"] >= 1 << 20
+
+
+def test_a_file_that_fsspec_copies_takes_its_labels_along(ruled: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    fs = fsspec.filesystem("towline", repo=str(ruled), skip_instance_cache=True)
+    (source,) = fs.ls("run-7/step-1", detail=False)
+    fs.cp_file(source, "open/copy/file")
+    fs.mv("open/copy/file", "elsewhere/moved/file")
+    for name in ("open/copy", "elsewhere/moved"):
+        labels = json.loads(command("label", name, "--json"))["labels"]
+        assert labels["sensitivity"] == "restricted", (name, labels)
