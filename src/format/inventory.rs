@@ -155,12 +155,19 @@ impl InventoryHead {
         writer.into_bytes()
     }
 
-    /// Reads its bytes, within `memory` bytes of memory.
+    /// Time in the bytes of a head, to verify its signature before the rest is decoded.
     ///
     /// # Errors
-    /// Damaged; unsupported, for a later version; exhausted.
-    pub fn decode(bytes: &[u8], memory: u64) -> Result<Self> {
-        let mut reader = Reader::within(bytes, memory);
+    /// Damaged; unsupported, for a later version.
+    pub fn time(bytes: &[u8]) -> Result<Timestamp> {
+        let mut reader = Reader::new(bytes);
+        Self::check_version(&mut reader)?;
+        let _repository: [u8; 16] = reader.array()?;
+        reader.varint()?;
+        Ok(Timestamp(reader.signed()?))
+    }
+
+    fn check_version(reader: &mut Reader<'_>) -> Result<()> {
         let version = reader.u8()?;
         if version != VERSION {
             return Err(Error::unsupported("inventory was written by another version")
@@ -168,6 +175,16 @@ impl InventoryHead {
                 .got(version)
                 .help("use the same version of towline everywhere"));
         }
+        Ok(())
+    }
+
+    /// Reads its bytes, within `memory` bytes of memory.
+    ///
+    /// # Errors
+    /// Damaged; unsupported, for a later version; exhausted.
+    pub fn decode(bytes: &[u8], memory: u64) -> Result<Self> {
+        let mut reader = Reader::within(bytes, memory);
+        Self::check_version(&mut reader)?;
         let head = Self {
             repository: RepositoryId::from_bytes(reader.array()?),
             sequence: reader.varint()?,

@@ -138,7 +138,8 @@ async fn read_one(
     }
     let head = {
         let (agent, trusted, id) = (agent.clone(), trusted.clone(), repository.id());
-        let memory = repository.budget().kept_max();
+        // All that are read at once share the memory.
+        let memory = repository.budget().kept_max() / READS as u64;
         blocking(move || verified(&body, &trusted, &agent, id, memory)).await?
     };
     if let Some(known) = &known
@@ -184,12 +185,13 @@ async fn read_one(
 /// The head in `body`, if `agent` signed it for the repository `id`.
 fn verified(body: &[u8], trusted: &Trusted, agent: &Identity, id: RepositoryId, memory: u64) -> Result<InventoryHead> {
     let signed = SignedInventory::decode(body)?;
-    let head = InventoryHead::decode(&signed.head, memory)?;
     let signature = Signature::decode(&signed.signature)?;
-    let signer = trusted.verify(&signature, Context::Inventory, &signed.head, head.at)?;
+    let at = InventoryHead::time(&signed.head)?;
+    let signer = trusted.verify(&signature, Context::Inventory, &signed.head, at)?;
     if signer.agent()? != agent {
         return Err(Error::denied("inventory was signed by another agent").expected(agent).got(signer.agent()?));
     }
+    let head = InventoryHead::decode(&signed.head, memory)?;
     if head.repository != id {
         return Err(Error::denied("inventory is of another repository").expected(id).got(head.repository));
     }
@@ -201,7 +203,7 @@ async fn stored_set(repository: &Repository, agent: &Identity, set: &str, base: 
         None => KeySet::default(),
         Some(base) => {
             let body = repository.inventory_set(agent, set, base.slot).await?;
-            let memory = repository.budget().kept_max();
+            let memory = repository.budget().kept_max() / READS as u64;
             blocking(move || decode_base(&body, &base.digest, memory)).await?
         }
     };

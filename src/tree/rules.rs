@@ -16,17 +16,17 @@ use crate::error::{Error, Result};
 
 /// Name of ignore files. They are saved like any other file.
 pub const IGNORE_FILE: &str = ".towlineignore";
-/// Maximum bytes of all ignore files of a tree, in which each line counts as [`LINE_COST`] or more: compiled patterns need up to 40
-/// times as much memory.
+/// Maximum [cost] of all ignore files of a tree: compiled patterns need up to 50 times as much memory.
 pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
-/// Bytes that a line counts as, at least: that many short ones are expensive, too.
+/// Bytes that a pattern counts as, at least, and those that each of its wildcards adds: these take the memory.
 const LINE_COST: u64 = 64;
+const WILDCARD_COST: u64 = 32;
 /// Maximum length of one pattern.
 const PATTERN_LEN_MAX: usize = 4096;
 /// Maximum depth of braces in a pattern. The parser of patterns recurses.
 const BRACES_DEPTH_MAX: usize = 16;
-/// Maximum length of all exclude patterns together: each compiles to some hundred times its length.
-const EXCLUDES_LEN_MAX: usize = 1 << 16;
+/// Maximum cost of all exclude patterns together.
+const EXCLUDES_LEN_MAX: u64 = 1 << 16;
 /// Maximum number of them: each path is compared with all.
 const EXCLUDES_MAX: usize = 1024;
 
@@ -64,10 +64,12 @@ struct IgnoreFile {
 impl InForce {
     /// The rules at the root.
     pub(super) fn new(excludes: &[String]) -> Result<Self> {
-        let len: usize = excludes.iter().map(String::len).sum();
+        let len: u64 = excludes.iter().map(|pattern| cost(pattern.as_bytes())).sum();
         if len > EXCLUDES_LEN_MAX || excludes.len() > EXCLUDES_MAX {
             return Err(Error::exhausted("patterns of `exclude` are too many or too long")
-                .expected(format!("at most {EXCLUDES_MAX}, with {EXCLUDES_LEN_MAX} bytes"))
+                .expected(format!(
+                    "at most {EXCLUDES_MAX}, with {EXCLUDES_LEN_MAX} bytes, in which a wildcard counts as {WILDCARD_COST}"
+                ))
                 .got(format!("{}, with {len} bytes", excludes.len()))
                 .help(format!("put them into a {IGNORE_FILE} of the folder")));
         }
@@ -121,7 +123,11 @@ fn decide(patterns: &Gitignore, path: &[u8], is_folder: bool) -> Match<()> {
 
 /// Bytes that an ignore file with the content `text` counts as.
 pub(super) fn cost(text: &[u8]) -> u64 {
-    text.split(|byte| *byte == b'\n').map(|line| (line.len() as u64 + 1).max(LINE_COST)).sum()
+    let of_line = |line: &[u8]| {
+        let wildcards = line.iter().filter(|byte| b"*?[{".contains(byte)).count() as u64;
+        (line.len() as u64 + 1 + wildcards * WILDCARD_COST).max(LINE_COST)
+    };
+    text.split(|byte| *byte == b'\n').map(of_line).sum()
 }
 
 /// Refuses a pattern that is too long or too deep to be parsed.

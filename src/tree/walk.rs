@@ -431,7 +431,7 @@ impl<'a> Scan<'a> {
         let Some(left) = left.checked_sub(cost(&text)) else {
             return Err(Error::usage("ignore files are too long")
                 .at(shown.display())
-                .expected("at most 256 KiB in all of a tree, with 64 bytes for a shorter line"));
+                .expected("at most 256 KiB in all of a tree, with 64 bytes for a shorter line and 32 for a wildcard"));
         };
         self.ignore_left = Some(left);
         rules.with_file(path, &text, &shown)

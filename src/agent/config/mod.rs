@@ -211,6 +211,7 @@ impl File {
                 .got(http)
                 .help("put a TLS proxy on this machine in front of it"));
         }
+        let several = self.repositories.len() > 1;
         let cache = self.cache.map(|cache| CacheConfig {
             dir: folder.join(cache.dir),
             capacity: cache.capacity.0,
@@ -219,7 +220,8 @@ impl File {
                 each: cache.tenant_quota.map(|bytes| bytes.0),
                 tenants: cache.tenants.into_iter().map(|(tenant, bytes)| (tenant, bytes.0)).collect(),
             },
-            inventory: cache.inventory.map_or(INVENTORY_EVERY, |span| span.0),
+            // It lists the chunks of all repositories, which readers of one should not learn of another by default.
+            inventory: cache.inventory.map_or(if several { Duration::ZERO } else { INVENTORY_EVERY }, |span| span.0),
         });
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
