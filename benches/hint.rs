@@ -46,8 +46,8 @@ fn sites() -> String {
         let repository = if n == 0 { "repositories = 's3://models'\n" } else { "" };
         writeln!(text, "[[site]]\nname = 'site-{n}'\n{repository}").expect("write to a string");
     }
-    for (from, to) in (1..SITES).flat_map(|n| [(0, n), (n, 0), (n - 1, n)]).filter(|(from, to)| from != to) {
-        let path = if from + 1 == to { "neighbour" } else { "internet" };
+    let links = (1..SITES).flat_map(|n| [(0, n, "internet"), (n, 0, "internet"), (n - 1, n, "neighbour")]);
+    for (from, to, path) in links {
         writeln!(
             text,
             "[[link]]\nfrom = 'site-{from}'\nto = 'site-{to}'\npath = '{path}'\nrate = '10Gbit'\n\

@@ -119,7 +119,8 @@ def test_a_file_that_fsspec_copies_takes_its_labels_along(ruled: Path) -> None:
     fs = fsspec.filesystem("towline", repo=str(ruled), skip_instance_cache=True)
     (source,) = fs.ls("run-7/step-1", detail=False)
     fs.cp_file(source, "open/copy/file")
+    fs.cp_file("run-7@latest/a.bin", "latest/copy/file")
     fs.mv("open/copy/file", "elsewhere/moved/file")
-    for name in ("open/copy", "elsewhere/moved"):
+    for name in ("open/copy", "elsewhere/moved", "latest/copy"):
         labels = json.loads(command("label", name, "--json"))["labels"]
         assert labels["sensitivity"] == "restricted", (name, labels)

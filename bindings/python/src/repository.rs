@@ -376,8 +376,8 @@ impl Repository {
 
     /// Gives a name the labels that bind another, from which content is copied to it.
     fn inherit_labels(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
-        let (engine, from, to) = (self.engine(py)?, parsed::<Name>(py, from)?, parsed::<Name>(py, to)?);
-        wait(py, async move { engine.inherit_labels(&from, &to).await })
+        let (engine, from, to) = (self.engine(py)?, parsed::<Selector>(py, from)?, parsed::<Name>(py, to)?);
+        wait(py, async move { engine.inherit_labels(&engine.resolve(&from).await?, &to).await })
     }
 
     /// Gives a tree an additional name.

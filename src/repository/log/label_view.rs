@@ -188,7 +188,7 @@ impl<'a> LabelView<'a> {
             };
             labels.join(&own);
         }
-        labels
+        labels.bounded()
     }
 
     /// True if a signed declassification replaces the labels of `name`.
