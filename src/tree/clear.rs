@@ -12,7 +12,7 @@ use super::staged::is_at;
 use super::stat::kind_of;
 use super::target::{Target, make_writable};
 use super::walk::READ_FILE;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Target {
     /// Removes the entry at `path`, a folder with its content; links are removed, not followed. A missing entry is no error. The
@@ -25,6 +25,28 @@ impl Target {
         };
         match removed {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(errno) => Err(self.folders.fault("cannot remove", path, errno)),
+        }
+    }
+
+    /// Removes the entry at `path`, a folder only if it is empty. A missing entry is no error.
+    ///
+    /// # Errors
+    /// Conflict, if it is a folder with content; errors of the file system.
+    pub fn remove_alone(&self, path: &[u8]) -> Result<()> {
+        check_path(path)?;
+        let removed = match self.unlink(path) {
+            Err(Errno::ISDIR) => {
+                self.folders.forget(path);
+                self.folders.parent(path).and_then(|(parent, name)| unlinkat(&parent, name, AtFlags::REMOVEDIR))
+            }
+            other => other,
+        };
+        match removed {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Err(Error::conflict("a folder got content while it was to be replaced")
+                .at(self.folders.shown(path).display())
+                .help("run the command again")),
             Err(errno) => Err(self.folders.fault("cannot remove", path, errno)),
         }
     }

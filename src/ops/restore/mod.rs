@@ -173,7 +173,7 @@ impl Repository {
     /// Refuses to remove a folder that the repository itself lies in.
     fn check_kept(&self, items: &Items, surveyed: &Survey) -> Result<()> {
         let Some(home) = self.store().directory().and_then(|home| home.canonicalize().ok()) else { return Ok(()) };
-        for path in &surveyed.replaced {
+        for path in &surveyed.cleared {
             let place = items.folder.join(Path::new(OsStr::from_bytes(path)));
             let is_folder = place.symlink_metadata().is_ok_and(|found| found.is_dir());
             if is_folder && place.canonicalize().is_ok_and(|place| home.starts_with(place)) {
@@ -291,11 +291,12 @@ struct PlannedRestore {
 /// Creates folders and links, and removes entries that may be replaced.
 async fn prepare(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, surveyed: &Survey) -> Result<()> {
     let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
-    let replaced = surveyed.replaced.clone();
+    let (replaced, cleared) = (surveyed.replaced.clone(), surveyed.cleared.clone());
     let links = surveyed.links.clone();
     blocking(move || {
         target.sweep()?;
-        replaced.iter().try_for_each(|path| target.remove(path))?;
+        replaced.iter().try_for_each(|path| target.remove_alone(path))?;
+        cleared.iter().try_for_each(|path| target.remove(path))?;
         for item in &items.list {
             if matches!(item.entry(&saved)?.kind, EntryKind::Folder) {
                 target.make_folder(&item.path)?;

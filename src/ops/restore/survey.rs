@@ -32,8 +32,10 @@ pub(super) struct Survey {
     pub(super) written: Vec<usize>,
     /// Links to make.
     pub(super) links: Vec<usize>,
-    /// Entries of another kind to remove first.
+    /// Entries of another kind to remove first: files, links and empty folders.
     pub(super) replaced: Vec<Vec<u8>>,
+    /// Folders to remove first with their content.
+    pub(super) cleared: Vec<Vec<u8>>,
     /// Existing files and links that differ.
     pub(super) replaced_files: u64,
     /// Chunks in existing files: path and offset.
@@ -110,6 +112,7 @@ impl Survey {
         let SurveyedItem { at, finding, local, unfinished } = looked;
         let Some(item) = items.list.get(at) else { return Ok(()) };
         let entry = item.entry(saved)?;
+        let full = matches!(finding, Finding::FullFolder);
         let clear = match finding {
             Finding::Keep => {
                 if let EntryKind::File(content) = &entry.kind {
@@ -150,7 +153,8 @@ impl Survey {
             EntryKind::Folder => {}
         }
         if clear {
-            self.replaced.push(item.path.clone());
+            let list = if full { &mut self.cleared } else { &mut self.replaced };
+            list.push(item.path.clone());
         }
         self.remember(&item.path, local);
         // Each is open until it is finished.
