@@ -44,9 +44,11 @@ impl Target {
         };
         match removed {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
-            Err(Errno::NOTEMPTY | Errno::EXIST) => Err(Error::conflict("a folder got content while it was to be replaced")
-                .at(self.folders.shown(path).display())
-                .help("run the command again")),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {
+                Err(Error::conflict("a folder got content while it was to be replaced")
+                    .at(self.folders.shown(path).display())
+                    .help("run the command again"))
+            }
             Err(errno) => Err(self.folders.fault("cannot remove", path, errno)),
         }
     }
