@@ -44,7 +44,7 @@ fn every_setting_is_taken() {
          [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
          [[handoff.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_checkpoints = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
-         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
+         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\ninventory = '5m'\n",
     )
     .unwrap();
     assert_eq!(config.socket, Path::new("/etc/towline/run/a.sock"));
@@ -62,7 +62,7 @@ fn every_setting_is_taken() {
         capacity: 200 << 30,
         free_floor: 4096,
         quotas: TenantQuotas::default(),
-        inventory: Duration::from_mins(1),
+        inventory: Duration::from_mins(5),
     };
     assert_eq!(config.cache, Some(cache));
     assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));
