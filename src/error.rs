@@ -228,6 +228,21 @@ impl Error {
         self
     }
 
+    /// The same error again, for one of several callers who get it.
+    #[cfg(feature = "agent")]
+    pub(crate) fn shared(error: &std::sync::Arc<Self>) -> Self {
+        let Inner { kind, what, place, expected, got, help, source } = &*error.0;
+        Self(Box::new(Inner {
+            kind: *kind,
+            what: what.clone(),
+            place: place.clone(),
+            expected: expected.clone(),
+            got: got.clone(),
+            help: help.clone(),
+            source: source.is_some().then(|| Box::from(SharedSource(std::sync::Arc::clone(error)))),
+        }))
+    }
+
     /// Its kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -260,6 +275,32 @@ impl Error {
             next = cause.source();
         }
         causes
+    }
+}
+
+/// The source of an error that several callers get.
+#[cfg(feature = "agent")]
+#[derive(Debug)]
+struct SharedSource(std::sync::Arc<Error>);
+
+#[cfg(feature = "agent")]
+impl SharedSource {
+    fn get(&self) -> Option<&(dyn StdError + 'static)> {
+        StdError::source(&*self.0)
+    }
+}
+
+#[cfg(feature = "agent")]
+impl fmt::Display for SharedSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().map_or(Ok(()), |source| fmt::Display::fmt(source, f))
+    }
+}
+
+#[cfg(feature = "agent")]
+impl StdError for SharedSource {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.get()?.source()
     }
 }
 

@@ -42,7 +42,7 @@
 //! layer 3  transfer  placement                     peers: certificates, protocol, transports, exchange | sites, links, prices
 //! layer 2  storage  tree  cache  repository  audit    stores | local files | local chunk cache | repositories | audit log
 //! layer 1  codec  chunker  checkpoint  format  policy      pure, without I/O (+ chunk)
-//! layer 0  id error clock backoff log_limit limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity
+//! layer 0  id error clock backoff log_limit single_flight limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity
 //! ```
 //!
 //! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. With
@@ -77,6 +77,8 @@ pub mod policy;
 pub mod progress;
 pub mod repository;
 pub mod selector;
+#[cfg(feature = "agent")]
+mod single_flight;
 pub mod size;
 pub mod span;
 mod spelling;

@@ -8,22 +8,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc::{self, Receiver, Sender};
+use ulid::Ulid;
 
+use super::file_windows::{WINDOW, Window};
 use super::folders::Folder;
 use super::state::AgentState;
-use super::tasks::resolve_for;
+use super::tasks::{resolve_for, without_offers};
 use super::tokens::Grant;
-use crate::budget::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Content, EntryKind};
-use crate::limits::MIB;
 use crate::log_limit::LogLimit;
 use crate::ops::RangeSink;
 use crate::repository::{Repository, Saved};
 use crate::selector::Selector;
 
-/// Approximate size of a window, in bytes.
-const WINDOW: u64 = 8 * MIB;
 /// Maximum bytes that are sent at once, and so may still be sent after a change of the policy.
 const PIECE: usize = 256 << 10;
 /// Log lines about content that cannot be read.
@@ -45,6 +43,8 @@ pub(super) struct File {
     repository: Repository,
     saved: Arc<Saved>,
     path: Vec<u8>,
+    /// Token it is read with.
+    token: Option<Ulid>,
 }
 
 impl TreeNode {
@@ -64,11 +64,11 @@ impl TreeNode {
         mut path: Vec<u8>,
     ) -> Result<Self> {
         let name = resolve_for(repository, grant, selector).await?;
-        let saved = state.open_trees.open(repository, &name).await.map_err(|error| match grant {
-            // It was there a moment ago; the error would offer names that the token may not read.
-            Some(_) if error.kind() == ErrorKind::NotFound => Error::not_found("name was removed meanwhile").at(&name),
-            _ => error,
-        })?;
+        let saved = match state.open_trees.open(repository, &name).await {
+            Ok(saved) => saved,
+            Err(error) if grant.is_some() => return Err(without_offers(repository, &name, error).await),
+            Err(error) => return Err(error),
+        };
         if path.last() == Some(&b'/') {
             path.pop();
         }
@@ -76,7 +76,8 @@ impl TreeNode {
         if path.is_empty() || is_folder {
             return Ok(Self::Folder(Folder { saved, path }));
         }
-        let file = File { state: Arc::clone(state), repository: repository.clone(), saved, path };
+        let token = grant.map(|grant| grant.id());
+        let file = File { state: Arc::clone(state), repository: repository.clone(), saved, path, token };
         file.content()?;
         Ok(Self::File(file))
     }
@@ -159,7 +160,7 @@ impl File {
     }
 
     /// Reads the bytes `window`; reopens the tree once if its packs were replaced meanwhile.
-    async fn read_window(&mut self, window: Range<u64>) -> Result<Buffer> {
+    async fn read_window(&mut self, window: Range<u64>) -> Result<Window> {
         match self.attempt(&window).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let again = self.repository.saved(&self.saved.name).await?.shared();
@@ -173,19 +174,19 @@ impl File {
         }
     }
 
-    async fn attempt(&self, window: &Range<u64>) -> Result<Buffer> {
+    async fn attempt(&self, window: &Range<u64>) -> Result<Window> {
         let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
-        let mut buffer = self.state.windows.buffer(len).await?;
+        let mut collected = self.state.windows.window(self.token, len).await?;
         // Holes are not delivered, so the buffer is zeroed first.
-        buffer.fill(0);
-        let collected = Arc::new(Mutex::new(Some(buffer)));
+        collected.buffer.fill(0);
+        let collected = Arc::new(Mutex::new(Some(collected)));
         let sink: RangeSink = {
             let collected = Arc::clone(&collected);
             Arc::new(move |_, at, bytes| {
                 let mut collected = collected.lock().unwrap_or_else(PoisonError::into_inner);
                 let at = usize::try_from(at).unwrap_or(usize::MAX);
-                if let Some(place) = collected.as_mut().and_then(|all| all.get_mut(at..at.saturating_add(bytes.len())))
-                {
+                let place = at..at.saturating_add(bytes.len());
+                if let Some(place) = collected.as_mut().and_then(|window| window.buffer.get_mut(place)) {
                     place.copy_from_slice(bytes);
                 }
                 Ok(())
@@ -268,6 +269,7 @@ impl<P: Fn(u64) -> Vec<Range<u64>>> Iterator for Windows<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::MIB;
 
     fn cut(places: &[Range<u64>], range: Range<u64>) -> Vec<Range<u64>> {
         let in_mib = |range: &Range<u64>| range.start * MIB..range.end * MIB;

@@ -18,6 +18,7 @@ mod commands;
 mod config;
 mod denied_names;
 mod dial;
+mod file_windows;
 mod files;
 mod folders;
 mod handoff;

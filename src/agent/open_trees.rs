@@ -3,10 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use tokio::sync::Semaphore;
+
 use crate::error::{Error, Result};
+use crate::id::MapKey;
 use crate::name::Name;
 use crate::repository::log::RefValue;
 use crate::repository::{Repository, Saved};
+use crate::single_flight::SingleFlight;
 use crate::size;
 
 /// Number of trees that stay open.
@@ -16,30 +20,56 @@ const OPEN_MAX: usize = 4;
 const CHUNK_WEIGHT: u64 = 96;
 const ENTRY_WEIGHT: u64 = 256;
 
+/// Trees opened at a time; one that is being decoded takes memory, too.
+const OPENING_MAX: usize = 2;
+
 /// Recently read trees, the latest first: a client that reads one range after another opens a tree once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct OpenTrees {
     recent: Mutex<VecDeque<Arc<Saved>>>,
     /// All trees that somebody still reads, and their weights.
     in_use: Mutex<Vec<(Weak<Saved>, u64)>>,
+    /// By name, map, and who asks: what one may read, another may not.
+    opening: SingleFlight<(Name, MapKey, Option<String>), Arc<Saved>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Default for OpenTrees {
+    fn default() -> Self {
+        let (recent, in_use, opening) = Default::default();
+        Self { recent, in_use, opening, permits: Arc::new(Semaphore::new(OPENING_MAX)) }
+    }
 }
 
 impl OpenTrees {
-    /// Opens the current value of `name`.
+    /// Opens the current value of `name`, once for all concurrent requests.
     ///
     /// # Errors
     /// As [`Repository::saved`].
     ///
     /// # Cancel safety
-    /// Safe: it only reads.
+    /// Safe: it only reads, and an open that is shared continues.
     pub(super) async fn open(&self, repository: &Repository, name: &Name) -> Result<Arc<Saved>> {
         let state = repository.state().await?;
-        if let Some(found) = state.refs.get(name).and_then(|value| self.find(name, value)) {
+        let current = state.refs.get(name);
+        if let Some(found) = current.and_then(|value| self.find(name, value)) {
             // The policy may have changed since it was opened.
             repository.check_readable(name, &found.value.manifest).await?;
             return Ok(found);
         }
-        let saved = repository.saved(name).await?.shared();
+        let key =
+            current.map(|value| (name.clone(), value.map_key, repository.caller().map(|caller| caller.name.clone())));
+        let open = {
+            let (repository, name, permits) = (repository.clone(), name.clone(), Arc::clone(&self.permits));
+            async move {
+                let _permit = permits.acquire_owned().await;
+                Ok(repository.saved(&name).await?.shared())
+            }
+        };
+        let saved = match key {
+            Some(key) => self.opening.get(&key, || open).await?,
+            None => open.await?,
+        };
         self.use_memory(&saved, repository.budget().kept_max())?;
         let mut opened = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         opened.retain(|other| other.name != saved.name);
@@ -56,6 +86,9 @@ impl OpenTrees {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         in_use.retain(|(tree, _)| tree.strong_count() > 0);
         let used: u64 = in_use.iter().map(|(_, weight)| weight).sum();
+        if in_use.iter().any(|(tree, _)| tree.as_ptr() == Arc::as_ptr(saved)) {
+            return Ok(());
+        }
         let weight = u64::from(saved.located_chunks()) * CHUNK_WEIGHT
             + saved.manifest.entries.iter().map(|entry| ENTRY_WEIGHT + entry.path.len() as u64).sum::<u64>();
         if used > 0 && used + weight > most {
@@ -76,5 +109,52 @@ impl OpenTrees {
         let found = opened.remove(at)?;
         opened.push_front(Arc::clone(&found));
         Some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::future::join_all;
+
+    use super::*;
+    use crate::agent::tasks::without_offers;
+    use crate::error::ErrorKind;
+    use crate::ops::SaveOptions;
+    use crate::repository::OpenOptions;
+    use crate::storage::{Location, StoreOptions, open};
+
+    async fn saved(dir: &std::path::Path, names: &[&str]) -> Repository {
+        let location = Location::directory(dir.join("repository")).unwrap();
+        let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
+        let options = OpenOptions { cache: Some(dir.join("cache")), ..OpenOptions::default() };
+        let repository = Repository::create(store, options).await.unwrap().0;
+        std::fs::write(dir.join("file"), vec![7; 100_000]).unwrap();
+        for name in names {
+            repository.save(&dir.join("file"), &name.parse().unwrap(), &SaveOptions::default()).await.unwrap();
+        }
+        repository
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn many_open_a_tree_and_it_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = saved(dir.path(), &["a"]).await;
+        let (trees, name) = (OpenTrees::default(), "a".parse().unwrap());
+        let opened = join_all((0..60).map(|_| trees.open(&repository, &name))).await;
+        let opened: Vec<_> = opened.into_iter().map(Result::unwrap).collect();
+        assert!(opened.iter().all(|tree| Arc::ptr_eq(tree, &opened[0])));
+        assert_eq!(trees.in_use.lock().unwrap().len(), 1, "it is counted once");
+        assert_eq!(trees.recent.lock().unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_name_that_is_gone_is_told_without_the_names_that_are_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = saved(dir.path(), &["secret-1"]).await;
+        let (trees, name) = (OpenTrees::default(), "secret-2".parse().unwrap());
+        let error = trees.open(&repository, &name).await.unwrap_err();
+        assert!(error.to_string().contains("secret-1"), "{error:?}");
+        let error = without_offers(&repository, &name, error).await;
+        assert_eq!((error.kind(), error.to_string().contains("secret-1")), (ErrorKind::NotFound, false), "{error:?}");
     }
 }

@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::audit::open_log;
 use super::config::{CallerPins, Config, PeersConfig};
 use super::denied_names::DeniedNames;
+use super::file_windows::FileWindows;
 use super::handoff::HandoffStore;
 use super::head_limits::HeadLimits;
 use super::open_trees::OpenTrees;
@@ -85,9 +86,8 @@ pub(super) struct AgentState {
     pub(super) tasks: Tasks,
     /// Limits of connections of other agents.
     pub(super) gate: Gate,
-    /// Memory for parts of files that are being sent. It is separate from that of fetches, so that a slow client cannot block a
-    /// fetch.
-    pub(super) windows: Budget,
+    /// Memory for parts of files that are being sent.
+    pub(super) windows: FileWindows,
     /// Recently used trees.
     pub(super) open_trees: OpenTrees,
     /// Bytes of files sent.
@@ -166,7 +166,7 @@ impl AgentState {
             leaving: CancellationToken::new(),
             tasks: Tasks::new(Arc::clone(&clock)),
             gate: Gate::new(config.admission),
-            windows: Budget::new(share)?,
+            windows: FileWindows::new(share)?,
             open_trees: OpenTrees::default(),
             file_bytes_sent: AtomicU64::new(0),
             head_limits: HeadLimits::default(),

@@ -146,7 +146,12 @@ impl Repository {
     async fn check_log(&self) -> Result<()> {
         match self.log().audit().await?.damaged.into_iter().next() {
             Some((_, error)) => Err(Error::damaged("nothing can be collected: the log is damaged")
-                .help("towline verify tells what is, and what helps")
+                .help(
+                    error
+                        .help_text()
+                        .unwrap_or("`towline verify` lists the damage, and `--repair` repairs the log")
+                        .to_owned(),
+                )
                 .source(error)),
             None => Ok(()),
         }

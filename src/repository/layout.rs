@@ -5,6 +5,7 @@
 //! log/<20 digits>                 entries, created once each, dense above the boundary
 //! snapshot/<20 digits>            the log's state after that entry
 //! aside/<20 digits>               copies of entries that could not be read; nothing reads them
+//! aside/snapshot-<20 digits>      copies of such snapshots
 //! boundary/<20 digits>            the n-th truncation; created once, never deleted
 //! policy/<20 digits>              signed policies, created once each; the log says which is in force
 //! pack|index|manifest|map/<session>/<ulid>
@@ -117,6 +118,12 @@ impl Numbered {
         let whole = folder.as_ref() == self.folder() && end.is_none() && digits.len() == 20;
         whole.then(|| digits.parse().ok()).flatten()
     }
+}
+
+/// Key of the copy of a snapshot that could not be read.
+#[must_use]
+pub fn aside_snapshot(n: u64) -> Path {
+    Path::from(format!("{}/snapshot-{n:020}", Numbered::Aside.folder()))
 }
 
 /// Key of the description of the repository.

@@ -410,7 +410,12 @@ async fn trackers_and_single_files_come_back_too() {
     fixture.once(|options| options.restore_latest = true).await;
     assert_eq!(fs::read(fixture.out().join("latest")).unwrap(), b"global_step20");
     fixture.holds("run/step-20", &folder).await;
-
+    fs::remove_dir_all(fixture.out()).unwrap();
+    write(fixture.out().join("latest"), "notes, and no tracker");
+    let going = fixture.watch(Duration::from_millis(50), |options| options.restore_latest = true);
+    assert!(going.task.await.unwrap().unwrap_err().to_string().contains("has the name of the tracker file"));
+    assert_eq!(fs::read_dir(fixture.out()).unwrap().count(), 1, "it is left alone");
+    fs::remove_dir_all(fixture.out()).unwrap();
     write(fixture.out().join("model_30.pt"), noise(2, 9000));
     fixture.once(|_| {}).await;
     fs::remove_dir_all(fixture.out()).unwrap();

@@ -14,7 +14,7 @@ use super::recorded::AccessRequest;
 use crate::agent::audit::outcome;
 use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
-use crate::agent::tasks::{TaskReport, TaskSpec, resolve};
+use crate::agent::tasks::{TaskReport, TaskSpec, resolve, without_offers};
 use crate::agent::view;
 use crate::agent::warm::pin_lacking;
 use crate::audit::{Action, Repeats, Request};
@@ -159,6 +159,7 @@ pub(super) async fn pin(
     let pinned = pin_whole(&state, (&repository, &name), (&caller, &body), (expires, limit));
     match record_outcome(request.as_ref(), pinned.await) {
         Ok(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
+        Err(error) if requester.is_some() => Err(without_offers(&repository, &name, error).await.into()),
         Err(error) => Err(error.into()),
     }
 }

@@ -13,7 +13,9 @@ mod watch;
 
 use std::time::Duration;
 
-pub(super) use self::operations::{RestoreRequest, WarmRequest, resolve, resolve_for, restore, save_handoff, warm};
+pub(super) use self::operations::{
+    RestoreRequest, WarmRequest, resolve, resolve_for, restore, save_handoff, warm, without_offers,
+};
 pub(super) use self::outcome::{Outcome, TaskReport};
 pub(super) use self::registry::{Task, TaskSpec, Tasks};
 pub(super) use self::watch::watch;

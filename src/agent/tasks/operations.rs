@@ -76,8 +76,11 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
         let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, dry_run, progress };
-        let warmed = Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await?;
-        Ok(TaskReport::Warm(Box::new(warmed)))
+        match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
+            Ok(warmed) => Ok(TaskReport::Warm(Box::new(warmed))),
+            Err(error) if caller.is_some() => Err(without_offers(&repository, &name, error).await),
+            Err(error) => Err(error),
+        }
     })
 }
 
@@ -103,6 +106,21 @@ pub(in crate::agent) async fn resolve(
             error
                 .help(format!("the name is absent, or agent {agent} may not read it: see [[allow]] of the other agent"))
         }),
+    }
+}
+
+/// `error` of opening `name`, for a caller whose rights were checked when it was resolved. The error about a name that was removed
+/// since then offers others, which the caller may not read.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub(in crate::agent) async fn without_offers(repository: &Repository, name: &Name, error: Error) -> Error {
+    if error.kind() != ErrorKind::NotFound {
+        return error;
+    }
+    match repository.state().await {
+        Ok(state) if state.refs.contains_key(name) => error,
+        _ => Error::not_found("name was removed meanwhile").at(name),
     }
 }
 

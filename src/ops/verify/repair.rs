@@ -31,6 +31,12 @@ impl Repository {
             };
             done.push(format!("{what}: what it committed is lost"));
         }
+        for (snapshot, copy) in &salvaged.snapshots {
+            done.push(format!("moved {snapshot} to {copy}: nothing is lost, as the log's entries say the same"));
+        }
+        if salvaged.unreadable.is_empty() && salvaged.names.is_empty() && salvaged.partial.is_empty() {
+            return Ok(done);
+        }
         done.extend(salvaged.names.iter().map(|name| format!("lost a change of {name}: it needs what is lost")));
         done.extend(salvaged.partial.iter().map(|entry| format!("kept {entry} in part: the rest needs what is lost")));
         let state = self.state().await?;

@@ -29,6 +29,8 @@ use crate::work::blocking;
 pub(super) const ENTRY_LABEL: &str = "watch.entry";
 /// Limit of an entry's name in bytes: the names of files while it is restored are longer.
 const ENTRY_LEN_MAX: usize = 200;
+/// Limit of a tracker file in bytes.
+const TRACKER_LEN_MAX: u64 = 4096;
 /// Label with the tracker file that named it.
 pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
@@ -57,12 +59,16 @@ impl Repository {
         };
         let saved = self.saved(&name).await?;
         let entry = entry_name(&saved)?;
+        let tracker = tracker(&saved, &entry);
+        if let Some(tracker) = tracker {
+            let path = dir.join(tracker.name());
+            blocking(move || check_replaceable(tracker, &path)).await?;
+        }
         let (folder, called) = (dir.to_owned(), entry.clone());
         let staging = blocking(move || Staging::open(&folder, &called)).await?;
         let options = RestoreOptions { overwrite: true, delete: true, may_empty: true, ..RestoreOptions::default() };
         let report = self.restore(&name, None, &staging.dest(), &options).await;
         let report = report.map_err(|error| error.at(dir.join(&entry).display()))?;
-        let tracker = tracker(&saved, &entry);
         let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));
         blocking(move || {
             staging.publish()?;
@@ -186,6 +192,32 @@ fn is_fit(name: &str, folder: bool) -> bool {
     !name.contains(['/', '\0']) && name.len() <= ENTRY_LEN_MAX && matches!(classify(name, folder), Class::Step(_))
 }
 
+/// Checks that nothing but a tracker, or a link, has the place of a tracker: its name is a label's, which a writer of the repository
+/// sets.
+///
+/// # Errors
+/// Conflict, for something else; else errors of the file system.
+fn check_replaceable(tracker: Tracker, path: &Path) -> Result<()> {
+    let fault = |error| Error::io("cannot read the tracker file", path, error);
+    let found = match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(fault)?,
+    };
+    if found.is_symlink() {
+        return Ok(());
+    }
+    let is_tracker = found.is_file()
+        && found.len() <= TRACKER_LEN_MAX
+        && std::str::from_utf8(&std::fs::read(path).map_err(fault)?)
+            .is_ok_and(|text| text.trim().is_empty() || tracker.step(text).is_some());
+    if is_tracker {
+        return Ok(());
+    }
+    Err(Error::conflict("something else has the name of the tracker file in the watched folder")
+        .at(path.display())
+        .help("move it away, and start the watch again"))
+}
+
 fn tracker(saved: &Saved, entry: &str) -> Option<Tracker> {
     let label = saved.manifest.labels.get(TRACKER_LABEL)?;
     Tracker::named(label).filter(|tracker| tracker.covers(entry))
@@ -193,4 +225,29 @@ fn tracker(saved: &Saved, entry: &str) -> Option<Tracker> {
 
 fn text(tracker: Tracker, saved: &Saved, entry: &str) -> String {
     tracker.text(entry, saved.name.step().map(|(_, step)| step).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_tracker_or_a_link_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("latest");
+        check_replaceable(Tracker::Latest, &path).unwrap();
+        for (there, fits) in [("global_step7\n", true), ("", true), ("my notes", false), ("\u{0}", false)] {
+            std::fs::write(&path, there).unwrap();
+            assert_eq!(check_replaceable(Tracker::Latest, &path).is_ok(), fits, "{there:?}");
+        }
+        std::fs::write(&path, [0xff; 8]).unwrap();
+        check_replaceable(Tracker::Latest, &path).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        check_replaceable(Tracker::Latest, &path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let error = check_replaceable(Tracker::Latest, &path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
+    }
 }

@@ -157,6 +157,8 @@ impl Log {
         let entry = note(Numbered::Entry.key(number), self.entry(number).await, damaged)?;
         if matches!(entry, Some(None)) && self.advance_boundary().await?.floor < number {
             let key = Numbered::Snapshot.key(number);
+            let read = self.exact_snapshot(number).await.map_err(unreadable);
+            let Some(Some(_)) = note(key.clone(), read, damaged)? else { return Ok(()) };
             let error = Error::damaged("snapshot is after an entry that is not there").at(&key).help(PLANTED);
             damaged.push((key, error));
         }
@@ -184,6 +186,14 @@ fn stray(number: u64, last: u64) -> (Path, Error) {
         .got(number)
         .help("readers ignore it: delete it with the store's own tool");
     (key, error)
+}
+
+/// An error of reading a snapshot, with what to do.
+fn unreadable(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Damaged => error.help("`towline verify --repair` sets it aside: readers pass over it"),
+        _ => error,
+    }
 }
 
 /// A replay in progress.
@@ -220,7 +230,8 @@ impl Replay {
 
     async fn compare(&mut self, log: &Log, number: u64, damaged: &mut Vec<(Path, Error)>) -> Result<()> {
         let key = Numbered::Snapshot.key(number);
-        let Some(Some(found)) = note(key.clone(), log.exact_snapshot(number).await, damaged)? else { return Ok(()) };
+        let read = log.exact_snapshot(number).await.map_err(unreadable);
+        let Some(Some(found)) = note(key.clone(), read, damaged)? else { return Ok(()) };
         match &self.state {
             Some(state) if *state != found => {
                 let error = Error::damaged("snapshot does not follow from the log").at(&key).help(PLANTED);

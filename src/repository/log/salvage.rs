@@ -1,8 +1,8 @@
 //! Repair of a log with unreadable entries: intact entries stay in force, unreadable ones are set aside.
 //!
-//! No object is deleted or changed. Unreadable objects are copied to `aside/`, a snapshot of the resulting state is written after
+//! Unreadable objects are copied to `aside/`. No entry is deleted or changed: a snapshot of the resulting state is written after
 //! the last entry, and the boundary is moved there, so that every fold starts from that snapshot. The next truncation deletes the
-//! older objects as usual.
+//! older objects as usual. An unreadable snapshot is deleted once it is copied: readers pass over it, and audits fail on it.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{DIGEST_LEN, Kind};
 use crate::id::WriteId;
 use crate::name::Name;
-use crate::repository::layout::Numbered;
+use crate::repository::layout::{self, Numbered};
 use crate::repository::objects;
 
 /// Result of a salvage.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Salvaged {
     /// Snapshot that folds now start from.
     pub snapshot: u64,
     /// Unreadable entries, and the copy of each; the first of a range of missing entries has no copy.
     pub unreadable: Vec<(Path, Option<Path>)>,
+    /// Unreadable snapshots, and the copy of each. Nothing is lost with them, as the state follows from the entries.
+    pub snapshots: Vec<(Path, Path)>,
     /// Names that later entries changed in a way that is inconsistent without the unreadable entries.
     pub names: BTreeSet<Name>,
     /// Entries with other actions that are no longer in force.
@@ -63,25 +65,45 @@ impl Log {
                     salvaged.unreadable.push((Numbered::Entry.key(number), None));
                     pass_over(&mut state);
                 }
-                Err(error) if self.is_garbage(number, &error).await? => {
-                    let copy = self.set_aside(number).await?;
-                    salvaged.unreadable.push((Numbered::Entry.key(number), Some(copy)));
+                Err(error) if self.is_garbage(Kind::Entry, &Numbered::Entry.key(number), &error).await? => {
+                    let (key, copy) = (Numbered::Entry.key(number), Numbered::Aside.key(number));
+                    self.set_aside(Kind::Entry, &key, &copy).await?;
+                    salvaged.unreadable.push((key, Some(copy)));
                     pass_over(&mut state);
                 }
                 Err(error) => return Err(error),
             }
         }
-        if salvaged.unreadable.is_empty() && salvaged.partial.is_empty() && salvaged.names.is_empty() {
-            return Ok(None);
-        }
         salvaged.snapshot = state.seq;
-        self.restart_from(boundary, &state).await?;
-        Ok(Some(salvaged))
+        if !salvaged.unreadable.is_empty() || !salvaged.partial.is_empty() || !salvaged.names.is_empty() {
+            self.restart_from(boundary, &state).await?;
+        }
+        salvaged.snapshots = self.set_snapshots_aside(boundary.floor).await?;
+        Ok((salvaged != Salvaged { snapshot: state.seq, ..Salvaged::default() }).then_some(salvaged))
     }
 
-    /// True if an entry with this read error is damaged, in contrast to one of a later version, or one too large for the memory
-    /// now.
-    async fn is_garbage(&self, number: u64, error: &Error) -> Result<bool> {
+    /// Moves unreadable snapshots from `floor` on to `aside/`. The state must be known without them.
+    async fn set_snapshots_aside(&self, floor: u64) -> Result<Vec<(Path, Path)>> {
+        let mut moved = Vec::new();
+        for number in self.numbers(Numbered::Snapshot).await? {
+            if number < floor {
+                continue;
+            }
+            let Err(error) = self.exact_snapshot(number).await else { continue };
+            let (key, copy) = (Numbered::Snapshot.key(number), layout::aside_snapshot(number));
+            if !self.is_garbage(Kind::Snapshot, &key, &error).await? {
+                return Err(error);
+            }
+            self.set_aside(Kind::Snapshot, &key, &copy).await?;
+            objects::retry(|| async { Ok(self.objects.delete(&key).await?) }).await?;
+            moved.push((key, copy));
+        }
+        Ok(moved)
+    }
+
+    /// True if the object `key` with this read error is damaged, in contrast to one of a later version, or one too large for the
+    /// memory now.
+    async fn is_garbage(&self, kind: Kind, key: &Path, error: &Error) -> Result<bool> {
         if error.kind() == ErrorKind::Damaged {
             return Ok(true);
         }
@@ -89,26 +111,23 @@ impl Log {
             return Ok(false);
         }
         // An object of a later version matches its digest.
-        let object = objects::get_required(&*self.objects, Kind::Entry, &Numbered::Entry.key(number)).await?;
+        let object = objects::get_required(&*self.objects, kind, key).await?;
         let Some((signed, digest)) = object.split_at_checked(object.len().saturating_sub(DIGEST_LEN)) else {
             return Ok(true);
         };
         Ok(blake3::hash(signed).as_bytes()[..] != *digest)
     }
 
-    /// Copies an entry to `aside/`, which no fold reads.
-    async fn set_aside(&self, number: u64) -> Result<Path> {
-        let copy = Numbered::Aside.key(number);
-        let key = Numbered::Entry.key(number);
-        match objects::get_required(&*self.objects, Kind::Entry, &key).await {
-            Ok(object) => objects::put(&*self.objects, &copy, object.into()).await?,
-            // The object is longer than an entry can be.
+    /// Copies the object `key` to `copy`, below `aside/`, which no fold reads.
+    async fn set_aside(&self, kind: Kind, key: &Path, copy: &Path) -> Result<()> {
+        match objects::get_required(&*self.objects, kind, key).await {
+            Ok(object) => objects::put(&*self.objects, copy, object.into()).await,
+            // The object is longer than one of its kind can be.
             Err(error) if error.kind() == ErrorKind::Damaged => {
-                objects::retry(|| async { Ok(self.objects.copy(&key, &copy).await?) }).await?;
+                objects::retry(|| async { Ok(self.objects.copy(key, copy).await?) }).await
             }
-            Err(error) => return Err(error),
+            Err(error) => Err(error),
         }
-        Ok(copy)
     }
 
     /// Makes every fold start from `state`.
@@ -257,10 +276,34 @@ mod tests {
             }
             let damaged = log(&objects).audit().await.unwrap().damaged;
             assert!(damaged.iter().any(|(key, _)| *key == Numbered::Entry.key(planted)), "{planted}: {damaged:?}");
-            assert!(log(&objects).salvage().await.unwrap().is_none(), "{planted}: nothing of the log is lost");
+            let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+            assert!(salvaged.unreadable.is_empty(), "{planted}: nothing of the log is lost");
+            assert_eq!(salvaged.snapshots.len(), 1, "{planted}");
             set(&objects, "b").await;
             log(&objects).truncate(0, None).await.unwrap();
             assert_eq!(names(&objects).await, ["a", "b"], "{planted}");
+        }
+    }
+
+    /// Whatever number it has: of an entry, of the next one, of one far ahead.
+    #[tokio::test]
+    async fn a_repair_sets_unreadable_snapshots_aside() {
+        for planted in [1, 3, 4, 5, 900_000] {
+            let objects = Arc::new(InMemory::new());
+            set(&objects, "a").await;
+            let key = Numbered::Snapshot.key(planted);
+            objects.put(&key, "x".into()).await.unwrap();
+            let damaged = log(&objects).audit().await.unwrap().damaged;
+            let [(found, error)] = damaged.as_slice() else { panic!("{planted}: {damaged:?}") };
+            assert_eq!(*found, key);
+            assert!(error.help_text().is_some_and(|help| help.contains("towline verify --repair")), "{error:?}");
+            let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+            let copy = layout::aside_snapshot(planted);
+            assert_eq!((salvaged.unreadable, salvaged.snapshots), (Vec::new(), vec![(key, copy.clone())]));
+            assert_eq!(objects.get(&copy).await.unwrap().bytes().await.unwrap(), "x");
+            assert!(log(&objects).audit().await.unwrap().damaged.is_empty(), "{planted}");
+            assert!(log(&objects).salvage().await.unwrap().is_none(), "once is enough");
+            assert_eq!(names(&objects).await, ["a"]);
         }
     }
 

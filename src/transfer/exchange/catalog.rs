@@ -11,7 +11,6 @@ use tokio::time::Instant;
 
 use super::permits::Endpoints;
 use super::served::ServedRepository;
-use super::single_flight::SingleFlight;
 use crate::error::{ErrorKind, Result};
 use crate::format::Frame;
 use crate::id::{ChunkId, ManifestId, MapKey, RepositoryId};
@@ -21,6 +20,7 @@ use crate::name::Name;
 use crate::policy::{LocalCaller, Route};
 use crate::repository::log::RefValue;
 use crate::repository::{Repository, Saved};
+use crate::single_flight::SingleFlight;
 use crate::transfer::policy::Policies;
 use crate::transfer::protocol::Grant;
 

@@ -25,7 +25,6 @@ mod reachable;
 mod rights;
 mod served;
 mod serving;
-mod single_flight;
 mod stats;
 mod verify;
 mod view;

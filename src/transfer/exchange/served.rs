@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::permits::Permits;
 use super::rights::Rights;
-use super::single_flight::SingleFlight;
 use crate::error::Result;
 use crate::repository::log::State;
 use crate::repository::{Guard as _, Repository};
+use crate::single_flight::SingleFlight;
 use crate::transfer::policy::Policies;
 
 /// Pause between two reads of a log.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// Work in progress, by key.
 #[derive(Debug)]
-pub(super) struct SingleFlight<K, T>(Flights<K, T>);
+pub(crate) struct SingleFlight<K, T>(Flights<K, T>);
 
 type Flights<K, T> = Arc<Mutex<HashMap<K, watch::Receiver<Option<Outcome<T>>>>>>;
 type Outcome<T> = Result<T, Arc<Error>>;
@@ -34,7 +34,7 @@ where
     ///
     /// # Cancel safety
     /// Safe: the work continues.
-    pub(super) async fn get<F>(&self, key: &K, work: impl FnOnce() -> F) -> Result<T>
+    pub(crate) async fn get<F>(&self, key: &K, work: impl FnOnce() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
@@ -42,7 +42,7 @@ where
         let found = outcome.wait_for(Option::is_some).await;
         match found.map(|found| found.clone()) {
             Ok(Some(Ok(found))) => Ok(found),
-            Ok(Some(Err(error))) => Err(Error::new(error.kind(), error.to_string()).source(error)),
+            Ok(Some(Err(error))) => Err(Error::shared(&error)),
             Ok(None) | Err(_) => Err(Error::unreachable("shared request was aborted")),
         }
     }
@@ -70,7 +70,7 @@ where
 
     /// Number of keys in progress.
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         lock(&self.0).len()
     }
 }
@@ -133,8 +133,11 @@ mod tests {
     #[tokio::test]
     async fn errors_are_told_to_all_and_a_panic_lets_go() {
         let calls = SingleFlight::<char, ()>::default();
-        let error = calls.get(&'a', || async { Err(Error::denied("no").help("ask")) }).await.unwrap_err();
-        assert_eq!((error.kind(), error.to_string()), (ErrorKind::Denied, "no".to_owned()));
+        let refused =
+            || Error::denied("no").at("door").help("ask").source(Error::other("rule").source(Error::other("law")));
+        let error = calls.get(&'a', || async move { Err(refused()) }).await.unwrap_err();
+        assert_eq!(format!("{error:?}"), format!("{:?}", refused()));
+        assert_eq!((error.help_text(), error.place()), (refused().help_text(), refused().place()));
         let error = calls.get(&'a', || async { panic!("a bug, for the test") }).await.unwrap_err();
         assert_eq!((error.kind(), calls.len()), (ErrorKind::Unreachable, 0));
     }
