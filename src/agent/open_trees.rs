@@ -23,21 +23,27 @@ const ENTRY_WEIGHT: u64 = 256;
 /// Trees opened at a time; one that is being decoded takes memory, too.
 const OPENING_MAX: usize = 2;
 
-/// Recently read trees, the latest first: a client that reads one range after another opens a tree once.
+/// Trees that are read: a client that reads one range after another opens a tree once.
 #[derive(Debug)]
 pub(super) struct OpenTrees {
-    recent: Mutex<VecDeque<Arc<Saved>>>,
-    /// All trees that somebody still reads, and their weights.
-    in_use: Mutex<Vec<(Weak<Saved>, u64)>>,
+    trees: Arc<Trees>,
     /// By name, map, and who asks: what one may read, another may not.
     opening: SingleFlight<(Name, MapKey, Option<String>), Arc<Saved>>,
     permits: Arc<Semaphore>,
 }
 
+#[derive(Debug, Default)]
+struct Trees {
+    /// Recently read ones, the latest first.
+    recent: Mutex<VecDeque<Arc<Saved>>>,
+    /// All that somebody still reads, and their weights.
+    in_use: Mutex<Vec<(Weak<Saved>, u64)>>,
+}
+
 impl Default for OpenTrees {
     fn default() -> Self {
-        let (recent, in_use, opening) = Default::default();
-        Self { recent, in_use, opening, permits: Arc::new(Semaphore::new(OPENING_MAX)) }
+        let (trees, opening) = Default::default();
+        Self { trees, opening, permits: Arc::new(Semaphore::new(OPENING_MAX)) }
     }
 }
 
@@ -45,37 +51,46 @@ impl OpenTrees {
     /// Opens the current value of `name`, once for all concurrent requests.
     ///
     /// # Errors
-    /// As [`Repository::saved`].
+    /// As [`Repository::saved`]; exhausted, if the trees in use take too much memory.
     ///
     /// # Cancel safety
     /// Safe: it only reads, and an open that is shared continues.
     pub(super) async fn open(&self, repository: &Repository, name: &Name) -> Result<Arc<Saved>> {
         let state = repository.state().await?;
-        let current = state.refs.get(name);
-        if let Some(found) = current.and_then(|value| self.find(name, value)) {
+        // The error names the names nearby.
+        let Some(value) = state.refs.get(name) else { return Ok(repository.saved(name).await?.shared()) };
+        if let Some(found) = self.trees.find(name, value) {
             // The policy may have changed since it was opened.
             repository.check_readable(name, &found.value.manifest).await?;
             return Ok(found);
         }
-        let key =
-            current.map(|value| (name.clone(), value.map_key, repository.caller().map(|caller| caller.name.clone())));
-        let open = {
-            let (repository, name, permits) = (repository.clone(), name.clone(), Arc::clone(&self.permits));
+        let key = (name.clone(), value.map_key, repository.caller().map(|caller| caller.name.clone()));
+        let open = || {
+            let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
+            let (trees, permits) = (Arc::clone(&self.trees), Arc::clone(&self.permits));
             async move {
                 let _permit = permits.acquire_owned().await;
-                Ok(repository.saved(&name).await?.shared())
+                // A request that has just ended may have opened it.
+                if let Some(found) = trees.find(&name, &value) {
+                    repository.check_readable(&name, &found.value.manifest).await?;
+                    return Ok(found);
+                }
+                let saved = repository.saved(&name).await?.shared();
+                trees.use_memory(&saved, repository.budget().kept_max())?;
+                trees.keep(&saved);
+                Ok(saved)
             }
         };
-        let saved = match key {
-            Some(key) => self.opening.get(&key, || open).await?,
-            None => open.await?,
-        };
-        self.use_memory(&saved, repository.budget().kept_max())?;
-        let mut opened = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.retain(|other| other.name != saved.name);
-        opened.push_front(Arc::clone(&saved));
-        opened.truncate(OPEN_MAX);
-        Ok(saved)
+        self.opening.get(&key, open).await
+    }
+}
+
+impl Trees {
+    fn keep(&self, saved: &Arc<Saved>) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|other| other.name != saved.name);
+        recent.push_front(Arc::clone(saved));
+        recent.truncate(OPEN_MAX);
     }
 
     /// Counts a tree that is opened. Slow readers of many trees must not take the memory of all.
@@ -86,9 +101,6 @@ impl OpenTrees {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         in_use.retain(|(tree, _)| tree.strong_count() > 0);
         let used: u64 = in_use.iter().map(|(_, weight)| weight).sum();
-        if in_use.iter().any(|(tree, _)| tree.as_ptr() == Arc::as_ptr(saved)) {
-            return Ok(());
-        }
         let weight = u64::from(saved.located_chunks()) * CHUNK_WEIGHT
             + saved.manifest.entries.iter().map(|entry| ENTRY_WEIGHT + entry.path.len() as u64).sum::<u64>();
         if used > 0 && used + weight > most {
@@ -104,10 +116,10 @@ impl OpenTrees {
 
     /// Keys of objects are unique across repositories, so the repository of a value does not matter.
     fn find(&self, name: &Name, value: &RefValue) -> Option<Arc<Saved>> {
-        let mut opened = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = opened.iter().position(|saved| saved.name == *name && saved.value == *value)?;
-        let found = opened.remove(at)?;
-        opened.push_front(Arc::clone(&found));
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = recent.iter().position(|saved| saved.name == *name && saved.value == *value)?;
+        let found = recent.remove(at)?;
+        recent.push_front(Arc::clone(&found));
         Some(found)
     }
 }
@@ -143,8 +155,8 @@ mod tests {
         let opened = join_all((0..60).map(|_| trees.open(&repository, &name))).await;
         let opened: Vec<_> = opened.into_iter().map(Result::unwrap).collect();
         assert!(opened.iter().all(|tree| Arc::ptr_eq(tree, &opened[0])));
-        assert_eq!(trees.in_use.lock().unwrap().len(), 1, "it is counted once");
-        assert_eq!(trees.recent.lock().unwrap().len(), 1);
+        assert_eq!(trees.trees.in_use.lock().unwrap().len(), 1, "it is counted once");
+        assert_eq!(trees.trees.recent.lock().unwrap().len(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::placement::{
     API_VERSION, Candidate, CandidateBytes, CandidateDollars, Closure, Hint, HintCandidate, HintInput, HintOutput,
-    HintRequest, HintVerdict, Input, Mode, Objective, Snapshot, SourceShare, Workload, hint, holdings,
+    HintRequest, HintVerdict, Holdings, Input, Mode, Objective, Snapshot, SourceShare, Workload, hint,
 };
 use crate::repository::Repository;
 use crate::repository::log::State;
@@ -147,8 +148,8 @@ impl Context {
             month_so_far: std::collections::BTreeMap::new(),
             hash: read.hash(hash),
         };
-        let held = holdings(&closure, read.inventories.iter().map(|counted| &***counted));
-        let found = hint(&snapshot, &request, &inputs, &closure, &held)?;
+        let held = Holdings::of(Arc::new(closure), read.inventories.iter().map(|counted| &***counted));
+        let found = hint(&snapshot, &request, &inputs, &held)?;
         for note in &found.notes {
             self.output.remark(&printable(note));
         }

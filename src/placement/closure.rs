@@ -18,6 +18,8 @@ pub struct Closure {
     stored: Vec<u32>,
     /// Stored bytes of each group of [`WORD`] chunks.
     sums: Vec<u64>,
+    /// Stored bytes of all.
+    total: u64,
     /// Plain bytes of the trees' files.
     logical: u64,
     /// Plain bytes of the distinct chunks of the trees, without bases that are only needed to decode others.
@@ -70,7 +72,19 @@ impl Closure {
         let (keys, stored): (Vec<u64>, Vec<u32>) = chunks.into_iter().unzip();
         let sums: Vec<u64> = stored.chunks(WORD).map(|some| some.iter().map(|&len| u64::from(len)).sum()).collect();
         let total = sums.iter().sum();
-        Self { keys, stored, sums, logical: total, unique: total, hash: Some(hasher.finalize()) }
+        Self { keys, stored, sums, total, logical: total, unique: total, hash: Some(hasher.finalize()) }
+    }
+
+    /// Stored bytes of all chunks.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Bytes of memory that it takes, about.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        (self.keys.len() * (size_of::<u64>() + size_of::<u32>()) + self.sums.len() * size_of::<u64>()) as u64
     }
 
     /// Plain bytes of the trees' files.
@@ -153,6 +167,12 @@ impl Closure {
 }
 
 impl ChunkBits {
+    /// Bytes of memory that it takes.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        size_of_val(self.words.as_slice()) as u64
+    }
+
     /// Number of chunks.
     #[must_use]
     pub fn len(&self) -> u64 {

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::closure::{ChunkBits, Closure};
-use super::holdings::Holding;
+use super::holdings::{Holding, Holdings};
 use super::objective::{Burden, millionths};
 use super::price_book::PriceBook;
 use super::request::{API_VERSION, HintRequest};
@@ -172,20 +171,20 @@ pub struct CandidateCapacity {
     pub must_evict: u64,
 }
 
-/// Computes the hint for `request`, whose inputs are `inputs` with the chunks of `closure`, of which `holdings` has what each site
-/// holds.
+/// Computes the hint for `request`, whose inputs are `inputs` with the chunks of `holdings`.
 ///
 /// # Errors
 /// Usage, for a malformed request, or a site that the sites file does not describe.
-pub fn hint(
-    snapshot: &Snapshot<'_>,
-    request: &HintRequest,
-    inputs: &[Input],
-    closure: &Closure,
-    holdings: &BTreeMap<String, Holding>,
-) -> Result<Hint> {
+pub fn hint(snapshot: &Snapshot<'_>, request: &HintRequest, inputs: &[Input], holdings: &Holdings) -> Result<Hint> {
     request.check()?;
-    let question = HintQuestion { snapshot, request, inputs, closure, holdings };
+    let question = HintQuestion {
+        snapshot,
+        request,
+        inputs,
+        holdings,
+        repository_site: repository_site(snapshot),
+        id: id(snapshot, request, holdings)?,
+    };
     let names = question.candidates()?;
     let mut candidates: Vec<(Candidate, Burden)> =
         names.iter().map(|name| question.candidate(name)).collect::<Result<_>>()?;
@@ -198,7 +197,7 @@ pub fn hint(
     }
     Ok(Hint {
         api_version: API_VERSION.to_owned(),
-        id: question.id()?,
+        id: question.id,
         generated_at: snapshot.at.to_string(),
         epoch: snapshot.log,
         complete: notes.is_empty(),
@@ -235,8 +234,10 @@ struct HintQuestion<'a> {
     snapshot: &'a Snapshot<'a>,
     request: &'a HintRequest,
     inputs: &'a [Input],
-    closure: &'a Closure,
-    holdings: &'a BTreeMap<String, Holding>,
+    holdings: &'a Holdings,
+    /// Site that the repository is at.
+    repository_site: Option<&'a str>,
+    id: String,
 }
 
 impl HintQuestion<'_> {
@@ -259,27 +260,12 @@ impl HintQuestion<'_> {
         Ok(listed.collect())
     }
 
-    /// Hash of the snapshot and the request.
-    fn id(&self) -> Result<String> {
-        let mut hasher = blake3::Hasher::new();
-        let request =
-            serde_json::to_vec(self.request).map_err(|source| Error::other("request is not JSON").source(source))?;
-        hasher.update(self.snapshot.hash.as_bytes()).update(self.closure.hash().as_bytes());
-        hasher.update(&self.snapshot.log.to_le_bytes()).update(&self.snapshot.at.0.to_le_bytes());
-        hasher.update(&self.snapshot.policy.map_or(0, PolicyRules::version).to_le_bytes());
-        for (meter, bytes) in &self.snapshot.month_so_far {
-            hasher.update(meter.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
-        }
-        hasher.update(&request);
-        Ok(format!("h_{}", &hasher.finalize().to_hex()[..32]))
-    }
-
     fn candidate(&self, name: &str) -> Result<(Candidate, Burden)> {
         let site = self.snapshot.sites.site(name).ok_or_else(|| Error::not_found("no such site").at(name))?;
-        let held = self.holdings.get(name);
-        let (bytes, wanted) = self.bytes(held);
+        let held = self.holdings.at(name);
+        let bytes = self.bytes(held);
         let ruled = verdict::rule(self.snapshot, self.inputs, name);
-        let plan = self.plan(name, site, &wanted, &ruled);
+        let plan = self.plan(name, site, &ruled);
         let time = plan.time();
         let dollars = self.dollars(name, site, &plan, time);
         let quantile = match self.request.objective.quantile {
@@ -319,41 +305,38 @@ impl HintQuestion<'_> {
         Ok((candidate, burden))
     }
 
-    /// Bytes at a site, and the chunks that have to come: those in flight too.
-    fn bytes(&self, held: Option<&Holding>) -> (CandidateBytes, ChunkBits) {
-        let closure = self.closure;
-        let mut wanted = closure.all();
+    /// Bytes at a site.
+    fn bytes(&self, held: Option<&Holding>) -> CandidateBytes {
+        let closure = self.holdings.closure();
         let mut bytes =
             CandidateBytes { logical: closure.logical(), unique: closure.unique(), ..CandidateBytes::default() };
         if let Some(held) = held {
-            wanted.remove(&held.held);
-            bytes.present = closure.stored_bytes(&held.held);
-            bytes.pinned = closure.stored_bytes(&held.pinned);
-            bytes.in_flight = closure.stored_bytes(&held.promised);
+            bytes.present = held.held_bytes;
+            bytes.pinned = held.pinned_bytes;
+            bytes.in_flight = held.promised_bytes;
         }
-        bytes.missing = closure.stored_bytes(&wanted) - bytes.in_flight;
-        (bytes, wanted)
+        bytes.missing = closure.total() - bytes.present - bytes.in_flight;
+        bytes
     }
 
-    /// Sources of the chunks in `wanted` for the site `name`.
-    fn plan(&self, name: &str, site: &Site, wanted: &ChunkBits, ruled: &Placed) -> SourcePlan {
+    /// Sources of the chunks that the site `name` lacks.
+    fn plan(&self, name: &str, site: &Site, ruled: &Placed) -> SourcePlan {
         let mut options = Vec::new();
-        let measured = |from: &str| self.holdings.get(name).and_then(|held| held.links.get(from));
-        for (from, holding) in self.holdings.iter().filter(|(from, held)| *from != name && !held.held.is_empty()) {
+        let measured = |from: &str| self.holdings.at(name).and_then(|held| held.links.get(from));
+        for from in self.holdings.holders().filter(|from| *from != name) {
             let links = self.links(from, name);
             // The measured rate is that of the link that is used without a choice.
             let usual = usual(&links);
             options.extend(links.iter().filter(|link| ruled.may_use(link)).map(|&link| SourceOption {
-                site: Some(from.as_str()),
+                site: Some(from),
                 link: Some(link),
                 repository: false,
-                has: holding.held.clone(),
                 within: false,
                 measured: measured(from).filter(|_| usual.is_some_and(|usual| std::ptr::eq(usual, link))),
             }));
         }
         if ruled.from_store {
-            let at = self.repository_site();
+            let at = self.repository_site;
             let within = site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
             let links = at.filter(|_| !within).map(|at| self.links(at, name)).unwrap_or_default();
             let usual = usual(&links);
@@ -361,7 +344,6 @@ impl HintQuestion<'_> {
                 site: at,
                 link: link.and_then(|link| links.iter().find(|known| std::ptr::eq(**known, link)).copied()),
                 repository: true,
-                has: self.closure.all(),
                 within,
                 measured: measured("").filter(|_| match (link, usual) {
                     (Some(link), Some(usual)) => std::ptr::eq(usual, link),
@@ -375,18 +357,12 @@ impl HintQuestion<'_> {
             }
         }
         let so_far = |meter: &str| self.snapshot.month_so_far.get(meter).copied().unwrap_or_default();
-        SourcePlan::choose(self.closure, wanted, options, self.request.objective.micro_usd_per_hour(), &so_far)
+        SourcePlan::choose(self.holdings, name, options, self.request.objective.micro_usd_per_hour(), &so_far)
     }
 
     /// Links between two sites, in the order of the file.
     fn links(&self, from: &str, to: &str) -> Vec<&Link> {
-        self.snapshot.sites.links().iter().filter(|link| link.from == from && link.to == to).collect()
-    }
-
-    /// Site that the repository is at.
-    fn repository_site(&self) -> Option<&str> {
-        let at = |site: &Site| site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
-        self.snapshot.sites.sites().find(|(_, site)| at(site)).map(|(name, _)| name)
+        self.snapshot.sites.links_between(from, to).collect()
     }
 
     fn dollars(&self, name: &str, site: &Site, plan: &SourcePlan, time: TimeEstimate) -> CandidateDollars {
@@ -415,7 +391,7 @@ impl HintQuestion<'_> {
     /// Micro-dollars of the requests to the repository's store; none if they have a price that is not known.
     fn requests(&self, plan: &SourcePlan) -> Option<u64> {
         let bytes = plan.repository_bytes();
-        let Some(at) = self.repository_site().and_then(|name| self.snapshot.sites.site(name)) else {
+        let Some(at) = self.repository_site.and_then(|name| self.snapshot.sites.site(name)) else {
             return (bytes == 0).then_some(0);
         };
         let Some(storage) = &at.storage else { return Some(0) };
@@ -430,8 +406,7 @@ impl HintQuestion<'_> {
         for output in self.request.outputs.iter().filter(|output| output.return_to != name) {
             let count = self.request.workload.runtime_s / output.every_s;
             let bytes = count.saturating_mul(output.bytes);
-            let links = self.snapshot.sites.links().iter();
-            let prices = links.filter(|link| link.from == name && link.to == output.return_to).map(|link| {
+            let prices = self.snapshot.sites.links_between(name, &output.return_to).map(|link| {
                 let so_far = |meter: &str| self.snapshot.month_so_far.get(meter).copied().unwrap_or_default();
                 link.cost.marginal(so_far, bytes)
             });
@@ -439,6 +414,26 @@ impl HintQuestion<'_> {
         }
         Some(sum)
     }
+}
+
+/// Site that the repository is at.
+fn repository_site<'a>(snapshot: &Snapshot<'a>) -> Option<&'a str> {
+    let at = |site: &Site| site.repositories.iter().any(|there| snapshot.repository.contains(there));
+    snapshot.sites.sites().find(|(_, site)| at(site)).map(|(name, _)| name)
+}
+
+/// Hash of the snapshot and the request.
+fn id(snapshot: &Snapshot<'_>, request: &HintRequest, holdings: &Holdings) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let request = serde_json::to_vec(request).map_err(|source| Error::other("request is not JSON").source(source))?;
+    hasher.update(snapshot.hash.as_bytes()).update(holdings.closure().hash().as_bytes());
+    hasher.update(&snapshot.log.to_le_bytes()).update(&snapshot.at.0.to_le_bytes());
+    hasher.update(&snapshot.policy.map_or(0, PolicyRules::version).to_le_bytes());
+    for (meter, bytes) in &snapshot.month_so_far {
+        hasher.update(meter.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
+    }
+    hasher.update(&request);
+    Ok(format!("h_{}", &hasher.finalize().to_hex()[..32]))
 }
 
 /// Link that is used where nothing chooses another.

@@ -1,20 +1,26 @@
-//! Chunks of a closure that each site holds, by the inventories of its agents. Pure.
+//! Chunks of a closure that each site holds, by the inventories of its agents. Pure, but for a memory of sums.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::closure::{ChunkBits, Closure};
 use crate::clock::Timestamp;
 use crate::format::{CacheSpace, Inventory, LinkRate};
 
+/// Maximum number of splits that are remembered: each is some words, and a set of inputs has one a site, mostly.
+const SPLITS_MAX: usize = 4096;
+
 /// Chunks of a closure at a site.
 #[derive(Clone, Debug)]
 pub struct Holding {
     /// Chunks in the cache of one of its agents, or more.
-    pub held: ChunkBits,
+    held: ChunkBits,
+    /// Stored bytes of them.
+    pub held_bytes: u64,
     /// Those of them that are pinned.
-    pub pinned: ChunkBits,
-    /// Pinned chunks that no agent of the site has yet.
-    pub promised: ChunkBits,
+    pub pinned_bytes: u64,
+    /// Those of pinned chunks that no agent of the site has yet.
+    pub promised_bytes: u64,
     /// Space of all caches together.
     pub space: CacheSpace,
     /// Agents with an inventory.
@@ -26,41 +32,147 @@ pub struct Holding {
     pub links: BTreeMap<String, LinkRate>,
 }
 
-/// Chunks of `closure` in the `inventories`, by site.
-#[must_use]
-pub fn holdings<'a>(
-    closure: &Closure,
-    inventories: impl IntoIterator<Item = &'a Inventory>,
-) -> BTreeMap<String, Holding> {
-    let mut sites: BTreeMap<String, Holding> = BTreeMap::new();
-    for inventory in inventories {
-        let site = sites.entry(inventory.agent.site().to_owned()).or_insert_with(|| Holding {
-            held: closure.none(),
-            pinned: closure.none(),
-            promised: closure.none(),
-            space: CacheSpace::default(),
-            agents: 0,
-            oldest: inventory.at,
-            links: BTreeMap::new(),
-        });
-        site.held.add(&closure.found_in(&inventory.held));
-        site.pinned.add(&closure.found_in(&inventory.pinned));
-        site.promised.add(&closure.found_in(&inventory.promised));
-        site.space.capacity = site.space.capacity.saturating_add(inventory.space.capacity);
-        site.space.used = site.space.used.saturating_add(inventory.space.used);
-        site.space.promised = site.space.promised.saturating_add(inventory.space.promised);
-        site.agents += 1;
-        site.oldest = site.oldest.min(inventory.at);
-        for link in &inventory.links {
-            // Ties are broken by rate, so that the order of agents does not matter.
-            let known = site.links.get(&link.site).map(|known| (known.samples, known.rate));
-            if known < Some((link.samples, link.rate)) {
-                site.links.insert(link.site.clone(), link.clone());
+/// Chunks of a job's inputs, and what each site holds of them.
+#[derive(Debug)]
+pub struct Holdings {
+    closure: Arc<Closure>,
+    sites: BTreeMap<String, Holding>,
+    splits: Mutex<HashMap<SplitKey, Arc<Split>>>,
+}
+
+/// Bytes that a site lacks, split by where they come from: each chunk from the first source that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Split {
+    /// Stored bytes from each source.
+    pub(super) bytes: Vec<u64>,
+    /// Stored bytes that no source has.
+    pub(super) nowhere: u64,
+}
+
+/// A source of chunks: the caches of a site, or the repository, which has all.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    Site(String),
+    Repository,
+}
+
+/// The site that lacks chunks, none for one that holds nothing; and the sources, in order.
+type SplitKey = (Option<String>, Vec<Source>);
+
+impl Holdings {
+    /// Chunks of `closure` in the `inventories`.
+    #[must_use]
+    pub fn of<'a>(closure: Arc<Closure>, inventories: impl IntoIterator<Item = &'a Inventory>) -> Self {
+        let mut sites: BTreeMap<String, (Holding, [ChunkBits; 2])> = BTreeMap::new();
+        for inventory in inventories {
+            let (site, [pinned, promised]) = sites
+                .entry(inventory.agent.site().to_owned())
+                .or_insert_with(|| (Holding::none(&closure, inventory.at), [closure.none(), closure.none()]));
+            site.held.add(&closure.found_in(&inventory.held));
+            pinned.add(&closure.found_in(&inventory.pinned));
+            promised.add(&closure.found_in(&inventory.promised));
+            site.space.capacity = site.space.capacity.saturating_add(inventory.space.capacity);
+            site.space.used = site.space.used.saturating_add(inventory.space.used);
+            site.space.promised = site.space.promised.saturating_add(inventory.space.promised);
+            site.agents += 1;
+            site.oldest = site.oldest.min(inventory.at);
+            for link in &inventory.links {
+                // Ties are broken by rate, so that the order of agents does not matter.
+                let known = site.links.get(&link.site).map(|known| (known.samples, known.rate));
+                if known < Some((link.samples, link.rate)) {
+                    site.links.insert(link.site.clone(), link.clone());
+                }
             }
         }
+        let sites = sites.into_iter().map(|(name, (mut site, [pinned, mut promised]))| {
+            promised.remove(&site.held);
+            site.held_bytes = closure.stored_bytes(&site.held);
+            site.pinned_bytes = closure.stored_bytes(&pinned);
+            site.promised_bytes = closure.stored_bytes(&promised);
+            (name, site)
+        });
+        Self { sites: sites.collect(), closure, splits: Mutex::default() }
     }
-    for site in sites.values_mut() {
-        site.promised.remove(&site.held);
+
+    /// The chunks.
+    #[must_use]
+    pub fn closure(&self) -> &Closure {
+        &self.closure
     }
-    sites
+
+    /// Chunks at `site`; none: no agent of it has an inventory.
+    #[must_use]
+    pub fn at(&self, site: &str) -> Option<&Holding> {
+        self.sites.get(site)
+    }
+
+    /// Sites that hold some of the chunks.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &str> {
+        self.sites.iter().filter(|(_, site)| site.held_bytes > 0).map(|(name, _)| name.as_str())
+    }
+
+    /// Bytes of memory that it takes, about.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        self.sites.values().map(|site| site.held.weight()).sum()
+    }
+
+    /// Splits the chunks that `site` lacks among `sources`. The work of a new combination is linear in the chunks; it is remembered.
+    pub(super) fn split(&self, site: &str, sources: Vec<Source>) -> Arc<Split> {
+        let own = self.sites.get_key_value(site).filter(|(_, holding)| holding.held_bytes > 0);
+        let key = (own.map(|(name, _)| name.clone()), sources);
+        if let Some(known) = self.splits.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Arc::clone(known);
+        }
+        let split = Arc::new(self.computed(own.map(|(_, holding)| holding), &key.1));
+        let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        if splits.len() >= SPLITS_MAX {
+            splits.clear();
+        }
+        splits.insert(key, Arc::clone(&split));
+        split
+    }
+
+    fn computed(&self, own: Option<&Holding>, sources: &[Source]) -> Split {
+        let mut left = self.closure.all();
+        let mut left_bytes = self.closure.total();
+        if let Some(own) = own {
+            left.remove(&own.held);
+            left_bytes -= own.held_bytes;
+        }
+        let mut bytes = Vec::with_capacity(sources.len());
+        for source in sources {
+            let taken = match source {
+                _ if left_bytes == 0 => 0,
+                Source::Repository => std::mem::take(&mut left_bytes),
+                Source::Site(site) => {
+                    let taken = self.sites.get(site).map_or(0, |holding| {
+                        let mut taken = left.clone();
+                        taken.keep(&holding.held);
+                        left.remove(&holding.held);
+                        self.closure.stored_bytes(&taken)
+                    });
+                    left_bytes -= taken;
+                    taken
+                }
+            };
+            bytes.push(taken);
+        }
+        Split { bytes, nowhere: left_bytes }
+    }
+}
+
+impl Holding {
+    fn none(closure: &Closure, at: Timestamp) -> Self {
+        Self {
+            held: closure.none(),
+            held_bytes: 0,
+            pinned_bytes: 0,
+            promised_bytes: 0,
+            space: CacheSpace::default(),
+            agents: 0,
+            oldest: at,
+            links: BTreeMap::new(),
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub use self::closure::{ChunkBits, Closure};
 pub use self::hint::{
     Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot, hint,
 };
-pub use self::holdings::{Holding, holdings};
+pub use self::holdings::{Holding, Holdings};
 pub use self::objective::{Mode, Objective};
 pub use self::price::{BadTiers, MICRO, Price, Tier, Unit};
 pub use self::price_book::{EgressPrice, PriceBook, StoragePrice};

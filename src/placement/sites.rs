@@ -108,6 +108,8 @@ pub enum LinkCost {
 pub struct Sites {
     sites: BTreeMap<String, Site>,
     links: Vec<Link>,
+    /// Places of the links to each site, in the order of the file.
+    by_target: BTreeMap<String, Vec<usize>>,
 }
 
 impl Link {
@@ -164,6 +166,17 @@ impl Sites {
     #[must_use]
     pub fn links(&self) -> &[Link] {
         &self.links
+    }
+
+    /// Links from one site to another, in the order of the file.
+    pub fn links_between(&self, from: &str, to: &str) -> impl Iterator<Item = &Link> {
+        self.links_to(to).filter(move |link| link.from == from)
+    }
+
+    /// Links to a site, in the order of the file.
+    pub fn links_to(&self, site: &str) -> impl Iterator<Item = &Link> {
+        let places = self.by_target.get(site).map(Vec::as_slice).unwrap_or_default();
+        places.iter().map(|&place| &self.links[place])
     }
 
     /// Checks that the file says nothing that `policy` decides otherwise.
@@ -263,7 +276,7 @@ impl Sites {
         }
         let path = written.path.unwrap_or_else(|| "internet".to_owned());
         let same = |link: &&Link| link.from == written.from && link.to == written.to && link.path == path;
-        if let Some(other) = self.links.iter().find(same) {
+        if let Some(other) = self.links_to(&written.to).find(same) {
             return Err(Error::usage("link is there twice")
                 .got(format!("also in line {}", other.line))
                 .help("give it another `path`"));
@@ -285,6 +298,7 @@ impl Sites {
         }
         let delay = written.delay.as_deref().map(span::parse).transpose()?;
         let WrittenLink { from, to, private, .. } = written;
+        self.by_target.entry(to.clone()).or_default().push(self.links.len());
         self.links.push(Link { from, to, path, rate, delay, cost, line, private });
         Ok(())
     }

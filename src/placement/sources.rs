@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::closure::{ChunkBits, Closure};
+use super::holdings::{Holdings, Source};
 use super::sites::{Link, LinkCost};
 use crate::format::LinkRate;
 
@@ -104,8 +104,6 @@ pub(super) struct SourceOption<'a> {
     pub(super) link: Option<&'a Link>,
     /// True if it is the repository, which has all chunks; else agents of the site.
     pub(super) repository: bool,
-    /// Chunks that it has.
-    pub(super) has: ChunkBits,
     /// True if it is in the very site that lacks them.
     pub(super) within: bool,
     /// Rate from there that an agent of the site has measured.
@@ -145,11 +143,11 @@ pub(super) struct SourcePlan {
 }
 
 impl SourcePlan {
-    /// Takes the `missing` chunks from `options`: each from the first that has it, ordered by what a byte costs, then by time.
+    /// Takes the chunks that `site` lacks from `options`: each from the first that has it, ordered by what a byte costs, then by time.
     /// Links with the same meter share a month's volume, in the order of the plan; `so_far` has what it had before.
     pub(super) fn choose(
-        closure: &Closure,
-        missing: &ChunkBits,
+        holdings: &Holdings,
+        site: &str,
         mut options: Vec<SourceOption<'_>>,
         usd_per_hour: u64,
         so_far: &dyn Fn(&str) -> u64,
@@ -159,21 +157,22 @@ impl SourcePlan {
             let key = option.cost_key(usd_per_hour, so_far);
             (key, option.repository, option.site.map(str::to_owned), option.link.map(|link| link.path.clone()))
         });
-        let mut left = missing.clone();
-        let mut plan = Self::default();
-        let mut metered: Vec<(String, u64)> = Vec::new();
-        for option in options {
-            let mut taken = left.clone();
-            taken.keep(&option.has);
-            let bytes = closure.stored_bytes(&taken);
-            if bytes == 0 {
+        // Of several links from one place, only the first is used. The repository has all chunks.
+        let mut used: Vec<&SourceOption<'_>> = Vec::new();
+        for option in &options {
+            if used.iter().any(|other| other.repository == option.repository && other.site == option.site) {
                 continue;
             }
-            left.remove(&taken);
-            plan.shares.push(option.share(bytes, so_far, &mut metered));
+            used.push(option);
+            if option.repository {
+                break;
+            }
         }
-        plan.nowhere = closure.stored_bytes(&left);
-        plan
+        let split = holdings.split(site, used.iter().map(|option| option.source()).collect());
+        let mut metered: Vec<(String, u64)> = Vec::new();
+        let shared = used.iter().zip(&split.bytes).filter(|(_, bytes)| **bytes > 0);
+        let shares = shared.map(|(option, bytes)| option.share(*bytes, so_far, &mut metered)).collect();
+        Self { shares, nowhere: split.nowhere }
     }
 
     /// Time until all have arrived: sources send at the same time.
@@ -203,6 +202,13 @@ impl SourcePlan {
 }
 
 impl SourceOption<'_> {
+    fn source(&self) -> Source {
+        match self.site {
+            Some(site) if !self.repository => Source::Site(site.to_owned()),
+            _ => Source::Repository,
+        }
+    }
+
     fn rate(&self) -> RateEstimate {
         if let Some(link) = self.measured {
             return RateEstimate::measured(link);

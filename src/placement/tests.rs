@@ -81,7 +81,7 @@ fn asked(request: &HintRequest, inventories: &[Inventory], month: &[(&str, u64)]
         hash: blake3::hash(b""),
     };
     let inputs = [Input { name: "run/step-1".parse().unwrap(), labels: Labels::default() }];
-    hint(&snapshot, request, &inputs, &closure, &holdings(&closure, inventories))
+    hint(&snapshot, request, &inputs, &Holdings::of(std::sync::Arc::new(closure), inventories))
 }
 
 fn site<'h>(hint: &'h Hint, name: &str) -> &'h Candidate {

@@ -1,11 +1,13 @@
 //! Verdict of the policy on a site. Pure.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::hint::{Input, Snapshot};
 use super::sites::Link;
 use crate::identity::Identity;
-use crate::policy::{Basis, PolicyRules, Question, Route, Ruling};
+use crate::policy::{Basis, LinkRule, Question, Route, Ruling};
 
 /// Verdict on a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -50,7 +52,7 @@ pub(super) struct Placed {
     /// From agents of other sites, over any link.
     from_agents: bool,
     /// Sites from which it may come over a private link.
-    private_from: Vec<String>,
+    private_from: BTreeSet<String>,
     /// From the repository's store.
     pub(super) from_store: bool,
 }
@@ -80,9 +82,9 @@ pub(super) fn rule(snapshot: &Snapshot<'_>, inputs: &[Input], site: &str) -> Pla
     };
     let all = |from: Option<&str>, route: Route| inputs.iter().all(|input| ruled(input, from, route).allows());
     let (from_agents, from_store) = (all(None, Route::Unknown), all(None, Route::Store));
-    let may_privately = |from: &&str| private_route(policy, from, site).is_some_and(|route| all(Some(from), route));
-    let private_from: Vec<String> =
-        snapshot.sites.sites().map(|(from, _)| from).filter(may_privately).map(str::to_owned).collect();
+    let private = policy.private_links_of(site).filter(|(from, _)| snapshot.sites.site(from).is_some());
+    let may_privately = private.filter(|(from, link)| route(link).is_some_and(|route| all(Some(from), route)));
+    let private_from: BTreeSet<String> = may_privately.map(|(from, _)| from.to_owned()).collect();
     if from_agents || from_store || !private_from.is_empty() {
         return Placed { verdict: HintVerdict::Allow, denials: Vec::new(), from_agents, private_from, from_store };
     }
@@ -105,7 +107,7 @@ fn without_policy(inputs: &[Input]) -> Placed {
     let denials: Vec<Denial> = undecided.map(|input| denial(input, &Ruling::deny(Basis::NoPolicy))).collect();
     let open = denials.is_empty();
     let verdict = if open { HintVerdict::Allow } else { HintVerdict::Unknown };
-    Placed { verdict, denials, from_agents: open, private_from: Vec::new(), from_store: open }
+    Placed { verdict, denials, from_agents: open, private_from: BTreeSet::new(), from_store: open }
 }
 
 fn denial(input: &Input, ruling: &Ruling) -> Denial {
@@ -120,8 +122,8 @@ fn denial(input: &Input, ruling: &Ruling) -> Denial {
     Denial { input: input.name.to_string(), code, rule: ruling.basis.to_string() }
 }
 
-/// A connection between the two sites over a private link of the policy.
-fn private_route(policy: &PolicyRules, from: &str, to: &str) -> Option<Route> {
-    let address = policy.private_link(from, to)?.addresses.first()?.address();
+/// A connection over the private link `link` of the policy.
+fn route(link: &LinkRule) -> Option<Route> {
+    let address = link.addresses.first()?.address();
     Some(Route::Connection { local: address, remote: address })
 }

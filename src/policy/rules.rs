@@ -416,6 +416,15 @@ impl PolicyRules {
         self.links.iter().find(between)
     }
 
+    /// The private links of `site`, each with the site at the other end.
+    pub fn private_links_of(&self, site: &str) -> impl Iterator<Item = (&str, &LinkRule)> {
+        self.links.iter().filter_map(move |link| match &link.between {
+            [one, other] if one == site => Some((other.as_str(), link)),
+            [one, other] if other == site => Some((one.as_str(), link)),
+            _ => None,
+        })
+    }
+
     /// Site where a repository lies: by its id or, first, its location.
     #[must_use]
     pub fn site_of(&self, location: &str, id: RepositoryId) -> Option<&str> {
