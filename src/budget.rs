@@ -30,9 +30,11 @@ struct Shared {
     structures: Arc<Semaphore>,
     /// Half of the budget: see [`Budget::keep`].
     kept: Arc<Semaphore>,
+    /// Half of the budget: see [`Budget::carve_beside_buffers`].
+    beside: Arc<Semaphore>,
     pool: Mutex<Pool>,
     /// Its share of the parent budget.
-    _carved: Option<OwnedSemaphorePermit>,
+    _carved: Vec<OwnedSemaphorePermit>,
 }
 
 #[derive(Default)]
@@ -54,13 +56,14 @@ impl Budget {
                 .help("raise --memory"));
         }
         let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Ok(Self::of(bytes, units, None))
+        Ok(Self::of(bytes, units, Vec::new()))
     }
 
-    fn of(total: u64, units: usize, carved: Option<OwnedSemaphorePermit>) -> Self {
+    fn of(total: u64, units: usize, carved: Vec<OwnedSemaphorePermit>) -> Self {
         let semaphore = |units| Arc::new(Semaphore::new(units));
-        let (permits, structures, kept) = (semaphore(units), semaphore(units), semaphore(units / 2));
-        Self(Arc::new(Shared { total, permits, structures, kept, pool: Mutex::default(), _carved: carved }))
+        let (permits, structures) = (semaphore(units), semaphore(units));
+        let (kept, beside) = (semaphore(units / 2), semaphore(units / 2));
+        Self(Arc::new(Shared { total, permits, structures, kept, beside, pool: Mutex::default(), _carved: carved }))
     }
 
     /// A quarter of the cgroup's limit, or of the machine's memory if there is none; at most 2 GiB, because more does not make it
@@ -110,7 +113,29 @@ impl Budget {
     pub async fn carve(&self, bytes: u64) -> Result<Self> {
         let units = self.units(saturating_len(bytes))?;
         let carved = self.acquire(units).await?;
-        Ok(Self::of(u64::from(units) * UNIT, units as usize, Some(carved)))
+        Ok(Self::of(u64::from(units) * UNIT, units as usize, vec![carved]))
+    }
+
+    /// As [`Budget::carve`], for work that also takes buffers of this budget while it holds the other. All such budgets together take
+    /// at most half of this one, so that buffers are left for each. The caller must hold no buffer.
+    ///
+    /// # Errors
+    /// Exhausted, if `bytes` are more than half of the budget.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn carve_beside_buffers(&self, bytes: u64) -> Result<Self> {
+        if bytes > self.total() / 2 {
+            return Err(Error::exhausted("work takes more than half of the memory budget")
+                .expected(format!("at most {} MiB", self.total() / 2 / MIB))
+                .got(format!("{} MiB", bytes.div_ceil(MIB)))
+                .help("raise --memory"));
+        }
+        let units = self.units(saturating_len(bytes))?;
+        let turn = Arc::clone(&self.0.beside).acquire_many_owned(units).await;
+        let turn = turn.map_err(|_| Error::other("memory budget was closed"))?;
+        let carved = self.acquire(units).await?;
+        Ok(Self::of(u64::from(units) * UNIT, units as usize, vec![carved, turn]))
     }
 
     /// Reserves `bytes` for a structure while it is read and decoded: manifests, maps, the log. All structures that are read at
@@ -350,6 +375,22 @@ mod tests {
         assert!(futures::poll!(&mut whole).is_pending(), "a buffer of what was carved out is left");
         drop(own);
         assert_eq!(whole.await.unwrap().len(), 2 * half);
+    }
+
+    #[tokio::test]
+    async fn half_is_left_for_buffers_beside_what_is_carved_out() {
+        let budget = budget();
+        let eighth = budget.total() / 8;
+        let mut carved = Vec::new();
+        for _ in 0..4 {
+            carved.push(budget.carve_beside_buffers(eighth).await.unwrap());
+        }
+        let mut fifth = std::pin::pin!(budget.carve_beside_buffers(eighth));
+        assert!(futures::poll!(&mut fifth).is_pending());
+        drop(budget.buffer(usize::try_from(budget.total() / 2).unwrap()).await.unwrap());
+        carved.pop();
+        fifth.await.unwrap();
+        budget.carve_beside_buffers(budget.total() / 2 + 1).await.unwrap_err();
     }
 
     #[tokio::test]

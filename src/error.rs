@@ -200,6 +200,13 @@ impl Error {
         self
     }
 
+    /// Adds a file to the place, which is one in it, such as a line.
+    #[must_use]
+    pub fn in_file(self, file: &std::path::Path) -> Self {
+        let place = self.place().map_or_else(|| file.display().to_string(), |at| format!("{}, {at}", file.display()));
+        self.at(place)
+    }
+
     /// Adds the expected value.
     #[must_use]
     pub fn expected(mut self, expected: impl fmt::Display) -> Self {

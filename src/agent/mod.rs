@@ -11,6 +11,7 @@
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
 
+pub mod advisor;
 mod api;
 mod audit;
 mod client;

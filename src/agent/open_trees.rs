@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use crate::error::{Error, Result};
 use crate::id::MapKey;
 use crate::name::Name;
+use crate::policy::LocalCaller;
 use crate::repository::log::RefValue;
 use crate::repository::{Repository, Saved};
 use crate::single_flight::SingleFlight;
@@ -28,7 +29,7 @@ const OPENING_MAX: usize = 2;
 pub(super) struct OpenTrees {
     trees: Arc<Trees>,
     /// By name, map, and who asks: what one may read, another may not.
-    opening: SingleFlight<(Name, MapKey, Option<String>), Arc<Saved>>,
+    opening: SingleFlight<(Name, MapKey, Option<LocalCaller>), Arc<Saved>>,
     permits: Arc<Semaphore>,
 }
 
@@ -64,7 +65,7 @@ impl OpenTrees {
             repository.check_readable(name, &found.value.manifest).await?;
             return Ok(found);
         }
-        let key = (name.clone(), value.map_key, repository.caller().map(|caller| caller.name.clone()));
+        let key = (name.clone(), value.map_key, repository.caller().cloned());
         let open = || {
             let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
             let (trees, permits) = (Arc::clone(&self.trees), Arc::clone(&self.permits));
@@ -81,7 +82,10 @@ impl OpenTrees {
                 Ok(saved)
             }
         };
-        self.opening.get(&key, open).await
+        let opened = self.opening.get(&key, open).await?;
+        // Another request may have opened it, under an earlier policy.
+        repository.check_readable(name, &opened.value.manifest).await?;
+        Ok(opened)
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::advisor::{Advisor, SitesPaths};
 use super::audit::open_log;
 use super::config::{CallerPins, Config, PeersConfig};
 use super::denied_names::DeniedNames;
@@ -56,6 +57,8 @@ pub(super) struct AgentState {
     origins: Vec<Repository>,
     /// The same repositories, reading through the exchange if there is one.
     repositories: Vec<Repository>,
+    /// Advisors of the repositories, in their order, if it gives hints.
+    advisors: Vec<Advisor>,
     cache: Option<Arc<Cache>>,
     exchange: Option<Arc<Exchange>>,
     credentials: Option<Credentials>,
@@ -128,12 +131,11 @@ impl AgentState {
         let store = handoff_store(config).await?;
         let tokens = tokens(config, &clock).await?;
         let policies = Policies::new(credentials.clone(), seen_folder());
-        let mut origins = Vec::new();
-        for location in &config.repositories {
-            let guard: Arc<dyn Guard> = Arc::<Policies>::clone(&policies);
-            let options = OpenOptions { memory: Some(share), guard: Some(guard), ..OpenOptions::default() };
-            origins.push(Repository::at(location, &config.store, options).await?);
-        }
+        let origins = repositories(config, share, &policies).await?;
+        let advisors = match &config.advisor {
+            None => Vec::new(),
+            Some(paths) => advisors(paths, &origins, credentials.as_ref(), &policies).await?,
+        };
         let exchange = match &cache {
             Some(cache) => Some(exchange(config, share, cache, (credentials.as_ref(), policies)).await?),
             None => None,
@@ -148,6 +150,7 @@ impl AgentState {
         Ok(Self {
             origins,
             repositories,
+            advisors,
             cache,
             exchange,
             credentials,
@@ -219,6 +222,18 @@ impl AgentState {
     pub(super) fn cache(&self) -> Result<Arc<Cache>> {
         self.cache.clone().ok_or_else(|| {
             Error::not_found("this agent has no cache").help("set [cache] dir and capacity in its settings")
+        })
+    }
+
+    /// Advisor of one of its repositories.
+    ///
+    /// # Errors
+    /// Not found, if the agent gives no hints.
+    pub(super) fn advisor(&self, repository: &Repository) -> Result<&Advisor> {
+        let at = self.origins.iter().position(|other| other.id() == repository.id());
+        at.and_then(|at| self.advisors.get(at)).ok_or_else(|| {
+            Error::not_found("this agent gives no hints")
+                .help("set [advisor] sites in its settings (docs/placement.md)")
         })
     }
 
@@ -357,6 +372,37 @@ impl AgentState {
         let audit = self.recorder.as_ref().and_then(Recorder::problem);
         self.rules.problem().into_iter().chain(certificates).chain(audit).collect()
     }
+}
+
+/// Repositories of `config`, each with `share` bytes of memory.
+async fn repositories(config: &Config, share: u64, policies: &Arc<Policies>) -> Result<Vec<Repository>> {
+    let mut opened = Vec::new();
+    for location in &config.repositories {
+        let guard: Arc<dyn Guard> = Arc::<Policies>::clone(policies);
+        let options = OpenOptions { memory: Some(share), guard: Some(guard), ..OpenOptions::default() };
+        opened.push(Repository::at(location, &config.store, options).await?);
+    }
+    Ok(opened)
+}
+
+/// Advisors of `repositories`.
+async fn advisors(
+    paths: &SitesPaths,
+    repositories: &[Repository],
+    credentials: Option<&Credentials>,
+    policies: &Arc<Policies>,
+) -> Result<Vec<Advisor>> {
+    let (paths, policies, credentials) = (paths.clone(), Arc::clone(policies), credentials.cloned());
+    let repositories = repositories.to_vec();
+    blocking(move || {
+        let advisor = |repository: Repository| {
+            let credentials = credentials.clone();
+            let authority = move || Ok(credentials.as_ref().map(Credentials::trusted));
+            Advisor::new(repository, paths.clone(), Arc::clone(&policies), Box::new(authority))
+        };
+        repositories.into_iter().map(advisor).collect()
+    })
+    .await
 }
 
 /// Warns if the disk of `dir` is smaller than the configured `capacity`: the free disk space is the limit then.

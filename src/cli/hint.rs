@@ -2,27 +2,23 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
 use super::output::{printable, table};
-use super::policy::rules_in_force;
-use super::sites::{SitesRead, bits, dollars, or_dash, read_sites};
+use super::sites::{bits, dollars, or_dash};
 use super::verbs::Context;
-use crate::error::{Error, Result};
-use crate::identity::Identity;
+use crate::agent::advisor::{Advisor, Authority, SitesPaths};
+use crate::error::Result;
 use crate::placement::{
-    API_VERSION, Candidate, CandidateBytes, CandidateDollars, Closure, Hint, HintCandidate, HintInput, HintOutput,
-    HintRequest, HintVerdict, Holdings, Input, Mode, Objective, Snapshot, SourceShare, Workload, hint,
+    API_VERSION, Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintInput, HintOutput, HintRequest,
+    HintVerdict, Mode, Objective, SourceShare, Workload,
 };
 use crate::repository::Repository;
-use crate::repository::log::State;
 use crate::selector::Selector;
 use crate::transfer::identity::Trusted;
-use crate::transfer::inventories::{Inventories, InventoriesRead, UnusableInventory};
-use crate::transfer::policy::{config_folder, machine};
+use crate::transfer::policy::{config_folder, machine, machine_guard};
 use crate::work::blocking;
 use crate::{size, span};
 
@@ -116,89 +112,39 @@ impl Context {
     pub(super) async fn hint(&self, args: &HintArgs) -> Result<()> {
         let request = args.request();
         request.check()?;
-        let files = read_sites(&args.sites, args.prices.as_deref())?;
+        let paths = SitesPaths { sites: args.sites.clone(), prices: args.prices.clone() };
         let repository = self.open().await?;
-        let state = repository.state().await?;
-        let mut gaps = Vec::new();
-        let policy = if state.policy.is_some() {
-            let rules = rules_in_force(&repository, &state).await;
-            rules.inspect_err(|error| gaps.push(format!("the policy cannot be used here: {error}"))).ok()
-        } else {
-            None
-        };
-        if let Some(rules) = &policy {
-            files.sites.check(rules)?;
+        let advisor = Advisor::new(
+            repository.clone(),
+            paths,
+            machine_guard()?,
+            self.authority_of_inventories(&repository).await?,
+        )?;
+        let epoch = advisor.epoch().await?;
+        let mut names = Vec::with_capacity(args.names.len());
+        for selector in &args.names {
+            names.push(self.resolve(&repository, selector).await?);
         }
-        let (inputs, closure) = self.inputs(&repository, &state, &args.names).await?;
-        let read = self.inventories(&repository).await?;
-        gaps.extend(
-            read.unusable.iter().map(|unusable| {
-                format!("the inventory of {} cannot be used: {}", unusable.agent.path(), unusable.error)
-            }),
-        );
-        let SitesRead { sites, book, hash } = files;
-        let snapshot = Snapshot {
-            at: repository.clock().now(),
-            log: state.seq,
-            repository: [repository.store().location().to_string(), repository.id().to_string()],
-            sites: &sites,
-            book: &book,
-            policy: policy.as_deref(),
-            gaps,
-            month_so_far: std::collections::BTreeMap::new(),
-            hash: read.hash(hash),
-        };
-        let held = Holdings::of(Arc::new(closure), read.inventories.iter().map(|counted| &***counted));
-        let found = hint(&snapshot, &request, &inputs, &held)?;
+        let found = advisor.hint(&epoch, &repository, &request, &names, Duration::MAX).await?;
         for note in &found.notes {
             self.output.remark(&printable(note));
         }
         self.output.answer(&found, |found, _| shown(found, args.explain))
     }
 
-    /// Inputs with their labels, and the chunks of all.
-    async fn inputs(
-        &self,
-        repository: &Repository,
-        state: &State,
-        names: &[Selector],
-    ) -> Result<(Vec<Input>, Closure)> {
-        let (mut inputs, mut trees) = (Vec::new(), Vec::new());
-        for selector in names {
-            let name = self.resolve(repository, selector).await?;
-            let tree = repository.saved(&name).await?;
-            let labels = repository.labels_in(state, &name, Some(&tree.value.manifest));
-            inputs.push(Input { name, labels });
-            trees.push(tree);
+    /// Authority of this machine, which confirms inventories: that of its certificate, or the one that its user set.
+    async fn authority_of_inventories(&self, repository: &Repository) -> Result<Box<Authority>> {
+        if let Some(credentials) = machine(config_folder().as_deref())? {
+            return Ok(Box::new(move || Ok(Some(credentials.trusted()))));
         }
-        let closure = blocking(move || Closure::of(&trees.iter().collect::<Vec<_>>())).await?;
-        Ok((inputs, closure))
-    }
-
-    /// Inventories that an authority of this machine confirms.
-    async fn inventories(&self, repository: &Repository) -> Result<InventoriesRead> {
-        let trusted = match machine(config_folder().as_deref())? {
-            Some(credentials) => Some(credentials.trusted()),
-            None => match self.settings.authority() {
-                Ok(folder) if folder.exists() => {
-                    let (folder, now) = (folder.to_owned(), repository.clock().now());
-                    Some(blocking(move || Trusted::read(&folder, now)).await?)
-                }
-                _ => None,
-            },
-        };
-        match trusted {
-            Some(trusted) => Inventories::default().read(repository, &trusted).await,
-            None => {
-                let agents = repository.agents_with_inventory().await?;
-                let unverified = |agent: Identity| UnusableInventory {
-                    error: Error::denied("this machine has no authority to verify it with")
-                        .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR"),
-                    agent,
-                };
-                Ok(InventoriesRead { inventories: Vec::new(), unusable: agents.into_iter().map(unverified).collect() })
+        let trusted = match self.settings.authority() {
+            Ok(folder) if folder.exists() => {
+                let (folder, now) = (folder.to_owned(), repository.clock().now());
+                Some(blocking(move || Trusted::read(&folder, now)).await?)
             }
-        }
+            _ => None,
+        };
+        Ok(Box::new(move || Ok(trusted.clone())))
     }
 }
 

@@ -21,6 +21,7 @@ use crate::repository::Repository;
 use crate::repository::log::State;
 use crate::transfer::identity::{Context as Signing, PolicyKey};
 use crate::transfer::policy::{machine_guard, sign};
+use crate::tree::read_text_file;
 use crate::tree::{Readers, replace_file};
 
 /// Labels that a declassification asks for.
@@ -58,12 +59,13 @@ impl Context {
             PolicyVerb::Test { file, policy } => return self.test_policy(&file, policy).await,
             PolicyVerb::Show => self.show_policy().await,
             PolicyVerb::Check { file } => {
-                let rules = PolicyRules::read(&read(&file, POLICY_LEN_MAX)?).map_err(|error| in_file(error, &file))?;
+                let rules =
+                    PolicyRules::read(&read_text_file(&file, POLICY_LEN_MAX)?).map_err(|error| error.in_file(&file))?;
                 self.output.answer(&told(&rules, None), |policy, _| summed(policy))
             }
             PolicyVerb::Sign { file, key, to } => {
-                let signed = sign(&read(&file, POLICY_LEN_MAX)?, &PolicyKey::open(&key)?)
-                    .map_err(|error| in_file(error, &file))?;
+                let signed = sign(&read_text_file(&file, POLICY_LEN_MAX)?, &PolicyKey::open(&key)?)
+                    .map_err(|error| error.in_file(&file))?;
                 let to = to.unwrap_or(file);
                 replace_file(&to, &signed, Readers::All)?;
                 let rules = PolicyRules::read(&signed)?;
@@ -82,7 +84,7 @@ impl Context {
 
     /// Decides the cases in `file`; says 1 if one is not decided as it expects.
     async fn test_policy(&self, file: &Path, policy: Option<PathBuf>) -> Result<u8> {
-        let cases = Cases::read(&read(file, POLICY_LEN_MAX)?).map_err(|error| in_file(error, file))?;
+        let cases = Cases::read(&read_text_file(file, POLICY_LEN_MAX)?).map_err(|error| error.in_file(file))?;
         let beside = |name: &str| file.parent().unwrap_or(Path::new("")).join(name);
         let rules: Arc<PolicyRules> = match policy.or_else(|| cases.policy().map(beside)) {
             Some(policy) => read_rules(&policy)?.into(),
@@ -111,9 +113,9 @@ impl Context {
 
     async fn set_policy(&self, file: &Path, lock_out: bool) -> Result<()> {
         let repository = self.open().await?;
-        let text = read(file, POLICY_LEN_MAX)?;
+        let text = read_text_file(file, POLICY_LEN_MAX)?;
         let guard = machine_guard()?;
-        let rules = guard.read(text.as_bytes()).map_err(|error| in_file(error, file))?;
+        let rules = guard.read(text.as_bytes()).map_err(|error| error.in_file(file))?;
         if rules.repository() != repository.id() {
             return Err(Error::usage("policy is for another repository")
                 .at(file.display())
@@ -206,7 +208,7 @@ pub(super) async fn rules_in_force(repository: &Repository, state: &State) -> Re
 }
 
 fn read_rules(file: &Path) -> Result<PolicyRules> {
-    PolicyRules::read(&read(file, POLICY_LEN_MAX)?).map_err(|error| in_file(error, file))
+    PolicyRules::read(&read_text_file(file, POLICY_LEN_MAX)?).map_err(|error| error.in_file(file))
 }
 
 /// The cases that failed, the rules that no case is about, and the numbers of both kinds of cases.
@@ -234,24 +236,6 @@ fn agent_of(text: &str) -> Result<Identity> {
 }
 
 /// Text of `file`, which has at most `len_max` bytes.
-pub(super) fn read(file: &Path, len_max: u64) -> Result<String> {
-    let unreadable = |source| Error::io("cannot read the file", file, source);
-    let len = std::fs::metadata(file).map_err(unreadable)?.len();
-    if len > len_max {
-        return Err(Error::usage("file is too long")
-            .at(file.display())
-            .expected(format!("at most {len_max} bytes"))
-            .got(len));
-    }
-    std::fs::read_to_string(file).map_err(unreadable)
-}
-
-/// `error` about a place in `file`.
-pub(super) fn in_file(error: Error, file: &Path) -> Error {
-    let place = error.place().map_or_else(|| file.display().to_string(), |line| format!("{}, {line}", file.display()));
-    error.at(place)
-}
-
 fn told(rules: &PolicyRules, text: Option<String>) -> Policy {
     Policy {
         version: rules.version(),

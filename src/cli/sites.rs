@@ -1,15 +1,16 @@
 //! `towline sites` and `towline links`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::output::{printable, table};
-use super::policy::{in_file, read, rules_in_force};
+use super::policy::rules_in_force;
 use super::verbs::Context;
+use crate::agent::advisor::{SitesPaths, SitesRead};
 use crate::error::Result;
-use crate::placement::{Link, LinkCost, MICRO, Price, PriceBook, SITES_LEN_MAX, Site, Sites};
+use crate::placement::{Link, LinkCost, MICRO, Price, PriceBook, Site, Sites};
 use crate::policy::PolicyRules;
 use crate::{size, span};
 
@@ -22,14 +23,6 @@ pub(super) struct SitesArgs {
     /// Price book whose entries replace those that ship with the program
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     prices: Option<PathBuf>,
-}
-
-/// Sites and prices, as their files have them.
-pub(super) struct SitesRead {
-    pub(super) sites: Sites,
-    pub(super) book: PriceBook,
-    /// Hash of both files.
-    pub(super) hash: blake3::Hash,
 }
 
 /// A site, by the file and the policy.
@@ -130,7 +123,8 @@ impl Context {
         args: &SitesArgs,
         required: bool,
     ) -> Result<(Sites, PriceBook, Option<Arc<PolicyRules>>)> {
-        let SitesRead { sites, book, .. } = read_sites(&args.file, args.prices.as_deref())?;
+        let SitesRead { sites, book, .. } =
+            SitesPaths { sites: args.file.clone(), prices: args.prices.clone() }.read()?;
         let policy = self.policy_in_force(required).await?;
         if let Some(rules) = &policy {
             sites.check(rules)?;
@@ -148,21 +142,6 @@ impl Context {
         }
         rules_in_force(&repository, &state).await.map(Some)
     }
-}
-
-/// Reads the sites `file`, with the prices that come with the program and those in `prices`.
-pub(super) fn read_sites(file: &Path, prices: Option<&Path>) -> Result<SitesRead> {
-    let (mut book, mut hasher) = (PriceBook::built_in(), blake3::Hasher::new());
-    if let Some(file) = prices {
-        let text = read(file, SITES_LEN_MAX)?;
-        hasher.update(text.as_bytes());
-        book = book.overridden_by(PriceBook::read(&text).map_err(|error| in_file(error, file))?);
-    }
-    let text = read(file, SITES_LEN_MAX)
-        .map_err(|error| error.help("docs/placement.md has an example; name another file to use that"))?;
-    hasher.update(book.dated().as_bytes()).update(text.as_bytes());
-    let sites = Sites::read(&text, &book).map_err(|error| in_file(error, file))?;
-    Ok(SitesRead { sites, book, hash: hasher.finalize() })
 }
 
 fn site_view(name: &str, site: &Site, rules: Option<&PolicyRules>) -> SiteView {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::Result;
-use crate::format::KeySet;
+use crate::format::{Inventory, KeySet};
 use crate::repository::Saved;
 
 /// Chunks in one word of a set.
@@ -31,6 +31,14 @@ pub struct Closure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkBits {
     words: Vec<u64>,
+}
+
+/// Chunks of a closure in the sets of an inventory.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub(super) held: ChunkBits,
+    pub(super) pinned: ChunkBits,
+    pub(super) promised: ChunkBits,
 }
 
 impl Closure {
@@ -73,6 +81,29 @@ impl Closure {
         let sums: Vec<u64> = stored.chunks(WORD).map(|some| some.iter().map(|&len| u64::from(len)).sum()).collect();
         let total = sums.iter().sum();
         Self { keys, stored, sums, total, logical: total, unique: total, hash: Some(hasher.finalize()) }
+    }
+
+    /// Trees whose chunks are not known: `logical` bytes of files, all of them only in the repository.
+    #[must_use]
+    pub fn unread(logical: u64) -> Self {
+        Self { total: logical, logical, unique: logical, ..Self::default() }
+    }
+
+    /// Chunks that are in the sets of `inventory`.
+    #[must_use]
+    pub fn found(&self, inventory: &Inventory) -> Found {
+        Found {
+            held: self.found_in(&inventory.held),
+            pinned: self.found_in(&inventory.pinned),
+            promised: self.found_in(&inventory.promised),
+        }
+    }
+
+    /// Bytes of memory that it takes with what `inventories` hold of it, about.
+    #[must_use]
+    pub fn weight_with(&self, inventories: usize) -> u64 {
+        // Three sets for each, and one for the site.
+        self.weight() + 4 * self.none().weight() * inventories as u64
     }
 
     /// Stored bytes of all chunks.

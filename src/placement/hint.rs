@@ -55,6 +55,7 @@ pub struct Input {
 
 /// Answer to a request.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Hint {
     /// [`API_VERSION`].
@@ -79,6 +80,7 @@ pub struct Hint {
 
 /// One site in a hint.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct Candidate {
     /// Site.
     pub site: String,
@@ -108,6 +110,7 @@ pub struct Candidate {
 
 /// Bytes of the inputs at a site. `present + in_flight + missing` is the stored size of all chunks, bases included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct CandidateBytes {
     /// Plain bytes of the files.
     pub logical: u64,
@@ -125,6 +128,7 @@ pub struct CandidateBytes {
 
 /// Time until the inputs are at a site.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct CandidateTime {
     /// 10th percentile.
     pub p10: f64,
@@ -142,6 +146,7 @@ pub struct CandidateTime {
 
 /// Dollars at a site, in millionths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct CandidateDollars {
     /// Egress of the missing bytes.
     pub egress: u64,
@@ -162,6 +167,7 @@ pub struct CandidateDollars {
 
 /// Space in the caches of a site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct CandidateCapacity {
     /// Bytes that are free; none: unknown.
     pub free: Option<u64>,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::closure::{ChunkBits, Closure};
+use super::closure::{ChunkBits, Closure, Found};
 use crate::clock::Timestamp;
 use crate::format::{CacheSpace, Inventory, LinkRate};
 
@@ -63,14 +63,22 @@ impl Holdings {
     /// Chunks of `closure` in the `inventories`.
     #[must_use]
     pub fn of<'a>(closure: Arc<Closure>, inventories: impl IntoIterator<Item = &'a Inventory>) -> Self {
+        let inventories: Vec<&Inventory> = inventories.into_iter().collect();
+        let found: Vec<Found> = inventories.iter().map(|inventory| closure.found(inventory)).collect();
+        Self::join(closure, inventories.into_iter().zip(&found))
+    }
+
+    /// The same, from what was found in each of the inventories.
+    #[must_use]
+    pub fn join<'a>(closure: Arc<Closure>, found: impl IntoIterator<Item = (&'a Inventory, &'a Found)>) -> Self {
         let mut sites: BTreeMap<String, (Holding, [ChunkBits; 2])> = BTreeMap::new();
-        for inventory in inventories {
+        for (inventory, found) in found {
             let (site, [pinned, promised]) = sites
                 .entry(inventory.agent.site().to_owned())
                 .or_insert_with(|| (Holding::none(&closure, inventory.at), [closure.none(), closure.none()]));
-            site.held.add(&closure.found_in(&inventory.held));
-            pinned.add(&closure.found_in(&inventory.pinned));
-            promised.add(&closure.found_in(&inventory.promised));
+            site.held.add(&found.held);
+            pinned.add(&found.pinned);
+            promised.add(&found.promised);
             site.space.capacity = site.space.capacity.saturating_add(inventory.space.capacity);
             site.space.used = site.space.used.saturating_add(inventory.space.used);
             site.space.promised = site.space.promised.saturating_add(inventory.space.promised);
@@ -109,12 +117,6 @@ impl Holdings {
     /// Sites that hold some of the chunks.
     pub(super) fn holders(&self) -> impl Iterator<Item = &str> {
         self.sites.iter().filter(|(_, site)| site.held_bytes > 0).map(|(name, _)| name.as_str())
-    }
-
-    /// Bytes of memory that it takes, about.
-    #[must_use]
-    pub fn weight(&self) -> u64 {
-        self.sites.values().map(|site| site.held.weight()).sum()
     }
 
     /// Splits the chunks that `site` lacks among `sources`. The work of a new combination is linear in the chunks; it is remembered.

@@ -6,6 +6,7 @@ use super::price::MICRO;
 
 /// Kind of objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The earliest start.
@@ -19,6 +20,7 @@ pub enum Mode {
 
 /// Objective of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {
     /// Kind.

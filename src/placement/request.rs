@@ -14,6 +14,7 @@ pub const CANDIDATES_MAX: usize = 1024;
 
 /// Question where a job should run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct HintRequest {
     /// [`API_VERSION`].
@@ -36,6 +37,7 @@ pub struct HintRequest {
 
 /// A job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Workload {
     /// GPUs that wait until the inputs are there.
@@ -48,6 +50,7 @@ pub struct Workload {
 
 /// A name that a job reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HintInput {
     /// Name, or a choice such as `run-7@latest`.
@@ -57,6 +60,7 @@ pub struct HintInput {
 
 /// Checkpoints that a job writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HintOutput {
     /// Bytes of each, as they travel.
@@ -69,6 +73,7 @@ pub struct HintOutput {
 
 /// A site to compare.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HintCandidate {
     /// Its name.

@@ -106,7 +106,7 @@ pub enum LinkCost {
 /// Sites and links.
 #[derive(Clone, Debug, Default)]
 pub struct Sites {
-    sites: BTreeMap<String, Site>,
+    by_name: BTreeMap<String, Site>,
     links: Vec<Link>,
     /// Places of the links to each site, in the order of the file.
     by_target: BTreeMap<String, Vec<usize>>,
@@ -153,13 +153,13 @@ impl Sites {
 
     /// The sites, by name.
     pub fn sites(&self) -> impl Iterator<Item = (&str, &Site)> {
-        self.sites.iter().map(|(name, site)| (name.as_str(), site))
+        self.by_name.iter().map(|(name, site)| (name.as_str(), site))
     }
 
     /// The site `name`.
     #[must_use]
     pub fn site(&self, name: &str) -> Option<&Site> {
-        self.sites.get(name)
+        self.by_name.get(name)
     }
 
     /// The links, in the order of the file.
@@ -184,7 +184,7 @@ impl Sites {
     /// # Errors
     /// Conflict, with the lines of both.
     pub fn check(&self, policy: &PolicyRules) -> Result<()> {
-        for (name, site) in &self.sites {
+        for (name, site) in &self.by_name {
             let Some(rule) = policy.site(name) else { continue };
             let differs = |what: &'static str, stated: String, rules: String| {
                 Err(Error::conflict(what)
@@ -246,18 +246,18 @@ impl Sites {
             line,
             stated: Stated { jurisdictions, tenancy: written.tenancy },
         };
-        for (name, other) in &self.sites {
+        for (name, other) in &self.by_name {
             if let Some(both) = other.repositories.intersection(&site.repositories).next() {
                 return Err(Error::usage("repository is at two sites")
                     .got(format!("{both} at {name}, line {}, and at {}", other.line, written.name)));
             }
         }
-        if let Some(other) = self.sites.get(&written.name) {
+        if let Some(other) = self.by_name.get(&written.name) {
             return Err(
                 Error::usage("site is described twice").got(format!("{}, also in line {}", written.name, other.line))
             );
         }
-        self.sites.insert(written.name, site);
+        self.by_name.insert(written.name, site);
         Ok(())
     }
 
@@ -270,8 +270,8 @@ impl Sites {
                 .got(name)
                 .help("add a [[site]] with this name")
         };
-        let from = self.sites.get(&written.from).ok_or_else(|| unknown(&written.from))?;
-        if !self.sites.contains_key(&written.to) {
+        let from = self.by_name.get(&written.from).ok_or_else(|| unknown(&written.from))?;
+        if !self.by_name.contains_key(&written.to) {
             return Err(unknown(&written.to));
         }
         let path = written.path.unwrap_or_else(|| "internet".to_owned());

@@ -17,6 +17,7 @@ const DEFAULT_RATE_WITHIN: u64 = 1_250_000_000;
 
 /// Basis of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum TimeBasis {
     /// Rate measured by an agent of the site that receives.
@@ -112,6 +113,7 @@ pub(super) struct SourceOption<'a> {
 
 /// Chunks that come from one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct SourceShare {
     /// Site; none: unknown.
     pub site: Option<String>,

@@ -11,6 +11,7 @@ use crate::policy::{Basis, LinkRule, Question, Route, Ruling};
 
 /// Verdict on a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HintVerdict {
     /// All inputs may go there.
@@ -35,6 +36,7 @@ impl HintVerdict {
 
 /// Denial of one input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct Denial {
     /// Name.
     pub input: String,

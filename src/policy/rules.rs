@@ -66,7 +66,7 @@ pub struct LinkRule {
 }
 
 /// Whoever asks an agent or a command of this machine for something.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LocalCaller {
     /// `user:NAME` or `token:NAME`; of a token without a name, its id.
     pub name: String,

@@ -108,11 +108,11 @@ const OPEN_RULING_AGE_MAX: Duration = Duration::from_mins(1);
 /// Callers whose last rulings on an open tree are remembered.
 const RULED_CALLERS_MAX: usize = 64;
 
-/// Times of the last rulings on an open tree, by who asks: what one may read says nothing of another. Clones share them.
+/// Times of the last rulings that allowed an open tree, by who asks: what one may read says nothing of another. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastRulings(Arc<Mutex<Vec<CallerRuling>>>);
 
-/// Last ruling for one caller; none: a process that nobody is known of.
+/// Last ruling that allowed it to one caller; none: a process that nobody is known of.
 #[derive(Debug)]
 struct CallerRuling {
     caller: Option<LocalCaller>,
@@ -120,27 +120,34 @@ struct CallerRuling {
 }
 
 impl LastRulings {
-    /// True if a ruling is due for `caller`: who asks makes it, and others of the same caller go on meanwhile. Then
-    /// [`Self::failed`], if it denies.
+    /// True if a ruling is due for `caller`: whoever asks makes it, and tells its outcome by [`Self::allowed`] or [`Self::denied`]. Only
+    /// where an older one allowed, others of the same caller go on meanwhile.
     fn is_due(&self, caller: Option<&LocalCaller>, age_max: Duration) -> bool {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(last) = all.iter_mut().find(|last| last.caller.as_ref() == caller) {
-            let due = last.at.elapsed() >= age_max;
-            if due {
-                last.at = Instant::now();
-            }
-            return due;
+        let mut all = self.lock();
+        let Some(last) = all.iter_mut().find(|last| last.caller.as_ref() == caller) else { return true };
+        let due = last.at.elapsed() >= age_max;
+        if due {
+            last.at = Instant::now();
         }
+        due
+    }
+
+    fn allowed(&self, caller: Option<&LocalCaller>) {
+        let mut all = self.lock();
+        all.retain(|last| last.caller.as_ref() != caller);
         if all.len() >= RULED_CALLERS_MAX {
             all.remove(0);
         }
         all.push(CallerRuling { caller: caller.cloned(), at: Instant::now() });
-        true
     }
 
-    /// Makes the next ruling for `caller` due at once.
-    fn failed(&self, caller: Option<&LocalCaller>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|last| last.caller.as_ref() != caller);
+    /// From now on, each request of `caller` makes a ruling of its own.
+    fn denied(&self, caller: Option<&LocalCaller>) {
+        self.lock().retain(|last| last.caller.as_ref() != caller);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<CallerRuling>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -269,8 +276,9 @@ impl Repository {
             tracing::debug!("the policy cannot be read again: {error:?}");
         }
         let checked = self.check_readable(&saved.name, &saved.value.manifest).await;
-        if checked.is_err() {
-            saved.rulings.failed(self.caller());
+        match checked {
+            Ok(()) => saved.rulings.allowed(self.caller()),
+            Err(_) => saved.rulings.denied(self.caller()),
         }
         checked
     }
@@ -337,7 +345,9 @@ fn denied(access: &Access<'_>, ruling: &Ruling) -> Error {
             ("policy denies this name in the repository", format!("{}, to {location}", access.name))
         }
     };
-    let labels = if access.labels.is_empty() { "no labels".to_owned() } else { access.labels.to_string() };
+    // The origins are names that whoever asks may not read.
+    let labels = access.labels.clone().demands();
+    let labels = if labels.is_empty() { "no labels".to_owned() } else { labels.to_string() };
     let help = match &ruling.basis {
         Basis::UnknownSite => {
             "content with labels goes only to sites that the policy describes: a machine's site is that of its certificate \
@@ -347,4 +357,40 @@ fn denied(access: &Access<'_>, ruling: &Ruling) -> Error {
         _ => "`towline policy explain NAME --to SITE` shows what decides; whoever signs the policy can change it",
     };
     Error::denied(what).at(place).got(format!("{labels}; {}", ruling.basis)).help(help)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_goes_on_before_a_ruling_that_allows() {
+        let rulings = LastRulings::default();
+        let (one, other) = (LocalCaller::token("job", Some("clinic")), LocalCaller::token("job", Some("other")));
+        let due = |caller: &LocalCaller, age: Duration| rulings.is_due(Some(caller), age);
+        // Requests of one caller that are there before its first ruling make their own.
+        assert!(due(&one, RULING_AGE_MAX) && due(&one, RULING_AGE_MAX));
+        rulings.allowed(Some(&one));
+        assert!(!due(&one, RULING_AGE_MAX), "it was ruled a moment ago");
+        assert!(
+            due(&other, RULING_AGE_MAX) && rulings.is_due(None, RULING_AGE_MAX),
+            "another tenant is another caller"
+        );
+        // When it is old, one renews it and the others go on.
+        assert!(due(&one, Duration::ZERO));
+        assert!(!due(&one, RULING_AGE_MAX));
+        rulings.denied(Some(&one));
+        assert!(due(&one, RULING_AGE_MAX) && due(&one, RULING_AGE_MAX), "nobody goes on after a refusal");
+    }
+
+    #[test]
+    fn a_refusal_does_not_tell_the_origins() {
+        let labels =
+            Labels::default().with("sensitivity", "restricted").unwrap().with("derived-from", "secret/raw").unwrap();
+        let name = "pub/denied".parse().unwrap();
+        let access = Access { repository: RepositoryId::random(), name: &name, labels: &labels, to: Destination::Here };
+        let error = denied(&access, &Ruling::deny(Basis::NoPolicy));
+        assert!(error.to_string().contains("sensitivity=restricted"), "{error:?}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    }
 }

@@ -21,6 +21,7 @@ mod stat_cache;
 mod target;
 #[cfg(test)]
 mod tests;
+mod text_file;
 mod walk;
 
 pub use atomic::{Readers, create_file, replace_file};
@@ -36,4 +37,5 @@ pub use staged::{Durability, Staged};
 pub use stat::{Stat, WalkEntry, WalkKind};
 pub use stat_cache::{SavedStats, StatCache, coarse_now};
 pub use target::{Present, Target, TargetEntry};
+pub use text_file::read_text_file;
 pub use walk::{REPOSITORY_MARKS, SKIPPED_MAX, SkipReason, Skipped, Walk, walk};

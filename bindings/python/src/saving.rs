@@ -51,9 +51,12 @@ pub(crate) struct SaveArguments {
     key_every: Option<u32>,
     #[pyo3(default)]
     base: Option<String>,
-    /// Rank and attempt, if this save is one rank's part of a step.
+    /// Number of the part, and the attempt, if this save is a part of a step.
     #[pyo3(default)]
     part: Option<(u32, String)>,
+    /// Number of parts, if it is not that of the ranks.
+    #[pyo3(default)]
+    parts: Option<u32>,
     /// Version that the name must have when the save begins; 0: the name must not exist.
     #[pyo3(default)]
     version: Option<u64>,
@@ -77,7 +80,9 @@ impl SaveArguments {
         let facts = world_size.map_or(facts.clone(), |ranks| facts.world_size(ranks));
         let part = match self.part {
             Some((rank, attempt)) => {
-                let ranks = world_size
+                let parts = self.parts.map(|parts| count("invalid number of parts", parts)).transpose()?;
+                let ranks = parts
+                    .or(world_size)
                     .ok_or_else(|| Error::usage("a part of a step needs the number of ranks").expected("world_size"))?;
                 Some(PartOptions { rank, ranks, attempt: attempt.parse()? })
             }

@@ -15,10 +15,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::caller::Caller;
 use super::ending::cut_off;
 use super::error::{ApiError, redacted};
+use super::recorded::refuse_call;
 use super::rights::{Need, matches_route, need};
 use super::slots::with_guard;
 use crate::agent::AT;
 use crate::agent::config::Accepts;
+use crate::agent::state::AgentState;
 use crate::agent::tokens::{Grant, Tokens};
 use crate::error::Error;
 use crate::identity::Identity;
@@ -34,7 +36,7 @@ static WRONG_TOKENS: LogLimit = LogLimit::new();
 
 /// Routes that other agents may use: to fetch and pin chunks on this node and follow the task; with handoff rights, to hand off
 /// checkpoints. None of them reads or writes the node's files, or tasks of others.
-pub(super) const REMOTE: [(&str, &str); 17] = [
+pub(super) const REMOTE: [(&str, &str); 18] = [
     ("GET", "/health"),
     ("GET", "/ready"),
     ("POST", "/v1/warm"),
@@ -47,6 +49,7 @@ pub(super) const REMOTE: [(&str, &str); 17] = [
     ("DELETE", "/v1/pins/{id}"),
     ("GET", "/v1/cache"),
     ("GET", "/v1/peers"),
+    ("POST", "/v1/hints"),
     ("PUT", "/v1/audit/heads"),
     ("GET", HANDOFFS),
     ("POST", HANDOFFS),
@@ -261,7 +264,7 @@ fn is_loopback(host: &str) -> bool {
 
 /// Middleware that authorises each request.
 pub(super) async fn check(
-    State(auth): State<Arc<Auth>>,
+    State((auth, state)): State<(Arc<Auth>, Arc<AgentState>)>,
     Extension(caller): Extension<Caller>,
     mut request: Request,
     next: Next,
@@ -282,7 +285,10 @@ pub(super) async fn check(
             };
             if let Some(request_slot) = request_slot { with_guard(response, request_slot) } else { response }
         }
-        Err(error) => error.into_response(),
+        Err(error) => {
+            let called = (request.method(), request.uri().path());
+            refuse_call(&state, &caller, called, error).await.into_response()
+        }
     }
 }
 

@@ -31,6 +31,11 @@ impl ApiError {
     pub(super) fn new(status: StatusCode, error: Error) -> Self {
         Self { status, error }
     }
+
+    /// The error.
+    pub(super) fn error(&self) -> &Error {
+        &self.error
+    }
 }
 
 impl From<Error> for ApiError {

@@ -30,7 +30,7 @@ use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::policy::Labels;
 use crate::selector::Selector;
-use crate::work::blocking;
+use crate::work::{blocking, on_own_thread};
 
 /// Time without a byte after which a sender counts as gone.
 const STALL: Duration = Duration::from_secs(30);
@@ -148,7 +148,8 @@ pub(super) async fn take(
     let input = Box::pin(arriving(request.into_body().into_data_stream(), incoming.until()).inspect(count));
     let mut input = SyncIoBridge::new(StreamReader::new(input));
     let now = state.now();
-    let stored = blocking(move || incoming.take(&mut input, now)).await?;
+    // It waits for the sender, which may be slow.
+    let stored = on_own_thread("handoff-take", move || incoming.take(&mut input, now)).await?;
     tracing::info!(name = %stored.what.name, from = %stored.from, "stored a handed-off checkpoint");
     Ok(Json(stored.view(id)))
 }

@@ -11,6 +11,7 @@ mod ending;
 mod error;
 mod files;
 mod handoff;
+mod hints;
 mod names;
 mod open;
 mod peers;
@@ -72,6 +73,7 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(peers::ledger))
         .routes(routes!(peers::chunks))
         .routes(routes!(names::list))
+        .routes(routes!(hints::hint))
         .routes(routes!(files::top))
         .routes(routes!(files::file))
         .routes(routes!(tokens::list, tokens::make))
@@ -100,6 +102,6 @@ pub(super) fn router(
         .method_not_allowed_fallback(otherwise)
         .layer(from_fn_with_state(Arc::clone(&state), forward))
         .layer(body_limit())
-        .layer(from_fn_with_state(Arc::new(auth), check))
+        .layer(from_fn_with_state((Arc::new(auth), Arc::clone(&state)), check))
         .with_state(state)
 }

@@ -2,7 +2,11 @@
 
 use std::fmt::Display;
 
+use axum::http::Method;
+
+use super::auth::HANDOFFS;
 use super::caller::Caller;
+use super::error::ApiError;
 use crate::agent::state::AgentState;
 use crate::audit::{Action, Decision, Repeats, Request, Verdict};
 use crate::cache::Pin;
@@ -106,5 +110,37 @@ impl AccessRequest<'_> {
             verdict,
             rule,
         }
+    }
+}
+
+/// Records that a call of another agent about names was refused with `error`, before it was read; returns the error.
+///
+/// # Cancel safety
+/// Safe.
+pub(super) async fn refuse_call(
+    state: &AgentState,
+    caller: &Caller,
+    (method, path): (&Method, &str),
+    error: ApiError,
+) -> ApiError {
+    let Some(action) = action_of(method, path) else { return error };
+    if caller.agent().is_none() || error.error().kind() != ErrorKind::Denied {
+        return error;
+    }
+    let refused = AccessRequest { caller, action, repository: None, repeats: Repeats::Merged };
+    let decision = refused.decision(state, None, Verdict::Deny, error.error().to_string());
+    // It is refused in any case.
+    state.record(decision, Repeats::Merged).await.err().map_or(error, ApiError::from)
+}
+
+/// Action of a call about a name; none: it is about none.
+fn action_of(method: &Method, path: &str) -> Option<Action> {
+    match (method, path) {
+        (&Method::POST, "/v1/warm") => Some(Action::Warm),
+        (&Method::POST, "/v1/pins") => Some(Action::Pin),
+        (&Method::DELETE, path) if path.starts_with("/v1/pins/") => Some(Action::Unpin),
+        (_, path) if path.starts_with(HANDOFFS) => Some(Action::Handoff),
+        (_, path) if path.starts_with("/v1/files/") => Some(Action::Read),
+        _ => None,
     }
 }

@@ -329,13 +329,18 @@ pub(super) async fn warm(
 ) -> TaskStarted {
     caller.check_repository_name(body.repository.as_deref())?;
     let requester = caller.requester();
+    let repository = state.origin(body.repository.as_deref())?;
+    let (selector, recorded): (Selector, _) =
+        (body.name.parse()?, recorded_separately(&caller, Action::Warm, repository));
     let pin = match body.pin {
         Some(Span(span)) => {
             if let Some(grant) = caller.grant() {
                 check_scope(grant, Need::Scope(Scope::Pins))?;
             }
-            let (expires, limit) = state.pin_bounds(requester.as_ref(), Some(span))?;
-            Some(Pinning { owner: caller.owner(body.owner), expires, limit })
+            match state.pin_bounds(requester.as_ref(), Some(span)) {
+                Ok((expires, limit)) => Some(Pinning { owner: caller.owner(body.owner), expires, limit }),
+                Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
+            }
         }
         None => None,
     };
@@ -347,10 +352,7 @@ pub(super) async fn warm(
     let below = below(body.path)?;
     // Resolves the selector before the response, so that the response names the step. Errors of this node's callers are
     // reported here as well; for other agents and tokens the task checks them, since forbidden and absent names must look alike.
-    let repository = state.origin(body.repository.as_deref())?;
     let exchange = state.exchange()?;
-    let (selector, recorded): (Selector, _) =
-        (body.name.parse()?, recorded_separately(&caller, Action::Warm, repository));
     let name = match resolve(exchange, repository, requester.as_ref(), &selector).await {
         Ok(name) => name,
         Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),

@@ -33,6 +33,7 @@ use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
+use super::advisor::SitesPaths;
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
@@ -72,6 +73,8 @@ pub struct Config {
     pub memory: Option<u64>,
     /// Cache, if one is configured.
     pub cache: Option<CacheConfig>,
+    /// Files of the advisor, if the agent is one.
+    pub advisor: Option<SitesPaths>,
     /// Grace period: time that running tasks have after a shutdown request.
     pub grace: Duration,
     /// Folder with certificate, key and authority, if the agent has an identity.
@@ -131,6 +134,7 @@ struct File {
     allow_http: bool,
     memory: Option<Bytes>,
     cache: Option<CacheSection>,
+    advisor: Option<AdvisorSection>,
     grace: Option<Span>,
     identity: Option<PathBuf>,
     listen: Option<SocketAddr>,
@@ -163,6 +167,13 @@ struct CacheSection {
     #[serde(default)]
     tenants: BTreeMap<String, Bytes>,
     inventory: Option<Span>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AdvisorSection {
+    sites: PathBuf,
+    prices: Option<PathBuf>,
 }
 
 impl Config {
@@ -234,6 +245,10 @@ impl File {
             store: StoreOptions { endpoint: self.endpoint, allow_http: self.allow_http, ..StoreOptions::default() },
             memory: self.memory.map(|bytes| bytes.0),
             cache,
+            advisor: self.advisor.map(|advisor| SitesPaths {
+                sites: folder.join(advisor.sites),
+                prices: advisor.prices.map(|prices| folder.join(prices)),
+            }),
             grace: self.grace.map_or(GRACE, |span| span.0),
             identity: self.identity.as_ref().map(|path| folder.join(path)),
             listen: self.listen,

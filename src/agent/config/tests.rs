@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{CacheConfig, CallerPins, Config, PeersConfig, SenderQuota, SidecarConfig, WatchedFolder};
+use crate::agent::advisor::SitesPaths;
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
 use crate::cache::TenantQuotas;
@@ -44,7 +45,8 @@ fn every_setting_is_taken() {
          [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
          [[handoff.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_checkpoints = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
-         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\ninventory = '5m'\n",
+         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\ninventory = '5m'\n\
+         [advisor]\nsites = 'sites.toml'\nprices = '/etc/prices.toml'\n",
     )
     .unwrap();
     assert_eq!(config.socket, Path::new("/etc/towline/run/a.sock"));
@@ -65,6 +67,8 @@ fn every_setting_is_taken() {
         inventory: Duration::from_mins(5),
     };
     assert_eq!(config.cache, Some(cache));
+    let (sites, prices) = ("/etc/towline/sites.toml".into(), Some("/etc/prices.toml".into()));
+    assert_eq!(config.advisor, Some(SitesPaths { sites, prices }));
     assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));
     let addresses = vec!["a:7071".to_owned(), "b:7071".to_owned()];
     let peers = PeersConfig {

@@ -34,7 +34,7 @@ use crate::ops::{HandoffTarget, UnsavedCheckpoint, all_labels};
 use crate::policy::Labels;
 use crate::repository::log::State;
 use crate::repository::{Access, Destination};
-use crate::work::blocking;
+use crate::work::{blocking, on_own_thread};
 
 /// Buffer between disk and connection, in bytes.
 const WINDOW: usize = 1 << 20;
@@ -156,7 +156,8 @@ impl Sender {
         let path = format!("/v1/handoffs/{}", promised.id);
         let put = request(Method::PUT, &path, "application/octet-stream", Body::from_stream(body))?;
         let (contents, bridge, sent) = (Arc::clone(contents), SyncIoBridge::new(writer), Arc::clone(&complete));
-        let sending = blocking(move || {
+        // It waits for the receiver, which may be slow.
+        let sending = on_own_thread("handoff-send", move || {
             let mut bridge = BufWriter::with_capacity(WINDOW, bridge);
             contents.send(&mut bridge)?;
             sent.store(true, Ordering::Relaxed);

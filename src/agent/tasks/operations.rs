@@ -138,12 +138,17 @@ pub(in crate::agent) async fn resolve_for(
 ) -> Result<Name> {
     let Some(grant) = grant else { return repository.resolve(selector).await };
     let resolved = repository.resolve_readable(selector, |name| grant.scopes().may_read(name)).await;
-    resolved.map_err(|error| match error.kind() {
+    resolved.map_err(not_readable)
+}
+
+/// Adds to an error of resolving a name for a token that its scopes may be the reason.
+pub(in crate::agent) fn not_readable(error: Error) -> Error {
+    match error.kind() {
         ErrorKind::NotFound => {
             error.help("the name is absent, or the token may not read it: its scopes read=PATTERN decide")
         }
         _ => error,
-    })
+    }
 }
 
 /// Starts to restore.

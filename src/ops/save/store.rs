@@ -26,7 +26,7 @@ use crate::id::ChunkId;
 use crate::limits::MIB;
 use crate::repository::{Repository, StoredChunks, Writer};
 use crate::tree::{Walk, WalkEntry};
-use crate::work::blocking;
+use crate::work::{blocking, on_own_thread};
 
 /// Limit of bytes that are read and hashed at once: they should fit in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
@@ -109,7 +109,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
         Some(_) => {
             let whole = saving.repository.budget();
             let bytes = (depth as u64 + 1) * 2 * WINDOW_MAX;
-            Some(whole.carve(bytes.min(whole.total() / 8)).await?)
+            Some(whole.carve_beside_buffers(bytes.min(whole.total() / 8)).await?)
         }
         None => None,
     };
@@ -139,7 +139,8 @@ fn start(
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
     let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
     let (walk, formats) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats));
-    tasks.spawn(blocking(move || {
+    // It waits until units are read, which needs the threads for blocking work.
+    tasks.spawn(on_own_thread("save-units", move || {
         make_units(&walk, &to_read, (&formats, &contents), window, |unit| unit_out.blocking_send(unit).is_ok())
     }));
     let (walk, formats, repository) =

@@ -41,6 +41,13 @@ impl AttemptId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// True if the id itself says that there are `parts` parts, by the suffix `-of-PARTS`: then the world size may be another number,
+    /// as where a rank saves several parts.
+    #[must_use]
+    pub fn says_parts(&self, parts: NonZeroU32) -> bool {
+        self.0.strip_suffix(&parts.to_string()).is_some_and(|rest| rest.ends_with("-of-"))
+    }
 }
 
 impl Default for AttemptId {

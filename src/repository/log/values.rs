@@ -53,7 +53,8 @@ impl RefValue {
     /// True if `attempt` saved it.
     #[must_use]
     pub fn is_of(&self, attempt: &Attempt) -> bool {
-        self.attempt.as_ref() == Some(&attempt.id) && self.facts.ranks() == Some(attempt.ranks)
+        self.attempt.as_ref() == Some(&attempt.id)
+            && (self.facts.ranks() == Some(attempt.ranks) || attempt.id.says_parts(attempt.ranks))
     }
 
     pub(in crate::repository) fn write(&self, out: &mut Writer) {

@@ -91,7 +91,7 @@ pub(super) struct Catalog {
     served: Mutex<Vec<Arc<ServedRepository>>>,
     open: Arc<Mutex<Vec<Arc<OpenedTree>>>>,
     /// By map and by who asks: one that is refused is not the answer to another.
-    opening: SingleFlight<(MapKey, Option<String>), Arc<OpenedTree>>,
+    opening: SingleFlight<(MapKey, Option<LocalCaller>), Arc<OpenedTree>>,
     permits: Arc<Semaphore>,
 }
 
@@ -175,7 +175,7 @@ impl Catalog {
         }
         let (open, permits) = (Arc::clone(&self.open), Arc::clone(&self.permits));
         let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
-        let key = (value.map_key, repository.caller().map(|caller| caller.name.clone()));
+        let key = (value.map_key, repository.caller().cloned());
         let opened = self.opening.get(&key, || async move {
             let _permit = permits.acquire_owned().await;
             let saved = match repository.saved_as(&name, &value).await {

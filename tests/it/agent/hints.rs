@@ -4,8 +4,9 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::tokens::token;
 use super::{PATIENCE, Running, told_json};
 use crate::data::noise;
 use crate::policy::PolicyFixture;
@@ -128,4 +129,146 @@ fn an_inventory_that_its_agent_did_not_sign_is_not_used() {
     fs::write(folder.join("head"), head).unwrap();
     let hint = lab.user.json(&["hint", "open/step-1", "--at", "cloud"], 0);
     assert_eq!((&hint["complete"], &hint["candidates"][0]["bytes"]["present"]), (&false.into(), &0.into()), "{hint}");
+}
+
+const ADVISOR: &[u8] = b"repository = '../repo'\nsocket = 'run/agent.sock'\nmemory = '256M'\nidentity = 'n1'\n\
+      http = '127.0.0.1:0'\ntokens = 'own/tokens'\n\
+      [cache]\ndir = 'cache'\ncapacity = '64M'\nfree_floor = '0'\ninventory = '100ms'\n\
+      [advisor]\nsites = 'sites.toml'\n";
+
+fn asking(name: &str) -> Value {
+    json!({ "apiVersion": "towline.dev/v1", "inputs": [{ "ref": name }], "candidates": [{ "site": "cloud" }] })
+}
+
+fn bytes(hint: &Value, what: &str) -> u64 {
+    hint["candidates"][0]["bytes"][what].as_u64().unwrap()
+}
+
+#[test]
+fn an_advisor_answers_at_once_and_soon_completely() {
+    let lab = fixture();
+    lab.user.write("agent.toml", ADVISOR);
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    // The first answer does not wait for the chunks: all bytes count as missing.
+    let first = agent.post("/v1/hints?wait=0s", &asking("open/step-1"), 200);
+    assert_eq!((&first["complete"], bytes(&first, "missing")), (&json!(false), 2_100_000), "{first}");
+    assert!(first["notes"].to_string().contains("still being read"), "{first}");
+    let whole = agent.post("/v1/hints?wait=1m", &asking("open@latest"), 200);
+    assert_eq!((&whole["complete"], &whole["inputs"]), (&json!(true), &json!(["open/step-1"])), "{whole}");
+    let by_command = candidate(&lab, "open/step-1", "cloud");
+    for part in ["bytes", "usd_micro", "verdict", "sources"] {
+        assert_eq!(whole["candidates"][0][part], by_command[part], "{part}");
+    }
+    // From one epoch, the same question has the same answer, to the byte.
+    let text = asking("open/step-1").to_string();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let told = || agent.ask("POST", "/v1/hints", "", &text).body;
+        let (one, other) = (told(), told());
+        if one == other {
+            break;
+        }
+        assert!(Instant::now() < end, "epochs last a second");
+    }
+
+    // What is saved, or arrives in the cache, is in a later epoch.
+    lab.user.ok(&["save", "data", "open/step-2"]);
+    agent.post("/v1/hints", &asking("open/step-2"), 200);
+    told_json(&lab.user, &agent, &["warm", "--wait", "open/step-2"]);
+    loop {
+        let now = agent.post("/v1/hints?wait=1m", &asking("open/step-2"), 200);
+        if bytes(&now, "missing") == 0 {
+            break;
+        }
+        assert!(Instant::now() < end, "{now}");
+        sleep(Duration::from_millis(50));
+    }
+
+    // A changed sites file counts, a bad one does not.
+    let sites = fs::read_to_string(lab.user.work().join("sites.toml")).unwrap();
+    lab.user.write("sites.toml", format!("{sites}\n[[site]]\nname = 'moon'\n").as_bytes());
+    let mut moon = asking("open/step-1");
+    moon["candidates"] = json!([{ "site": "moon" }]);
+    loop {
+        if agent.ask("POST", "/v1/hints", "", &moon.to_string()).status == 200 {
+            break;
+        }
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(50));
+    }
+    lab.user.write("sites.toml", b"colour = 'red'");
+    loop {
+        let now = agent.post("/v1/hints", &moon, 200);
+        if now["notes"].to_string().contains("the one before holds") {
+            break;
+        }
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(50));
+    }
+
+    let unknown = agent.post("/v1/hints", &asking("open/step-9"), 404);
+    assert!(unknown["error"]["message"].as_str().unwrap().contains("open/step-2"), "{unknown}");
+    let mut wrong = asking("open/step-1");
+    wrong["objective"] = json!({ "quantile": 0.7 });
+    agent.post("/v1/hints", &wrong, 400);
+    agent.stop();
+}
+
+/// Hints "tell a caller only of names that it may read; another is answered as an absent one".
+#[test]
+fn a_token_gets_hints_for_names_that_it_may_read() {
+    let lab = fixture();
+    lab.user.write("agent.toml", ADVISOR);
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    let reader = token(&lab.user, &agent, &["read=open/**"], &[]);
+    let ask = |name: &str| reader.ask("POST", "/v1/hints?wait=1m", &asking(name).to_string());
+    assert_eq!(ask("open@latest").json(200)["inputs"], json!(["open/step-1"]));
+    let told = |name: &str| String::from_utf8(ask(name).body).unwrap().replace(name, "NAME");
+    assert_eq!(ask("raw/x").status, 404);
+    assert_eq!(told("raw/x"), told("raw/z"), "a name that it may not read, and one that is not there");
+    let none = token(&lab.user, &agent, &["metrics"], &[]);
+    assert_eq!(none.ask("POST", "/v1/hints", &asking("open/step-1").to_string()).status, 403);
+    agent.stop();
+}
+
+#[test]
+fn an_advisor_answers_from_memory_while_its_repository_is_away() {
+    let lab = fixture();
+    lab.user.write("agent.toml", ADVISOR);
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    let before = agent.post("/v1/hints?wait=1m", &asking("open/step-1"), 200);
+    assert_eq!(before["complete"], true, "{before}");
+    let (place, aside) = (lab.user.repository(), lab.user.work().join("aside"));
+    fs::rename(&place, &aside).unwrap();
+    // A thousand ask at once, too.
+    let text = asking("open/step-1").to_string();
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    assert_eq!(agent.ask("POST", "/v1/hints", "", &text).status, 200);
+                }
+            });
+        }
+    });
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let now = agent.post("/v1/hints", &asking("open/step-1"), 200);
+        assert_eq!(now["candidates"][0]["bytes"], before["candidates"][0]["bytes"]);
+        if now["notes"].to_string().contains("cannot be reached") {
+            assert_eq!(now["complete"], false);
+            break;
+        }
+        assert!(Instant::now() < end, "{now}");
+        sleep(Duration::from_millis(200));
+    }
+    fs::rename(&aside, &place).unwrap();
+    loop {
+        if agent.post("/v1/hints", &asking("open/step-1"), 200)["complete"] == true {
+            break;
+        }
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(200));
+    }
+    agent.stop();
 }

@@ -141,3 +141,24 @@ fn without_an_agent_it_is_said_how_to_start_one() {
     let gone = user.command(&["pins", "--json"]).env("TOWLINE_AGENT", "/none/agent.sock").output().unwrap();
     assert_eq!(gone.status.code(), Some(6));
 }
+
+/// More saves at once than there are threads for blocking work, and than find memory to compare with a step before: none waits for
+/// what another holds.
+#[test]
+fn any_number_of_saves_at_once_comes_to_an_end() {
+    let user = with_tree();
+    let agent = Running::start(&user, "");
+    user.write("large/file", &noise(5, 24 << 20));
+    user.ok(&["save", "large", "many/step-1000"]);
+    let path = user.work().join("large").display().to_string();
+    let threads = 2 * std::thread::available_parallelism().unwrap().get() + 8;
+    let body =
+        |n: usize| json!({ "path": path, "name": format!("many/step-{n}"), "reread": true, "compression": "off" });
+    // An agent runs 64 tasks at a time.
+    let begun: Vec<Value> = (0..(threads + 8).min(60)).map(|n| agent.post("/v1/save", &body(n), 202)).collect();
+    for task in &begun {
+        let events = agent.events(task);
+        assert_eq!(events.last().unwrap().1["state"], "done", "{events:?}");
+    }
+    agent.stop();
+}

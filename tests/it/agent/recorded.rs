@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::routing::two_sites;
+use super::routing::{fails, two_sites};
 use super::sidecar::{until, write_checkpoint};
 use super::together::{EVERYTHING, identities, start_peer_with};
 use super::{Running, told, told_json, with_tree};
@@ -55,6 +55,36 @@ fn who_asks_another_agent_records_what_it_asked_and_what_came() {
     assert_eq!(end(&given, served[0])["bytes"], bytes, "both sides tell the same");
     let shown = user.ok(&["audit", "show", "--dir", "audit-b"]);
     assert!(shown.contains("fetch  run/step-1 to home, asked of towline://home/a"), "{shown}");
+}
+
+/// L1: "one entry for each decision about a request for a name": also where the caller, or the time of a pin, is refused.
+#[test]
+fn a_refused_call_is_recorded_where_it_is_refused() {
+    let user = with_tree();
+    let sections = |dir: &str, more: &str| format!("[audit]\ndir = '{dir}'\n{more}");
+    let own = |dir: &str| sections(dir, "");
+    let (home, cloud) = two_sites(&user, "'mars/*'", (&own("audit-a"), &own("audit-c")));
+    for _ in 0..3 {
+        fails(&user, &home, &["warm", "run/step-1", "--at", "cloud"], 7);
+    }
+    fails(&user, &home, &["pins", "--at", "cloud"], 7);
+    home.stop();
+    cloud.stop();
+    let refused = entries(&user, "audit-c");
+    let [entry] = of(&refused, "warm")[..] else { panic!("repeats are one: {refused:?}") };
+    assert_eq!((&entry["verdict"], &entry["actor"]), (&json!("deny"), &json!("towline://home/a")));
+    assert!(entry["rule"].as_str().unwrap().contains("accepts no requests of home/a"), "{entry}");
+
+    let user = with_tree();
+    let pins = sections("audit-d", "[caller_pins]\nmax_time = '1h'");
+    let (home, cloud) = two_sites(&user, "'home/*'", (&own("audit-b"), &pins));
+    fails(&user, &home, &["warm", "run/step-1", "--pin", "2h", "--at", "cloud"], 7);
+    home.stop();
+    cloud.stop();
+    let refused = entries(&user, "audit-d");
+    let [entry] = of(&refused, "warm")[..] else { panic!("{refused:?}") };
+    assert_eq!((&entry["verdict"], &entry["name"]), (&json!("deny"), &json!("run/step-1")));
+    assert!(entry["rule"].as_str().unwrap().contains("lasts too long"), "{entry}");
 }
 
 /// L1: pins are set and end by an entry each, by whoever asks, here or by way of another agent.

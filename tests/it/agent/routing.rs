@@ -79,7 +79,7 @@ fn run(user: &User, agent: &Running, args: &[&str]) -> Output {
 }
 
 /// The error that a command ends with, by this exit code.
-fn fails(user: &User, agent: &Running, args: &[&str], code: i32) -> Value {
+pub(super) fn fails(user: &User, agent: &Running, args: &[&str], code: i32) -> Value {
     let output = run(user, agent, args);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");

@@ -19,14 +19,14 @@ use crate::semantics::Tmpfs;
 const SETTINGS: &str = "http = '127.0.0.1:0'\ntokens = 'own/tokens'\n";
 
 /// A token as a process that has its secret uses it.
-struct Holder<'a> {
+pub(super) struct Holder<'a> {
     agent: &'a Running,
     secret: String,
     id: String,
 }
 
 impl Holder<'_> {
-    fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub(super) fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
         self.ask_with(method, path, "", body)
     }
 
@@ -60,7 +60,7 @@ fn connect(agent: &Running) -> TcpStream {
 }
 
 /// A token with `scopes`, and what else `more` says on the command line.
-fn token<'a>(user: &User, agent: &'a Running, scopes: &[&str], more: &[&str]) -> Holder<'a> {
+pub(super) fn token<'a>(user: &User, agent: &'a Running, scopes: &[&str], more: &[&str]) -> Holder<'a> {
     let mut args = vec!["token", "new"];
     scopes.iter().for_each(|scope| args.extend(["--scope", scope]));
     args.extend(more);

@@ -105,8 +105,10 @@ def save_options(
     key_every: int | None = None,
     base: str | None = None,
     part: tuple[int, str] | None = None,
+    parts: int | None = None,
 ) -> dict[str, Any]:
-    """Options of a save, as the engine takes them. `part` is a rank and the id of the attempt that it saves in."""
+    """Options of a save, as the engine takes them. `part` is the number of a part and the id of the attempt that it is of. `parts` is
+    their number, if it is not `world_size`."""
     options = {
         "world_size": world_size,
         "framework": framework,
@@ -114,6 +116,7 @@ def save_options(
         "key_every": key_every,
         "base": base,
         "part": part,
+        "parts": parts,
     }
     return {
         "metrics": _arguments.finite_metrics(metrics),

@@ -40,7 +40,8 @@ const READS: usize = 8;
 pub struct PartOptions {
     /// Rank of these files, below `ranks`.
     pub rank: u32,
-    /// Number of ranks; each saves one part.
+    /// Number of ranks; each saves one part. Ranks that save several count as one for each, and the attempt says their number
+    /// ([`AttemptId::says_parts`]).
     pub ranks: NonZeroU32,
     /// Attempt: the same for all ranks; a new one is needed to save other content.
     pub attempt: AttemptId,
@@ -158,10 +159,11 @@ fn with_ranks(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> 
             .got(part.rank)
             .help("ranks count from 0, and the world size is the number of all that save a part"));
     }
-    if options.facts.ranks().is_some_and(|given| given != ranks) {
+    let world_size = options.facts.ranks().unwrap_or(ranks);
+    if world_size != ranks && !part.attempt.says_parts(ranks) {
         return Err(Error::usage("the world size is the number of ranks that save").expected(ranks));
     }
-    Ok(SaveOptions { facts: options.facts.clone().world_size(ranks), ..options.clone() })
+    Ok(SaveOptions { facts: options.facts.clone().world_size(world_size), ..options.clone() })
 }
 
 /// State of one rank's save.

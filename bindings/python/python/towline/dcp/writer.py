@@ -249,8 +249,9 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             framework="pytorch",
             key_every=self.key_every,
             compression=self.compression,
-            world_size=assignment.total,
+            world_size=assignment.world_size,
             part=None if part is None else (part, assignment.attempt),
+            parts=None if part is None else assignment.total,
         )
         report = self.repository._engine.save_files(files, self._name(), options)
         self.report = SaveReport.read(json.loads(report))
@@ -264,12 +265,14 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def _assignments(self, plans: list[SavePlan]) -> list[Assignment]:
         parts = [max(1, math.ceil(sum(map(_size, plan.items)) / self.batch)) for plan in plans]
-        attempt, ranks = uuid.uuid4().hex, len(plans)
+        # The metadata is one part more.
+        ranks, total = len(plans), sum(parts) + 1
+        # The suffix tells the number of parts, which is not that of the ranks.
+        attempt = f"{uuid.uuid4().hex}-of-{total}"
         if sum(parts) == 1:
             return [Assignment(attempt, 0, 1, None, 1, 1)]
         firsts = [sum(parts[:rank]) for rank in range(ranks)]
-        # The metadata is one part more.
-        return [Assignment(attempt, rank, ranks, firsts[rank], parts[rank], sum(parts) + 1) for rank in range(ranks)]
+        return [Assignment(attempt, rank, ranks, firsts[rank], parts[rank], total) for rank in range(ranks)]
 
     def _own_assignment(self) -> Assignment:
         """Assignment of a rank that saves without collectives."""

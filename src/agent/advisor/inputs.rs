@@ -1,0 +1,169 @@
+//! Chunks of the inputs that were asked for lately, and what each site holds of them, kept up to date as inventories arrive.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::budget::{Budget, Retained};
+use crate::error::Result;
+use crate::id::MapKey;
+use crate::name::Name;
+use crate::placement::{Closure, Found, Holdings};
+use crate::policy::LocalCaller;
+use crate::repository::Repository;
+use crate::repository::log::{RefValue, State};
+use crate::single_flight::SingleFlight;
+use crate::transfer::inventories::Counted;
+use crate::work::blocking;
+
+/// Sets of inputs that are remembered.
+const KNOWN_MAX: usize = 64;
+
+/// Maps of the trees, ascending, and the caller on whose behalf they are read.
+type InputsKey = (Vec<MapKey>, Option<LocalCaller>);
+
+/// Inputs that were asked for lately.
+#[derive(Debug)]
+pub(super) struct KnownInputs {
+    budget: Budget,
+    /// The latest first.
+    known: Mutex<Vec<Arc<Known>>>,
+    reading: SingleFlight<InputsKey, Arc<Known>>,
+}
+
+/// Trees, and what sites hold of their chunks by some inventories.
+#[derive(Debug)]
+struct Known {
+    trees: Vec<MapKey>,
+    closure: Arc<Closure>,
+    found: Vec<(Arc<Counted>, Arc<Found>)>,
+    holdings: Arc<Holdings>,
+    kept: Option<Retained>,
+}
+
+impl KnownInputs {
+    pub(super) fn new(repository: &Repository) -> Self {
+        Self { budget: repository.budget().clone(), known: Mutex::default(), reading: SingleFlight::default() }
+    }
+
+    /// Sites that hold chunks of `trees`, by `inventories`.
+    ///
+    /// # Errors
+    /// As [`Repository::saved_as`]; exhausted, if they take more memory than there is.
+    ///
+    /// # Cancel safety
+    /// Safe: the work continues.
+    pub(super) async fn holdings(
+        self: &Arc<Self>,
+        inventories: &[Arc<Counted>],
+        reader: &Repository,
+        trees: Vec<(Name, RefValue)>,
+    ) -> Result<Arc<Holdings>> {
+        let mut maps: Vec<MapKey> = trees.iter().map(|(_, value)| value.map_key).collect();
+        maps.sort_unstable();
+        if let Some(known) = self.find(&maps, inventories) {
+            return Ok(Arc::clone(&known.holdings));
+        }
+        let key = (maps.clone(), reader.caller().cloned());
+        let (own, reader, inventories) = (Arc::clone(self), reader.clone(), inventories.to_vec());
+        let read = || async move {
+            let before = own.closure(&maps);
+            let closure = match before {
+                Some(closure) => closure,
+                None => Arc::new(closure_of(&reader, trees).await?),
+            };
+            own.add(maps, closure, &inventories).await
+        };
+        Ok(Arc::clone(&self.reading.get(&key, read).await?.holdings))
+    }
+
+    /// Computes anew what `inventories` change, for all inputs that are still saved.
+    ///
+    /// # Cancel safety
+    /// Safe: the rest is computed when it is asked for.
+    pub(super) async fn update(&self, inventories: &[Arc<Counted>], log: &State) {
+        let current: BTreeSet<MapKey> = log.refs.values().map(|value| value.map_key).collect();
+        self.lock().retain(|known| known.trees.iter().all(|tree| current.contains(tree)));
+        let outdated: Vec<Arc<Known>> = self.lock().iter().filter(|known| !known.is_of(inventories)).cloned().collect();
+        for known in outdated {
+            if let Err(error) = self.add(known.trees.clone(), Arc::clone(&known.closure), inventories).await {
+                tracing::warn!("holdings of inputs are not kept up to date: {error:?}");
+            }
+        }
+    }
+
+    fn find(&self, trees: &[MapKey], inventories: &[Arc<Counted>]) -> Option<Arc<Known>> {
+        let mut all = self.lock();
+        let at = all.iter().position(|known| known.trees == trees && known.is_of(inventories))?;
+        let found = all.remove(at);
+        all.insert(0, Arc::clone(&found));
+        Some(found)
+    }
+
+    fn closure(&self, trees: &[MapKey]) -> Option<Arc<Closure>> {
+        self.lock().iter().find(|known| known.trees == trees).map(|known| Arc::clone(&known.closure))
+    }
+
+    /// Computes what sites hold of `closure`, and remembers it. Inputs that were not asked for lately are dropped if the memory is short.
+    async fn add(&self, trees: Vec<MapKey>, closure: Arc<Closure>, inventories: &[Arc<Counted>]) -> Result<Arc<Known>> {
+        let before = self.lock().iter().find(|known| known.trees == trees).cloned();
+        let weight = closure.weight_with(inventories.len());
+        let (of, closure) = (inventories.to_vec(), closure);
+        let computed = blocking(move || {
+            let found = of.into_iter().map(|counted| {
+                let mut old = before.iter().flat_map(|known| &known.found);
+                let same = old.find(|(other, _)| Arc::ptr_eq(other, &counted)).map(|(_, found)| Arc::clone(found));
+                let found = same.unwrap_or_else(|| Arc::new(closure.found(&counted)));
+                (counted, found)
+            });
+            let found: Vec<(Arc<Counted>, Arc<Found>)> = found.collect();
+            let holdings =
+                Holdings::join(Arc::clone(&closure), found.iter().map(|(counted, found)| (&***counted, &**found)));
+            Ok((closure, found, Arc::new(holdings)))
+        });
+        let (closure, found, holdings) = computed.await?;
+        let kept = self.keep(&trees, weight);
+        let known = Arc::new(Known { trees, closure, found, holdings, kept });
+        if known.kept.is_some() {
+            let mut all = self.lock();
+            all.insert(0, Arc::clone(&known));
+            all.truncate(KNOWN_MAX);
+        }
+        Ok(known)
+    }
+
+    /// Memory for inputs of `weight` bytes, taken from those that were not asked for lately; none if it is still too little.
+    fn keep(&self, trees: &[MapKey], weight: u64) -> Option<Retained> {
+        let mut all = self.lock();
+        all.retain(|known| known.trees != trees);
+        loop {
+            match self.budget.keep(weight) {
+                Ok(kept) => return Some(kept),
+                Err(error) if all.pop().is_none() => {
+                    tracing::warn!("inputs of a hint are not remembered: {error}");
+                    return None;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn is_of(&self, inventories: &[Arc<Counted>]) -> bool {
+        self.found.len() == inventories.len()
+            && self.found.iter().zip(inventories).all(|((one, _), other)| Arc::ptr_eq(one, other))
+    }
+}
+
+/// Chunks of `trees`, read by `reader`.
+async fn closure_of(reader: &Repository, trees: Vec<(Name, RefValue)>) -> Result<Closure> {
+    let mut opened = Vec::with_capacity(trees.len());
+    for (name, value) in trees {
+        opened.push(reader.saved_as(&name, &value).await?);
+    }
+    blocking(move || Closure::of(&opened.iter().collect::<Vec<_>>())).await
+}

@@ -1,0 +1,299 @@
+//! Advisor: answers where a job should run, from one immutable snapshot a second.
+//!
+//! ```text
+//! epoch = log + policy + inventories + sites and prices, at one moment
+//! epoch + names -> what each site holds of their chunks, remembered -> placement::hint
+//! ```
+//!
+//! Everything comes from the repository and two files, so any number of advisors give the same answers.
+
+mod inputs;
+mod sites_files;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use self::inputs::KnownInputs;
+use self::sites_files::SitesFiles;
+pub use self::sites_files::{SitesPaths, SitesRead};
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
+use crate::name::Name;
+use crate::placement::{Closure, Hint, HintRequest, Holdings, Input, Snapshot, hint};
+use crate::policy::PolicyRules;
+use crate::repository::Repository;
+use crate::repository::log::{RefValue, State};
+use crate::single_flight::SingleFlight;
+use crate::transfer::identity::Trusted;
+use crate::transfer::inventories::{Counted, Inventories, InventoriesRead, UnusableInventory};
+use crate::transfer::policy::Policies;
+
+/// Age from which an epoch is replaced.
+const EPOCH_AGE: Duration = Duration::from_secs(1);
+/// Age up to which an epoch answers while the next one is made.
+const EPOCH_AGE_MAX: Duration = Duration::from_secs(10);
+/// Time that a hint waits for the chunks of its inputs, if the request does not say.
+pub const WAIT: Duration = Duration::from_millis(3);
+
+/// Authority by which inventories are verified.
+pub type Authority = dyn Fn() -> Result<Option<Trusted>> + Send + Sync;
+
+/// Answers requests for hints about one repository. Clones share everything.
+#[derive(Clone)]
+pub struct Advisor(Arc<Shared>);
+
+struct Shared {
+    repository: Repository,
+    files: SitesFiles,
+    policies: Arc<Policies>,
+    authority: Box<Authority>,
+    inventories: Inventories,
+    current: Mutex<Option<(Instant, Arc<Epoch>)>>,
+    making: SingleFlight<(), Arc<Epoch>>,
+    inputs: Arc<KnownInputs>,
+}
+
+/// Everything that hints of one moment are computed from.
+pub struct Epoch {
+    at: Timestamp,
+    log: Arc<State>,
+    policy: Option<Arc<PolicyRules>>,
+    inventories: Vec<Arc<Counted>>,
+    sites: Arc<SitesRead>,
+    gaps: Vec<String>,
+    hash: blake3::Hash,
+}
+
+impl fmt::Debug for Advisor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Advisor").field("files", &self.0.files).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Epoch").field("at", &self.at).field("log", &self.log.seq).finish_non_exhaustive()
+    }
+}
+
+impl Epoch {
+    /// The log's state.
+    #[must_use]
+    pub fn log(&self) -> &Arc<State> {
+        &self.log
+    }
+}
+
+impl Advisor {
+    /// An advisor for `repository`. `policies` verifies its policy, and `authority` its inventories.
+    ///
+    /// # Errors
+    /// As [`SitesPaths::read`].
+    pub fn new(
+        repository: Repository,
+        paths: SitesPaths,
+        policies: Arc<Policies>,
+        authority: Box<Authority>,
+    ) -> Result<Self> {
+        let shared = Shared {
+            inputs: Arc::new(KnownInputs::new(&repository)),
+            repository,
+            files: SitesFiles::open(paths)?,
+            policies,
+            authority,
+            inventories: Inventories::default(),
+            current: Mutex::default(),
+            making: SingleFlight::default(),
+        };
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// Epoch to answer from. One that is older than a second is replaced, and answers meanwhile unless it is older than ten. If the
+    /// repository cannot be reached, the last one answers.
+    ///
+    /// # Errors
+    /// Unreachable or denied, as the store says, if there is no epoch yet; conflict, if the sites file contradicts the policy.
+    ///
+    /// # Cancel safety
+    /// Safe: the work continues for later requests.
+    pub async fn epoch(&self) -> Result<Arc<Epoch>> {
+        let known = self.0.current();
+        if let Some((made, epoch)) = &known
+            && made.elapsed() < EPOCH_AGE
+        {
+            return Ok(Arc::clone(epoch));
+        }
+        let next = self.next_epoch();
+        match known {
+            Some((made, epoch)) if made.elapsed() < EPOCH_AGE_MAX => {
+                // The work goes on when the wait ends.
+                match timeout(WAIT, next).await {
+                    Ok(Ok(next)) => Ok(next),
+                    _ => Ok(epoch),
+                }
+            }
+            Some((_, epoch)) => match next.await {
+                Err(error) if error.kind() == ErrorKind::Unreachable => Ok(Arc::new(epoch.outdated(&error))),
+                next => next,
+            },
+            None => next.await,
+        }
+    }
+
+    /// Epoch to answer from about something that the last one lacks: a new one, if the log has changed since.
+    ///
+    /// # Errors
+    /// As [`Advisor::epoch`]; unreachable, if the repository is.
+    ///
+    /// # Cancel safety
+    /// Safe: the work continues.
+    pub async fn later_epoch(&self, than: &Arc<Epoch>) -> Result<Arc<Epoch>> {
+        let log = self.0.repository.state().await?;
+        match self.0.current() {
+            Some((_, current)) if current.log.seq >= log.seq => Ok(current),
+            _ if than.log.seq >= log.seq => Ok(Arc::clone(than)),
+            _ => self.next_epoch().await,
+        }
+    }
+
+    async fn next_epoch(&self) -> Result<Arc<Epoch>> {
+        let shared = Arc::clone(&self.0);
+        self.0.making.get(&(), || async move { shared.make_epoch().await }).await
+    }
+
+    /// The hint for `request`, whose inputs are `names`. Waits at most `wait` until the chunks of inputs that are new to this advisor
+    /// are read; then the hint counts all of their bytes as missing, and is not complete.
+    ///
+    /// # Errors
+    /// Not found, for a name that is gone; denied, if the policy does not let its tree come here; usage, for a malformed request or an
+    /// unknown site; damaged, unreachable or exhausted, as for a tree that is opened.
+    ///
+    /// # Cancel safety
+    /// Safe: what is being read is read on.
+    pub async fn hint(
+        &self,
+        epoch: &Arc<Epoch>,
+        reader: &Repository,
+        request: &HintRequest,
+        names: &[Name],
+        wait: Duration,
+    ) -> Result<Hint> {
+        request.check()?;
+        let mut inputs = Vec::with_capacity(names.len());
+        let mut trees = Vec::with_capacity(names.len());
+        for name in names {
+            let gone = || Error::not_found("name was removed meanwhile").at(name);
+            let value = epoch.log.refs.get(name).ok_or_else(gone)?;
+            reader.check_readable(name, &value.manifest).await?;
+            let labels = reader.labels_in(&epoch.log, name, Some(&value.manifest));
+            inputs.push(Input { name: name.clone(), labels });
+            trees.push((name.clone(), value.clone()));
+        }
+        let mut gaps = epoch.gaps.clone();
+        let reading = self.0.inputs.holdings(&epoch.inventories, reader, trees.clone());
+        let held = match timeout(wait, reading).await {
+            Ok(held) => held?,
+            Err(_) => {
+                gaps.push(
+                    "the chunks of the inputs are still being read: all of their bytes count as missing".to_owned(),
+                );
+                Arc::new(unread(&trees))
+            }
+        };
+        let snapshot = epoch.snapshot(&self.0.repository, gaps);
+        hint(&snapshot, request, &inputs, &held)
+    }
+}
+
+impl Shared {
+    fn current(&self) -> Option<(Instant, Arc<Epoch>)> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn make_epoch(&self) -> Result<Arc<Epoch>> {
+        let repository = &self.repository;
+        // Before anything is read: what changes while it is read is in the next epoch.
+        let (begun, at) = (Instant::now(), repository.clock().now());
+        let log = repository.state().await?;
+        let mut gaps = Vec::new();
+        let (sites, problem) = self.files.current();
+        gaps.extend(problem);
+        let policy = match repository.policy_of(&log).await? {
+            None => None,
+            Some(text) => {
+                let rules = self.policies.rules(repository.id(), &text);
+                rules.inspect_err(|error| gaps.push(format!("the policy cannot be used here: {error}"))).ok()
+            }
+        };
+        if let Some(rules) = &policy {
+            sites.sites.check(rules)?;
+        }
+        let read = self.read_inventories().await?;
+        gaps.extend(
+            read.unusable.iter().map(|unusable| {
+                format!("the inventory of {} cannot be used: {}", unusable.agent.path(), unusable.error)
+            }),
+        );
+        let hash = read.hash(sites.hash);
+        self.inputs.update(&read.inventories, &log).await;
+        let epoch = Arc::new(Epoch { at, log, policy, inventories: read.inventories, sites, gaps, hash });
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some((begun, Arc::clone(&epoch)));
+        Ok(epoch)
+    }
+
+    /// Inventories that the authority confirms.
+    async fn read_inventories(&self) -> Result<InventoriesRead> {
+        if let Some(trusted) = (self.authority)()? {
+            return self.inventories.read(&self.repository, &trusted).await;
+        }
+        let unverified = |agent: Identity| UnusableInventory {
+            error: Error::denied("this machine has no authority to verify it with")
+                .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR"),
+            agent,
+        };
+        let agents = self.repository.agents_with_inventory().await?;
+        Ok(InventoriesRead { inventories: Vec::new(), unusable: agents.into_iter().map(unverified).collect() })
+    }
+}
+
+impl Epoch {
+    fn snapshot<'e>(&'e self, repository: &Repository, gaps: Vec<String>) -> Snapshot<'e> {
+        Snapshot {
+            at: self.at,
+            log: self.log.seq,
+            repository: [repository.store().location().to_string(), repository.id().to_string()],
+            sites: &self.sites.sites,
+            book: &self.sites.book,
+            policy: self.policy.as_deref(),
+            gaps,
+            month_so_far: BTreeMap::new(),
+            hash: self.hash,
+        }
+    }
+
+    /// The same, for answers while the repository cannot be reached.
+    fn outdated(&self, error: &Error) -> Self {
+        let mut gaps = self.gaps.clone();
+        gaps.push(format!("the repository cannot be reached, so this is as of {}: {error}", self.at));
+        Self {
+            at: self.at,
+            log: Arc::clone(&self.log),
+            policy: self.policy.clone(),
+            inventories: self.inventories.clone(),
+            sites: Arc::clone(&self.sites),
+            gaps,
+            hash: self.hash,
+        }
+    }
+}
+
+/// Trees whose chunks are not read yet: every byte counts, and is in the repository.
+fn unread(trees: &[(Name, RefValue)]) -> Holdings {
+    let logical = trees.iter().map(|(_, value)| value.logical_bytes).fold(0, u64::saturating_add);
+    Holdings::of(Arc::new(Closure::unread(logical)), [])
+}

@@ -1,0 +1,113 @@
+//! Hints for schedulers.
+
+#![expect(unused_qualifications, reason = "utoipa names the parameters' types so")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::caller::Caller;
+use super::error::{ApiError, JsonBody, parse_query};
+use super::recorded::AccessRequest;
+use crate::agent::advisor::{Epoch, WAIT};
+use crate::agent::config::Span;
+use crate::agent::requester::Requester;
+use crate::agent::state::AgentState;
+use crate::agent::tasks::{not_readable, resolve};
+use crate::audit::{Action, Repeats};
+use crate::error::{ErrorKind, Result};
+use crate::name::Name;
+use crate::placement::{Hint, HintRequest};
+use crate::repository::{Repository, choose_readable, no_such_name};
+use crate::selector::Selector;
+
+/// Maximum time that a request waits for the chunks of its inputs.
+const WAIT_MAX: Duration = Duration::from_mins(1);
+
+/// Query parameters of a hint.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct HintQuery {
+    /// Repository; the default one if absent.
+    repository: Option<String>,
+    /// Time to wait for the chunks of inputs that are new to this agent, such as `2s`, at most a minute; a few milliseconds if absent.
+    /// After it, the hint counts all of their bytes as missing, and is not complete.
+    #[param(value_type = Option<String>)]
+    wait: Option<Span>,
+}
+
+/// Compares sites for a job: bytes, time and dollars until its inputs are there, and whether they may go there.
+#[utoipa::path(
+    post,
+    path = "/v1/hints",
+    operation_id = "hint",
+    params(HintQuery),
+    request_body = HintRequest,
+    responses((status = 200, description = "The sites, the best first", body = Hint)),
+)]
+pub(super) async fn hint(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    query: Result<Query<HintQuery>, QueryRejection>,
+    JsonBody(request): JsonBody<HintRequest>,
+) -> Result<Json<Hint>, ApiError> {
+    let HintQuery { repository, wait } = parse_query(query)?;
+    caller.check_repository_name(repository.as_deref())?;
+    request.check()?;
+    let origin = state.origin(repository.as_deref())?;
+    let advisor = state.advisor(origin)?;
+    let reader = origin.for_caller(caller.local());
+    let selectors: Vec<Selector> = request.inputs.iter().map(|input| input.reference.parse()).collect::<Result<_>>()?;
+    let mut epoch = advisor.epoch().await?;
+    let mut names = Vec::with_capacity(selectors.len());
+    for selector in &selectors {
+        let mut found = resolve_in(&state, &caller, &reader, &epoch, selector).await;
+        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            // It may have been saved since the epoch.
+            epoch = advisor.later_epoch(&epoch).await?;
+            found = resolve_in(&state, &caller, &reader, &epoch, selector).await;
+        }
+        match found {
+            Ok(name) => names.push(name),
+            Err(error) => {
+                let asked = AccessRequest {
+                    caller: &caller,
+                    action: Action::Read,
+                    repository: Some(origin),
+                    repeats: Repeats::Merged,
+                };
+                return Err(asked.refuse(&state, selector, error).await.into());
+            }
+        }
+    }
+    let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
+    Ok(Json(advisor.hint(&epoch, &reader, &request, &names, wait).await?))
+}
+
+/// Name that `selector` stands for in `epoch`, among those that the caller may read.
+async fn resolve_in(
+    state: &AgentState,
+    caller: &Caller,
+    reader: &Repository,
+    epoch: &Epoch,
+    selector: &Selector,
+) -> Result<Name> {
+    match caller.requester() {
+        None => {
+            let name = selector.resolve(epoch.log())?;
+            let known = epoch.log().refs.contains_key(&name);
+            if known { Ok(name) } else { Err(no_such_name(&epoch.log().refs, &name, reader.store().location())) }
+        }
+        Some(Requester::Token(grant)) => {
+            choose_readable(selector, epoch.log(), |name| grant.scopes().may_read(name), reader.id())
+                .map_err(not_readable)
+        }
+        requester @ Some(Requester::Agent(_)) => resolve(state.exchange()?, reader, requester.as_ref(), selector).await,
+    }
+}
