@@ -11,13 +11,13 @@
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
 
+mod actor_limit;
 pub mod advisor;
 mod api;
 mod audit;
 mod client;
 mod commands;
 mod config;
-mod denied_names;
 mod dial;
 mod file_windows;
 mod files;

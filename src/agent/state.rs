@@ -9,10 +9,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::actor_limit::{ActorLimit, DENIED_NAMES, RECORDED_REQUESTS};
 use super::advisor::{Advisor, SitesPaths};
 use super::audit::open_log;
 use super::config::{CallerPins, Config, PeersConfig};
-use super::denied_names::DeniedNames;
 use super::file_windows::FileWindows;
 use super::handoff::HandoffStore;
 use super::head_limits::HeadLimits;
@@ -98,7 +98,9 @@ pub(super) struct AgentState {
     /// Limits of the heads of audit logs that are published for other agents.
     pub(super) head_limits: HeadLimits,
     /// Limit of the denied names in the audit log.
-    pub(super) denied_names: DeniedNames,
+    pub(super) denied_names: ActorLimit,
+    /// Limit of requests that the audit log records one by one.
+    pub(super) recorded_requests: ActorLimit,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
@@ -173,7 +175,8 @@ impl AgentState {
             open_trees: OpenTrees::default(),
             file_bytes_sent: AtomicU64::new(0),
             head_limits: HeadLimits::default(),
-            denied_names: DeniedNames::default(),
+            denied_names: ActorLimit::new(DENIED_NAMES),
+            recorded_requests: ActorLimit::new(RECORDED_REQUESTS),
             started: clock.now(),
             clock,
         })

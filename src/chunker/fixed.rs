@@ -7,5 +7,11 @@ pub const PIECE_LEN: u64 = MIB;
 
 /// The chunk ends of a file of `len` bytes.
 pub fn cuts(len: u64) -> impl Iterator<Item = u64> {
-    (1..=len.div_ceil(PIECE_LEN)).map(move |nth| nth.saturating_mul(PIECE_LEN).min(len))
+    cuts_after(len, 0)
+}
+
+/// Those of them that are after offset `from`.
+pub fn cuts_after(len: u64, from: u64) -> impl Iterator<Item = u64> {
+    let first = from / PIECE_LEN + 1;
+    (first..=len.div_ceil(PIECE_LEN)).map(move |nth| nth.saturating_mul(PIECE_LEN).min(len))
 }

@@ -74,7 +74,10 @@ impl Context {
             Verb::History { name } => self.history(&name).await?,
             Verb::Cp(cp) => self.copy(&cp).await?,
             Verb::Sync(sync) => self.sync(&sync).await?,
-            Verb::Verify { name, data, repair } => return self.verify(name.as_ref(), data, repair).await,
+            Verb::Verify { name, data, repair, accept_lost_labels } => {
+                let progress = self.progress.clone();
+                return self.verify(name.as_ref(), VerifyOptions { data, repair, accept_lost_labels, progress }).await;
+            }
             Verb::Collect { dry_run, grace, keep_removed } => {
                 let repository = self.open().await?;
                 let line = self.line();
@@ -259,13 +262,18 @@ impl Context {
         let repository = self.open().await?;
         let plan = repository.plan_expire(&run, &policy).await?;
         let mut freed_bytes = None;
+        let names: Vec<Name> = plan.removed.iter().map(|step| step.name.clone()).collect();
         if dry_run {
-            let names: Vec<Name> = plan.removed.iter().map(|step| step.name.clone()).collect();
             freed_bytes = repository.plan_remove(&names, &RemoveOptions::default()).await?.freed_bytes;
-        } else if keep_removed {
-            repository.expire_keeping(&plan).await?;
-        } else {
-            repository.expire(&plan).await?;
+        } else if !names.is_empty() {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let recorded = self.record(Action::Remove, &names, &repository, None).await?;
+            let expired = if keep_removed {
+                repository.expire_keeping(&plan).await.map(drop)
+            } else {
+                repository.expire(&plan).await.map(drop)
+            };
+            recorded.end(expired, |()| 0).await?;
         }
         let expired = Expired { dry_run, plan, freed_bytes };
         let render = |expired: &Expired, _| render::expired(&expired.plan, dry_run, keep_removed, expired.freed_bytes);
@@ -308,7 +316,7 @@ impl Context {
         recorded.end(written, |bytes| *bytes).await.map(drop)
     }
 
-    async fn verify(&self, name: Option<&Selector>, data: bool, repair: bool) -> Result<u8> {
+    async fn verify(&self, name: Option<&Selector>, options: VerifyOptions) -> Result<u8> {
         #[derive(Serialize)]
         struct Verified {
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -316,13 +324,13 @@ impl Context {
             #[serde(flatten)]
             report: ops::VerifyReport,
         }
+        let VerifyOptions { data, repair, .. } = options;
         let repository = self.open().await?;
         let name = match name {
             Some(name) => Some(self.resolve(&repository, name).await?),
             None => None,
         };
         let line = self.line();
-        let options = VerifyOptions { data, repair, progress: self.progress.clone() };
         let report = repository.verify(name.as_ref(), &options).await?;
         drop(line);
         let verified = Verified { name, report };

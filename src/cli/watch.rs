@@ -10,6 +10,7 @@ use super::args::{Watch, WatchedMetric};
 use super::output::printable;
 use super::verbs::{Context, manner};
 use super::{SHUTDOWN_MAX, listen, render};
+use crate::audit::{Action, Recorded};
 use crate::error::{Error, Result};
 use crate::ops::{Stop, WatchEvent, WatchOptions};
 
@@ -27,10 +28,29 @@ impl Context {
             }
         }
         let options = WatchOptions { settle, restore_latest, once, save, metrics, handoff: None, stop };
-        let mut tell = |event| self.tell(&event);
+        let tell = |event| self.tell(&event);
         let watching = async {
             let repository = self.open_to_save().await?;
-            repository.watch(&dir, &run, &options, &mut tell).await
+            // One entry for all steps of the run: nobody decides on each.
+            let names = [run.to_string()];
+            let restored = if options.restore_latest {
+                self.record(Action::Restore, &names, &repository, None).await?
+            } else {
+                Recorded::default()
+            };
+            let saved = self.record(Action::Save, &names, &repository, None).await?;
+            let (mut out, mut into) = (0, 0);
+            let mut counted = |event: WatchEvent| {
+                match &event {
+                    WatchEvent::Restored { report, .. } => out += report.bytes,
+                    WatchEvent::Saved { report, .. } => into += report.logical_bytes,
+                    _ => {}
+                }
+                tell(event);
+            };
+            let watched = repository.watch(&dir, &run, &options, &mut counted).await;
+            restored.end(Ok(()), |()| out).await?;
+            saved.end(watched, |_| into).await
         };
         let mut watching = Box::pin(watching);
         // Not waited for after a second signal, or if a folder hangs.

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::save::SaveOptions;
 use crate::error::{Error, Result};
+use crate::id::ManifestId;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::{Action, Declassified, REASON_LEN_MAX, State, labelled_name};
@@ -127,7 +128,55 @@ impl Repository {
         let (from, state) = source;
         let labels = from.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
         from.check_writable(state, name, &labels, self).await?;
+        self.check_policy_here(name, &labels).await?;
         if dry_run { Ok(()) } else { self.add_labels(name, &labels).await }
+    }
+
+    /// Checks by the policy of this repository that content with `labels` may be stored in it under `name`, which may have others.
+    ///
+    /// # Errors
+    /// Denied, with the rule; conflict, for a residency that has nothing in common with that of the name.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    async fn check_policy_here(&self, name: &Name, labels: &Labels) -> Result<()> {
+        let state = self.state().await?;
+        self.check_residency(&state, name, labels)?;
+        let bound = labels.clone().joined(&self.labels_in(&state, name, None));
+        self.check_writable(&state, name, &bound, self).await
+    }
+
+    /// Checks that `tree`, saved as `name` with `labels`, makes no other name of the same tree stricter.
+    ///
+    /// # Errors
+    /// Denied, if it would.
+    pub(super) fn check_twins(&self, state: &State, name: &Name, tree: &ManifestId, labels: &Labels) -> Result<()> {
+        let view = self.label_view(state);
+        let twins = state.refs.iter().filter(|(other, value)| value.manifest == *tree && *other != name);
+        if twins.peekable().peek().is_none() {
+            return Ok(());
+        }
+        let (own, others) = (view.of(name).joined(labels), view.of_tree(tree));
+        if others.imply(&own) {
+            return Ok(());
+        }
+        Err(Error::denied("other names hold the same content, and the labels of this one would bind them, too")
+            .at(name)
+            .got(format!("labels {}", own.demands()))
+            .help("save it under a name whose labels are no stricter, or let someone with all rights save it"))
+    }
+
+    /// Checks that the content of `from`, its tree `tree`, may be read here and stored under `to`.
+    ///
+    /// # Errors
+    /// Denied, with the rule; conflict, as [`Self::check_policy_here`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn check_copy(&self, (from, tree): (&Name, &ManifestId), to: &Name) -> Result<()> {
+        self.check_readable(from, tree).await?;
+        let labels = self.labels_in(&*self.state().await?, from, Some(tree));
+        self.check_policy_here(to, &labels).await
     }
 
     /// Takes the labels that bind out of the options of a save, and checks that content with them may be stored here. Whoever

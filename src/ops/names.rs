@@ -116,7 +116,7 @@ impl Repository {
     async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
         let (mut replaced, mut kept) = (None, Vec::new());
         let checked = self.current(&*self.state().await?, from)?.manifest;
-        self.check_readable(from, &checked).await?;
+        self.check_copy((from, &checked), to).await?;
         // Chunks of the source's map cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {

@@ -45,6 +45,7 @@ impl Repository {
         }
         let saved = Arc::new(self.saved(from).await?);
         known.add(&saved);
+        self.check_copy((from, &saved.value.manifest), to).await?;
         let chunks = 0..u32::try_from(saved.map.chunks()).unwrap_or(u32::MAX);
         let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<ChunkPlace>>>()?;
         let numbers: HashMap<ChunkId, usize> = saved.manifest.chunks.ids.iter().copied().zip(0..).collect();

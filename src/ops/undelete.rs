@@ -177,6 +177,10 @@ impl Repository {
                 }
                 Err(error) => return Err(error),
             };
+            let to = options.to.as_ref().unwrap_or(name);
+            if to != name {
+                self.check_copy((name, &removed.value.manifest), to).await?;
+            }
             let packs = saved.map.packs.iter().map(|pack| pack.id).collect();
             let taking = Taking { key: &key, removed: &removed, packs, known: state.seq, options };
             if let Some(report) = self.restore_kept(&taking).await? {

@@ -144,6 +144,13 @@ impl Labels {
         self
     }
 
+    /// The same, with the origins of `other`.
+    #[must_use]
+    pub fn with_origins_of(mut self, other: &Self) -> Self {
+        self.derived_from.clone_from(&other.derived_from);
+        self
+    }
+
     /// The same, but not derived from `name`.
     #[must_use]
     pub fn without_origin(mut self, name: &Name) -> Self {
@@ -259,9 +266,15 @@ impl Labels {
     /// True if these labels are at least as strict as `other`, origins aside.
     #[must_use]
     pub fn imply(&self, other: &Self) -> bool {
-        let demands = Self { derived_from: BTreeSet::new(), ..self.clone() };
-        let others = Self { derived_from: BTreeSet::new(), ..other.clone() };
-        demands.clone().joined(&others) == demands
+        let within = match (&self.residency, &other.residency) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(own), Some(others)) => own.is_subset(others),
+        };
+        within
+            && self.sensitivity >= other.sensitivity
+            && self.tenant.is_superset(&other.tenant)
+            && self.purpose.is_superset(&other.purpose)
     }
 
     /// `(key, value)` of each label, as [`Labels::with`] reads them. A residency of nowhere is the value `-`.

@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::caller::Caller;
 use super::ending::cut_off;
 use super::error::{ApiError, redacted};
-use super::recorded::refuse_call;
+use super::recorded::{check_rate, refuse_call};
 use super::rights::{Need, matches_route, need};
 use super::slots::with_guard;
 use crate::agent::AT;
@@ -272,11 +272,15 @@ pub(super) async fn check(
     match auth.authorize(&caller, (request.method(), request.uri().path()), request.headers()) {
         Ok(Authorized { visibility, grant, request_slot }) => {
             request.extensions_mut().insert(visibility);
-            if let Some(grant) = &grant {
-                let all = grant.scopes().is_admin();
-                let caller = if all { Caller::Admin } else { Caller::Token };
-                request.extensions_mut().insert(caller(Arc::clone(grant)));
+            let caller = match &grant {
+                Some(grant) if grant.scopes().is_admin() => Caller::Admin(Arc::clone(grant)),
+                Some(grant) => Caller::Token(Arc::clone(grant)),
+                None => caller,
+            };
+            if let Err(error) = check_rate(&state, &caller, request.method(), request.uri().path()) {
+                return error.into_response();
             }
+            request.extensions_mut().insert(caller);
             let response = next.run(request).await;
             let response = if visibility == Visibility::Remote { redacted(response) } else { response };
             let response = match (grant, &auth.tokens) {

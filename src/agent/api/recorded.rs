@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 
 use super::auth::HANDOFFS;
 use super::caller::Caller;
 use super::error::ApiError;
+use crate::agent::actor_limit::RECORDED_REQUESTS;
 use crate::agent::state::AgentState;
 use crate::audit::{Action, Decision, Repeats, Request, Verdict};
 use crate::cache::Pin;
@@ -82,7 +83,7 @@ impl AccessRequest<'_> {
             return error;
         }
         let listed = self.caller.requester().is_none()
-            || state.denied_names.may_list(&format!("{:?}", self.caller.actor()), state.now());
+            || state.denied_names.admit(&format!("{:?}", self.caller.actor()), state.now());
         let decision = if listed {
             self.decision(state, Some(name.to_string()), Verdict::Deny, error.to_string())
         } else {
@@ -133,14 +134,32 @@ pub(super) async fn refuse_call(
     state.record(decision, Repeats::Merged).await.err().map_or(error, ApiError::from)
 }
 
+/// Checks that a request of a caller with limited rights, which the audit log records by itself, is within the caller's limit: its
+/// entries must not fill the disk.
+///
+/// # Errors
+/// Too many requests, if it is not.
+pub(super) fn check_rate(state: &AgentState, caller: &Caller, method: &Method, path: &str) -> Result<(), ApiError> {
+    if caller.requester().is_none() || state.recorder.is_none() || action_of(method, path).is_none() {
+        return Ok(());
+    }
+    if state.recorded_requests.admit(&format!("{:?}", caller.actor()), state.now()) {
+        return Ok(());
+    }
+    let error = Error::exhausted("too many requests for names in this minute")
+        .expected(format!("at most {RECORDED_REQUESTS}, as each has an entry in the audit log"))
+        .help("try again in a minute");
+    Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))
+}
+
 /// Action of a call about a name; none: it is about none.
 fn action_of(method: &Method, path: &str) -> Option<Action> {
     match (method, path) {
-        (&Method::POST, "/v1/warm") => Some(Action::Warm),
+        (&Method::POST, "/v1/warm" | "/v1/fetch") => Some(Action::Warm),
+        (&Method::POST, "/v1/save") => Some(Action::Save),
         (&Method::POST, "/v1/pins") => Some(Action::Pin),
         (&Method::DELETE, path) if path.starts_with("/v1/pins/") => Some(Action::Unpin),
         (_, path) if path.starts_with(HANDOFFS) => Some(Action::Handoff),
-        (_, path) if path.starts_with("/v1/files/") => Some(Action::Read),
         _ => None,
     }
 }

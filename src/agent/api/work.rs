@@ -32,7 +32,7 @@ use crate::audit::{Action, Repeats};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PATH_LEN_MAX;
 use crate::name::Name;
-use crate::ops::{RootLink, SaveOptions};
+use crate::ops::{RootLink, SaveOptions, Twins};
 use crate::policy::{Labels, Scope};
 use crate::repository::Repository;
 use crate::repository::log::StepFacts;
@@ -209,6 +209,7 @@ pub(super) async fn save(
         compression: body.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         key_every: body.key_every,
         root_link,
+        twins: if caller.grant().is_some() { Twins::Spare } else { Twins::Bind },
         ..SaveOptions::default()
     };
     let about = TaskSpec {

@@ -171,6 +171,14 @@ pub(in crate::agent) fn restore(
     })
 }
 
+/// `options` of a save under another name than `original`, whose labels bind it all the same, now and later.
+fn derived(options: &SaveOptions, original: &Name) -> SaveOptions {
+    let mut labels = options.labels.clone();
+    let origins = labels.entry("derived-from".to_owned()).or_default();
+    *origins = if origins.is_empty() { original.to_string() } else { format!("{origins},{original}") };
+    SaveOptions { labels, ..options.clone() }
+}
+
 /// Starts to save the handed-off checkpoint `id` at `path` under its name, or under another name if that one is taken. Never
 /// replaces a name.
 ///
@@ -206,6 +214,7 @@ pub(in crate::agent) fn save_handoff(
             expected,
             root_link: ops::RootLink::Refuse,
             no_ignore_files: true,
+            twins: ops::Twins::Spare,
             ..SaveOptions::default()
         };
         for name in &names {
@@ -216,6 +225,7 @@ pub(in crate::agent) fn save_handoff(
                 tracing::warn!("{name} holds something else: the handed-off checkpoint is saved under another name");
                 continue;
             }
+            let options = if *name == names[0] { options.clone() } else { derived(&options, &names[0]) };
             match Box::pin(repository.save(&path, name, &options)).await {
                 // Another writer took the name first.
                 Err(error) if error.kind() == ErrorKind::Conflict => {}

@@ -39,6 +39,11 @@ fn a_cut_survives_its_byte_and_its_word() {
 #[test]
 fn fixed_pieces_are_equal_but_for_the_last() {
     assert_eq!(fixed::cuts(0).count(), 0);
+    for from in [0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 7] {
+        let after: Vec<u64> = fixed::cuts(2 * MIB + 7).filter(|&end| end > from).collect();
+        assert_eq!(fixed::cuts_after(2 * MIB + 7, from).collect::<Vec<_>>(), after, "{from}");
+    }
+    assert_eq!(fixed::cuts_after(u64::MAX, u64::MAX - 1).collect::<Vec<_>>(), [u64::MAX]);
     assert_eq!(fixed::cuts(1).collect::<Vec<_>>(), [1]);
     assert_eq!(fixed::cuts(2 * MIB).collect::<Vec<_>>(), [MIB, 2 * MIB]);
     assert_eq!(fixed::cuts(2 * MIB + 7).collect::<Vec<_>>(), [MIB, 2 * MIB, 2 * MIB + 7]);

@@ -193,6 +193,9 @@ pub(super) enum Verb {
         /// Rebuild indexes and condemn damaged packs, so that saving again heals them
         #[arg(long)]
         repair: bool,
+        /// With --repair: go on without unreadable entries of the log, even if labels or a policy are lost with them
+        #[arg(long, requires = "repair")]
+        accept_lost_labels: bool,
     },
     /// Delete content that no name needs
     #[command(after_help = help::COLLECT, visible_aliases = ["prune", "gc"])]

@@ -1,5 +1,6 @@
 //! Units of work: pieces of files that one worker reads, splits and hashes independently.
 
+use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -99,6 +100,10 @@ pub(super) fn make_units(
     Ok(())
 }
 
+/// A file with tensors is cut by content if its length is more than this many times what it holds, and `HOLLOW_MIN`.
+const HOLLOW: u64 = 64;
+const HOLLOW_MIN: u64 = 16 << 20;
+
 /// Divides one long file into units; false if the receiver is gone.
 fn long_file(
     walk: &Walk,
@@ -111,16 +116,23 @@ fn long_file(
     let open = Arc::new(open(walk, found)?);
     let size = found.stat.size;
     let layout = contents.layout(file);
-    let details = details(choice, layout.as_deref());
+    let mut details = details(choice, layout.as_deref());
     let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
     let extents = open.extents(size)?;
+    let stored = extents.iter().map(|extent| extent.end - extent.start).fold(0, u64::saturating_add);
+    if details.cut == Cut::Tensor && size / HOLLOW > stored.saturating_add(HOLLOW_MIN) {
+        // Cutting goes through holes, too, and this file is almost nothing else.
+        details.cut = Cut::Content;
+    }
+    let cut = details.cut;
     let mut details = Some(details);
-    let cut = details.as_ref().map_or(Cut::Content, |details| details.cut);
+    let mut of_tensors = tensor::cuts(&spans, size).peekable();
     for extent in extents {
+        let from = extent.start;
         let parts: Box<dyn Iterator<Item = (Range<u64>, Cuts)>> = match cut {
             Cut::Content => Box::new(windows(extent, window)),
-            Cut::Fixed => Box::new(grouped(fixed::cuts(size), extent, window)),
-            Cut::Tensor => Box::new(grouped(tensor::cuts(&spans, size), extent, window)),
+            Cut::Fixed => Box::new(grouped(fixed::cuts_after(size, from).peekable(), extent, window)),
+            Cut::Tensor => Box::new(grouped(&mut of_tensors, extent, window)),
         };
         for (range, cuts) in parts {
             let mut unit = Unit::default();
@@ -169,23 +181,54 @@ pub(super) fn details(choice: CutChoice, layout: Option<&Layout>) -> FileDetails
     FileDetails { cut, tensors }
 }
 
-/// Groups chunk ends within `extent` into parts of about `window` bytes.
-fn grouped(
-    cuts: impl Iterator<Item = u64>,
-    extent: Range<u64>,
-    window: u64,
-) -> impl Iterator<Item = (Range<u64>, Cuts)> {
-    let inside = extent.clone();
-    let mut ends = cuts
-        .skip_while(move |&end| end <= inside.start)
-        .take_while(move |&end| end < inside.end)
-        .chain(std::iter::once(extent.end))
-        .peekable();
+/// Chunk ends, of which the next one can be looked at.
+trait Ends {
+    fn peek(&mut self) -> Option<u64>;
+    fn pass(&mut self);
+}
+
+impl<I: Iterator<Item = u64>> Ends for Peekable<I> {
+    fn peek(&mut self) -> Option<u64> {
+        Self::peek(self).copied()
+    }
+
+    fn pass(&mut self) {
+        self.next();
+    }
+}
+
+impl<E: Ends> Ends for &mut E {
+    fn peek(&mut self) -> Option<u64> {
+        (**self).peek()
+    }
+
+    fn pass(&mut self) {
+        (**self).pass();
+    }
+}
+
+/// Groups chunk ends within `extent` into parts of about `window` bytes. The ends before it are passed over.
+fn grouped(mut ends: impl Ends, extent: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>, Cuts)> {
     let mut start = extent.start;
     std::iter::from_fn(move || {
-        let mut group = vec![ends.next()?];
-        while let Some(end) = ends.next_if(|&end| end - start <= window) {
+        if start >= extent.end {
+            return None;
+        }
+        while ends.peek().is_some_and(|end| end <= start) {
+            ends.pass();
+        }
+        let mut group = Vec::new();
+        loop {
+            let inside = ends.peek().filter(|&end| end < extent.end);
+            let end = inside.unwrap_or(extent.end);
+            if !group.is_empty() && end - start > window {
+                break;
+            }
             group.push(end);
+            if inside.is_none() {
+                break;
+            }
+            ends.pass();
         }
         let end = *group.last()?;
         let range = start..end;

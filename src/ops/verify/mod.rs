@@ -35,6 +35,8 @@ pub struct VerifyOptions {
     pub data: bool,
     /// Repair damage where possible.
     pub repair: bool,
+    /// Repair the log even if labels or a policy may be lost with its unreadable entries.
+    pub accept_lost_labels: bool,
     /// Progress counters.
     pub progress: Progress,
 }
@@ -102,7 +104,11 @@ impl Repository {
         let begun = std::time::Instant::now();
         options.progress.phase("reading the log", 0);
         let mut audit = self.log().audit().await?;
-        let salvaged = if options.repair && !audit.damaged.is_empty() { self.salvage().await? } else { Vec::new() };
+        let salvaged = if options.repair && !audit.damaged.is_empty() {
+            self.salvage(options.accept_lost_labels).await?
+        } else {
+            Vec::new()
+        };
         let mut folds = audit.folds;
         if !salvaged.is_empty() {
             // Damage is reported as found; the rest is checked against the current state.

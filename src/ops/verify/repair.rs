@@ -21,8 +21,8 @@ use crate::repository::{
 
 impl Repository {
     /// Repairs an unreadable log, and reports actions and losses.
-    pub(super) async fn salvage(&self) -> Result<Vec<String>> {
-        let Some(salvaged) = self.log().salvage().await? else { return Ok(Vec::new()) };
+    pub(super) async fn salvage(&self, accept_lost_labels: bool) -> Result<Vec<String>> {
+        let Some(salvaged) = self.log().salvage(accept_lost_labels).await? else { return Ok(Vec::new()) };
         let mut done = Vec::new();
         for (entry, copy) in &salvaged.unreadable {
             let what = match copy {
@@ -43,6 +43,11 @@ impl Repository {
         done.push(format!("the log goes on from entry {} with {} names", salvaged.snapshot, state.refs.len()));
         let named = state.refs.keys().map(|name| format!("kept {name}"));
         done.extend(named);
+        if accept_lost_labels {
+            done.push(
+                "labels that a lost entry gave are lost: check those of each name (towline label NAME)".to_owned(),
+            );
+        }
         done.push(
             "what was saved last may be missing: save it again, its content is found if it is still there".to_owned(),
         );

@@ -1,6 +1,6 @@
 //! Labels of content: those of all its names, and of all names that these were made from; the strictest apply.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -65,54 +65,48 @@ impl<'a> LabelView<'a> {
         self.names.get(manifest).map_or_else(Labels::default, |names| self.gathered(names.clone()))
     }
 
-    /// Demands of the labels of all trees: as [`Self::of_tree`] for each, but what many trees hand on is passed on once.
+    /// Demands of the labels of all trees: as [`Self::of_tree`] for each, but in one pass over the origins. Computes for long where
+    /// there are many.
     #[must_use]
     pub fn of_all_trees(&self) -> HashMap<ManifestId, Arc<Labels>> {
-        let mut labels: HashMap<Holder, Arc<Labels>> = HashMap::new();
         if self.state.labels.is_empty() {
             return HashMap::new();
         }
-        // Many trees have the same labels, which are in memory once.
-        let mut distinct: HashSet<Arc<Labels>> = HashSet::new();
-        let mut shared = |labels: Labels| match distinct.get(&labels) {
-            Some(known) => Arc::clone(known),
-            None => {
-                let labels = Arc::new(labels);
-                distinct.insert(Arc::clone(&labels));
-                labels
-            }
-        };
-        let mut derived: HashMap<Holder, Vec<Holder>> = HashMap::new();
-        let mut pending: Vec<Holder> = self.names.keys().map(|tree| Holder::Tree(*tree)).collect();
-        while let Some(holder) = pending.pop() {
-            if labels.contains_key(&holder) {
-                continue;
-            }
-            let (own, origins) = self.own_of(&holder);
-            labels.insert(holder.clone(), shared(own.demands()));
-            for origin in origins {
-                let from = self.holder_of(&origin);
-                derived.entry(from.clone()).or_default().push(holder.clone());
-                pending.push(from);
-            }
-        }
-        let mut waiting: VecDeque<Holder> = derived.keys().cloned().collect();
-        while let Some(holder) = waiting.pop_front() {
-            let (Some(others), Some(own)) = (derived.get(&holder), labels.get(&holder).cloned()) else { continue };
-            for other in others {
-                let theirs = labels.entry(other.clone()).or_default();
-                let joined = Labels::clone(theirs).joined(&own).demands();
-                if joined != **theirs {
-                    *theirs = shared(joined);
-                    waiting.push_back(other.clone());
-                }
-            }
-        }
+        let graph = self.graph();
+        let labels = graph.labels();
         let of_tree = |(holder, labels)| match holder {
             Holder::Tree(tree) => Some((tree, labels)),
             Holder::Name(_) => None,
         };
-        labels.into_iter().filter_map(of_tree).collect()
+        graph.holders.into_iter().zip(labels).filter_map(of_tree).collect()
+    }
+
+    /// All trees, what they were made from, and so on.
+    fn graph(&self) -> OriginGraph {
+        let mut graph = OriginGraph::default();
+        let mut places: HashMap<Holder, usize> = HashMap::new();
+        let mut place_of = |graph: &mut OriginGraph, holder: Holder| match places.get(&holder) {
+            Some(place) => *place,
+            None => {
+                let place = graph.holders.len();
+                places.insert(holder.clone(), place);
+                graph.holders.push(holder);
+                place
+            }
+        };
+        for tree in self.names.keys() {
+            place_of(&mut graph, Holder::Tree(*tree));
+        }
+        // Those that are found on the way come behind.
+        let mut place = 0;
+        while let Some(holder) = graph.holders.get(place).cloned() {
+            let (own, origins) = self.own_of(&holder);
+            let origins = origins.iter().map(|origin| place_of(&mut graph, self.holder_of(origin))).collect();
+            graph.own.push(Arc::new(own.demands()));
+            graph.origins.push(origins);
+            place += 1;
+        }
+        graph
     }
 
     /// Holder of the labels of `name`: its tree, or itself while it has none.
@@ -161,34 +155,31 @@ impl<'a> LabelView<'a> {
         self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the labels of names, of other names of the same trees, and of their origins.
-    fn gathered<'n>(&'n self, mut waiting: Vec<&'n Name>) -> Labels {
-        let mut labels = Labels::default();
+    /// Joins the demands of names, of other names of the same trees, and of their origins. Only the origins of the names and their
+    /// trees are in the result, not those of the origins.
+    fn gathered(&self, names: Vec<&Name>) -> Labels {
+        let mut demands = Labels::default();
         if self.state.labels.is_empty() {
-            return labels;
+            return demands;
         }
-        let mut seen: BTreeSet<Name> = BTreeSet::new();
-        // Each tree brings its names once.
-        let mut trees: HashSet<ManifestId> = HashSet::new();
-        let mut queue: Vec<Name> = waiting.drain(..).cloned().collect();
-        while let Some(name) = queue.pop() {
-            if !seen.insert(name.clone()) {
+        let mut direct = Labels::default();
+        let mut seen: HashSet<Holder> = HashSet::new();
+        let mut queue: Vec<Holder> = names.into_iter().map(|name| self.holder_of(name)).collect();
+        let mut firsts = queue.len();
+        while let Some(holder) = queue.pop() {
+            let first = queue.len() < firsts;
+            firsts = firsts.min(queue.len());
+            if !seen.insert(holder.clone()) {
                 continue;
             }
-            if let Some(value) = self.state.refs.get(&name).filter(|value| trees.insert(value.manifest)) {
-                queue.extend(self.names.get(&value.manifest).into_iter().flatten().map(|&name| name.clone()));
+            let (own, origins) = self.own_of(&holder);
+            if first {
+                direct.join(&own);
             }
-            let own = match self.declassified_labels(&name) {
-                Some(signed) => signed.clone(),
-                None => {
-                    let own = self.state.own_labels(&name);
-                    queue.extend(own.origins().iter().cloned());
-                    own
-                }
-            };
-            labels.join(&own);
+            demands = demands.joined(&own.demands()).demands();
+            queue.extend(origins.iter().map(|origin| self.holder_of(origin)));
         }
-        labels.bounded()
+        demands.with_origins_of(&direct)
     }
 
     /// True if a signed declassification replaces the labels of `name`.
@@ -202,4 +193,93 @@ impl<'a> LabelView<'a> {
     pub fn has_stricter_than(&self, own: &Labels) -> bool {
         self.state.labels.values().any(|labels| !own.imply(labels))
     }
+}
+
+/// Holders of labels, and the places of those that each was made from.
+#[derive(Default)]
+struct OriginGraph {
+    holders: Vec<Holder>,
+    /// Demands of the labels of each itself.
+    own: Vec<Arc<Labels>>,
+    origins: Vec<Vec<usize>>,
+}
+
+/// Place of a holder in the search, in which none is yet.
+const UNSEEN: usize = usize::MAX;
+
+impl OriginGraph {
+    /// Demands of each holder: its own, and those of all that it was made from. Holders that were made from each other have the same.
+    ///
+    /// The components come in an order in which origins are first (R. Tarjan, Depth-first search and linear graph algorithms, 1972,
+    /// <https://doi.org/10.1137/0201010>), so each edge is looked at once.
+    fn labels(&self) -> Vec<Arc<Labels>> {
+        let count = self.holders.len();
+        let mut labels: Vec<Arc<Labels>> = self.own.clone();
+        let (mut order, mut lowest, mut done) = (vec![UNSEEN; count], vec![UNSEEN; count], vec![false; count]);
+        let (mut next, mut component) = (0, Vec::new());
+        // Holder, and how many of its origins were looked at.
+        let mut path: Vec<(usize, usize)> = Vec::new();
+        for start in 0..count {
+            if order[start] == UNSEEN {
+                path.push((start, 0));
+            }
+            while let Some((holder, looked_at)) = path.pop() {
+                if looked_at == 0 {
+                    (order[holder], lowest[holder]) = (next, next);
+                    next += 1;
+                    component.push(holder);
+                } else {
+                    let before = self.origins[holder][looked_at - 1];
+                    lowest[holder] = lowest[holder].min(lowest[before]);
+                }
+                let mut rest = self.origins[holder].iter().enumerate().skip(looked_at);
+                let unseen = rest.find_map(|(at, &origin)| {
+                    if order[origin] == UNSEEN {
+                        return Some((at, origin));
+                    }
+                    if !done[origin] {
+                        lowest[holder] = lowest[holder].min(order[origin]);
+                    }
+                    None
+                });
+                if let Some((at, origin)) = unseen {
+                    path.extend([(holder, at + 1), (origin, 0)]);
+                    continue;
+                }
+                if lowest[holder] == order[holder] {
+                    let from = component.iter().rposition(|&member| member == holder).unwrap_or_default();
+                    self.settle(&component.split_off(from), &mut labels, &mut done);
+                }
+            }
+        }
+        labels
+    }
+
+    /// Gives all `members` of a component the same labels.
+    fn settle(&self, members: &[usize], labels: &mut [Arc<Labels>], done: &mut [bool]) {
+        let mut all = Arc::new(Labels::default());
+        for &member in members {
+            all = stricter(all, &labels[member]);
+            for &origin in &self.origins[member] {
+                if done[origin] {
+                    all = stricter(all, &labels[origin]);
+                }
+            }
+        }
+        for &member in members {
+            labels[member] = Arc::clone(&all);
+            done[member] = true;
+        }
+    }
+}
+
+/// Demands of both; one of them, without a copy, where it implies the other.
+fn stricter(one: Arc<Labels>, other: &Arc<Labels>) -> Arc<Labels> {
+    if Arc::ptr_eq(&one, other) || one.imply(other) {
+        return one;
+    }
+    if other.imply(&one) {
+        return Arc::clone(other);
+    }
+    Arc::new(Labels::clone(&one).joined(other).demands())
 }

@@ -506,6 +506,34 @@ mod tests {
         assert!(all.values().filter(|labels| labels.sensitivity().is_some()).count() == 4, "{all:?}");
     }
 
+    /// A long chain, a ring, and all of them in one: each is looked at once, and long chains of origins restrict nothing.
+    #[test]
+    fn chains_and_rings_of_origins_are_passed_in_one_go() {
+        let number = 3_000;
+        let names: Vec<String> = (0..number).map(|n| format!("chain/{n}")).collect();
+        let refs: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), name.as_str())).collect();
+        let origins: Vec<String> = (0..number)
+            .map(|n| match n {
+                0 => "tenant=first".to_owned(),
+                // A ring of the last hundred.
+                2_900 => "derived-from=chain/2899,chain/2999 purpose=ring".to_owned(),
+                n => format!("derived-from=chain/{}", n - 1),
+            })
+            .collect();
+        let given: Vec<(&str, &str)> =
+            names.iter().zip(&origins).map(|(name, of)| (name.as_str(), of.as_str())).collect();
+        let state = state(&refs, &given);
+        let view = LabelView::new(&state, |_, _| false);
+        let all = view.of_all_trees();
+        for at in [0, 1, 257, 2_899, 2_900, 2_950, 2_999] {
+            let labels = view.of(&name(&names[at]));
+            assert!(labels.origins().len() <= 2, "only its own: {labels}");
+            let expected = if at < 2_900 { "tenant=first" } else { "tenant=first purpose=ring" };
+            assert_eq!(labels.clone().demands().to_string(), expected, "{at}");
+            assert_eq!(*all[&state.refs[&name(&names[at])].manifest], labels.demands(), "{at}");
+        }
+    }
+
     #[test]
     fn origins_hand_on_what_they_have_now() {
         let refs = [("raw", "a"), ("copy-of-raw", "a"), ("made", "b"), ("made-again", "c")];

@@ -1,6 +1,6 @@
 //! Kept values of removed or replaced names: roots for marking until they are forgotten.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::Action;
 use super::fields::read_name;
@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::format::wire::{Reader, Writer};
 use crate::id::ManifestId;
-use crate::limits::{REMOVED_BYTES_MAX, REMOVED_MAX};
+use crate::limits::{CHUNK_LEN_MAX, REMOVED_BYTES_MAX, REMOVED_MAX};
 use crate::name::Name;
 
 /// Key of a kept value: the name, and the version that the value had under it.
@@ -52,8 +52,9 @@ impl State {
         self.removed.range(own).map(|((_, version), removed)| (*version, removed))
     }
 
-    /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. The
-    /// quota counts from the latest value: beyond it, values are forgotten by the same entry, or not kept at all.
+    /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. Beyond the quota
+    /// values are forgotten by the same entry, or not kept at all: of the first segment of names that has the most, the oldest first.
+    /// So whoever may write the names below one cannot use up what is kept of the others.
     pub fn keep<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Vec<Action> {
         let names: BTreeSet<&Name> = names.into_iter().collect();
         let mut taken: Vec<(&Name, &RefValue)> =
@@ -62,14 +63,21 @@ impl State {
         let mut kept: Vec<(&KeptKey, &KeptValue)> = self.removed.iter().collect();
         kept.sort_by_key(|((_, version), removed)| std::cmp::Reverse((removed.at, *version)));
         let mut quota = Quota::default();
+        for (place, (name, value)) in taken.iter().enumerate() {
+            quota.add(place, name, value);
+        }
+        for (place, ((name, _), removed)) in kept.iter().enumerate() {
+            quota.add(taken.len() + place, name, &removed.value);
+        }
+        let beyond = quota.beyond();
         let mut actions = Vec::new();
-        for (name, value) in taken {
-            if quota.takes(value) {
-                actions.push(Action::Keep { name: name.clone(), version: value.version });
+        for (place, (name, value)) in taken.iter().enumerate() {
+            if !beyond.contains(&place) {
+                actions.push(Action::Keep { name: (*name).clone(), version: value.version });
             }
         }
-        let beyond = kept.into_iter().filter(|(_, removed)| !quota.takes(&removed.value));
-        actions.extend(beyond.map(|(key, removed)| removed.forget(key)));
+        let forgotten = kept.iter().enumerate().filter(|(place, _)| beyond.contains(&(taken.len() + place)));
+        actions.extend(forgotten.map(|(_, (key, removed))| removed.forget(key)));
         actions
     }
 
@@ -132,21 +140,51 @@ pub fn log_forgotten(actions: &[Action]) {
     }
 }
 
-/// Used part of the quota; once a value does not fit, nothing older does.
+/// Use of the quota, by the first segment of names.
 #[derive(Debug, Default)]
-struct Quota {
+struct Quota<'a> {
     values: usize,
     bytes: u64,
-    full: bool,
+    segments: BTreeMap<&'a str, Share>,
 }
 
-impl Quota {
-    fn takes(&mut self, value: &RefValue) -> bool {
-        self.bytes = self.bytes.saturating_add(value.logical_bytes);
-        let first = self.values == 0;
+/// Values of the names below one segment: place and bytes of each, the latest first.
+#[derive(Debug, Default)]
+struct Share {
+    values: Vec<(usize, u64)>,
+    bytes: u64,
+}
+
+impl<'a> Quota<'a> {
+    /// Counts a value; of one segment, the latest comes first.
+    fn add(&mut self, place: usize, name: &'a Name, value: &RefValue) {
+        // Holes are in no chunk.
+        let bytes = value.logical_bytes.min(value.chunks.saturating_mul(CHUNK_LEN_MAX));
+        let segment = name.as_str().split('/').next().unwrap_or_default();
+        let share = self.segments.entry(segment).or_default();
+        share.values.push((place, bytes));
+        share.bytes = share.bytes.saturating_add(bytes);
         self.values += 1;
-        self.full |= self.values > REMOVED_MAX || !first && self.bytes > REMOVED_BYTES_MAX;
-        !self.full
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Places of the values that are too many; one always stays.
+    fn beyond(mut self) -> HashSet<usize> {
+        let mut places = HashSet::new();
+        while self.values > REMOVED_MAX || (self.bytes > REMOVED_BYTES_MAX && self.values > 1) {
+            let by_number = self.values > REMOVED_MAX;
+            let most = self.segments.values_mut().filter(|share| !share.values.is_empty());
+            let most = most.max_by_key(|share| if by_number { share.values.len() as u64 } else { share.bytes });
+            let Some((share, (place, bytes))) = most.and_then(|share| share.values.pop().map(|value| (share, value)))
+            else {
+                break;
+            };
+            share.bytes -= bytes;
+            self.values -= 1;
+            self.bytes -= bytes;
+            places.insert(place);
+        }
+        places
     }
 }
 
@@ -172,7 +210,7 @@ mod tests {
             saved: Timestamp(0),
             logical_bytes: content,
             files: 1,
-            chunks: 1,
+            chunks: content.div_ceil(CHUNK_LEN_MAX),
             behind: 0,
             facts: StepFacts::default().metric("loss", 0.5).unwrap(),
             attempt: None,
@@ -274,16 +312,38 @@ mod tests {
         // The last entry removes 1,025 names: its oldest value is dropped, and so are all of the entry before.
         assert_eq!(state.removed.len(), REMOVED_MAX);
         assert!(state.removed_of(&name("n/5")).next().is_none() && state.removed_of(&name("n/6")).next().is_some());
-        set(&mut state, "large", REMOVED_BYTES_MAX - 1);
-        remove(&mut state, &["large"]);
+        set(&mut state, "n/large", REMOVED_BYTES_MAX - 1);
+        remove(&mut state, &["n/large"]);
         assert_eq!(state.removed.len(), 2, "as many bytes as there may be");
-        set(&mut state, "larger", REMOVED_BYTES_MAX * 2);
-        remove(&mut state, &["larger"]);
-        assert_eq!(
-            kept(&state).iter().map(|(text, _)| *text).collect::<Vec<_>>(),
-            ["larger"],
-            "the last one always is"
-        );
+        set(&mut state, "n/larger", REMOVED_BYTES_MAX * 2);
+        remove(&mut state, &["n/larger"]);
+        let texts = kept(&state);
+        assert_eq!(texts.iter().map(|(text, _)| *text).collect::<Vec<_>>(), ["n/larger"], "the last one always is");
+    }
+
+    #[test]
+    fn what_is_kept_below_one_segment_does_not_use_up_the_others() {
+        let mut state = State::default();
+        set(&mut state, "precious/data", 1 << 40);
+        remove(&mut state, &["precious/data"]);
+        for content in 1..=REMOVED_MAX as u64 + 10 {
+            set(&mut state, "mine/q", content);
+        }
+        assert_eq!(state.removed.len(), REMOVED_MAX);
+        assert!(state.removed_of(&name("precious/data")).next().is_some());
+        for n in 1..=3 {
+            set(&mut state, "mine/q", REMOVED_BYTES_MAX + n);
+        }
+        assert!(state.removed_of(&name("precious/data")).next().is_some());
+        // A hole is no content.
+        let (before, hole) = (state.removed.len(), RefValue { chunks: 0, ..value(REMOVED_BYTES_MAX) });
+        for _ in 0..3 {
+            let mut actions = state.keep(&[name("mine/q")]);
+            let expected = state.version(&name("mine/q"));
+            actions.push(Action::SetRef { name: name("mine/q"), expected, value: hole.clone() });
+            commit(&mut state, actions).unwrap();
+        }
+        assert!(state.removed.len() > before, "{}", state.removed.len());
     }
 
     #[test]

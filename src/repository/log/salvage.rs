@@ -38,13 +38,16 @@ impl Log {
     ///
     /// Run it while nobody writes: a writer that read the log before the damage still relies on lost entries, and is refused.
     ///
+    /// Unreadable entries may have had labels or a policy: if the others have any, they are not set aside without
+    /// `accept_lost_labels`.
+    ///
     /// # Errors
-    /// Damaged, if there is no snapshot to start from, or a boundary is damaged; unsupported, if a later version wrote an
+    /// Conflict, for labels that may be lost and are not accepted to be; damaged, if there is no snapshot to start from, or a boundary is damaged; unsupported, if a later version wrote an
     /// entry; unreachable, if the store is.
     ///
     /// # Cancel safety
     /// Safe: until the boundary moves nothing is changed, and a second salvage does the same.
-    pub async fn salvage(&self) -> Result<Option<Salvaged>> {
+    pub async fn salvage(&self, accept_lost_labels: bool) -> Result<Option<Salvaged>> {
         let boundary = self.advance_boundary().await?;
         let start = self.newest_snapshot(boundary).await?;
         let mut state = start.ok_or_else(|| {
@@ -66,15 +69,27 @@ impl Log {
                     pass_over(&mut state);
                 }
                 Err(error) if self.is_garbage(Kind::Entry, &Numbered::Entry.key(number), &error).await? => {
-                    let (key, copy) = (Numbered::Entry.key(number), Numbered::Aside.key(number));
-                    self.set_aside(Kind::Entry, &key, &copy).await?;
-                    salvaged.unreadable.push((key, Some(copy)));
+                    salvaged.unreadable.push((Numbered::Entry.key(number), Some(Numbered::Aside.key(number))));
                     pass_over(&mut state);
                 }
                 Err(error) => return Err(error),
             }
         }
         salvaged.snapshot = state.seq;
+        let restricts = state.policy.is_some() || !state.labels.is_empty();
+        if !accept_lost_labels && restricts && (!salvaged.unreadable.is_empty() || !salvaged.partial.is_empty()) {
+            return Err(Error::conflict("labels or a policy may be lost with unreadable entries of the log")
+                .at(salvaged.unreadable.first().map_or_else(|| Numbered::Entry.prefix(), |(key, _)| key.clone()))
+                .help(
+                    "restore the object from a backup of the store; else give --accept-lost-labels, and then check the labels \
+                     of each name (`towline label NAME`): some may be less restricted than before",
+                ));
+        }
+        for (key, copy) in &salvaged.unreadable {
+            if let Some(copy) = copy {
+                self.set_aside(Kind::Entry, key, copy).await?;
+            }
+        }
         if !salvaged.unreadable.is_empty() || !salvaged.partial.is_empty() || !salvaged.names.is_empty() {
             self.restart_from(boundary, &state).await?;
         }
@@ -214,6 +229,7 @@ mod tests {
     use crate::clock::{SystemClock, Timestamp};
     use crate::id::{ManifestId, Owned, SessionId};
     use crate::limits::MEMORY_MIN;
+    use crate::policy::Labels;
     use crate::repository::log::fold::NUMBER_MAX;
     use crate::repository::log::{RefValue, State, StepFacts};
 
@@ -276,7 +292,7 @@ mod tests {
             }
             let damaged = log(&objects).audit().await.unwrap().damaged;
             assert!(damaged.iter().any(|(key, _)| *key == Numbered::Entry.key(planted)), "{planted}: {damaged:?}");
-            let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+            let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
             assert!(salvaged.unreadable.is_empty(), "{planted}: nothing of the log is lost");
             assert_eq!(salvaged.snapshots.len(), 1, "{planted}");
             set(&objects, "b").await;
@@ -297,12 +313,12 @@ mod tests {
             let [(found, error)] = damaged.as_slice() else { panic!("{planted}: {damaged:?}") };
             assert_eq!(*found, key);
             assert!(error.help_text().is_some_and(|help| help.contains("towline verify --repair")), "{error:?}");
-            let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+            let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
             let copy = layout::aside_snapshot(planted);
             assert_eq!((salvaged.unreadable, salvaged.snapshots), (Vec::new(), vec![(key, copy.clone())]));
             assert_eq!(objects.get(&copy).await.unwrap().bytes().await.unwrap(), "x");
             assert!(log(&objects).audit().await.unwrap().damaged.is_empty(), "{planted}");
-            assert!(log(&objects).salvage().await.unwrap().is_none(), "once is enough");
+            assert!(log(&objects).salvage(false).await.unwrap().is_none(), "once is enough");
             assert_eq!(names(&objects).await, ["a"]);
         }
     }
@@ -340,7 +356,7 @@ mod tests {
                 let error = log(&objects).refresh().await.unwrap_err();
                 assert!(error.help_text().is_some_and(|help| help.contains("towline verify --repair")), "{error:?}");
             }
-            let salvaged = log(&objects).salvage().await.unwrap();
+            let salvaged = log(&objects).salvage(false).await.unwrap();
             // The last entry leaves no trace if it is missing.
             let Some(salvaged) = salvaged else {
                 assert!(gone && lost == 9);
@@ -356,7 +372,7 @@ mod tests {
             let expected: Vec<&str> =
                 [("a", 2), ("b", 5), ("c", 8)].iter().filter(|(_, set)| *set != lost).map(|(name, _)| *name).collect();
             assert_eq!(names(&objects).await, expected, "entry {lost}, gone: {gone}");
-            assert!(log(&objects).salvage().await.unwrap().is_none(), "once is enough");
+            assert!(log(&objects).salvage(false).await.unwrap().is_none(), "once is enough");
             set(&objects, "d").await;
             assert!(names(&objects).await.contains(&"d".to_owned()), "it goes on");
         }
@@ -381,7 +397,7 @@ mod tests {
                 log(&objects).commit(None, |_| Ok(if forgets { vec![forget.clone()] } else { vec![] })).await.unwrap();
                 set(&objects, "b").await;
                 objects.put(&Numbered::Entry.key(lost), "garbage".into()).await.unwrap();
-                let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+                let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
                 assert_eq!((salvaged.names.len(), salvaged.partial.len()), (names_lost, 0), "{lost}: {salvaged:?}");
                 let state = log(&objects).refresh().await.unwrap();
                 assert_eq!(state.removed.len(), if forgets { 0 } else { kept_after_4 }, "{lost}");
@@ -402,13 +418,35 @@ mod tests {
         let [(key, error)] = audit.damaged.as_slice() else { panic!("{:?}", audit.damaged) };
         assert_eq!(*key, stray);
         assert!(error.help_text().is_some_and(|help| help.contains("delete it")), "{error:?}");
-        assert!(log(&objects).salvage().await.unwrap().is_none(), "nothing of the log is lost");
+        assert!(log(&objects).salvage(false).await.unwrap().is_none(), "nothing of the log is lost");
         // A real gap beside it.
         objects.delete(&Numbered::Entry.key(2)).await.unwrap();
-        let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+        let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
         assert_eq!((salvaged.snapshot, salvaged.unreadable), (3, vec![(Numbered::Entry.key(2), None)]));
         set(&objects, "b").await;
         assert_eq!(names(&objects).await, ["b"]);
+    }
+
+    #[tokio::test]
+    async fn labels_are_not_lost_without_a_word() {
+        let objects = Arc::new(InMemory::new());
+        set(&objects, "a").await;
+        for (name, label) in [("a", ("tenant", "t")), ("b", ("sensitivity", "secret"))] {
+            let labels = Labels::default().with(label.0, label.1).unwrap();
+            let name: Name = name.parse().unwrap();
+            let give = |state: &State| Ok(state.label(&name, &labels)?.into_iter().collect());
+            log(&objects).commit(None, give).await.unwrap();
+        }
+        // The label of `b`.
+        objects.put(&Numbered::Entry.key(5), "garbage".into()).await.unwrap();
+        let error = log(&objects).salvage(false).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
+        assert!(error.help_text().is_some_and(|help| help.contains("--accept-lost-labels")), "{error:?}");
+        assert!(objects.get(&Numbered::Aside.key(5)).await.is_err(), "nothing was done");
+        let salvaged = log(&objects).salvage(true).await.unwrap().unwrap();
+        assert_eq!(salvaged.unreadable.len(), 1);
+        let state = log(&objects).refresh().await.unwrap();
+        assert_eq!(state.labels.keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
     }
 
     #[tokio::test]
@@ -422,7 +460,7 @@ mod tests {
         let [(key, error)] = audit.damaged.as_slice() else { panic!("{} are told", audit.damaged.len()) };
         assert_eq!(*key, Numbered::Entry.key(4));
         assert!(error.to_string().contains(&format!("{} log entries", far - 4)), "{error}");
-        let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+        let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
         assert_eq!((salvaged.snapshot, salvaged.unreadable.len()), (far, 1));
         assert_eq!(names(&objects).await, ["a"]);
     }
@@ -438,6 +476,6 @@ mod tests {
         let digest = blake3::hash(&bytes);
         bytes.extend_from_slice(digest.as_bytes());
         objects.put(&key, bytes.into()).await.unwrap();
-        assert_eq!(log(&objects).salvage().await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(log(&objects).salvage(false).await.unwrap_err().kind(), ErrorKind::Unsupported);
     }
 }

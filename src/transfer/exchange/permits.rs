@@ -17,6 +17,7 @@ use crate::repository::log::State;
 use crate::repository::{Guard as _, Repository};
 use crate::transfer::driver::Client;
 use crate::transfer::policy::{Policies, PolicyStatus};
+use crate::work::blocking;
 
 /// Labels and rules of one state of a repository.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ pub(super) struct Permits {
 
 impl Permits {
     /// Permits of `state`. A policy that cannot be read or verified counts as none: content with labels stays.
-    pub(super) async fn of(repository: &Repository, state: &State, policies: &Policies) -> Self {
+    pub(super) async fn of(repository: &Repository, state: &Arc<State>, policies: &Policies) -> Self {
         let checked = policies.check_version(repository.id(), state.policy);
         let outdated = checked.is_err();
         let policy = match checked {
@@ -57,7 +58,23 @@ impl Permits {
             PolicyStatus::InForce(rules) | PolicyStatus::Lapsed(rules) => Some(rules),
             PolicyStatus::Unknown | PolicyStatus::Lost => None,
         };
-        let labels = repository.label_view(state).of_all_trees();
+        let (of, view) = (Arc::clone(state), repository.clone());
+        let labels = match blocking(move || Ok(view.label_view(&of).of_all_trees())).await {
+            Ok(labels) => labels,
+            // Only a panic. Without labels, nothing may be allowed.
+            Err(error) => {
+                tracing::error!("labels cannot be computed: {error:?}");
+                return Self {
+                    seq: state.seq,
+                    made: Instant::now(),
+                    labels: HashMap::new(),
+                    rules,
+                    lapsed,
+                    open: false,
+                    lost: true,
+                };
+            }
+        };
         Self { seq: state.seq, made: Instant::now(), labels, rules, lapsed, open, lost }
     }
 

@@ -29,6 +29,8 @@ pub(super) struct ServedRepository {
     rights: [Rights; 2],
     policies: Arc<Policies>,
     permits: Mutex<Option<Arc<Permits>>>,
+    /// Held while permits are computed: concurrent requests compute them once.
+    computing: tokio::sync::Mutex<()>,
     cached: Arc<Mutex<CachedState>>,
     reads: SingleFlight<(), (Instant, Arc<State>)>,
     /// Wakes a read during the long pause.
@@ -52,6 +54,7 @@ impl ServedRepository {
             rights: Default::default(),
             policies: Arc::clone(policies),
             permits: Mutex::default(),
+            computing: tokio::sync::Mutex::default(),
             cached: Arc::new(Mutex::new(cached)),
             reads: SingleFlight::default(),
             hurry: Arc::default(),
@@ -115,10 +118,13 @@ impl ServedRepository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn permits(&self, state: &State) -> Arc<Permits> {
-        if let Some(kept) =
-            self.last_permits().filter(|kept| kept.seq == state.seq && kept.made.elapsed() < VERIFIED_FOR)
-        {
+    pub(super) async fn permits(&self, state: &Arc<State>) -> Arc<Permits> {
+        let kept = || self.last_permits().filter(|kept| kept.seq == state.seq && kept.made.elapsed() < VERIFIED_FOR);
+        if let Some(kept) = kept() {
+            return kept;
+        }
+        let _computing = self.computing.lock().await;
+        if let Some(kept) = kept() {
             return kept;
         }
         let permits = Arc::new(Permits::of(&self.repository, state, &self.policies).await);

@@ -1,0 +1,58 @@
+//! Limits of what one actor makes the audit log record in a minute. Whoever may read nothing can invent any number of names, and any
+//! request that is recorded takes space.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::clock::Timestamp;
+
+/// Denied requests of one actor and a minute whose names are recorded. Further ones share one entry.
+pub(super) const DENIED_NAMES: u32 = 100;
+/// Requests of one actor and a minute that are recorded one by one. Further ones are refused.
+pub(super) const RECORDED_REQUESTS: u32 = 600;
+
+/// Counts of the last minute, by actor.
+#[derive(Debug)]
+pub(super) struct ActorLimit {
+    per_minute: u32,
+    minute: Mutex<Minute>,
+}
+
+#[derive(Debug, Default)]
+struct Minute {
+    number: i64,
+    counts: HashMap<String, u32>,
+}
+
+impl ActorLimit {
+    /// A limit of `per_minute` for each actor.
+    pub(super) fn new(per_minute: u32) -> Self {
+        Self { per_minute, minute: Mutex::default() }
+    }
+
+    /// True if `actor` is within its limit; counts one more.
+    pub(super) fn admit(&self, actor: &str, now: Timestamp) -> bool {
+        let mut minute = self.minute.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = now.0.div_euclid(60_000_000_000);
+        if minute.number != number {
+            *minute = Minute { number, counts: HashMap::new() };
+        }
+        // Actors have a certificate or a token, so they are few.
+        let count = minute.counts.entry(actor.to_owned()).or_default();
+        *count = count.saturating_add(1);
+        *count <= self.per_minute
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_actor_has_its_own_limit_every_minute() {
+        let limit = ActorLimit::new(100);
+        let admitted = |actor, now| (0..1_000).filter(|_| limit.admit(actor, Timestamp(now))).count();
+        assert_eq!((admitted("a", 0), admitted("b", 0), admitted("a", 59_999_999_999)), (100, 100, 0));
+        assert_eq!(admitted("a", 60_000_000_000), 100);
+    }
+}
