@@ -1,6 +1,6 @@
 """FSDP2 with checkpoints by towline.dcp: sharded state saved in the background, resumed on any number of ranks.
 
-    torchrun --nproc-per-node 2 examples/fsdp2_dcp.py --repo /data/towline --run demo --steps 20
+    torchrun --nproc-per-node 2 -- examples/fsdp2_dcp.py --repo /data/towline --run demo --steps 20
 
 Stop it at any time and start it again, on any number of ranks: it resumes from the last complete step. On the same number of
 ranks the losses are bitwise equal to those of an uninterrupted run.

@@ -244,7 +244,7 @@ impl<P: Fn(u64) -> Vec<Range<u64>>> Iterator for Windows<P> {
         if from >= self.rest.end {
             return None;
         }
-        let limit = self.rest.end.min(from + WINDOW);
+        let limit = self.rest.end.min(from.saturating_add(WINDOW));
         let mut to = from;
         while to < limit {
             match self.place(to) {
@@ -293,5 +293,7 @@ mod tests {
         assert_eq!(cut(&[], 0..20), [0..8, 8..16, 16..20]);
         assert_eq!(cut(&[0..1, 19..20], 0..20), [0..8, 8..16, 16..20]);
         assert_eq!(cut(&[], 0..0), []);
+        let end = Windows::new(u64::MAX - 5..u64::MAX, |_| Vec::new());
+        assert!(end.eq(std::iter::once(u64::MAX - 5..u64::MAX)), "of a file of any length");
     }
 }

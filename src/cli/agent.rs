@@ -333,10 +333,15 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
     let missing = match number_of(task, "missing") {
         0 => String::new(),
         _ => {
+            let SourceBytes { agent, cache, site, remote, repository } = sources(task);
+            let came = agent + cache + site + remote + repository;
+            let evicted = came >= number_of(task, "fetched_bytes") + number_of(task, "missing_bytes");
             let why = if is_full(task) {
                 "the cache is full (capacity, free_floor); see the log of the agent"
+            } else if evicted {
+                "they came and were evicted again: more than the cache, or the quota of their tenant, keeps"
             } else {
-                "no permitted source has them; see the log of the agent"
+                "no source has them, or none that may give them ([[allow]] of other agents, the policy, --from)"
             };
             format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
         }
@@ -355,21 +360,21 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
         task.seconds,
         sum("hits", "hit_bytes"),
         sum("fetched", "fetched_bytes"),
-        sources(task),
+        by_source(&sources(task)),
     )
 }
 
 /// Sources of the bytes that a task moved, gaps between chunks included; empty if none moved.
-fn sources(task: &Task) -> String {
+fn sources(task: &Task) -> SourceBytes {
     let sources = task.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
     let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
-    by_source(&SourceBytes {
+    SourceBytes {
         agent: bytes("agent"),
         cache: bytes("cache"),
         site: bytes("site"),
         remote: bytes("remote"),
         repository: bytes("repository"),
-    })
+    }
 }
 
 /// The pins as a table.
@@ -463,8 +468,8 @@ mod tests {
         }));
         let text = warmed(&begun);
         let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
-                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no permitted source has them; \
-                        see the log of the agent\n";
+                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no source has them, or none \
+                        that may give them ([[allow]] of other agents, the policy, --from)\n";
         assert_eq!(text, expected);
         begun.what.report.as_mut().unwrap()["full"] = true.into();
         assert!(
@@ -473,6 +478,8 @@ mod tests {
             warmed(&begun)
         );
         begun.what.report.as_mut().unwrap()["full"] = false.into();
+        begun.what.report.as_mut().unwrap()["sources"]["remote"] = 1536.into();
+        assert!(warmed(&begun).contains("512 B in 3 chunks: they came and were evicted again"), "{}", warmed(&begun));
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }

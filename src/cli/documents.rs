@@ -255,6 +255,7 @@ fn every_key_of_the_settings_is_in_the_table() {
     let sections = [
         ("[admission]", "[admission]\n{}"),
         ("[cache]", "[cache]\n{}"),
+        ("[advisor]", "[advisor]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[handoff]", "[handoff]\n{}"),
         ("[audit]", "[audit]\n{}"),

@@ -9,7 +9,7 @@ use clap::{Args, ValueHint};
 use super::output::{printable, table};
 use super::sites::{bits, dollars, or_dash};
 use super::verbs::Context;
-use crate::agent::advisor::{Advisor, Authority, SitesPaths};
+use crate::agent::advisor::{Advisor, Authority, HintDetail, SitesPaths};
 use crate::error::Result;
 use crate::placement::{
     API_VERSION, Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintInput, HintOutput, HintRequest,
@@ -125,7 +125,7 @@ impl Context {
         for selector in &args.names {
             names.push(self.resolve(&repository, selector).await?);
         }
-        let found = advisor.hint(&epoch, &repository, &request, &names, Duration::MAX).await?;
+        let found = advisor.hint(&epoch, &repository, &request, &names, (Duration::MAX, HintDetail::All)).await?;
         for note in &found.notes {
             self.output.remark(&printable(note));
         }

@@ -57,7 +57,9 @@ pub(super) fn save_part(report: &PartReport) -> String {
         (false, None) => "not complete yet".to_owned(),
     };
     let (rank, ranks, attempt) = (report.rank, report.ranks, &report.attempt);
-    format!("part of rank {rank} of {ranks}, attempt {attempt}: {stands}\n{}", save(&report.part))
+    let own = save(&report.part);
+    let own = if report.complete { own } else { own.replacen("saved ", "saved this rank's part of ", 1) };
+    format!("part of rank {rank} of {ranks}, attempt {attempt}: {stands}\n{own}")
 }
 
 /// ` (SOURCE: BYTES, ...)`; empty if nothing was fetched.
@@ -291,7 +293,9 @@ pub(super) fn expired(plan: &ExpirePlan, dry_run: bool, kept: bool, freed: Optio
         } else if kept {
             "; `towline undelete` takes one back, for 7 days unless a collect is told otherwise".to_owned()
         } else {
-            "; `towline collect` frees what nothing else needs, after its grace (24h)".to_owned()
+            " for good (--keep-removed would keep them for 7 days); `towline collect` frees what nothing else needs, after its \
+             grace (24h)"
+                .to_owned()
         },
     );
     text

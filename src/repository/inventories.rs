@@ -43,19 +43,24 @@ impl Repository {
         objects::retry(put).await.map(drop)
     }
 
-    /// Agents that have an inventory.
+    /// Agents that have an inventory, of those whose site is `wanted`; and whether there are more than are read.
     ///
     /// # Errors
     /// Denied or unreachable, as the store says.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn agents_with_inventory(&self) -> Result<Vec<Identity>> {
+    pub async fn agents_with_inventory(&self, wanted: impl Fn(&str) -> bool + Send) -> Result<(Vec<Identity>, bool)> {
         let listed = self.store().objects().list(Some(&layout::inventories())).map_err(Error::from);
-        let agents = listed.try_filter_map(|meta| async move { Ok(layout::inventory_agent(&meta.location)) });
-        let mut agents: Vec<Identity> = agents.take(AGENTS_MAX).try_collect().await?;
+        let agents = listed.try_filter_map(|meta| {
+            let agent = layout::inventory_agent(&meta.location).filter(|agent| wanted(agent.site()));
+            async move { Ok(agent) }
+        });
+        let mut agents: Vec<Identity> = agents.take(AGENTS_MAX + 1).try_collect().await?;
+        let more = agents.len() > AGENTS_MAX;
+        agents.truncate(AGENTS_MAX);
         agents.sort();
-        Ok(agents)
+        Ok((agents, more))
     }
 
     /// Body of the head of `identity`'s inventory; none if it has none. It counts in the memory budget only while it is read.

@@ -71,6 +71,8 @@ pub struct InventoriesRead {
     pub inventories: Vec<Arc<Counted>>,
     /// The others.
     pub unusable: Vec<UnusableInventory>,
+    /// True if there are more agents than are read.
+    pub more: bool,
 }
 
 impl InventoriesRead {
@@ -87,7 +89,7 @@ impl InventoriesRead {
 }
 
 impl Inventories {
-    /// Reads the inventories that have changed since the last call. Only those whose signatures `trusted` confirms are used; one
+    /// Reads the inventories of agents whose site is `wanted`, if they have changed since the last call. Only those whose signatures `trusted` confirms are used; one
     /// that is older than the last one of its agent is refused.
     ///
     /// # Errors
@@ -95,8 +97,13 @@ impl Inventories {
     ///
     /// # Cancel safety
     /// Safe: what was read is kept.
-    pub async fn read(&self, repository: &Repository, trusted: &Trusted) -> Result<InventoriesRead> {
-        let agents = repository.agents_with_inventory().await?;
+    pub async fn read(
+        &self,
+        repository: &Repository,
+        trusted: &Trusted,
+        wanted: impl Fn(&str) -> bool + Send,
+    ) -> Result<InventoriesRead> {
+        let (agents, more) = repository.agents_with_inventory(wanted).await?;
         self.lock().retain(|agent, _| agents.binary_search(agent).is_ok());
         let read = stream::iter(agents).map(|agent| async move {
             let known = self.lock().get(&agent).cloned();
@@ -105,7 +112,7 @@ impl Inventories {
         });
         let mut all: Vec<_> = read.buffer_unordered(READS).collect().await;
         all.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let mut found = InventoriesRead::default();
+        let mut found = InventoriesRead { more, ..InventoriesRead::default() };
         for (agent, read) in all {
             match read {
                 Ok(Some(known)) => {

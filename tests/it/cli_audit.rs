@@ -26,6 +26,11 @@ fn commands_that_touch_names_are_recorded() {
         (&["rm", "run/2", "run/3"], true),
         (&["cat", "run/1:a.txt", "--range", "0-4"], true),
         (&["label", "run", "sensitivity=internal"], false),
+        (&["save", "tree", "kept/step-1"], true),
+        (&["save", "tree", "kept/step-2"], true),
+        (&["expire", "kept", "--keep-last", "1", "--dry-run"], true),
+        (&["expire", "kept", "--keep-last", "1"], true),
+        (&["watch", "ckpt", "watched", "--once", "--restore-latest"], true),
         (&["label", "run"], true),
         (&["ls"], true),
     ] {
@@ -52,6 +57,11 @@ fn commands_that_touch_names_are_recorded() {
         ("remove", "run/3"),
         ("read", "run/1"),
         ("label", "run"),
+        ("save", "kept/step-1"),
+        ("save", "kept/step-2"),
+        ("remove", "kept/step-1"),
+        ("restore", "watched"),
+        ("save", "watched"),
     ];
     assert_eq!(decisions, expected);
     let ends: Vec<&Value> = shown.iter().filter(|entry| entry["kind"] == "end").collect();

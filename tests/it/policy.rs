@@ -258,6 +258,26 @@ fn a_rule_about_a_name_binds_it_without_labels() {
     assert_eq!((lab.restores("raw/set"), lab.restores("free/set")), (Some(7), Some(0)));
 }
 
+/// Y3: a copy, a sync and an undelete under another name put nothing where a save may not.
+#[test]
+fn a_rule_about_a_name_binds_what_is_copied_to_it() {
+    let mut lab = PolicyFixture::at("home");
+    let other = lab.user.work().join("other");
+    lab.user.ok(&["init", other.to_str().unwrap()]);
+    lab.save("free/set", &[]);
+    lab.user.ok(&["--repo", other.to_str().unwrap(), "save", "data", "closed/from-there"]);
+    lab.rules = format!("[[rule]]\nverdict = 'deny'\nnames = 'closed/**'\nwhy = 'closed'\n\n{RULES}");
+    lab.set(&[]);
+    lab.user.fails(&["save", "data", "closed/a"], 7);
+    lab.user.fails(&["cp", "free/set", "closed/b"], 7);
+    lab.user.fails(&["cp", "--stand-alone", "free/set", "closed/c"], 7);
+    lab.user.fails(&["sync", other.to_str().unwrap(), lab.user.repository().to_str().unwrap(), "closed"], 7);
+    lab.user.ok(&["rm", "free/set"]);
+    lab.user.fails(&["undelete", "free/set", "--as", "closed/d"], 7);
+    lab.user.ok(&["undelete", "free/set", "--as", "free/again"]);
+    assert!(!lab.user.ok(&["ls"]).contains("closed"));
+}
+
 /// Y1, of what a save says itself that its content was made from.
 #[test]
 fn what_a_save_is_derived_from_binds_that_save() {

@@ -309,3 +309,28 @@ async fn a_destination_that_was_there_keeps_its_mode() {
         assert_eq!(mode(&made), saved);
     }
 }
+
+/// Files of an exbibyte that are almost nothing but holes, of fixed pieces or with a tensor that claims all of it: only their bytes are
+/// looked at. File systems in memory take such lengths (tmpfs(5)).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hole_of_any_length_costs_nothing() {
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+    let (source, len) = (dir.path().join("source"), 1_u64 << 60);
+    fs::create_dir(&source).unwrap();
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
+    let tensors = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    for (file, head) in [("plain", &b"x"[..]), ("model.safetensors", &tensors)] {
+        fs::write(source.join(file), head).unwrap();
+        let opened = fs::File::options().write(true).open(source.join(file)).unwrap();
+        if opened.set_len(head.len() as u64 + len).is_err() {
+            return;
+        }
+        opened.write_all_at(b"end", len / 2).unwrap();
+    }
+    let repository = in_memory(dir.path()).await;
+    for cut in [CutChoice::Fixed, CutChoice::Auto] {
+        let options = SaveOptions { cut, reread: true, ..SaveOptions::default() };
+        let saved = repository.save(&source, &name("sparse"), &options).await.unwrap();
+        assert!(saved.logical_bytes > 2 * len && saved.stored_bytes < 100_000, "{saved:?}");
+    }
+}

@@ -118,6 +118,8 @@ def test_saved_by_two_and_loaded_by_one_and_three(tmp_path):
     shown = repository.show("run/step-1")
     files = {entry["path"] for entry in shown["entries"] if entry["kind"] == "file"}
     assert {"metadata.json", "rank-00000.safetensors", "rank-00001.safetensors"} <= files
+    # The parts are more than the ranks.
+    assert {repository.show(name)["world_size"] for name in ("run/step-1", "run/parts", "run/alone")} == {2}
     names = list(repository.tensors("run/step-1"))
     assert "model.rows@0,0" in names and "model.rows@4,0" in names
     # What is on all ranks was saved by one.

@@ -166,3 +166,16 @@ def test_dicts_are_updated_in_place_as_by_torch(repository):
     assert training["m"] is before["m"] is back["m"] and torch.equal(back["m"][0].weight, saved[0].weight)
     assert checkpointer.missing_keys == ["state['extra']", "state['loop']['own']"]
     assert checkpointer.unexpected_keys == ["state['more']"]
+
+
+def test_an_expanded_tensor_of_into_is_refused_before_anything_is_filled(tmp_path):
+    checkpointer = towline.Checkpointer(str(tmp_path / "repository"), "run")
+    checkpointer.save(1, {"a": torch.ones(3), "x": torch.ones(1).expand(4), "z": torch.ones(2)}).wait("durable")
+    into = {"a": torch.zeros(3), "x": torch.zeros(1).expand(4), "z": torch.zeros(2)}
+    with pytest.raises(towline.Mismatch, match=r"x'?\]? is an expanded tensor.*contiguous"):
+        checkpointer.restore(into=into)
+    assert not any(tensor.any() for tensor in into.values())
+    into["x"] = into["x"].contiguous()
+    checkpointer.restore(into=into)
+    assert all(tensor.all() for tensor in into.values())
+    checkpointer.close()

@@ -40,8 +40,20 @@ const EPOCH_AGE_MAX: Duration = Duration::from_secs(10);
 /// Time that a hint waits for the chunks of its inputs, if the request does not say.
 pub const WAIT: Duration = Duration::from_millis(3);
 
+/// Inventories that cannot be used of which a hint tells.
+const UNUSABLE_SHOWN: usize = 8;
+
 /// Authority by which inventories are verified.
 pub type Authority = dyn Fn() -> Result<Option<Trusted>> + Send + Sync;
+
+/// Detail of the notes on what an epoch lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HintDetail {
+    /// With names of other agents, and errors.
+    All,
+    /// Only that something is lacking: for other agents and tokens.
+    Little,
+}
 
 /// Answers requests for hints about one repository. Clones share everything.
 #[derive(Clone)]
@@ -181,7 +193,7 @@ impl Advisor {
         reader: &Repository,
         request: &HintRequest,
         names: &[Name],
-        wait: Duration,
+        (wait, detail): (Duration, HintDetail),
     ) -> Result<Hint> {
         request.check()?;
         let mut inputs = Vec::with_capacity(names.len());
@@ -194,7 +206,13 @@ impl Advisor {
             inputs.push(Input { name: name.clone(), labels });
             trees.push((name.clone(), value.clone()));
         }
-        let mut gaps = epoch.gaps.clone();
+        let mut gaps = match detail {
+            HintDetail::All => epoch.gaps.clone(),
+            HintDetail::Little if epoch.gaps.is_empty() => Vec::new(),
+            HintDetail::Little => {
+                vec!["something that counts cannot be read; the user of the advisor is told what".to_owned()]
+            }
+        };
         let reading = self.0.inputs.holdings(&epoch.inventories, reader, trees.clone());
         let held = match timeout(wait, reading).await {
             Ok(held) => held?,
@@ -233,12 +251,19 @@ impl Shared {
         if let Some(rules) = &policy {
             sites.sites.check(rules)?;
         }
-        let read = self.read_inventories().await?;
+        let read = self.read_inventories(&sites).await?;
+        let shown = read.unusable.iter().take(UNUSABLE_SHOWN);
         gaps.extend(
-            read.unusable.iter().map(|unusable| {
+            shown.map(|unusable| {
                 format!("the inventory of {} cannot be used: {}", unusable.agent.path(), unusable.error)
             }),
         );
+        if let Some(others @ 1..) = read.unusable.len().checked_sub(UNUSABLE_SHOWN) {
+            gaps.push(format!("{others} more inventories cannot be used"));
+        }
+        if read.more {
+            gaps.push("more agents have inventories than are read".to_owned());
+        }
         let hash = read.hash(sites.hash);
         self.inputs.update(&read.inventories, &log).await;
         let epoch = Arc::new(Epoch { at, log, policy, inventories: read.inventories, sites, gaps, hash });
@@ -247,17 +272,20 @@ impl Shared {
     }
 
     /// Inventories that the authority confirms.
-    async fn read_inventories(&self) -> Result<InventoriesRead> {
+    async fn read_inventories(&self, sites: &SitesRead) -> Result<InventoriesRead> {
+        // Nobody asks about other sites.
+        let wanted = |site: &str| sites.sites.site(site).is_some();
         if let Some(trusted) = (self.authority)()? {
-            return self.inventories.read(&self.repository, &trusted).await;
+            return self.inventories.read(&self.repository, &trusted, wanted).await;
         }
         let unverified = |agent: Identity| UnusableInventory {
             error: Error::denied("this machine has no authority to verify it with")
                 .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR"),
             agent,
         };
-        let agents = self.repository.agents_with_inventory().await?;
-        Ok(InventoriesRead { inventories: Vec::new(), unusable: agents.into_iter().map(unverified).collect() })
+        let (agents, more) = self.repository.agents_with_inventory(wanted).await?;
+        let unusable = agents.into_iter().map(unverified).collect();
+        Ok(InventoriesRead { inventories: Vec::new(), unusable, more })
     }
 }
 

@@ -14,7 +14,7 @@ use utoipa::IntoParams;
 use super::caller::Caller;
 use super::error::{ApiError, JsonBody, parse_query};
 use super::recorded::AccessRequest;
-use crate::agent::advisor::{Epoch, WAIT};
+use crate::agent::advisor::{Epoch, HintDetail, WAIT};
 use crate::agent::config::Span;
 use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
@@ -87,7 +87,8 @@ pub(super) async fn hint(
         }
     }
     let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
-    Ok(Json(advisor.hint(&epoch, &reader, &request, &names, wait).await?))
+    let detail = if caller.requester().is_some() { HintDetail::Little } else { HintDetail::All };
+    Ok(Json(advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await?))
 }
 
 /// Name that `selector` stands for in `epoch`, among those that the caller may read.

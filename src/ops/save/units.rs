@@ -246,3 +246,34 @@ fn windows(extent: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>,
         (!range.is_empty()).then_some((range, Cuts::Window { first, last }))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(cuts: &[u64], extent: Range<u64>, window: u64) -> Vec<(Range<u64>, Vec<u64>)> {
+        let ends = cuts.iter().copied().peekable();
+        let known = |(range, cuts)| match cuts {
+            Cuts::Known(ends) => (range, ends),
+            _ => panic!("of another kind"),
+        };
+        grouped(ends, extent, window).map(known).collect()
+    }
+
+    #[test]
+    fn ends_within_an_extent_are_grouped_by_the_window() {
+        assert_eq!(parts(&[2, 4, 6, 8, 10], 0..10, 4), [(0..4, vec![2, 4]), (4..8, vec![6, 8]), (8..10, vec![10])]);
+        assert_eq!(parts(&[2, 4, 6, 8, 10], 3..7, 100), [(3..7, vec![4, 6, 7])]);
+        assert_eq!(parts(&[50, 100], 0..100, 4), [(0..50, vec![50]), (50..100, vec![100])], "longer than the window");
+        assert_eq!(parts(&[], 5..9, 4), [(5..9, vec![9])]);
+        assert_eq!(parts(&[3], 5..5, 4), []);
+    }
+
+    #[test]
+    fn the_ends_of_tensors_go_on_from_extent_to_extent() {
+        let mut ends = [2, 4, 6, 8, 10].into_iter().peekable();
+        assert_eq!(grouped(&mut ends, 1..4, 100).map(|(range, _)| range).collect::<Vec<_>>().len(), 1);
+        assert_eq!(grouped(&mut ends, 7..9, 100).next().map(|(range, _)| range), Some(7..9));
+        assert_eq!(ends.next(), Some(10));
+    }
+}

@@ -4,6 +4,8 @@
 //! and then moved to its place.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -199,19 +201,20 @@ fn is_fit(name: &str, folder: bool) -> bool {
 /// Conflict, for something else; else errors of the file system.
 fn check_replaceable(tracker: Tracker, path: &Path) -> Result<()> {
     let fault = |error| Error::io("cannot read the tracker file", path, error);
-    let found = match path.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        found => found.map_err(fault)?,
+    // Others may swap it meanwhile, also for a pipe.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match open(path, flags, Mode::empty()) {
+        Ok(opened) => File::from(opened),
+        Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
+        Err(errno) => return Err(fault(errno.into())),
     };
-    if found.is_symlink() {
-        return Ok(());
-    }
-    let is_tracker = found.is_file()
-        && found.len() <= TRACKER_LEN_MAX
-        && std::str::from_utf8(&std::fs::read(path).map_err(fault)?)
-            .is_ok_and(|text| text.trim().is_empty() || tracker.step(text).is_some());
-    if is_tracker {
-        return Ok(());
+    if file.metadata().map_err(fault)?.is_file() {
+        let mut bytes = Vec::new();
+        file.take(TRACKER_LEN_MAX + 1).read_to_end(&mut bytes).map_err(fault)?;
+        let text = std::str::from_utf8(&bytes).ok().filter(|text| text.len() as u64 <= TRACKER_LEN_MAX);
+        if text.is_some_and(|text| text.trim().is_empty() || tracker.step(text).is_some()) {
+            return Ok(());
+        }
     }
     Err(Error::conflict("something else has the name of the tracker file in the watched folder")
         .at(path.display())

@@ -182,6 +182,9 @@ fn what_somebody_saved_meanwhile_is_not_replaced() {
     let names = user.ok(&["ls"]);
     assert!(names.contains("handoff/home/a/run/step-6"), "another spelling of a step is taken: {names}");
     assert!(names.contains("handoff/home/a/run/step-7") && !names.contains("handoff/home/a/run/step-8"), "{names}");
+    // The labels of the run bind it under another name, too.
+    let labels = user.json(&["label", "handoff/home/a/run/step-7"], 0);
+    assert!(labels["labels"]["derived-from"].to_string().contains("run/step-7"), "{labels}");
     user.ok(&["restore", "run/step-7", "theirs"]);
     assert_eq!(user.read("theirs/a.txt"), b"hello, world");
     user.ok(&["restore", "handoff/home/a/run/step-7", "ours"]);

@@ -14,6 +14,7 @@ use super::sidecar::until;
 use super::{Answer, Running, configure, exchange, told, told_json, with_tree};
 use crate::cli::{User, has_members};
 use crate::data::noise;
+use crate::policy::PolicyFixture;
 use crate::semantics::Tmpfs;
 
 const SETTINGS: &str = "http = '127.0.0.1:0'\ntokens = 'own/tokens'\n";
@@ -459,6 +460,41 @@ fn a_token_saves_its_names_from_its_folders_alone() {
     let restore = json!({ "name": "run/step-1", "to": top.join("job/out") });
     assert_eq!(holder.post("/v1/restore", &restore, 403)["error"]["kind"], "denied");
     assert_eq!(user.json(&["ls", "run"], 0)["refs"].as_array().unwrap().len(), 1);
+    agent.stop();
+}
+
+/// A token that may save one name makes no other name stricter, and learns nothing of a name that it replaces but may not read.
+#[test]
+fn labels_of_a_token_bind_its_own_names_alone() {
+    let lab = PolicyFixture::at("home");
+    let user = &lab.user;
+    user.ok(&["identity", "issue", "home/n1", "--to", "n1"]);
+    let settings =
+        b"repository = '../repo'\nsocket = 'run/agent.sock'\nmemory = '256M'\nidentity = 'n1'\nhttp = '127.0.0.1:0'\n\
+        tokens = 'own/tokens'\n[cache]\ndir = 'cache'\ncapacity = '64M'\nfree_floor = '0'\n";
+    user.write("agent.toml", settings);
+    user.write("shared/model", b"weights");
+    user.ok(&["save", "shared", "pub/model"]);
+    let agent = Running::from_file(user, "agent.toml");
+    let path = user.work().canonicalize().unwrap().join("shared");
+    let modified = fs::metadata(path.join("model")).unwrap().modified().unwrap();
+    let holder = token(user, &agent, &["save=mine/**", &format!("folder={}", path.display())], &[]);
+    let save = |labels: Value| {
+        let body = json!({ "path": path, "name": "mine/model", "labels": labels });
+        holder.ended(&holder.post("/v1/save", &body, 202))
+    };
+    let refused = save(json!({ "residency": "DE" }));
+    assert_eq!((&refused["state"], &refused["error"]["kind"]), (&json!("failed"), &json!("denied")), "{refused}");
+    assert_eq!(save(json!({}))["state"], "done");
+    // Other content may have them.
+    user.write("shared/model", b"its own");
+    let saved = save(json!({ "residency": "DE" }));
+    assert_eq!((&saved["state"], saved["report"].get("replaced")), (&json!("done"), None), "{saved}");
+    // From then on the name has them, and may not hold what others have: the same file, with the same time.
+    user.write("shared/model", b"weights");
+    fs::File::options().write(true).open(path.join("model")).unwrap().set_modified(modified).unwrap();
+    assert_eq!(save(json!({}))["state"], "failed");
+    assert_eq!(user.json(&["label", "pub/model"], 0)["labels"], json!({}));
     agent.stop();
 }
 

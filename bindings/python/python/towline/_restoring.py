@@ -259,6 +259,11 @@ class Restoring:
             )
             error.place, error.help = shown(path), help
             raise error
+        if any(size > 1 and stride == 0 for size, stride in zip(into.shape, _strides(into), strict=True)):
+            help = "give it memory of its own: Tensor.contiguous()"
+            error = Mismatch(f"{shown(path)} is an expanded tensor in `into`, which cannot be filled ({help})")
+            error.place, error.help = shown(path), help
+            raise error
         self._targets[id(node)] = into
         plain = "dtype" not in node and into.dtype == dtype and _torch.is_plain(into)
         if self._want(node["t"], into.detach() if plain else None):
@@ -585,6 +590,11 @@ def _numpy_dtype(description: Any) -> Any:
     import numpy
 
     return numpy.dtype([tuple(field) for field in description] if isinstance(description, list) else description)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a tensor; those of one without any are 1."""
+    return tuple(tensor.stride()) if tensor.layout == torch.strided else (1,) * tensor.dim()
 
 
 def _dtype(name: str) -> torch.dtype:

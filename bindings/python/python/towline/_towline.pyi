@@ -12,8 +12,8 @@ ReadRequest = tuple[str, str, tuple[Sequence[int], Sequence[int]] | None, int, i
 
 SaveOptions = dict[str, Any]
 """Options of a save: `metrics`, and some of `world_size`, `framework`, `labels`, `exclude`, `compression` ("auto",
-"if-faster" or "off"), `key_every`, `base`, `part` (a number and an attempt), `parts`, `version` (that the name must have when the save
-begins; 0: the name must not exist), and `progress`."""
+"if-faster" or "off"), `key_every`, `base`, `part` (a number and an attempt), `parts`, `version` (that the name must have when the
+save begins; 0: the name must not exist), and `progress`."""
 
 def command(args: list[str]) -> int: ...
 def copy(copies: list[tuple[int, int, int]]) -> None: ...

@@ -351,6 +351,10 @@ impl Task {
         if caller.is_some() {
             view.repository = None;
             view.error.iter_mut().for_each(redact);
+            // It may save the name without reading it.
+            if let Some(serde_json::Value::Object(report)) = &mut view.report {
+                report.remove("replaced");
+            }
         }
         view
     }
