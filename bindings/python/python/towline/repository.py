@@ -107,8 +107,8 @@ def save_options(
     part: tuple[int, str] | None = None,
     parts: int | None = None,
 ) -> dict[str, Any]:
-    """Options of a save, as the engine takes them. `part` is the number of a part and the id of the attempt that it is of. `parts`
-    is their number, if it is not `world_size`."""
+    """Options of a save, as the engine takes them. `part` is the number of a part and the id of the attempt that it is of.
+    `parts` is their number, if it is not `world_size`."""
     options = {
         "world_size": world_size,
         "framework": framework,
