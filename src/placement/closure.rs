@@ -33,6 +33,47 @@ pub struct ChunkBits {
     words: Vec<u64>,
 }
 
+/// Chunks of trees that are added one after the other.
+#[derive(Debug, Default)]
+pub struct ClosureBuilder {
+    /// First bytes of the id and stored bytes of each chunk, bases included.
+    chunks: Vec<(u64, u32)>,
+    /// First bytes of the id and plain bytes of each chunk that a tree lists.
+    listed: Vec<(u64, u32)>,
+    logical: u64,
+}
+
+impl ClosureBuilder {
+    /// Bytes of memory that each chunk of a tree takes until the closure is made.
+    pub const CHUNK_WEIGHT: u64 = 2 * size_of::<(u64, u32)>() as u64;
+
+    /// Adds the chunks of `tree`.
+    ///
+    /// # Errors
+    /// Damaged, if its map lacks a chunk.
+    pub fn add(&mut self, tree: &Saved) -> Result<()> {
+        self.logical = self.logical.saturating_add(tree.value.logical_bytes);
+        self.chunks.reserve(tree.located_chunks() as usize);
+        for chunk in 0..tree.located_chunks() {
+            let located = tree.locate(chunk)?;
+            self.chunks.push((located.id.prefix(), located.place.stored_len));
+            if (chunk as usize) < tree.manifest.chunks.ids.len() {
+                self.listed.push((located.id.prefix(), located.place.plain_len));
+            }
+        }
+        Ok(())
+    }
+
+    /// The closure of all of them.
+    #[must_use]
+    pub fn build(mut self) -> Closure {
+        self.listed.sort_unstable();
+        self.listed.dedup_by_key(|(key, _)| *key);
+        let unique = self.listed.iter().map(|(_, len)| u64::from(*len)).sum();
+        Closure { logical: self.logical, unique, ..Closure::of_chunks(self.chunks) }
+    }
+}
+
 /// Chunks of a closure in the sets of an inventory.
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -42,31 +83,6 @@ pub struct Found {
 }
 
 impl Closure {
-    /// Chunks of `trees`.
-    ///
-    /// # Errors
-    /// Damaged, if the map of one lacks a chunk.
-    pub fn of(trees: &[&Saved]) -> Result<Self> {
-        let mut chunks: Vec<(u64, u32)> = Vec::new();
-        let mut listed: Vec<(u64, u32)> = Vec::new();
-        let mut logical = 0;
-        for tree in trees {
-            logical += tree.value.logical_bytes;
-            chunks.reserve(tree.located_chunks() as usize);
-            for chunk in 0..tree.located_chunks() {
-                let located = tree.locate(chunk)?;
-                chunks.push((located.id.prefix(), located.place.stored_len));
-                if (chunk as usize) < tree.manifest.chunks.ids.len() {
-                    listed.push((located.id.prefix(), located.place.plain_len));
-                }
-            }
-        }
-        listed.sort_unstable();
-        listed.dedup_by_key(|(key, _)| *key);
-        let unique = listed.iter().map(|(_, len)| u64::from(*len)).sum();
-        Ok(Self { logical, unique, ..Self::of_chunks(chunks) })
-    }
-
     /// These chunks, each the first eight bytes of its id and its stored bytes. A chunk that is there in two forms counts with the
     /// smaller one, whatever their order.
     #[must_use]

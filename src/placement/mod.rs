@@ -20,7 +20,7 @@ mod sources;
 mod tests;
 mod verdict;
 
-pub use self::closure::{ChunkBits, Closure, Found};
+pub use self::closure::{ChunkBits, Closure, ClosureBuilder, Found};
 pub use self::hint::{
     Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot, hint,
 };

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
 
 use crate::budget::{Budget, Retained};
 use crate::error::Result;
 use crate::id::MapKey;
 use crate::name::Name;
-use crate::placement::{Closure, Found, Holdings};
+use crate::placement::{Closure, ClosureBuilder, Found, Holdings};
 use crate::policy::LocalCaller;
 use crate::repository::Repository;
 use crate::repository::log::{RefValue, State};
@@ -17,6 +20,10 @@ use crate::work::blocking;
 
 /// Sets of inputs that are remembered.
 const KNOWN_MAX: usize = 64;
+/// Sets of inputs that are read at a time.
+const READING_MAX: usize = 2;
+/// Time that an epoch takes at most for the inputs that are known. The rest is computed when it is asked for.
+const UPDATE_MAX: Duration = Duration::from_secs(2);
 
 /// Maps of the trees, ascending, and the caller on whose behalf they are read.
 type InputsKey = (Vec<MapKey>, Option<LocalCaller>);
@@ -28,6 +35,7 @@ pub(super) struct KnownInputs {
     /// The latest first.
     known: Mutex<Vec<Arc<Known>>>,
     reading: SingleFlight<InputsKey, Arc<Known>>,
+    permits: Arc<Semaphore>,
 }
 
 /// Trees, and what sites hold of their chunks by some inventories.
@@ -42,7 +50,12 @@ struct Known {
 
 impl KnownInputs {
     pub(super) fn new(repository: &Repository) -> Self {
-        Self { budget: repository.budget().clone(), known: Mutex::default(), reading: SingleFlight::default() }
+        Self {
+            budget: repository.budget().clone(),
+            known: Mutex::default(),
+            reading: SingleFlight::default(),
+            permits: Arc::new(Semaphore::new(READING_MAX)),
+        }
     }
 
     /// Sites that hold chunks of `trees`, by `inventories`.
@@ -66,6 +79,7 @@ impl KnownInputs {
         let key = (maps.clone(), reader.caller().cloned());
         let (own, reader, inventories) = (Arc::clone(self), reader.clone(), inventories.to_vec());
         let read = || async move {
+            let _permit = own.permits.acquire().await;
             let before = own.closure(&maps);
             let closure = match before {
                 Some(closure) => closure,
@@ -84,7 +98,11 @@ impl KnownInputs {
         let current: BTreeSet<MapKey> = log.refs.values().map(|value| value.map_key).collect();
         self.lock().retain(|known| known.trees.iter().all(|tree| current.contains(tree)));
         let outdated: Vec<Arc<Known>> = self.lock().iter().filter(|known| !known.is_of(inventories)).cloned().collect();
+        let begun = Instant::now();
         for known in outdated {
+            if begun.elapsed() > UPDATE_MAX {
+                return;
+            }
             if let Err(error) = self.add(known.trees.clone(), Arc::clone(&known.closure), inventories).await {
                 tracing::warn!("holdings of inputs are not kept up to date: {error:?}");
             }
@@ -159,11 +177,20 @@ impl Known {
     }
 }
 
-/// Chunks of `trees`, read by `reader`.
+/// Chunks of `trees`, read by `reader` one after the other.
+///
+/// # Errors
+/// As [`Repository::saved_as`]; exhausted, if their chunks take too much memory.
 async fn closure_of(reader: &Repository, trees: Vec<(Name, RefValue)>) -> Result<Closure> {
-    let mut opened = Vec::with_capacity(trees.len());
+    let (mut builder, mut kept) = (ClosureBuilder::default(), Vec::new());
     for (name, value) in trees {
-        opened.push(reader.saved_as(&name, &value).await?);
+        let tree = reader.saved_as(&name, &value).await?;
+        kept.push(reader.budget().keep(u64::from(tree.located_chunks()) * ClosureBuilder::CHUNK_WEIGHT)?);
+        builder = blocking(move || {
+            builder.add(&tree)?;
+            Ok(builder)
+        })
+        .await?;
     }
-    blocking(move || Closure::of(&opened.iter().collect::<Vec<_>>())).await
+    blocking(move || Ok(builder.build())).await
 }

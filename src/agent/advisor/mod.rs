@@ -37,6 +37,8 @@ use crate::transfer::policy::Policies;
 const EPOCH_AGE: Duration = Duration::from_secs(1);
 /// Age up to which an epoch answers while the next one is made.
 const EPOCH_AGE_MAX: Duration = Duration::from_secs(10);
+/// Time that a hint waits for the repository while an older epoch can answer.
+const REPOSITORY_WITHIN: Duration = Duration::from_secs(1);
 /// Time that a hint waits for the chunks of its inputs, if the request does not say.
 pub const WAIT: Duration = Duration::from_millis(3);
 
@@ -149,9 +151,10 @@ impl Advisor {
                     _ => Ok(epoch),
                 }
             }
-            Some((_, epoch)) => match next.await {
-                Err(error) if error.kind() == ErrorKind::Unreachable => Ok(Arc::new(epoch.outdated(&error))),
-                next => next,
+            Some((_, epoch)) => match timeout(REPOSITORY_WITHIN, next).await {
+                Err(_) => Ok(Arc::new(epoch.outdated(&Error::unreachable("no answer yet")))),
+                Ok(Err(error)) if error.kind() == ErrorKind::Unreachable => Ok(Arc::new(epoch.outdated(&error))),
+                Ok(next) => next,
             },
             None => next.await,
         }

@@ -35,7 +35,8 @@ impl AccessRequest<'_> {
     /// # Cancel safety
     /// Safe.
     pub(super) async fn allow(&self, state: &AgentState, name: impl Display) -> Result<Option<Request>> {
-        let decision = self.decision(state, Some(name.to_string()), Verdict::Allow, self.caller.rule().to_owned());
+        let rule = if self.action == Action::Handoff { "[[handoff.accept]]" } else { self.caller.rule() };
+        let decision = self.decision(state, Some(name.to_string()), Verdict::Allow, rule.to_owned());
         state.record(decision, self.repeats).await
     }
 
@@ -79,7 +80,9 @@ impl AccessRequest<'_> {
     pub(super) async fn refuse(&self, state: &AgentState, name: impl Display, error: Error) -> Error {
         // Forbidden names are reported as absent to other agents and tokens.
         let absent = error.kind() == ErrorKind::NotFound && self.caller.requester().is_some();
-        if !absent && error.kind() != ErrorKind::Denied {
+        // A quota of [[handoff.accept]] is a rule, too.
+        let over_quota = error.kind() == ErrorKind::Exhausted && self.action == Action::Handoff;
+        if !absent && !over_quota && error.kind() != ErrorKind::Denied {
             return error;
         }
         let listed = self.caller.requester().is_none()

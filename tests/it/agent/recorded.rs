@@ -148,6 +148,7 @@ fn the_bytes_of_a_handoff_are_recorded_where_they_go_and_where_they_come_from() 
         assert_eq!((&handoffs[0]["actor"], &handoffs[0]["to"]), (&json!("towline://home/a"), &json!("cloud")));
         end(all, handoffs[0])
     });
+    assert_eq!(of(&logs[1], "handoff")[0]["rule"], "[[handoff.accept]]");
     let bytes = ends[0]["bytes"].as_u64().unwrap();
     assert!(bytes > 1 << 20, "{bytes}");
     assert_eq!((&ends[1]["bytes"], &ends[0]["outcome"]), (&ends[0]["bytes"], &ends[1]["outcome"]));
