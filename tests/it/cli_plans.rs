@@ -230,3 +230,21 @@ fn watch_takes_metrics_from_what_the_trainer_logged() {
     assert_eq!(user.json(&["show", "run/step-20"], 0)["metrics"], expected);
     assert_eq!(user.run(&["watch", "out", "run", "--once", "--metric", "a/b"]).code, Some(2));
 }
+
+#[test]
+fn a_folder_in_the_way_of_a_file_goes_when_the_file_is_there() {
+    let user = User::with_repository();
+    user.write("saved/d", &noise(3_000_000));
+    user.write("saved/small", b"small");
+    user.ok(&["save", "saved", "x"]);
+    user.write("out/d/precious", b"precious");
+    user.write("out/small/precious", b"precious");
+    let (packs, hidden) = (user.repository().join("pack"), user.work().join("hidden"));
+    fs::rename(&packs, &hidden).unwrap();
+    let restore = ["restore", "x", "out", "--overwrite", "--delete", "--yes"];
+    assert_ne!(user.run(&restore).code, Some(0));
+    assert!(user.exists("out/d/precious") && user.exists("out/small/precious"));
+    fs::rename(&hidden, &packs).unwrap();
+    user.ok(&restore);
+    assert_eq!((user.read("out/d"), user.read("out/small")), (noise(3_000_000), b"small".to_vec()));
+}

@@ -8,7 +8,7 @@ mod place;
 mod surplus;
 mod survey;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -206,7 +206,7 @@ impl Repository {
         progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
         let mut fetched = SourceBytes::default();
         for group in groups(&saved, &items, &surveyed) {
-            let placing = Placing::new(&saved, &items, &target, &group, &mut resumed)?;
+            let placing = Placing::new(&saved, &items, &target, &group, (&surveyed, &mut resumed))?;
             fetched += self.fill(placing, &surveyed, progress).await?;
         }
         blocking(move || {
@@ -296,7 +296,14 @@ async fn prepare(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, s
     blocking(move || {
         target.sweep()?;
         replaced.iter().try_for_each(|path| target.remove_alone(path))?;
-        cleared.iter().try_for_each(|path| target.remove(path))?;
+        // Folders in the way of a file stay until that is complete.
+        let mut files = HashSet::new();
+        for item in &items.list {
+            if matches!(item.entry(&saved)?.kind, EntryKind::File(_)) {
+                files.insert(&item.path);
+            }
+        }
+        cleared.iter().filter(|path| !files.contains(path)).try_for_each(|path| target.remove(path))?;
         for item in &items.list {
             if matches!(item.entry(&saved)?.kind, EntryKind::Folder) {
                 target.make_folder(&item.path)?;

@@ -29,6 +29,11 @@ pub(super) fn resume(saved: &Saved, items: &Items, target: &Target, surveyed: &S
     Ok(resumed)
 }
 
+/// Removes the folder in the place of a file that is complete.
+fn make_way(surveyed: &Survey, target: &Target, path: &[u8]) -> Result<()> {
+    if surveyed.cleared.iter().any(|cleared| cleared == path) { target.remove(path) } else { Ok(()) }
+}
+
 /// One group of files being filled.
 pub(super) struct Placing {
     saved: Arc<Saved>,
@@ -39,6 +44,7 @@ pub(super) struct Placing {
     placed: HashMap<u32, AtomicBool>,
     /// Files of more than one chunk.
     long: HashMap<usize, MultiChunkFile>,
+    surveyed: Arc<Survey>,
 }
 
 /// A file of more than one chunk.
@@ -56,7 +62,7 @@ impl Placing {
         items: &Arc<Items>,
         target: &Arc<Target>,
         group: &[usize],
-        resumed: &mut Resumed,
+        (surveyed, resumed): (&Arc<Survey>, &mut Resumed),
     ) -> Result<Self> {
         let destinations = destinations(saved, items, group)?;
         let placed = destinations.keys().map(|&chunk| (chunk, AtomicBool::new(false))).collect();
@@ -66,7 +72,11 @@ impl Placing {
             let Some(item) = items.list.get(at) else { continue };
             let entry = item.entry(&saved)?;
             let EntryKind::File(content) = &entry.kind else { continue };
-            match item.chunks(&saved) {
+            let chunks = item.chunks(&saved);
+            if chunks == 0 {
+                make_way(surveyed, &target, &item.path)?;
+            }
+            match chunks {
                 0 if content.size == 0 => target.write_small(&item.path, &[], items.mode(entry), entry.mtime)?,
                 0 => target.stage(&item.path, content.size)?.finish(items.mode(entry), entry.mtime)?,
                 1 if Self::is_plain(&saved, entry) => {}
@@ -77,7 +87,7 @@ impl Placing {
                 }
             }
         }
-        Ok(Self { saved, items, target, destinations, placed, long })
+        Ok(Self { saved, items, target, destinations, placed, long, surveyed: Arc::clone(surveyed) })
     }
 
     /// The tree.
@@ -172,6 +182,7 @@ impl Placing {
         let entry = item.entry(&self.saved)?;
         let EntryKind::File(content) = &entry.kind else { return Ok(()) };
         let Some(long) = self.long.get(&at) else {
+            make_way(&self.surveyed, &self.target, &item.path)?;
             return self.target.write_small(&item.path, bytes, self.items.mode(entry), entry.mtime);
         };
         let staged = {
@@ -197,6 +208,7 @@ impl Placing {
             let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
             let alone =
                 staged.and_then(Arc::into_inner).ok_or_else(|| Error::other("a file is written after its end"))?;
+            make_way(&self.surveyed, &self.target, &item.path)?;
             alone.finish(self.items.mode(entry), entry.mtime)?;
         }
         Ok(())
