@@ -12,6 +12,7 @@ pub fn cuts(len: u64) -> impl Iterator<Item = u64> {
 
 /// Those of them that are after offset `from`.
 pub fn cuts_after(len: u64, from: u64) -> impl Iterator<Item = u64> {
-    let first = from / PIECE_LEN + 1;
+    // None is at or after the end of the file.
+    let first = if from < len { from / PIECE_LEN + 1 } else { u64::MAX };
     (first..=len.div_ceil(PIECE_LEN)).map(move |nth| nth.saturating_mul(PIECE_LEN).min(len))
 }

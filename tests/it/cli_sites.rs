@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use towline::placement::HintRequest;
+
 use crate::cli::User;
 use crate::data::noise;
 use crate::policy::PolicyFixture;
@@ -66,4 +68,17 @@ fn a_file_that_contradicts_the_policy_is_refused() {
     let message = error["message"].as_str().unwrap();
     assert!(message.starts_with("sites file has another jurisdiction than the policy"), "{error}");
     assert!(error["place"].as_str().unwrap().contains("line 1 of the sites file"), "{error}");
+}
+
+#[test]
+fn the_documents_request_for_a_hint_is_one() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/placement.md")).unwrap();
+    let from = page.find("$ cat request.json\n").unwrap() + "$ cat request.json\n".len();
+    let len = page[from..].find("$ curl ").unwrap();
+    let request: HintRequest = serde_json::from_str(&page[from..from + len]).unwrap();
+    request.check().unwrap();
+    assert_eq!((request.inputs.len(), request.candidates.len(), request.outputs.len()), (1, 2, 1));
+    assert!(
+        page[from + len..].starts_with("$ curl -s --unix-socket agent.sock http://localhost/v1/hints?wait=2s -d @")
+    );
 }
