@@ -47,7 +47,6 @@ fn fixed_pieces_are_equal_but_for_the_last() {
     assert_eq!(fixed::cuts(1).collect::<Vec<_>>(), [1]);
     assert_eq!(fixed::cuts(2 * MIB).collect::<Vec<_>>(), [MIB, 2 * MIB]);
     assert_eq!(fixed::cuts(2 * MIB + 7).collect::<Vec<_>>(), [MIB, 2 * MIB, 2 * MIB + 7]);
-    assert_eq!(fixed::cuts(u64::MAX).nth((u64::MAX / MIB) as usize), Some(u64::MAX));
 }
 
 proptest! {
