@@ -10,7 +10,7 @@ pub fn cuts(len: u64) -> impl Iterator<Item = u64> {
     cuts_after(len, 0)
 }
 
-/// Those of them that are after offset `from`.
+/// The chunk ends of a file of `len` bytes after offset `from`.
 pub fn cuts_after(len: u64, from: u64) -> impl Iterator<Item = u64> {
     // None is at or after the end of the file.
     let first = if from < len { from / PIECE_LEN + 1 } else { u64::MAX };

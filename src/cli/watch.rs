@@ -49,7 +49,12 @@ impl Context {
                 tell(event);
             };
             let watched = repository.watch(&dir, &run, &options, &mut counted).await;
-            restored.end(Ok(()), |()| out).await?;
+            let outcome = match &watched {
+                Ok(_) => Ok(()),
+                Err(error) => Err(Error::new(error.kind(), error.to_string())),
+            };
+            // The error itself is the watch's.
+            let _ = restored.end(outcome, |()| out).await;
             saved.end(watched, |_| into).await
         };
         let mut watching = Box::pin(watching);

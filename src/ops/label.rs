@@ -12,7 +12,7 @@ use crate::id::ManifestId;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::{Action, Declassified, REASON_LEN_MAX, State, labelled_name};
-use crate::repository::{Repository, StoredChunks};
+use crate::repository::{LabelScope, Repository, StoredChunks};
 
 /// Labels of a name.
 #[derive(Clone, Debug, Serialize)]
@@ -64,7 +64,7 @@ impl Repository {
     /// Not safe: it may have happened.
     pub async fn tighten(&self, name: &Name, labels: &Labels) -> Result<Labelled> {
         self.check_residency(&*self.state().await?, name, labels)?;
-        self.add_labels(name, labels).await?;
+        self.add_labels(name, labels, &LabelScope::default()).await?;
         self.labels(name).await
     }
 
@@ -86,13 +86,17 @@ impl Repository {
         .help("`residency=-` forbids it everywhere; only `towline declassify` undoes that"))
     }
 
-    pub(super) async fn add_labels(&self, name: &Name, labels: &Labels) -> Result<()> {
+    pub(super) async fn add_labels(&self, name: &Name, labels: &Labels, scope: &LabelScope) -> Result<()> {
         if labels.is_empty() {
             return Ok(());
         }
         self.check_labels(&*self.state().await?, name, labels)?;
-        self.log().commit(None, |state| Ok(state.label(name, labels)?.into_iter().collect())).await?;
-        Ok(())
+        let commit = self.log().commit(None, |state| {
+            let actions: Vec<Action> = state.label(name, labels)?.into_iter().collect();
+            self.check_label_scope(state, (None, &actions), scope)?;
+            Ok(actions)
+        });
+        commit.await.map(drop)
     }
 
     /// Refuses `labels` of `name` under which nobody could read it.
@@ -129,7 +133,7 @@ impl Repository {
         let labels = from.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
         from.check_writable(state, name, &labels, self).await?;
         self.check_policy_here(name, &labels).await?;
-        if dry_run { Ok(()) } else { self.add_labels(name, &labels).await }
+        if dry_run { Ok(()) } else { self.add_labels(name, &labels, &LabelScope::default()).await }
     }
 
     /// Checks by the policy of this repository that content with `labels` may be stored in it under `name`, which may have others.
@@ -144,26 +148,6 @@ impl Repository {
         self.check_residency(&state, name, labels)?;
         let bound = labels.clone().joined(&self.labels_in(&state, name, None));
         self.check_writable(&state, name, &bound, self).await
-    }
-
-    /// Checks that `tree`, saved as `name` with `labels`, makes no other name of the same tree stricter.
-    ///
-    /// # Errors
-    /// Denied, if it would.
-    pub(super) fn check_twins(&self, state: &State, name: &Name, tree: &ManifestId, labels: &Labels) -> Result<()> {
-        let view = self.label_view(state);
-        let twins = state.refs.iter().filter(|(other, value)| value.manifest == *tree && *other != name);
-        if twins.peekable().peek().is_none() {
-            return Ok(());
-        }
-        let (own, others) = (view.of(name).joined(labels), view.of_tree(tree));
-        if others.imply(&own) {
-            return Ok(());
-        }
-        Err(Error::denied("other names hold the same content, and the labels of this one would bind them, too")
-            .at(name)
-            .got(format!("labels {}", own.demands()))
-            .help("save it under a name whose labels are no stricter, or let someone with all rights save it"))
     }
 
     /// Checks that the content of `from`, its tree `tree`, may be read here and stored under `to`.
@@ -202,7 +186,7 @@ impl Repository {
     /// As [`Self::bind`], but commits the labels at once: of a save in parts, each of which must find them.
     pub(super) async fn bind_first(&self, name: &Name, options: &SaveOptions) -> Result<SaveOptions> {
         let BoundOptions { options, labels } = self.bind(name, options).await?;
-        self.add_labels(&labelled_name(name), &labels).await?;
+        self.add_labels(&labelled_name(name), &labels, &options.label_scope).await?;
         Ok(options)
     }
 

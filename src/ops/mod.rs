@@ -38,7 +38,7 @@ pub use remove::{RemoveOptions, RemoveReport};
 pub use restore::{RemovedFiles, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{
-    CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource, Twins,
+    CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
 };
 pub use show::{ShownEntry, ShownTensor, TreeSummary};
 #[cfg(feature = "agent")]

@@ -14,8 +14,8 @@ use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::{
-    ChunkPlace, Delivered, Gaps, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer, deliver,
-    longest_read, plan, read_pack,
+    ChunkPlace, Delivered, Gaps, LabelScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
+    deliver, longest_read, plan, read_pack,
 };
 
 /// A chunk without a base: its id, its plain length and its encoding.
@@ -74,6 +74,7 @@ impl Repository {
             behind: 0,
             facts: saved.value.facts.clone(),
             labels: Labels::default(),
+            label_scope: LabelScope::default(),
             from: Some((from, saved.value.manifest)),
         };
         match writer.publish(publication).await? {

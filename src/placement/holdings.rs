@@ -17,9 +17,9 @@ pub struct Holding {
     held: ChunkBits,
     /// Stored bytes of them.
     pub held_bytes: u64,
-    /// Those of them that are pinned.
+    /// Stored bytes of the pinned ones among them.
     pub pinned_bytes: u64,
-    /// Those of pinned chunks that no agent of the site has yet.
+    /// Stored bytes of the pinned chunks that no agent of the site has yet.
     pub promised_bytes: u64,
     /// Space of all caches together.
     pub space: CacheSpace,

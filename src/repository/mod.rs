@@ -13,6 +13,7 @@ mod guard;
 mod index;
 mod inventories;
 mod joint;
+mod label_scope;
 pub mod layout;
 pub mod log;
 mod mapping;
@@ -41,6 +42,7 @@ pub use fetch::{
 pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
 pub use joint::{AttemptState, Completed, JointTree, Parts, RankPart};
+pub use label_scope::LabelScope;
 pub use missing::no_such_name;
 pub use repair::RepairedTree;
 

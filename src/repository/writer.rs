@@ -12,6 +12,7 @@ use object_store::PutPayload;
 use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
+use super::label_scope::LabelScope;
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
 use super::mapping::{PlacedTree, map_of};
@@ -94,6 +95,8 @@ pub struct Publication<'a> {
     pub facts: StepFacts,
     /// Labels that are given to the name, or to the run that it is a step of, in the same commit.
     pub labels: Labels,
+    /// Names that it may make stricter.
+    pub label_scope: LabelScope,
     /// Name and tree that the content is from: the name gets the labels that bind them when it is set.
     pub from: Option<(&'a Name, ManifestId)>,
 }
@@ -341,6 +344,7 @@ impl Writer {
             let (name, expected) = (publication.name.clone(), publication.expected);
             actions.push(Action::SetRef { name, expected, value: value.clone() });
             actions.push(Action::Close(session));
+            self.repository.check_label_scope(state, (Some(session), &actions), &publication.label_scope)?;
             Ok(actions)
         });
         let committed = commit.await?;

@@ -32,10 +32,10 @@ use crate::audit::{Action, Repeats};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PATH_LEN_MAX;
 use crate::name::Name;
-use crate::ops::{RootLink, SaveOptions, Twins};
+use crate::ops::{RootLink, SaveOptions};
 use crate::policy::{Labels, Scope};
-use crate::repository::Repository;
 use crate::repository::log::StepFacts;
+use crate::repository::{LabelScope, Repository};
 use crate::selector::Selector;
 use crate::transfer::exchange::FetchPolicy;
 use crate::work::blocking;
@@ -147,6 +147,12 @@ pub(super) struct Warm {
     dry_run: bool,
 }
 
+/// Names that saves with a token may make stricter: those that it may save.
+fn label_scope(grant: &Arc<Grant>) -> LabelScope {
+    let grant = Arc::clone(grant);
+    LabelScope::only(move |name| grant.scopes().may_save(name))
+}
+
 /// Checks that a token may read the names in the label `derived-from` of a save: their labels would reveal them.
 ///
 /// # Errors
@@ -209,7 +215,7 @@ pub(super) async fn save(
         compression: body.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         key_every: body.key_every,
         root_link,
-        twins: if caller.grant().is_some() { Twins::Spare } else { Twins::Bind },
+        label_scope: caller.grant().map_or_else(LabelScope::default, label_scope),
         ..SaveOptions::default()
     };
     let about = TaskSpec {

@@ -18,8 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::ops::{self, RestoreOptions, SaveOptions};
 use crate::policy::LocalCaller;
-use crate::repository::Repository;
-use crate::repository::log::{State, StepFacts};
+use crate::repository::log::{State, StepFacts, labelled_name};
+use crate::repository::{LabelScope, Repository};
 use crate::selector::Selector;
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::protocol::Priority;
@@ -205,6 +205,8 @@ pub(in crate::agent) fn save_handoff(
         let (logged, step) = (path.clone(), name.step().map_or(0, |(_, step)| step));
         let facts = blocking(move || Ok(ops::with_logged(&logged, step, &[], StepFacts::default()))).await?;
         let expected = ops::Expected::Nothing;
+        // The run, and the other names that the step may get.
+        let own = names.each_ref().map(labelled_name);
         let options = SaveOptions {
             labels,
             facts,
@@ -214,7 +216,7 @@ pub(in crate::agent) fn save_handoff(
             expected,
             root_link: ops::RootLink::Refuse,
             no_ignore_files: true,
-            twins: ops::Twins::Spare,
+            label_scope: LabelScope::only(move |other| own.iter().any(|own| other.is_under(own))),
             ..SaveOptions::default()
         };
         for name in &names {

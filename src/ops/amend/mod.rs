@@ -24,7 +24,7 @@ use crate::id::{ChunkId, WriteId};
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::RefValue;
-use crate::repository::{ChunkPlace, Publication, Published, Repository, Saved, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, Saved, StoredChunks, Writer};
 
 /// Maximum retries because others changed the name; each time one of them has succeeded.
 const RACES: u32 = 1000;
@@ -234,6 +234,7 @@ impl Amending<'_> {
             behind: behind.max(self.partial.behind(places)),
             facts,
             labels: Labels::default(),
+            label_scope: LabelScope::default(),
             from: before.map(|value| (self.name, value.manifest)),
         };
         Ok(match writer.publish(publication).await? {

@@ -53,7 +53,7 @@ use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
-use crate::repository::{ChunkPlace, Publication, Published, Repository, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, StoredChunks, Writer};
 use crate::tree::{MemoryFile, Rules, StatCache, Walk, WalkKind, coarse_now, walk};
 use crate::work::blocking;
 
@@ -157,23 +157,13 @@ pub struct SaveOptions {
     pub root_link: RootLink,
     /// Save files that ignore files exclude, too.
     pub no_ignore_files: bool,
-    /// Treatment of other names that hold the same content.
-    pub twins: Twins,
+    /// Names that the labels of the save may make stricter.
+    pub label_scope: LabelScope,
     /// Progress counters.
     pub progress: Progress,
     /// Cancelled to stop the save: uploaded data is recorded within seconds, and the next save uses it. A save that is about to
     /// commit completes.
     pub stop: CancellationToken,
-}
-
-/// Treatment of other names that hold the same content as a save.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Twins {
-    /// The labels of the save bind them, too.
-    #[default]
-    Bind,
-    /// The save is refused if its labels would make them stricter: for savers with limited rights.
-    Spare,
 }
 
 /// Treatment of a symbolic link at the path that is saved.
@@ -396,16 +386,13 @@ impl Saving<'_> {
         let intact = self.add_base(&mut known, current.as_ref()).await?;
         let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
         let (id, body) = manifest.encode();
-        if self.options.twins == Twins::Spare {
-            self.repository.check_twins(known.state(), self.name, &id, &self.labels)?;
-        }
         // Skips the commit if the name already has exactly this value, in packs that are not condemned.
         let facts = self.facts(current.as_ref().filter(|value| value.manifest == id));
         let same = |value: &RefValue| intact && value.manifest == id && value.facts == facts;
         let unmoved = current.filter(|value| same(value) && writer.is_idle());
         let value = match unmoved {
             Some(value) => {
-                self.repository.add_labels(&labelled_name(self.name), &self.labels).await?;
+                self.repository.add_labels(&labelled_name(self.name), &self.labels, &self.options.label_scope).await?;
                 value
             }
             None => {
@@ -428,6 +415,7 @@ impl Saving<'_> {
                     behind,
                     facts,
                     labels: self.labels.clone(),
+                    label_scope: self.options.label_scope.clone(),
                     from: None,
                 };
                 match writer.publish(publication).await? {

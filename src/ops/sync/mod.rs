@@ -20,8 +20,8 @@ use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
-    Gaps, PackRead, Publication, Published, Repository, Saved, Stored, StoredChunks, Writer, longest_read, plan,
-    read_pack,
+    Gaps, LabelScope, PackRead, Publication, Published, Repository, Saved, Stored, StoredChunks, Writer, longest_read,
+    plan, read_pack,
 };
 
 /// Maximum retries of one name because packs were deleted on either side.
@@ -240,6 +240,7 @@ impl Syncing<'_> {
             behind: value.behind,
             facts: value.facts.clone(),
             labels: Labels::default(),
+            label_scope: LabelScope::default(),
             from: None,
         };
         match self.writer.publish(publication).await? {

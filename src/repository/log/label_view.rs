@@ -97,7 +97,7 @@ impl<'a> LabelView<'a> {
         for tree in self.names.keys() {
             place_of(&mut graph, Holder::Tree(*tree));
         }
-        // Those that are found on the way come behind.
+        // Origins are appended while the list is walked.
         let mut place = 0;
         while let Some(holder) = graph.holders.get(place).cloned() {
             let (own, origins) = self.own_of(&holder);
@@ -165,15 +165,13 @@ impl<'a> LabelView<'a> {
         let mut direct = Labels::default();
         let mut seen: HashSet<Holder> = HashSet::new();
         let mut queue: Vec<Holder> = names.into_iter().map(|name| self.holder_of(name)).collect();
-        let mut firsts = queue.len();
+        let asked: HashSet<Holder> = queue.iter().cloned().collect();
         while let Some(holder) = queue.pop() {
-            let first = queue.len() < firsts;
-            firsts = firsts.min(queue.len());
             if !seen.insert(holder.clone()) {
                 continue;
             }
             let (own, origins) = self.own_of(&holder);
-            if first {
+            if asked.contains(&holder) {
                 direct.join(&own);
             }
             demands = demands.joined(&own.demands()).demands();

@@ -171,7 +171,7 @@ fn an_advisor_answers_at_once_and_soon_completely() {
         assert!(Instant::now() < end, "epochs last a second");
     }
 
-    // What is saved, or arrives in the cache, is in a later epoch.
+    // A later epoch has new names, and chunks that have come to the cache.
     lab.user.ok(&["save", "data", "open/step-2"]);
     agent.post("/v1/hints", &asking("open/step-2"), 200);
     told_json(&lab.user, &agent, &["warm", "--wait", "open/step-2"]);

@@ -478,16 +478,21 @@ fn labels_of_a_token_bind_its_own_names_alone() {
     let agent = Running::from_file(user, "agent.toml");
     let path = user.work().canonicalize().unwrap().join("shared");
     let modified = fs::metadata(path.join("model")).unwrap().modified().unwrap();
-    let holder = token(user, &agent, &["save=mine/**", &format!("folder={}", path.display())], &[]);
-    let save = |labels: Value| {
-        let body = json!({ "path": path, "name": "mine/model", "labels": labels });
+    let holder = token(user, &agent, &["save=mine/**", "read=mine/**", &format!("folder={}", path.display())], &[]);
+    let save_as = |name: &str, labels: Value| {
+        let body = json!({ "path": path, "name": name, "labels": labels });
         holder.ended(&holder.post("/v1/save", &body, 202))
     };
+    let save = |labels: Value| save_as("mine/model", labels);
     let refused = save(json!({ "residency": "DE" }));
     assert_eq!((&refused["state"], &refused["error"]["kind"]), (&json!("failed"), &json!("denied")), "{refused}");
     assert_eq!(save(json!({}))["state"], "done");
-    // Other content may have them.
+    assert_eq!(save_as("mine/run/step-1", json!({}))["state"], "done");
+    // An origin could get labels later, and so could the run, with a later step.
+    assert_eq!(save_as("mine/made", json!({ "derived-from": "mine/origin" }))["error"]["kind"], "denied");
     user.write("shared/model", b"its own");
+    assert_eq!(save_as("mine/run/step-2", json!({ "residency": "DE" }))["error"]["kind"], "denied");
+    // Other content may have them.
     let saved = save(json!({ "residency": "DE" }));
     assert_eq!((&saved["state"], saved["report"].get("replaced")), (&json!("done"), None), "{saved}");
     // From then on the name has them, and may not hold what others have: the same file, with the same time.
