@@ -87,7 +87,11 @@ impl HintRequest {
     /// Usage, with the field.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: &'static str, expected: String, got: String| {
-            Err(Error::usage("request for a hint cannot be answered").at(what).expected(expected).got(got))
+            Err(Error::usage("request for a hint cannot be answered")
+                .at(what)
+                .expected(expected)
+                .got(got)
+                .help("docs/placement.md has an example of a request"))
         };
         if self.api_version != API_VERSION {
             return wrong("apiVersion", API_VERSION.to_owned(), self.api_version.clone());

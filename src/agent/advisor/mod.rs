@@ -26,8 +26,8 @@ use crate::identity::Identity;
 use crate::name::Name;
 use crate::placement::{Closure, Hint, HintRequest, Holdings, Input, Snapshot, hint};
 use crate::policy::PolicyRules;
-use crate::repository::Repository;
 use crate::repository::log::{RefValue, State};
+use crate::repository::{Repository, no_such_name};
 use crate::single_flight::SingleFlight;
 use crate::transfer::identity::Trusted;
 use crate::transfer::inventories::{Counted, Inventories, InventoriesRead, UnusableInventory};
@@ -48,10 +48,10 @@ const UNUSABLE_SHOWN: usize = 8;
 /// Authority by which inventories are verified.
 pub type Authority = dyn Fn() -> Result<Option<Trusted>> + Send + Sync;
 
-/// Detail of the notes on what an epoch lacks.
+/// Detail of errors and of the notes on what an epoch lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HintDetail {
-    /// With names of other agents, and errors.
+    /// With other names, names of agents, and causes.
     All,
     /// Only that something is lacking: for other agents and tokens.
     Little,
@@ -202,8 +202,11 @@ impl Advisor {
         let mut inputs = Vec::with_capacity(names.len());
         let mut trees = Vec::with_capacity(names.len());
         for name in names {
-            let gone = || Error::not_found("name was removed meanwhile").at(name);
-            let value = epoch.log.refs.get(name).ok_or_else(gone)?;
+            let missing = || match detail {
+                HintDetail::All => no_such_name(&epoch.log.refs, name, self.0.repository.store().location()),
+                HintDetail::Little => Error::not_found("name was removed meanwhile").at(name),
+            };
+            let value = epoch.log.refs.get(name).ok_or_else(missing)?;
             reader.check_readable(name, &value.manifest).await?;
             let labels = reader.labels_in(&epoch.log, name, Some(&value.manifest));
             inputs.push(Input { name: name.clone(), labels });

