@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.multiprocessing as mp
 
@@ -53,3 +56,21 @@ def _rank(rank: int, world_size: int, folder: str, work: Callable[..., None], sa
         traceback.print_exc()
         # Others may wait for this rank for ever: they see that it is gone.
         os._exit(1)
+    leave()
+
+
+def leave() -> NoReturn:
+    """Ends a rank that succeeded: exit handlers run, the interpreter is not finalized.
+
+    Threads of gloo release tensors late, and torch aborts a process whose interpreter is then being finalized ("terminate
+    called without an active exception", https://github.com/pytorch/pytorch/issues/190489; one in a hundred here).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def ended_well(code: int, stderr: str) -> bool:
+    """Whether a script that cannot call `leave` succeeded: by its exit code, or aborted by torch in finalization."""
+    return code == 0 or (code == -signal.SIGABRT and "terminate called without an active exception" in stderr)

@@ -258,8 +258,9 @@ class Training:
         return int(step), digest
 
     def ended(self) -> bool:
-        ended = [rank.wait(120) == 0 for rank in self.ranks]
-        assert all(ended), (self.folder / "rank-0.log").read_text()
+        for number, rank in enumerate(self.ranks):
+            code, log = rank.wait(120), (self.folder / f"rank-{number}.log").read_text()
+            assert ranks.ended_well(code, log), f"rank {number} ended with {code}: {log}"
         return True
 
     def kill(self, first: int) -> None:
