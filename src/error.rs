@@ -268,14 +268,15 @@ impl Error {
         self.0.help.as_deref()
     }
 
-    /// Causes, from the top; a cause with which the one above ends is left out.
+    /// Causes, from the top; a cause with which the text above it ends is left out.
     #[must_use]
     pub fn causes(&self) -> Vec<String> {
         let mut causes = Vec::new();
+        let own = self.to_string();
         let mut next = StdError::source(self);
         while let Some(cause) = next {
             let text = cause.to_string().trim_end().to_owned();
-            let repeated = causes.last().is_some_and(|above: &String| above.ends_with(&text));
+            let repeated = causes.last().unwrap_or(&own).ends_with(&text);
             if !repeated {
                 causes.push(text);
             }
@@ -355,12 +356,7 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {self}", self.0.kind)?;
-        let mut cause = StdError::source(self);
-        while let Some(error) = cause {
-            write!(f, "; caused by: {error}")?;
-            cause = error.source();
-        }
-        Ok(())
+        self.causes().iter().try_for_each(|cause| write!(f, "; caused by: {cause}"))
     }
 }
 
@@ -469,6 +465,19 @@ mod tests {
         let error = Error::from(object_store::Error::Generic { store: "test", source: Box::new(full) });
         assert_eq!(error.kind(), ErrorKind::Exhausted);
         assert_eq!(error.to_string(), "disk full: cannot use the store");
+    }
+
+    #[test]
+    fn a_cause_that_was_said_is_not_said_again() {
+        let cause = || std::io::Error::other("address in use");
+        let error = Error::unreachable("cannot listen: address in use").source(Error::other("bind").source(cause()));
+        assert_eq!(
+            format!("{error:?}"),
+            "Unreachable: cannot listen: address in use; caused by: bind; caused by: address in use"
+        );
+        let error = Error::unreachable("cannot listen: address in use").source(cause());
+        assert_eq!(format!("{error:?}"), "Unreachable: cannot listen: address in use");
+        assert!(error.causes().is_empty());
     }
 
     #[test]

@@ -303,9 +303,9 @@ fn locked(path: &Path, wait: Duration) -> Result<File> {
             Ok(()) => return Ok(file),
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
             Err(Errno::WOULDBLOCK) => {
-                return Err(Error::conflict("audit log is in use")
-                    .at(path.display())
-                    .help("an agent has it open: give the command line its own folder"));
+                return Err(Error::conflict("audit log is in use").at(path.display()).help(
+                    "an agent has it open: use another folder ([audit] dir of an agent, TOWLINE_AUDIT of a command)",
+                ));
             }
             Err(errno) => return Err(io(errno.into())),
         }

@@ -180,6 +180,12 @@ pub(super) fn watched(event: &WatchEvent) -> String {
             format!("restored {} as {entry}: {}, {}", report.name, show(report.bytes), seconds(report.seconds))
         }
         WatchEvent::NotRestored { reason } => format!("nothing restored: {reason}"),
+        WatchEvent::NothingFound { dir, is_checkpoint: true } => {
+            format!("no checkpoint in {dir}, which looks like one itself: watch the folder above it")
+        }
+        WatchEvent::NothingFound { dir, .. } => {
+            format!("no checkpoint in {dir}: expected files or folders with the step in their names, as checkpoint-100")
+        }
         WatchEvent::Saved { entry, report, by, metrics, .. } => format!(
             "saved {entry} as {}{}: {} in {}, {}; new: {}; finished by {by}{}",
             report.name,
@@ -340,7 +346,7 @@ pub(super) fn sync(report: &SyncReport) -> String {
     }
     let _ = writeln!(
         text,
-        "{} {}, {}\n  {}: {} in {}, bases included; the names hold {}; there already: {}",
+        "{} {}, {}\n  {}: {} in {}, bases included; the names hold {}; not moved again: {}",
         if dry { "would sync" } else { "synced" },
         counted(report.names, "name"),
         seconds(report.seconds),

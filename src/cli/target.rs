@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::selector::Selector;
 
 /// A saved tree, or something in it.
@@ -28,19 +28,6 @@ impl Target {
         };
         let name = String::from_utf8_lossy(name).parse()?;
         Ok(Self { name, path: path.filter(|path| !path.is_empty()).map(<[u8]>::to_vec) })
-    }
-
-    /// The path within the tree.
-    ///
-    /// # Errors
-    /// Usage, if none was given.
-    pub(super) fn file(&self) -> Result<&[u8]> {
-        self.path.as_deref().ok_or_else(|| {
-            Error::usage("no file was named")
-                .expected("NAME:PATH")
-                .got(&self.name)
-                .help(format!("`towline show {} --files` lists its files", self.name))
-        })
     }
 }
 
@@ -77,7 +64,7 @@ mod tests {
         assert!(read(b"run@:a").is_err());
         assert!(read(b":a").is_err());
         assert!(read(b"\xff:a").is_err());
-        assert!(read(b"run/7:./").unwrap().file().is_err());
-        assert_eq!(read(b"run/7:a").unwrap().file().unwrap(), b"a");
+        assert!(read(b"run/7:./").unwrap().path.is_none());
+        assert_eq!(read(b"run/7:a").unwrap().path.as_deref(), Some(&b"a"[..]));
     }
 }

@@ -297,14 +297,17 @@ impl Context {
     }
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
-        let path = file.file()?;
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &file.name).await?;
+        let path = match &file.path {
+            Some(path) => path.clone(),
+            None => only_file(&repository, &name).await?,
+        };
         let range = match range {
             None => None,
             Some(ByteRange::Between(first, last)) => Some(first..=last),
             Some(ByteRange::From(first)) => Some(first..=u64::MAX),
-            Some(ByteRange::Last(count)) => match len_of(&repository, &name, path).await? {
+            Some(ByteRange::Last(count)) => match len_of(&repository, &name, &path).await? {
                 // The last bytes of nothing are nothing.
                 0 => return Ok(()),
                 len => Some(len.saturating_sub(count)..=len - 1),
@@ -312,7 +315,7 @@ impl Context {
         };
         let recorded = self.record(Action::Read, &[name.to_string()], &repository, None).await?;
         let mut out = self.output.raw()?;
-        let written = repository.cat(&name, path, range, &mut out).await;
+        let written = repository.cat(&name, &path, range, &mut out).await;
         recorded.end(written, |bytes| *bytes).await.map(drop)
     }
 
@@ -484,6 +487,19 @@ pub(super) fn manner(manner: SaveFlags) -> Result<SaveOptions> {
         key_every: manner.key_every,
         ..SaveOptions::default()
     })
+}
+
+/// Path of the file of a tree that holds only one.
+async fn only_file(repository: &Repository, name: &Name) -> Result<Vec<u8>> {
+    let shown = repository.show(name).await?;
+    let mut files = shown.entries.iter().filter(|entry| entry.kind == "file");
+    match (files.next(), files.next()) {
+        (Some(file), None) => Ok(file.path.clone().into_bytes()),
+        (first, _) => Err(Error::usage(if first.is_some() { "tree has several files" } else { "tree has no file" })
+            .expected("NAME:PATH")
+            .got(name)
+            .help(format!("`towline show {name} --files` lists its files"))),
+    }
 }
 
 /// The length of the file at `path`, which only a range that counts from its end needs to know.

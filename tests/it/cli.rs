@@ -230,8 +230,11 @@ fn cat_writes_the_bytes_asked_for() {
 
     user.ok(&["save", "tree/a.txt", "one"]);
     assert_eq!(user.ok(&["cat", "one:a.txt"]), "hello, world");
-    let error = user.fails(&["cat", "one"], 2);
-    assert_eq!(error["help"], "`towline show one --files` lists its files");
+    // A tree of one file needs no path.
+    assert_eq!(user.ok(&["cat", "one", "--range", "-5"]), "world");
+    let error = user.fails(&["cat", "run/1"], 2);
+    assert!(error["message"].as_str().unwrap().starts_with("tree has several files"), "{error}");
+    assert_eq!(error["help"], "`towline show run/1 --files` lists its files");
 }
 
 #[test]

@@ -232,6 +232,28 @@ fn watch_takes_metrics_from_what_the_trainer_logged() {
 }
 
 #[test]
+fn a_watch_that_finds_no_checkpoint_says_so() {
+    let user = User::with_repository();
+    user.write("out/checkpoint-5/model.bin", &noise(1000));
+    user.write("empty/notes.txt", b"later");
+    let told = |dir: &str| {
+        let ran = user.run(&["watch", dir, "run", "--once", "--settle", "0"]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.err + &String::from_utf8_lossy(&ran.out)
+    };
+    let (deep, empty) = (told("out/checkpoint-5"), told("empty"));
+    assert!(deep.contains("which looks like one itself: watch the folder above it"), "{deep}");
+    assert!(empty.contains("no checkpoint in empty: expected files or folders with the step"), "{empty}");
+    assert!(!told("out").contains("no checkpoint in"));
+}
+
+#[test]
+fn a_limit_of_zero_is_told_in_words() {
+    let error = User::with_repository().run(&["expire", "run", "--keep-last", "0"]).err;
+    assert!(error.contains("'0' for '--keep-last <N>': expected a whole number from 1"), "{error}");
+}
+
+#[test]
 fn a_folder_in_the_way_of_a_file_goes_when_the_file_is_there() {
     let user = User::with_repository();
     user.write("saved/d", &noise(3_000_000));

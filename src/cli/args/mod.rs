@@ -148,8 +148,8 @@ pub(super) enum Verb {
     /// Write a saved file, or part of it, to standard output
     #[command(after_help = help::CAT)]
     Cat {
-        /// Name, and file in it
-        #[arg(value_name = "NAME:PATH", value_parser = target())]
+        /// Name, and file in it; a tree of one file needs no path
+        #[arg(value_name = "NAME[:PATH]", value_parser = target())]
         file: Target,
         /// Only these bytes: A-B (inclusive), A- or -N (the last N)
         #[arg(long, value_name = "A-B", allow_hyphen_values = true)]
@@ -435,10 +435,10 @@ pub(super) struct Expire {
     /// The run
     pub(super) run: Name,
     /// Keep the last N steps
-    #[arg(long, value_name = "N", group = "policy")]
+    #[arg(long, value_name = "N", group = "policy", value_parser = positive)]
     pub(super) keep_last: Option<NonZeroU64>,
     /// Keep the steps whose number is a multiple of K
-    #[arg(long, value_name = "K", group = "policy")]
+    #[arg(long, value_name = "K", group = "policy", value_parser = positive)]
     pub(super) keep_every: Option<NonZeroU64>,
     /// Keep the step where this metric is least; may be given several times
     #[arg(long, value_name = "METRIC", group = "policy")]
@@ -509,6 +509,10 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("a label is KEY=VALUE"),
     }
+}
+
+fn positive(text: &str) -> Result<NonZeroU64, &'static str> {
+    text.parse().map_err(|_| "expected a whole number from 1")
 }
 
 /// [`StepFacts`](crate::repository::log::StepFacts) checks the number.

@@ -50,7 +50,7 @@ pub struct SyncReport {
     pub names: u64,
     /// Stored bytes of the chunks that the destination lacked.
     pub moved_bytes: u64,
-    /// Stored bytes of the chunks that it had, counted for each name.
+    /// Stored bytes of the chunks that it had, or that moved for an earlier name, counted for each name.
     pub skipped_bytes: u64,
     /// Distinct chunks of each name, summed.
     pub chunks: u64,

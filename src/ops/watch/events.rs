@@ -54,6 +54,13 @@ pub enum WatchEvent {
         /// Reason.
         reason: String,
     },
+    /// The folder holds no checkpoint; only with `once`.
+    NothingFound {
+        /// The folder.
+        dir: String,
+        /// True if the folder itself is named as a checkpoint is.
+        is_checkpoint: bool,
+    },
     /// A checkpoint was saved.
     Saved {
         /// The entry in the folder.

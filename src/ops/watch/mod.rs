@@ -440,6 +440,12 @@ impl Watching<'_> {
 
     fn end(self, now: Duration, tell: EventSink<'_>) -> WatchReport {
         let mut report = WatchReport { saved: self.saved, ..WatchReport::default() };
+        let WatchedRun { dir, options, .. } = self.watched;
+        if options.once && self.state.is_empty() {
+            let own_name = dir.file_name().and_then(|name| name.to_str());
+            let is_checkpoint = own_name.is_some_and(is_checkpoint);
+            tell(WatchEvent::NothingFound { dir: dir.display().to_string(), is_checkpoint });
+        }
         for (entry, reason) in self.state.pending(now) {
             report.unsaved.push(shown(entry.as_bytes()));
             report.failure = self.failures.get(&entry).cloned().or(report.failure);

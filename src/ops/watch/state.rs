@@ -75,6 +75,11 @@ impl WatchState {
         Self { pace, dir, checkpoints, temporaries, reported, gone: false, restored }
     }
 
+    /// True if the last observation had no checkpoint.
+    pub(super) fn is_empty(&self) -> bool {
+        self.checkpoints.is_empty()
+    }
+
     /// Adds an observation; none if the folder does not exist.
     pub(super) fn update(&mut self, now: Duration, scan: Option<FolderScan>) -> Vec<WatchEvent> {
         let Some(scan) = scan else { return self.lost() };
