@@ -39,3 +39,37 @@ pub(crate) async fn on_own_thread<T: Send + 'static>(
     thread.map_err(|source| Error::exhausted("cannot start a thread").source(source))?;
     result.await.map_err(|_| Error::other("a worker stopped"))?
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn work_on_its_own_thread_takes_none_of_those_for_blocking_work() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let waiting: Vec<_> = (0..4)
+                .map(|number| {
+                    let (go_on, wait) = mpsc::channel();
+                    let work = on_own_thread("waits", move || Ok((number, wait.recv().unwrap())));
+                    (go_on, tokio::spawn(work))
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            // They wait for this one.
+            let answer = blocking(|| Ok(7)).await.unwrap();
+            for (number, (go_on, work)) in waiting.into_iter().enumerate() {
+                go_on.send(answer).unwrap();
+                assert_eq!(work.await.unwrap().unwrap(), (number, 7));
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_error() {
+        let error = on_own_thread("panics", || -> Result<()> { panic!("on purpose") }).await.unwrap_err();
+        assert_eq!(error.to_string(), "a worker stopped");
+    }
+}
