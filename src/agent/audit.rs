@@ -175,16 +175,16 @@ impl AgentState {
 /// # Errors
 /// The task's own, if it was not begun.
 pub(super) fn follow(request: Option<Request>, begun: Result<Arc<Task>>) -> Result<Arc<Task>> {
-    follow_with(request, None, begun)
+    follow_with(request, Vec::new(), begun)
 }
 
-/// As [`follow`]; `beside` is a second request that the same task carries out; no bytes are counted for it.
+/// As [`follow`]; `beside` are other requests that the same task carries out; no bytes are counted for them.
 ///
 /// # Errors
 /// The task's own, if it was not begun.
 pub(super) fn follow_with(
     request: Option<Request>,
-    beside: Option<Request>,
+    beside: Vec<Request>,
     begun: Result<Arc<Task>>,
 ) -> Result<Arc<Task>> {
     let Some(request) = request else { return begun };

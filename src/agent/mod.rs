@@ -17,6 +17,7 @@ mod api;
 mod audit;
 mod client;
 mod commands;
+mod commitments;
 mod config;
 mod dial;
 mod file_windows;
@@ -153,6 +154,7 @@ impl Agent {
             api.spawn(inventory::run(Arc::clone(&state), every));
         }
         let publication = Publication::begin(&state, config.audit.as_ref());
+        commitments::resume(&state)?;
         sidecar::begin(&state, config.sidecar, &mut api)?;
         tracing::info!(socket = %config.socket.display(), "agent is running");
         Ok(Self {

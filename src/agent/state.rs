@@ -12,7 +12,8 @@ use tokio_util::task::TaskTracker;
 use super::actor_limit::{ActorLimit, DENIED_NAMES, RECORDED_REQUESTS};
 use super::advisor::{Advisor, SitesPaths};
 use super::audit::open_log;
-use super::config::{CallerPins, Config, PeersConfig};
+use super::commitments::Commitments;
+use super::config::{CacheConfig, CallerPins, Config, PeersConfig};
 use super::file_windows::FileWindows;
 use super::handoff::HandoffStore;
 use super::head_limits::HeadLimits;
@@ -60,6 +61,7 @@ pub(super) struct AgentState {
     /// Advisors of the repositories, in their order, if it gives hints.
     advisors: Vec<Advisor>,
     cache: Option<Arc<Cache>>,
+    commitments: Option<Arc<Commitments>>,
     exchange: Option<Arc<Exchange>>,
     credentials: Option<Credentials>,
     /// The audit log, if decisions are recorded.
@@ -121,14 +123,11 @@ impl AgentState {
         let recorder = open_log(config.audit.as_ref(), credentials.as_ref(), Arc::clone(&clock)).await?;
         let cache = match config.cache.clone() {
             None => None,
-            Some(settings) => {
-                let (free_floor, quotas) = (settings.free_floor, settings.quotas.clone());
-                let options = CacheOptions { free_floor, quotas, ..CacheOptions::new(settings.capacity) };
-                let (dir, capacity) = (settings.dir.clone(), settings.capacity);
-                let cache = blocking(move || Cache::open(&settings.dir, options)).await?;
-                warn_of_capacity("[cache] capacity", &dir, capacity);
-                Some(Arc::new(cache))
-            }
+            Some(settings) => Some(open_cache(settings).await?),
+        };
+        let commitments = match cache.clone() {
+            Some(cache) => Some(Arc::new(blocking(move || Commitments::open(cache)).await?)),
+            None => None,
         };
         let store = handoff_store(config).await?;
         let tokens = tokens(config, &clock).await?;
@@ -154,6 +153,7 @@ impl AgentState {
             repositories,
             advisors,
             cache,
+            commitments,
             exchange,
             credentials,
             recorder,
@@ -226,6 +226,15 @@ impl AgentState {
         self.cache.clone().ok_or_else(|| {
             Error::not_found("this agent has no cache").help("set [cache] dir and capacity in its settings")
         })
+    }
+
+    /// Hints that were committed here.
+    ///
+    /// # Errors
+    /// As [`AgentState::cache`].
+    pub(super) fn commitments(&self) -> Result<Arc<Commitments>> {
+        self.cache()?;
+        self.commitments.clone().ok_or_else(|| Error::not_found("this agent has no cache"))
     }
 
     /// Advisor of one of its repositories.
@@ -486,6 +495,16 @@ async fn tokens(config: &Config, clock: &Arc<dyn Clock>) -> Result<Option<Arc<To
     let Some(file) = config.tokens.clone() else { return Ok(None) };
     let clock = Arc::clone(clock);
     Ok(Some(Arc::new(blocking(move || Tokens::open(&file, clock)).await?)))
+}
+
+/// Opens the cache that `settings` name.
+async fn open_cache(settings: CacheConfig) -> Result<Arc<Cache>> {
+    let CacheConfig { dir, capacity, free_floor, quotas, .. } = settings;
+    let options = CacheOptions { free_floor, quotas, ..CacheOptions::new(capacity) };
+    let folder = dir.clone();
+    let cache = blocking(move || Cache::open(&folder, options)).await?;
+    warn_of_capacity("[cache] capacity", &dir, capacity);
+    Ok(Arc::new(cache))
 }
 
 /// The store of checkpoints that others hand off, if it is configured.

@@ -405,6 +405,29 @@ impl From<&Pin> for Pinned {
     }
 }
 
+/// Hint that was committed here: its inputs are pinned and fetched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Commitment {
+    /// Id of the hint.
+    pub hint_id: String,
+    /// Names of its inputs.
+    pub inputs: Vec<String>,
+    /// Stored bytes of the distinct chunks of its inputs, bases included.
+    pub bytes: u64,
+    /// Those of them that are not in the cache yet.
+    pub missing_bytes: u64,
+    /// True once nothing is missing.
+    pub ready: bool,
+    /// Id of the pin that holds them.
+    pub pin: String,
+    /// End of the lease, RFC 3339; none if it does not end.
+    #[schema(format = DateTime, required)]
+    pub expires: Option<String>,
+    /// Id of the task that fetches what is missing; none, until it is started again after a restart.
+    #[schema(required)]
+    pub task: Option<String>,
+}
+
 /// List of pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PinList {

@@ -165,6 +165,8 @@ pub struct Cache {
     writing: Mutex<Writing>,
     /// Held while slabs are added, cleared or removed. Lock order: before both others.
     slab_work: Mutex<()>,
+    /// Held while the file of an existing pin changes.
+    pin_work: Mutex<()>,
     /// Bytes inserted since the last check of the free space.
     unwatched: AtomicU64,
     counters: Counters,

@@ -93,6 +93,7 @@ impl Cache {
             state: Mutex::new(state),
             writing: Mutex::new(Writing { journal, failed: 0 }),
             slab_work: Mutex::new(()),
+            pin_work: Mutex::new(()),
             unwatched: AtomicU64::new(0),
             counters: Counters { damaged: AtomicU64::new(lost), ..Counters::default() },
             _lock: lock,

@@ -1,4 +1,6 @@
-//! Creating and ending pins.
+//! Creating, renewing and ending pins.
+
+use std::sync::PoisonError;
 
 use super::Cache;
 use super::allocator::UNIT;
@@ -6,6 +8,7 @@ use super::extent;
 use super::identity::replace;
 use super::pins::{self, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use super::state::State;
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::PinId;
 use crate::size;
@@ -121,6 +124,7 @@ impl Cache {
     /// # Errors
     /// Errors of the file system; the pin then stays.
     pub fn unpin(&self, id: PinId) -> Result<bool> {
+        let _work = self.pin_work.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state().ledger.keys(id).is_none() {
             return Ok(false);
         }
@@ -134,6 +138,24 @@ impl Cache {
         let synced = self.medium.sync_folder(&pins::folder(&self.dir));
         synced.map_err(|error| Error::io("cannot remove a pin", &path, error))?;
         Ok(self.state().unpin(id))
+    }
+
+    /// Changes the time at which a pin ends; returns the pin, or none if there is no such pin. When this returns, the change survives
+    /// a power loss.
+    ///
+    /// # Errors
+    /// Errors of the file system, and damaged, if the pin's file is; the pin then ends as before.
+    pub fn renew(&self, id: PinId, expires: Option<Timestamp>) -> Result<Option<Pin>> {
+        let _work = self.pin_work.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.state().ledger.keys(id).is_none() {
+            return Ok(None);
+        }
+        let (request, created) = self.read_pin(id)?;
+        let renewed = PinRequest { expires, ..request };
+        let path = pins::path(&self.dir, id);
+        replace(&*self.medium, &pins::folder(&self.dir), &path, &renewed.encode(created))
+            .map_err(|error| Error::io("cannot write a pin", &path, error))?;
+        Ok(self.state().ledger.renew(id, expires).cloned())
     }
 
     /// All pins, the oldest first.
@@ -153,6 +175,14 @@ impl Cache {
         if self.state().ledger.keys(id).is_none() {
             return Ok(None);
         }
+        let (mut request, _) = self.read_pin(id)?;
+        let state = self.state();
+        request.chunks.retain(|chunk| state.queue.peek(chunk.id.prefix()).is_none());
+        Ok(Some(request.chunks))
+    }
+
+    /// Reads the file of a pin: the request and its time.
+    fn read_pin(&self, id: PinId) -> Result<(PinRequest, Timestamp)> {
         let path = pins::path(&self.dir, id);
         let read = self.medium.open(&path, false).and_then(|file| {
             let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
@@ -160,10 +190,7 @@ impl Cache {
             Ok(bytes)
         });
         let bytes = read.map_err(|error| Error::io("cannot read a pin", &path, error))?;
-        let (mut request, _) = PinRequest::decode(&bytes).map_err(|error| error.at(path.display()))?;
-        let state = self.state();
-        request.chunks.retain(|chunk| state.queue.peek(chunk.id.prefix()).is_none());
-        Ok(Some(request.chunks))
+        PinRequest::decode(&bytes).map_err(|error| error.at(path.display()))
     }
 
     /// Ends expired pins. There is no timer: callers do this when it matters. True if one has ended.

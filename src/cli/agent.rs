@@ -196,7 +196,7 @@ impl Context {
     }
 
     /// Shows the progress of a task as if it were this command's own.
-    fn relay(&self, view: &Task) {
+    pub(super) fn relay(&self, view: &Task) {
         let before = self.progress.snapshot();
         if before.phase == "warming" && view.progress.phase == "warming" {
             self.progress.grow(view.progress.total.saturating_sub(before.total));

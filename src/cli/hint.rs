@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use serde::Serialize;
+use serde_json::json;
 
 use super::output::{printable, table};
 use super::sites::{bits, dollars, or_dash};
 use super::verbs::Context;
+use crate::agent::Client;
 use crate::agent::advisor::{Advisor, Authority, HintDetail, SitesPaths};
-use crate::error::Result;
+use crate::agent::view::Commitment;
+use crate::error::{Error, Result};
 use crate::placement::{
     API_VERSION, Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintInput, HintOutput, HintRequest,
     HintVerdict, Mode, Objective, SourceShare, Workload,
@@ -67,6 +71,15 @@ pub(super) struct HintArgs {
     /// Show each term: sources, dollars and reasons
     #[arg(long)]
     explain: bool,
+    /// Have an agent of this site, or of the best allowed one, hold the names and fetch them now
+    #[arg(long, value_name = "SITE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    commit: Option<String>,
+    /// Time that the names are held; a repetition renews it
+    #[arg(long, value_name = "TIME", value_parser = span::parse, default_value = "1h", requires = "commit")]
+    lease: Duration,
+    /// Wait until all of it is there
+    #[arg(long, requires = "commit")]
+    wait: bool,
 }
 
 fn mode(text: &str) -> Result<Mode, String> {
@@ -129,7 +142,40 @@ impl Context {
         for note in &found.notes {
             self.output.remark(&printable(note));
         }
-        self.output.answer(&found, |found, _| shown(found, args.explain))
+        let Some(site) = &args.commit else {
+            return self.output.answer(&found, |found, _| shown(found, args.explain));
+        };
+        let committed = self.commit_hint(&found, chosen(&found, site)?, args, &repository).await?;
+        let answer = CommittedHint { hint: found, commitment: committed };
+        self.output.answer(&answer, |answer, _| shown(&answer.hint, args.explain) + &committed_line(answer))
+    }
+
+    /// Commits `hint` at the site of `candidate`, through the local agent.
+    async fn commit_hint(
+        &self,
+        hint: &Hint,
+        candidate: &Candidate,
+        args: &HintArgs,
+        repository: &Repository,
+    ) -> Result<CommittedAt> {
+        let body = json!({
+            "site": candidate.site,
+            "inputs": hint.inputs,
+            "lease": span::show(args.lease),
+            "repository": repository.id().to_string(),
+        });
+        let agent = Client::required()?.routed_to(Some(candidate.site.parse()?));
+        let path = format!("/v1/hints/{}", hint.id);
+        let (mut commitment, agent): (Commitment, _) = agent.begin(&format!("{path}/commit"), &body).await?;
+        let mut seconds = None;
+        if let Some(task) = commitment.task.clone().filter(|_| args.wait) {
+            let line = self.line();
+            let ended = agent.follow(&task, |view| self.relay(view)).await?;
+            drop(line);
+            seconds = Some(ended.seconds);
+            commitment = agent.get(&path).await?;
+        }
+        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds })
     }
 
     /// Authority of this machine, which confirms inventories: that of its certificate, or the one that its user set.
@@ -146,6 +192,53 @@ impl Context {
         };
         Ok(Box::new(move || Ok(trusted.clone())))
     }
+}
+
+/// Hint, and what came of its commit.
+#[derive(Serialize)]
+struct CommittedHint {
+    #[serde(flatten)]
+    hint: Hint,
+    commitment: CommittedAt,
+}
+
+#[derive(Serialize)]
+struct CommittedAt {
+    site: String,
+    #[serde(flatten)]
+    commitment: Commitment,
+    /// Duration of the fetch, if it was waited for.
+    seconds: Option<f64>,
+}
+
+/// The candidate `site`, or the best one if that is empty. Only one that the policy allows.
+fn chosen<'h>(hint: &'h Hint, site: &str) -> Result<&'h Candidate> {
+    let mut candidates = hint.candidates.iter();
+    let found = candidates.find(|candidate| site.is_empty() || candidate.site == site).ok_or_else(|| {
+        Error::not_found("site is not among those that are compared")
+            .at(site)
+            .help("add it with --at, or leave out --at")
+    })?;
+    if found.verdict == HintVerdict::Allow {
+        return Ok(found);
+    }
+    let rules: Vec<&str> = found.deny.iter().map(|denial| denial.rule.as_str()).collect();
+    Err(Error::denied("hint is not committed: its data may not go there").at(&found.site).got(if rules.is_empty() {
+        found.verdict.word().to_owned()
+    } else {
+        rules.join("; ")
+    }))
+}
+
+fn committed_line(answer: &CommittedHint) -> String {
+    let CommittedAt { site, commitment, seconds } = &answer.commitment;
+    let Commitment { bytes, missing_bytes, expires, .. } = commitment;
+    let until = expires.as_ref().map_or_else(String::new, |until| format!(" until {until}"));
+    let state = match seconds {
+        Some(seconds) if *missing_bytes == 0 => format!("all of it is there, after {seconds:.1} s"),
+        _ => format!("{} to come", size::show(*missing_bytes)),
+    };
+    format!("committed at {}: {} held{until}; {state}\n", printable(site), size::show(*bytes))
 }
 
 fn shown(hint: &Hint, explain: bool) -> String {

@@ -20,6 +20,8 @@ use crate::span;
 
 /// Bytes that one request to a store brings.
 const READ_LEN: u64 = 8 << 20;
+/// Digits of the id of a hint.
+const ID_DIGITS: usize = 32;
 
 /// State of the world that a hint is computed from.
 #[derive(Debug)]
@@ -175,6 +177,20 @@ pub struct CandidateCapacity {
     pub fits: Option<bool>,
     /// Bytes that must be evicted for them.
     pub must_evict: u64,
+}
+
+/// Checks that `id` can be that of a hint.
+///
+/// # Errors
+/// Usage, if not.
+pub fn check_hint_id(id: &str) -> Result<()> {
+    let digits = id.strip_prefix("h_").filter(|digits| digits.len() == ID_DIGITS);
+    if digits.is_some_and(|digits| digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))) {
+        return Ok(());
+    }
+    Err(Error::usage("id of a hint is malformed")
+        .expected(format!("h_ and {ID_DIGITS} hexadecimal digits"))
+        .got(format!("{id:.64?}")))
 }
 
 /// Computes the hint for `request`, whose inputs are `inputs` with the chunks of `holdings`.
@@ -439,7 +455,7 @@ fn id(snapshot: &Snapshot<'_>, request: &HintRequest, holdings: &Holdings) -> Re
         hasher.update(meter.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
     }
     hasher.update(&request);
-    Ok(format!("h_{}", &hasher.finalize().to_hex()[..32]))
+    Ok(format!("h_{}", &hasher.finalize().to_hex()[..ID_DIGITS]))
 }
 
 /// Link that is used where nothing chooses another.

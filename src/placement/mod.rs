@@ -22,7 +22,8 @@ mod verdict;
 
 pub use self::closure::{ChunkBits, Closure, ClosureBuilder, Found};
 pub use self::hint::{
-    Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot, hint,
+    Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot,
+    check_hint_id, hint,
 };
 pub use self::holdings::{Holding, Holdings};
 pub use self::objective::{Mode, Objective};

@@ -36,7 +36,7 @@ static WRONG_TOKENS: LogLimit = LogLimit::new();
 
 /// Routes that other agents may use: to fetch and pin chunks on this node and follow the task; with handoff rights, to hand off
 /// checkpoints. None of them reads or writes the node's files, or tasks of others.
-pub(super) const REMOTE: [(&str, &str); 18] = [
+pub(super) const REMOTE: [(&str, &str); 21] = [
     ("GET", "/health"),
     ("GET", "/ready"),
     ("POST", "/v1/warm"),
@@ -50,6 +50,9 @@ pub(super) const REMOTE: [(&str, &str); 18] = [
     ("GET", "/v1/cache"),
     ("GET", "/v1/peers"),
     ("POST", "/v1/hints"),
+    ("POST", "/v1/hints/{id}/commit"),
+    ("GET", "/v1/hints/{id}"),
+    ("POST", "/v1/hints/{id}/outcome"),
     ("PUT", "/v1/audit/heads"),
     ("GET", HANDOFFS),
     ("POST", HANDOFFS),

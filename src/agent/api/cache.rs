@@ -12,18 +12,19 @@ use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use super::recorded::AccessRequest;
 use crate::agent::audit::outcome;
+use crate::agent::commitments::chunks;
 use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{TaskReport, TaskSpec, resolve, without_offers};
 use crate::agent::view;
 use crate::agent::warm::pin_lacking;
 use crate::audit::{Action, Repeats, Request};
-use crate::cache::{Pin, PinChunk, PinLimit, PinRequest, Pinned};
+use crate::cache::{Pin, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::PinId;
 use crate::name::Name;
-use crate::repository::{Repository, Saved};
+use crate::repository::Repository;
 use crate::selector::Selector;
 use crate::work::blocking;
 
@@ -175,7 +176,7 @@ async fn pin_whole(
     let owner = caller.owner(body.owner.clone());
     let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
-        let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
+        let request = PinRequest { owner, reason, expires, chunks: chunks(&saved).collect() };
         cache.pin_within(request, limit.as_ref())
     });
     match pinned.await? {
@@ -232,11 +233,4 @@ pub(super) async fn unpin(
         request.end(outcome(error));
     }
     if ended? { Ok(Json(view::Unpinned { unpinned: id })) } else { Err(unknown().into()) }
-}
-
-/// All chunks that a restore of the tree needs: its own, and their bases.
-fn chunks(saved: &Saved) -> Vec<PinChunk> {
-    let further = saved.map.further.iter().map(|(id, _)| id);
-    let ids = saved.manifest.chunks.ids.iter().chain(further);
-    ids.zip(&saved.map.frames).map(|(id, frame)| PinChunk { id: *id, stored_len: frame.stored_len }).collect()
 }

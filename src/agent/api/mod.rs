@@ -6,6 +6,7 @@ mod audit;
 mod auth;
 mod cache;
 mod caller;
+mod commitments;
 mod description;
 mod ending;
 mod error;
@@ -74,6 +75,9 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(peers::chunks))
         .routes(routes!(names::list))
         .routes(routes!(hints::hint))
+        .routes(routes!(commitments::show))
+        .routes(routes!(commitments::commit))
+        .routes(routes!(commitments::outcome))
         .routes(routes!(files::top))
         .routes(routes!(files::file))
         .routes(routes!(tokens::list, tokens::make))

@@ -162,6 +162,7 @@ fn action_of(method: &Method, path: &str) -> Option<Action> {
         (&Method::POST, "/v1/save") => Some(Action::Save),
         (&Method::POST, "/v1/pins") => Some(Action::Pin),
         (&Method::DELETE, path) if path.starts_with("/v1/pins/") => Some(Action::Unpin),
+        (&Method::POST, path) if path.starts_with("/v1/hints/") => Some(Action::Pin),
         (_, path) if path.starts_with(HANDOFFS) => Some(Action::Handoff),
         _ => None,
     }

@@ -80,6 +80,7 @@ async fn routed_to(
     peers.live().await;
     let asked: Option<Value> = serde_json::from_slice(&body).ok();
     let name = asked.as_ref().and_then(|asked| asked.get("name")).and_then(Value::as_str);
+    let name = name.or_else(|| hint_of(&head.uri));
     let (who, mut response) = match route(at, &own, &peers.list(), name)? {
         Route::Local => (own, next.run(Request::from_parts(head, body.into())).await),
         Route::Remote(callee, address) => {
@@ -116,12 +117,20 @@ async fn recorded(
         (_, _, Some(pin)) => (Action::Unpin, format!("; pin {pin}")),
         (&Method::POST, "/v1/warm", None) => (Action::Warm, String::new()),
         (&Method::POST, "/v1/pins", None) => (Action::Pin, String::new()),
+        (&Method::POST, path, None) if path.ends_with("/commit") && hint_of(uri).is_some() => {
+            (Action::Pin, format!("; hint {}", hint_of(uri).unwrap_or_default()))
+        }
         _ => return Ok(None),
     };
     // The other agent may have one that this one lacks.
     let repository = state.origin(text("repository")).ok();
     let asking = AccessRequest { caller, action, repository, repeats: Repeats::Separate };
     asking.forward(state, text("name"), callee, &details).await
+}
+
+/// Id of the hint that a call is about.
+fn hint_of(uri: &Uri) -> Option<&str> {
+    uri.path().strip_prefix("/v1/hints/")?.split('/').next()
 }
 
 /// Adds the requesting user as the owner of a pin if none is named: the other agent does not know the user.

@@ -23,7 +23,7 @@ const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
 /// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
-pub(super) const NEEDS: [(&str, &str, Need); 35] = [
+pub(super) const NEEDS: [(&str, &str, Need); 38] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
@@ -54,6 +54,9 @@ pub(super) const NEEDS: [(&str, &str, Need); 35] = [
     ("GET", "/v1/chunks", ADMIN),
     ("GET", "/v1/names", READ),
     ("POST", "/v1/hints", READ),
+    ("POST", "/v1/hints/{id}/commit", WARM),
+    ("GET", "/v1/hints/{id}", PINS),
+    ("POST", "/v1/hints/{id}/outcome", PINS),
     ("GET", "/v1/files/{reference}/", READ),
     ("GET", "/v1/files/{reference}/{path}", READ),
     // They write objects to the repository.

@@ -391,7 +391,8 @@ pub(super) async fn warm(
         }
         _ => None,
     };
-    let begun = follow_with(request, pinning, tasks::warm(&state, body.repository.as_deref(), warming))?;
+    let begun =
+        follow_with(request, Vec::from_iter(pinning), tasks::warm(&state, body.repository.as_deref(), warming))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 

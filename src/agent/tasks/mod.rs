@@ -14,7 +14,8 @@ mod watch;
 use std::time::Duration;
 
 pub(super) use self::operations::{
-    RestoreRequest, WarmRequest, not_readable, resolve, resolve_for, restore, save_handoff, warm, without_offers,
+    RestoreRequest, WarmRequest, not_readable, resolve, resolve_for, restore, save_handoff, warm, warm_commitment,
+    without_offers,
 };
 pub(super) use self::outcome::{Outcome, TaskReport};
 pub(super) use self::registry::{Task, TaskSpec, Tasks};

@@ -8,6 +8,7 @@ use ulid::Ulid;
 
 use super::outcome::{Already, TaskReport};
 use super::registry::{Task, TaskSpec};
+use crate::agent::commitments::CommittedInput;
 use crate::agent::handoff::{self, Announced, StoredCheckpoint};
 use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
@@ -81,6 +82,42 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
             Err(error) if caller.is_some() => Err(without_offers(&repository, &name, error).await),
             Err(error) => Err(error),
         }
+    })
+}
+
+/// Starts to fetch the trees of a commitment, one after the other.
+///
+/// # Errors
+/// As [`warm`].
+pub(in crate::agent) fn warm_commitment(
+    state: &AgentState,
+    repository: &Repository,
+    (hint, inputs): (&str, Vec<CommittedInput>),
+    caller: Option<Requester>,
+) -> Result<Arc<Task>> {
+    let (exchange, repository) = (Arc::clone(state.exchange()?), repository.clone());
+    let remote = caller.is_some();
+    let spec = TaskSpec { caller, ..spec(TaskKind::Warm, &format!("hint {hint}"), &repository) };
+    let hint_id = hint.to_owned();
+    state.tasks.begin(spec, move |progress| async move {
+        let policy = FetchPolicy { priority: Priority::Warm, ..FetchPolicy::default() };
+        let mut warmed = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let name = input.name()?;
+            let current = repository.state().await?.refs.get(&name).map(|value| value.manifest);
+            if current.is_none_or(|manifest| !input.is_tree(manifest)) {
+                return Err(Error::conflict("name was removed or replaced after the hint was committed")
+                    .at(&name)
+                    .help("end the commitment, and ask for a new hint"));
+            }
+            let options = WarmOptions { policy: policy.clone(), progress: progress.clone(), ..WarmOptions::default() };
+            match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
+                Ok(one) => warmed.push(one),
+                Err(error) if remote => return Err(without_offers(&repository, &name, error).await),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(TaskReport::Committed { hint_id, inputs: warmed })
     })
 }
 

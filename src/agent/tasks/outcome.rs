@@ -31,6 +31,11 @@ pub(in crate::agent) enum TaskReport {
     },
     Restore(Box<RestoreReport>),
     Warm(Box<Warmed>),
+    /// Inputs of a committed hint.
+    Committed {
+        hint_id: String,
+        inputs: Vec<Warmed>,
+    },
     /// Names that a watch saved.
     Watch {
         saved: Vec<String>,

@@ -28,6 +28,13 @@ impl Ledger {
         self.wanted.contains_key(&key)
     }
 
+    /// Changes the expiry of a pin, and returns the pin, if there is one.
+    pub(crate) fn renew(&mut self, id: PinId, expires: Option<Timestamp>) -> Option<&Pin> {
+        let (pin, _) = self.pins.get_mut(&id)?;
+        pin.expires = expires;
+        Some(pin)
+    }
+
     /// Space of all pinned chunks, present or expected, in units.
     pub(crate) fn weight(&self) -> u64 {
         self.weight

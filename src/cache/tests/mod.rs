@@ -142,6 +142,17 @@ fn pins_expire_by_the_clock_also_across_a_restart() {
     clock.set(Timestamp(3001));
     let cache = Cache::open(dir.path(), with_clock()).unwrap();
     assert_eq!(cache.stat().pins, 0);
+    // A renewed one ends later, also across a restart, and one that has ended is not renewed.
+    let lasting = kept(cache.pin(PinRequest { expires: Some(Timestamp(3500)), ..request(0..3) }).unwrap());
+    let renewed = cache.renew(lasting.id, Some(Timestamp(3900))).unwrap().unwrap();
+    assert_eq!(renewed, Pin { expires: Some(Timestamp(3900)), ..lasting });
+    drop(cache);
+    clock.set(Timestamp(3600));
+    let cache = Cache::open(dir.path(), with_clock()).unwrap();
+    assert_eq!(cache.pins(), [renewed.clone()]);
+    clock.set(Timestamp(3901));
+    assert!(cache.pins().is_empty());
+    assert_eq!(cache.renew(renewed.id, None).unwrap(), None);
     // Trimming, as inserts do at times, ends them too.
     let _ = kept(cache.pin(PinRequest { expires: Some(Timestamp(4000)), ..request(0..40) }).unwrap());
     fill(&cache, 0..40);

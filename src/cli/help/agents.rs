@@ -202,6 +202,7 @@ Examples:
   towline hint run-7@latest
   towline hint run-7@latest datasets/web --at home --at burst --gpus 64 --objective cost --explain
   towline hint run-7@latest --runtime 4h --returns home:140G:30m --json
+  towline hint run-7@latest --commit --lease 2h --wait           hold and fetch it at the best allowed site
 
 For each site: the bytes of the names that its caches hold, by what its agents have published, and those that would move, with the \
 bases that they need; the time until they are there; dollars for egress, requests, checkpoints that return and GPUs that wait; and \

@@ -12,7 +12,7 @@ use crate::data::noise;
 use crate::policy::PolicyFixture;
 
 /// A site `cloud` with an agent, and `home` with the repository.
-fn fixture() -> PolicyFixture {
+pub(super) fn fixture() -> PolicyFixture {
     let lab = PolicyFixture::at("home");
     let user = &lab.user;
     let place = user.repository().canonicalize().unwrap();
@@ -133,16 +133,17 @@ fn an_inventory_that_its_agent_did_not_sign_is_not_used() {
     assert_eq!((&hint["complete"], &hint["candidates"][0]["bytes"]["present"]), (&false.into(), &0.into()), "{hint}");
 }
 
-const ADVISOR: &[u8] = b"repository = '../repo'\nsocket = 'run/agent.sock'\nmemory = '256M'\nidentity = 'n1'\n\
+pub(super) const ADVISOR: &[u8] =
+    b"repository = '../repo'\nsocket = 'run/agent.sock'\nmemory = '256M'\nidentity = 'n1'\n\
       http = '127.0.0.1:0'\ntokens = 'own/tokens'\n\
       [cache]\ndir = 'cache'\ncapacity = '64M'\nfree_floor = '0'\ninventory = '100ms'\n\
       [advisor]\nsites = 'sites.toml'\n";
 
-fn asking(name: &str) -> Value {
+pub(super) fn asking(name: &str) -> Value {
     json!({ "apiVersion": "towline.dev/v1", "inputs": [{ "ref": name }], "candidates": [{ "site": "cloud" }] })
 }
 
-fn bytes(hint: &Value, what: &str) -> u64 {
+pub(super) fn bytes(hint: &Value, what: &str) -> u64 {
     hint["candidates"][0]["bytes"][what].as_u64().unwrap()
 }
 

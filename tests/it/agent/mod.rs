@@ -2,6 +2,7 @@
 
 mod api;
 mod audit;
+mod commitments;
 mod denied;
 mod handoff;
 mod hints;

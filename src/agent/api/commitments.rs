@@ -1,0 +1,235 @@
+//! Commitments: hints that are made true on this node. Only a few calls: commit, look, renew, end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Extension, Path, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::auth::check_scope;
+use super::caller::Caller;
+use super::error::{ApiError, JsonBody};
+use super::recorded::AccessRequest;
+use super::rights::Need;
+use crate::agent::audit::{self, follow_with};
+use crate::agent::commitments::CommitRequest;
+use crate::agent::config::Span;
+use crate::agent::state::AgentState;
+use crate::agent::tasks::{resolve, warm_commitment, without_offers};
+use crate::agent::view;
+use crate::audit::{Action, Repeats, Request};
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::placement::{INPUTS_MAX, check_hint_id};
+use crate::policy::Scope;
+use crate::repository::Repository;
+use crate::selector::Selector;
+use crate::work::blocking;
+
+/// Lease of a commitment, if the request names none.
+const LEASE: Duration = Duration::from_hours(1);
+
+/// Body of a commit: the hint's `inputs` and the chosen site.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Commit {
+    /// Site, which must be this agent's.
+    site: String,
+    /// Names, as in the hint's `inputs`.
+    inputs: Vec<String>,
+    /// Time that they are held, such as `2h`; an hour if absent.
+    #[schema(value_type = Option<String>)]
+    lease: Option<Span>,
+    /// Repository; the default one if absent.
+    repository: Option<String>,
+}
+
+/// Body of an outcome.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HintOutcome {
+    /// New lease, from now on; if absent, the commitment ends.
+    #[schema(value_type = Option<String>)]
+    lease: Option<Span>,
+}
+
+/// Makes a hint true here: reserves space for the inputs, pins them until the lease ends, and starts to fetch them.
+///
+/// All or nothing, and idempotent: a repetition renews the lease, and fetches what is still missing.
+#[utoipa::path(
+    post,
+    path = "/v1/hints/{id}/commit",
+    operation_id = "commitHint",
+    params(("id" = String, Path, description = "Id of the hint")),
+    request_body = Commit,
+    responses((status = 202, description = "It is committed, which survives a power loss", body = view::Commitment)),
+)]
+pub(super) async fn commit(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    Path(hint): Path<String>,
+    JsonBody(body): JsonBody<Commit>,
+) -> Result<(StatusCode, Json<view::Commitment>), ApiError> {
+    check_hint_id(&hint)?;
+    caller.check_repository_name(body.repository.as_deref())?;
+    check_site(&state, &body.site)?;
+    if body.inputs.is_empty() || body.inputs.len() > INPUTS_MAX {
+        let expected = format!("1 to {INPUTS_MAX} names");
+        return Err(Error::usage("hint cannot be committed").at("inputs").expected(expected).into());
+    }
+    let commitments = state.commitments()?;
+    if let Some(grant) = caller.grant() {
+        check_scope(grant, Need::Scope(Scope::Pins))?;
+    }
+    let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
+    let committing = Committing { state: &state, caller: &caller, repository: &repository };
+    let names = committing.names(&body.inputs).await?;
+    let lease = body.lease.map_or(LEASE, |span| span.0);
+    let (expires, limit) = match state.pin_bounds(caller.requester().as_ref(), Some(lease)) {
+        Ok(bounds) => bounds,
+        Err(error) => return Err(committing.refused(&names[0], error).await.into()),
+    };
+    let (warms, pins) = committing.allow(&names).await?;
+    let mut trees = Vec::with_capacity(names.len());
+    for name in &names {
+        match state.open_trees.open(&repository, name).await {
+            Ok(saved) => trees.push(saved),
+            Err(error) if caller.requester().is_some() => {
+                return Err(without_offers(&repository, name, error).await.into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let owner = caller.owner(None);
+    let request = CommitRequest {
+        hint: hint.clone(),
+        owner: owner.clone(),
+        repository: repository.id().to_string(),
+        trees,
+        expires,
+        limit,
+    };
+    let (all, committed) = (Arc::clone(&commitments), blocking(move || commitments.commit(&request)).await?);
+    if let Some(pending) = committed {
+        let begun = warm_commitment(&state, &repository, (&hint, pending.inputs.clone()), caller.requester());
+        let mut requests = warms.into_iter().chain(pins);
+        all.started(&pending, follow_with(requests.next(), requests.collect(), begun)?);
+    }
+    let shown = blocking(move || all.show(&hint, &owner)).await?;
+    Ok((StatusCode::ACCEPTED, Json(shown)))
+}
+
+/// Shows how much of a committed hint is here.
+#[utoipa::path(
+    get,
+    path = "/v1/hints/{id}",
+    operation_id = "showHint",
+    params(("id" = String, Path, description = "Id of the hint")),
+    responses((status = 200, description = "As it is now", body = view::Commitment)),
+)]
+pub(super) async fn show(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    Path(hint): Path<String>,
+) -> Result<Json<view::Commitment>, ApiError> {
+    check_hint_id(&hint)?;
+    let (commitments, owner) = (state.commitments()?, caller.owner(None));
+    Ok(Json(blocking(move || commitments.show(&hint, &owner)).await?))
+}
+
+/// Renews the lease of a committed hint, or ends it. What was fetched stays in the cache as long as there is space.
+#[utoipa::path(
+    post,
+    path = "/v1/hints/{id}/outcome",
+    operation_id = "endHint",
+    params(("id" = String, Path, description = "Id of the hint")),
+    request_body = HintOutcome,
+    responses((status = 200, description = "As it is now, or was at its end", body = view::Commitment)),
+)]
+pub(super) async fn outcome(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    Path(hint): Path<String>,
+    JsonBody(HintOutcome { lease }): JsonBody<HintOutcome>,
+) -> Result<Json<view::Commitment>, ApiError> {
+    check_hint_id(&hint)?;
+    let (commitments, owner) = (state.commitments()?, caller.owner(None));
+    let action = if lease.is_some() { Action::Pin } else { Action::Unpin };
+    let recorded = AccessRequest { caller: &caller, action, repository: None, repeats: Repeats::Separate };
+    let expires = match lease.map(|Span(lease)| state.pin_bounds(caller.requester().as_ref(), Some(lease))) {
+        None => None,
+        Some(Ok((expires, _))) => expires,
+        Some(Err(error)) => return Err(recorded.refuse(&state, format!("hint {hint}"), error).await.into()),
+    };
+    let request = recorded.allow(&state, format!("hint {hint}")).await?;
+    let change = move || match lease {
+        Some(_) => commitments.renew(&hint, &owner, expires),
+        None => commitments.release(&hint, &owner),
+    };
+    let changed = blocking(change).await;
+    if let Some(request) = request {
+        request.end(changed.as_ref().map_or_else(audit::outcome, |_| "done".to_owned()));
+    }
+    Ok(Json(changed?))
+}
+
+/// Checks that this agent is of the site.
+///
+/// # Errors
+/// Usage, if it has no site; conflict, if it is of another one.
+fn check_site(state: &AgentState, site: &str) -> Result<()> {
+    let own = state.credentials()?.identity();
+    if own.site() == site {
+        return Ok(());
+    }
+    Err(Error::conflict("agent is of another site")
+        .expected(site)
+        .got(own.path())
+        .help(format!("the header `Towline-At: {site}` forwards the request to an agent of that site")))
+}
+
+/// A commit, on behalf of a caller.
+struct Committing<'a> {
+    state: &'a AgentState,
+    caller: &'a Caller,
+    repository: &'a Repository,
+}
+
+impl Committing<'_> {
+    fn request(&self, action: Action) -> AccessRequest<'_> {
+        AccessRequest { caller: self.caller, action, repository: Some(self.repository), repeats: Repeats::Separate }
+    }
+
+    async fn refused(&self, name: impl std::fmt::Display, error: Error) -> Error {
+        self.request(Action::Warm).refuse(self.state, name, error).await
+    }
+
+    /// Names that the caller may warm.
+    async fn names(&self, inputs: &[String]) -> Result<Vec<Name>> {
+        let mut names = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let selector: Selector = input.parse()?;
+            let requester = self.caller.requester();
+            match resolve(self.state.exchange()?, self.repository, requester.as_ref(), &selector).await {
+                Ok(name) => names.push(name),
+                Err(error) => return Err(self.refused(&selector, error).await),
+            }
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Records that the caller warms and pins `names`.
+    async fn allow(&self, names: &[Name]) -> Result<(Vec<Request>, Vec<Request>)> {
+        let (mut warms, mut pins) = (Vec::new(), Vec::new());
+        for name in names {
+            warms.extend(self.request(Action::Warm).allow(self.state, name).await?);
+            pins.extend(self.request(Action::Pin).allow(self.state, name).await?);
+        }
+        Ok((warms, pins))
+    }
+}

@@ -1,0 +1,347 @@
+//! Commitments: hints that are made true here. All chunks of the inputs are pinned until the lease ends, and fetched.
+//!
+//! ```text
+//! record (a file) -> pin, which commits it -> warm         restart: record with a pin -> warm again, record without one -> removed
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::state::AgentState;
+use super::tasks::{Task, warm_commitment};
+use super::view::{self, TaskState};
+use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::id::ManifestId;
+use crate::name::Name;
+use crate::repository::Saved;
+use crate::tree::{Readers, replace_file};
+
+/// Folder of the records, in the cache's.
+const FOLDER: &str = "commitments";
+/// Maximum bytes of a record.
+const RECORD_LEN_MAX: u64 = 1 << 20;
+
+/// Hint, and owner of what it holds. Two callers may be given the same hint.
+type Key = (String, String);
+
+/// All commitments of an agent.
+#[derive(Debug)]
+pub(super) struct Commitments {
+    dir: PathBuf,
+    cache: Arc<Cache>,
+    known: Mutex<BTreeMap<Key, Known>>,
+    /// Held by a commit, so that a request and its repetition make one commitment.
+    committing: Mutex<()>,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    record: Record,
+    task: Option<Arc<Task>>,
+}
+
+/// File of a commitment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    hint: String,
+    owner: String,
+    /// Id of the repository.
+    repository: String,
+    inputs: Vec<CommittedInput>,
+    /// Stored bytes of the distinct chunks.
+    bytes: u64,
+}
+
+/// Tree that a commitment holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CommittedInput {
+    name: String,
+    manifest: String,
+}
+
+/// Request to commit a hint.
+#[derive(Debug)]
+pub(super) struct CommitRequest {
+    pub(super) hint: String,
+    pub(super) owner: String,
+    pub(super) repository: String,
+    /// Trees of its inputs.
+    pub(super) trees: Vec<Arc<Saved>>,
+    pub(super) expires: Option<Timestamp>,
+    pub(super) limit: Option<PinLimit>,
+}
+
+/// Commitment of which the warm must be started.
+#[derive(Debug)]
+pub(super) struct Pending {
+    key: Key,
+    pub(super) repository: String,
+    pub(super) inputs: Vec<CommittedInput>,
+}
+
+impl CommittedInput {
+    /// Its name.
+    ///
+    /// # Errors
+    /// Usage, if the record has been changed.
+    pub(super) fn name(&self) -> Result<Name> {
+        self.name.parse()
+    }
+
+    /// True if it is the tree with this manifest.
+    pub(super) fn is_tree(&self, manifest: ManifestId) -> bool {
+        self.manifest == manifest.to_string()
+    }
+}
+
+impl Commitments {
+    /// Reads the records in the folder of `cache`; those without a pin were never committed, or have ended. Blocking.
+    ///
+    /// # Errors
+    /// Errors of the file system. A record that cannot be read is removed, and its pin stays.
+    pub(super) fn open(cache: Arc<Cache>) -> Result<Self> {
+        let dir = cache.dir().join(FOLDER);
+        let io = |source| Error::io("cannot read the commitments", &dir, source);
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
+        let mut known = BTreeMap::new();
+        for entry in fs::read_dir(&dir).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            match read(&path) {
+                Ok(record) if pin_of(&cache, &record.hint, &record.owner).is_some() => {
+                    known.insert((record.hint.clone(), record.owner.clone()), Known { record, task: None });
+                }
+                Ok(_) => remove(&path),
+                Err(error) => {
+                    tracing::warn!("a commitment cannot be read and is removed: {error:?}");
+                    remove(&path);
+                }
+            }
+        }
+        Ok(Self { dir, cache, known: Mutex::new(known), committing: Mutex::default() })
+    }
+
+    /// Commitments of before the restart.
+    pub(super) fn pending(&self) -> Vec<Pending> {
+        let known = self.known();
+        known.iter().filter(|(_, known)| known.task.is_none()).map(|(key, known)| known.pending(key)).collect()
+    }
+
+    /// Pins the chunks of a hint's inputs. One that is committed already is renewed. Returns what is to be fetched, if anything is.
+    /// Blocking.
+    ///
+    /// # Errors
+    /// Exhausted, with the bytes that are lacking, if the pin does not fit, or above the limit of the owner; conflict, if the hint is
+    /// committed with other inputs; errors of the file system. Nothing is pinned then.
+    pub(super) fn commit(&self, request: &CommitRequest) -> Result<Option<Pending>> {
+        let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (request.hint.clone(), request.owner.clone());
+        let record = request.record();
+        if let Some((before, pin)) = self.current(&key) {
+            if before.record.inputs != record.inputs || before.record.repository != record.repository {
+                let expected = before.record.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>();
+                return Err(Error::conflict("hint is committed with other inputs")
+                    .at(&request.hint)
+                    .expected(expected.join(", "))
+                    .help("end it first, or ask for a new hint"));
+            }
+            self.cache.renew(pin.id, request.expires)?;
+            let ended = before.task.as_ref().is_none_or(|task| task.view().state != TaskState::Running);
+            let lacks = || Ok::<_, Error>(self.cache.missing(pin.id)?.is_some_and(|missing| !missing.is_empty()));
+            return Ok((ended && lacks()?).then(|| before.pending(&key)));
+        }
+        let path = self.path(&key);
+        let text =
+            serde_json::to_string(&record).map_err(|source| Error::other("record is not JSON").source(source))?;
+        replace_file(&path, &text, Readers::Owner)?;
+        let pin = PinRequest {
+            owner: request.owner.clone(),
+            reason: reason(&request.hint),
+            expires: request.expires,
+            chunks: request.trees.iter().flat_map(|saved| chunks(saved)).collect(),
+        };
+        let refused = match self.cache.pin_within(pin, request.limit.as_ref()) {
+            Ok(Pinned::Kept(_)) => None,
+            Ok(Pinned::Lacking { bytes, .. }) => Some(
+                Error::exhausted("hint cannot be committed: its bytes do not fit beside what is pinned")
+                    .at(&request.hint)
+                    .expected(format!("{bytes} more bytes"))
+                    .help("end other pins (towline pins, towline unpin), or choose another site"),
+            ),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = refused {
+            remove(&path);
+            return Err(error);
+        }
+        let known = Known { record, task: None };
+        let pending = known.pending(&key);
+        self.known().insert(key, known);
+        Ok(Some(pending))
+    }
+
+    /// Records the task that fetches the chunks of `pending`.
+    pub(super) fn started(&self, pending: &Pending, task: Arc<Task>) {
+        if let Some(known) = self.known().get_mut(&pending.key) {
+            known.task = Some(task);
+        }
+    }
+
+    /// The commitment of `hint` by `owner`, as it is now. Blocking.
+    ///
+    /// # Errors
+    /// Not found, if it was not committed here or has ended; errors of reading its pin.
+    pub(super) fn show(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
+        let key = (hint.to_owned(), owner.to_owned());
+        let (known, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
+        let missing = self.cache.missing(pin.id)?.ok_or_else(|| absent(hint))?;
+        let missing_bytes = missing.iter().map(|chunk| u64::from(chunk.stored_len)).sum();
+        Ok(view::Commitment {
+            hint_id: hint.to_owned(),
+            inputs: known.record.inputs.into_iter().map(|input| input.name).collect(),
+            bytes: known.record.bytes,
+            missing_bytes,
+            ready: missing_bytes == 0,
+            pin: pin.id.to_string(),
+            expires: pin.expires.map(|at| at.to_string()),
+            task: known.task.map(|task| task.view().id),
+        })
+    }
+
+    /// Sets the end of the lease of a commitment; returns it as it is then. Blocking.
+    ///
+    /// # Errors
+    /// As [`Commitments::show`].
+    pub(super) fn renew(&self, hint: &str, owner: &str, expires: Option<Timestamp>) -> Result<view::Commitment> {
+        let (_, pin) = self.current(&(hint.to_owned(), owner.to_owned())).ok_or_else(|| absent(hint))?;
+        self.cache.renew(pin.id, expires)?;
+        self.show(hint, owner)
+    }
+
+    /// Ends a commitment: its chunks may be evicted. What is being fetched for it is fetched on. Returns it as it was. Blocking.
+    ///
+    /// # Errors
+    /// As [`Commitments::show`].
+    pub(super) fn release(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
+        let key = (hint.to_owned(), owner.to_owned());
+        let shown = self.show(hint, owner)?;
+        let (_, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
+        self.cache.unpin(pin.id)?;
+        self.forget(&key);
+        Ok(shown)
+    }
+
+    /// The commitment of `key` with its pin. One whose pin has ended is forgotten.
+    fn current(&self, key: &Key) -> Option<(Known, Pin)> {
+        let known = self.known().get(key).cloned()?;
+        let pin = pin_of(&self.cache, &key.0, &key.1);
+        if pin.is_none() {
+            self.forget(key);
+        }
+        Some((known, pin?))
+    }
+
+    fn forget(&self, key: &Key) {
+        remove(&self.path(key));
+        self.known().remove(key);
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Key, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, (hint, owner): &Key) -> PathBuf {
+        let owner = blake3::hash(owner.as_bytes()).to_hex();
+        self.dir.join(format!("{hint}-{}.json", &owner[..16]))
+    }
+}
+
+impl Known {
+    fn pending(&self, key: &Key) -> Pending {
+        let Record { repository, inputs, .. } = self.record.clone();
+        Pending { key: key.clone(), repository, inputs }
+    }
+}
+
+impl CommitRequest {
+    fn record(&self) -> Record {
+        let input = |saved: &Arc<Saved>| CommittedInput {
+            name: saved.name.to_string(),
+            manifest: saved.value.manifest.to_string(),
+        };
+        let chunks: BTreeMap<_, _> =
+            self.trees.iter().flat_map(|saved| chunks(saved)).map(|chunk| (chunk.id, chunk.stored_len)).collect();
+        Record {
+            hint: self.hint.clone(),
+            owner: self.owner.clone(),
+            repository: self.repository.clone(),
+            inputs: self.trees.iter().map(input).collect(),
+            bytes: chunks.values().map(|&len| u64::from(len)).sum(),
+        }
+    }
+}
+
+/// Fetches what is missing of the commitments of before a restart.
+///
+/// # Errors
+/// Unreachable, if the agent is shutting down.
+pub(super) fn resume(state: &AgentState) -> Result<()> {
+    let Ok(commitments) = state.commitments() else { return Ok(()) };
+    for pending in commitments.pending() {
+        let (hint, _) = &pending.key;
+        // Its repository may be no longer in the settings; the pin stays until its lease ends.
+        let Ok(repository) = state.repository(Some(&pending.repository)) else { continue };
+        let task = warm_commitment(state, repository, (hint, pending.inputs.clone()), None)?;
+        commitments.started(&pending, task);
+    }
+    Ok(())
+}
+
+/// All chunks that a restore of the tree needs: its own, and their bases.
+pub(super) fn chunks(saved: &Saved) -> impl Iterator<Item = PinChunk> + '_ {
+    let further = saved.map.further.iter().map(|(id, _)| id);
+    let ids = saved.manifest.chunks.ids.iter().chain(further);
+    ids.zip(&saved.map.frames).map(|(id, frame)| PinChunk { id: *id, stored_len: frame.stored_len })
+}
+
+/// Reason of the pin of a hint, as `towline pins` shows it.
+pub(super) fn reason(hint: &str) -> String {
+    format!("hint {hint}")
+}
+
+fn pin_of(cache: &Cache, hint: &str, owner: &str) -> Option<Pin> {
+    let reason = reason(hint);
+    cache.pins().into_iter().find(|pin| pin.owner == owner && pin.reason == reason)
+}
+
+fn absent(hint: &str) -> Error {
+    Error::not_found("hint is not committed here")
+        .at(hint)
+        .help("commit it with POST /v1/hints/ID/commit at an agent of the site; a commitment ends with its lease")
+}
+
+fn read(path: &Path) -> Result<Record> {
+    let io = |source| Error::io("cannot read a commitment", path, source);
+    if fs::metadata(path).map_err(io)?.len() > RECORD_LEN_MAX {
+        return Err(Error::damaged("commitment is too long").at(path.display()));
+    }
+    let text = fs::read_to_string(path).map_err(io)?;
+    serde_json::from_str(&text)
+        .map_err(|source| Error::damaged("commitment is malformed").at(path.display()).source(source))
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("the commitment {} cannot be removed: {error}", path.display());
+    }
+}
