@@ -32,6 +32,11 @@ impl ActorLimit {
 
     /// True if `actor` is within its limit; counts one more.
     pub(super) fn admit(&self, actor: &str, now: Timestamp) -> bool {
+        self.admit_several(actor, 1, now)
+    }
+
+    /// As [`ActorLimit::admit`], for a request with `entries` of its own; counts as many.
+    pub(super) fn admit_several(&self, actor: &str, entries: u32, now: Timestamp) -> bool {
         let mut minute = self.minute.lock().unwrap_or_else(PoisonError::into_inner);
         let number = now.0.div_euclid(60_000_000_000);
         if minute.number != number {
@@ -39,7 +44,7 @@ impl ActorLimit {
         }
         // Actors have a certificate or a token, so they are few.
         let count = minute.counts.entry(actor.to_owned()).or_default();
-        *count = count.saturating_add(1);
+        *count = count.saturating_add(entries);
         *count <= self.per_minute
     }
 }
@@ -54,5 +59,7 @@ mod tests {
         let admitted = |actor, now| (0..1_000).filter(|_| limit.admit(actor, Timestamp(now))).count();
         assert_eq!((admitted("a", 0), admitted("b", 0), admitted("a", 59_999_999_999)), (100, 100, 0));
         assert_eq!(admitted("a", 60_000_000_000), 100);
+        assert!(limit.admit_several("c", 100, Timestamp(0)) && !limit.admit("c", Timestamp(0)));
+        assert!(!limit.admit_several("d", 101, Timestamp(0)));
     }
 }

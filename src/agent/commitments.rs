@@ -4,7 +4,7 @@
 //! record (a file) -> pin, which commits it -> warm         restart: record with a pin -> warm again, record without one -> removed
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::state::AgentState;
 use super::tasks::{Task, warm_commitment};
 use super::view::{self, TaskState};
+use crate::budget::Budget;
 use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -28,6 +29,9 @@ const FOLDER: &str = "commitments";
 /// Maximum bytes of a record.
 const RECORD_LEN_MAX: u64 = 1 << 20;
 
+/// Bytes of memory for each chunk while a pin is made or changed.
+const CHUNK_WEIGHT: u64 = 192;
+
 /// Hint, and owner of what it holds. Two callers may be given the same hint.
 type Key = (String, String);
 
@@ -36,6 +40,7 @@ type Key = (String, String);
 pub(super) struct Commitments {
     dir: PathBuf,
     cache: Arc<Cache>,
+    budget: Budget,
     known: Mutex<BTreeMap<Key, Known>>,
     /// Held by a commit, so that a request and its repetition make one commitment.
     committing: Mutex<()>,
@@ -86,6 +91,8 @@ pub(super) struct Pending {
     key: Key,
     pub(super) repository: String,
     pub(super) inputs: Vec<CommittedInput>,
+    /// True if it was committed by this call.
+    pub(super) is_new: bool,
 }
 
 impl CommittedInput {
@@ -108,7 +115,7 @@ impl Commitments {
     ///
     /// # Errors
     /// Errors of the file system. A record that cannot be read is removed, and its pin stays.
-    pub(super) fn open(cache: Arc<Cache>) -> Result<Self> {
+    pub(super) fn open(cache: Arc<Cache>, budget: Budget) -> Result<Self> {
         let dir = cache.dir().join(FOLDER);
         let io = |source| Error::io("cannot read the commitments", &dir, source);
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
@@ -126,7 +133,7 @@ impl Commitments {
                 }
             }
         }
-        Ok(Self { dir, cache, known: Mutex::new(known), committing: Mutex::default() })
+        Ok(Self { dir, cache, budget, known: Mutex::new(known), committing: Mutex::default() })
     }
 
     /// Commitments of before the restart.
@@ -139,10 +146,13 @@ impl Commitments {
     /// Blocking.
     ///
     /// # Errors
-    /// Exhausted, with the bytes that are lacking, if the pin does not fit, or above the limit of the owner; conflict, if the hint is
+    /// Exhausted, with the bytes that are lacking, if the pin does not fit, or above the limit of the owner, or of memory; conflict, if the hint is
     /// committed with other inputs; errors of the file system. Nothing is pinned then.
     pub(super) fn commit(&self, request: &CommitRequest) -> Result<Option<Pending>> {
         let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sweep();
+        let chunks_all: usize = request.trees.iter().map(|saved| saved.map.frames.len()).sum();
+        let _kept = self.budget.keep(chunks_all as u64 * CHUNK_WEIGHT)?;
         let key = (request.hint.clone(), request.owner.clone());
         let record = request.record();
         if let Some((before, pin)) = self.current(&key) {
@@ -155,7 +165,7 @@ impl Commitments {
             }
             self.cache.renew(pin.id, request.expires)?;
             let ended = before.task.as_ref().is_none_or(|task| task.view().state != TaskState::Running);
-            let lacks = || Ok::<_, Error>(self.cache.missing(pin.id)?.is_some_and(|missing| !missing.is_empty()));
+            let lacks = || Ok::<_, Error>(self.cache.count_missing(pin.id)?.is_some_and(|(chunks, _)| chunks > 0));
             return Ok((ended && lacks()?).then(|| before.pending(&key)));
         }
         let path = self.path(&key);
@@ -183,7 +193,7 @@ impl Commitments {
             return Err(error);
         }
         let known = Known { record, task: None };
-        let pending = known.pending(&key);
+        let pending = Pending { is_new: true, ..known.pending(&key) };
         self.known().insert(key, known);
         Ok(Some(pending))
     }
@@ -202,8 +212,7 @@ impl Commitments {
     pub(super) fn show(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
         let key = (hint.to_owned(), owner.to_owned());
         let (known, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
-        let missing = self.cache.missing(pin.id)?.ok_or_else(|| absent(hint))?;
-        let missing_bytes = missing.iter().map(|chunk| u64::from(chunk.stored_len)).sum();
+        let (_, missing_bytes) = self.cache.count_missing(pin.id)?.ok_or_else(|| absent(hint))?;
         Ok(view::Commitment {
             hint_id: hint.to_owned(),
             inputs: known.record.inputs.into_iter().map(|input| input.name).collect(),
@@ -222,8 +231,19 @@ impl Commitments {
     /// As [`Commitments::show`].
     pub(super) fn renew(&self, hint: &str, owner: &str, expires: Option<Timestamp>) -> Result<view::Commitment> {
         let (_, pin) = self.current(&(hint.to_owned(), owner.to_owned())).ok_or_else(|| absent(hint))?;
+        let _kept = self.budget.keep(pin.chunks * CHUNK_WEIGHT)?;
         self.cache.renew(pin.id, expires)?;
         self.show(hint, owner)
+    }
+
+    /// Undoes a commit whose fetch cannot begin. Blocking.
+    pub(super) fn undo(&self, pending: &Pending) {
+        let (hint, owner) = &pending.key;
+        if pending.is_new
+            && let Err(error) = self.release(hint, owner)
+        {
+            tracing::warn!("a commitment that cannot begin stays until its lease ends: {error:?}");
+        }
     }
 
     /// Ends a commitment: its chunks may be evicted. What is being fetched for it is fetched on. Returns it as it was. Blocking.
@@ -249,6 +269,18 @@ impl Commitments {
         Some((known, pin?))
     }
 
+    /// Forgets the commitments whose pins have ended: so they are never more than the pins that an owner may have.
+    fn sweep(&self) {
+        let pins = self.cache.pins();
+        let held: BTreeSet<(&str, &str)> = pins.iter().map(|pin| (pin.reason.as_str(), pin.owner.as_str())).collect();
+        let ended: Vec<Key> = {
+            let known = self.known();
+            let keys = known.keys().filter(|(hint, owner)| !held.contains(&(reason(hint).as_str(), owner.as_str())));
+            keys.cloned().collect()
+        };
+        ended.iter().for_each(|key| self.forget(key));
+    }
+
     fn forget(&self, key: &Key) {
         remove(&self.path(key));
         self.known().remove(key);
@@ -267,7 +299,7 @@ impl Commitments {
 impl Known {
     fn pending(&self, key: &Key) -> Pending {
         let Record { repository, inputs, .. } = self.record.clone();
-        Pending { key: key.clone(), repository, inputs }
+        Pending { key: key.clone(), repository, inputs, is_new: false }
     }
 }
 

@@ -26,6 +26,7 @@ mod folders;
 mod handoff;
 mod head_limits;
 mod inventory;
+mod kube;
 mod metrics;
 mod open_trees;
 mod preemption;
@@ -53,7 +54,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use self::api::{Caller, Callers, Local, router, serve};
+use self::api::{Caller, Callers, Local, OpenPaths, router, serve};
 use self::audit::Publication;
 pub use self::client::Client;
 pub use self::commands::command_log;
@@ -69,9 +70,10 @@ pub use self::socket::well_known;
 use self::state::AgentState;
 pub use self::user::user_name;
 pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
+use crate::transfer::identity::Credentials;
 use crate::transfer::peers::discover;
 use crate::transfer::{ServedChunks, not_bound, quic, tcp};
 use crate::work::blocking;
@@ -79,6 +81,8 @@ use crate::work::blocking;
 /// Protocol that a connection is upgraded to, to transfer chunks.
 const PROTOCOL: &str = "towline";
 /// Header with which a request selects another agent and a response names the agent that answered.
+/// Ports that are tried, if the system chooses.
+const PORT_TRIES: u32 = 16;
 const AT: &str = "towline-at";
 /// Fraction of the grace period that watches may use.
 const WATCH_GRACE_FRACTION: f64 = 0.9;
@@ -124,7 +128,7 @@ impl Agent {
         let router = router(
             Arc::clone(&state),
             token,
-            config.open_metrics,
+            OpenPaths { metrics: config.open_metrics, kube: !config.kube.0.is_empty() },
             Callers { api_callers: config.callers, handoff_senders },
         );
         let (mut api, leaving) = (JoinSet::new(), state.leaving.clone());
@@ -241,15 +245,30 @@ async fn open_to_peers(
 ) -> Result<SocketAddr> {
     let credentials = state.credentials()?;
     let exchange = state.exchange()?;
-    let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?.through(state.gate.clone());
+    let (tcp, quic) = both_listeners(address, credentials).await?;
+    let (mut tcp, quic) = (tcp.through(state.gate.clone()), quic.through(state.gate.clone()));
     let address = tcp.address()?;
-    let quic = quic::Listener::bind(address, credentials.clone())?.through(state.gate.clone());
     let (served_chunks, leaving): (Arc<dyn ServedChunks>, _) =
         (Arc::<Exchange>::clone(exchange), state.leaving.clone());
     api.spawn(serve(tcp.take_calls(), Caller::Remote, router.clone(), leaving.clone()));
     api.spawn(quic.serve(Arc::clone(&served_chunks), leaving.clone()).map(ended));
     api.spawn(tcp.serve(served_chunks, leaving).map(ended));
     Ok(address)
+}
+
+/// Listeners of both transports at the same port.
+async fn both_listeners(address: SocketAddr, credentials: &Credentials) -> Result<(tcp::Listener, quic::Listener)> {
+    let mut tries = 0;
+    loop {
+        let tcp = tcp::Listener::bind(address, credentials.clone()).await?;
+        tries += 1;
+        match quic::Listener::bind(tcp.address()?, credentials.clone()) {
+            Ok(quic) => return Ok((tcp, quic)),
+            // A port that the system chose for TCP may be taken for UDP.
+            Err(error) if address.port() == 0 && error.kind() == ErrorKind::Conflict && tries < PORT_TRIES => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Logs the error of a listener that ends unexpectedly.

@@ -17,6 +17,7 @@ use super::config::{CacheConfig, CallerPins, Config, PeersConfig};
 use super::file_windows::FileWindows;
 use super::handoff::HandoffStore;
 use super::head_limits::HeadLimits;
+use super::kube::KubeRules;
 use super::open_trees::OpenTrees;
 use super::preemption::Notice;
 use super::requester::Requester;
@@ -79,6 +80,8 @@ pub(super) struct AgentState {
     preempted: CancellationToken,
     /// Rights of other agents, reloaded when the settings change.
     pub(super) rules: Arc<Rules>,
+    /// Rules for the pods of a scheduler that asks.
+    pub(super) kube: KubeRules,
     /// Store of checkpoints that other agents hand off, if enabled.
     pub(super) store: Option<Arc<HandoffStore>>,
     /// Limits of the pins of other agents, and of those of tokens.
@@ -125,14 +128,11 @@ impl AgentState {
             None => None,
             Some(settings) => Some(open_cache(settings).await?),
         };
-        let commitments = match cache.clone() {
-            Some(cache) => Some(Arc::new(blocking(move || Commitments::open(cache)).await?)),
-            None => None,
-        };
         let store = handoff_store(config).await?;
         let tokens = tokens(config, &clock).await?;
         let policies = Policies::new(credentials.clone(), seen_folder());
         let origins = repositories(config, share, &policies).await?;
+        let commitments = open_commitments(cache.as_ref(), &origins).await?;
         let advisors = match &config.advisor {
             None => Vec::new(),
             Some(paths) => advisors(paths, &origins, credentials.as_ref(), &policies).await?,
@@ -164,6 +164,7 @@ impl AgentState {
             notice: OnceLock::new(),
             preempted: CancellationToken::new(),
             rules: Arc::new(Rules::of(config)),
+            kube: config.kube.clone(),
             store,
             caller_pins: config.caller_pins,
             token_pins: config.token_pins,
@@ -233,8 +234,10 @@ impl AgentState {
     /// # Errors
     /// As [`AgentState::cache`].
     pub(super) fn commitments(&self) -> Result<Arc<Commitments>> {
-        self.cache()?;
-        self.commitments.clone().ok_or_else(|| Error::not_found("this agent has no cache"))
+        self.commitments.clone().ok_or_else(|| {
+            Error::not_found("this agent has no cache, or no repository")
+                .help("set [cache] dir and capacity in its settings")
+        })
     }
 
     /// Advisor of one of its repositories.
@@ -495,6 +498,13 @@ async fn tokens(config: &Config, clock: &Arc<dyn Clock>) -> Result<Option<Arc<To
     let Some(file) = config.tokens.clone() else { return Ok(None) };
     let clock = Arc::clone(clock);
     Ok(Some(Arc::new(blocking(move || Tokens::open(&file, clock)).await?)))
+}
+
+/// Opens the commitments of the cache, if there is one.
+async fn open_commitments(cache: Option<&Arc<Cache>>, origins: &[Repository]) -> Result<Option<Arc<Commitments>>> {
+    let (Some(cache), Some(repository)) = (cache.cloned(), origins.first()) else { return Ok(None) };
+    let budget = repository.budget().clone();
+    blocking(move || Commitments::open(cache, budget)).await.map(|opened| Some(Arc::new(opened)))
 }
 
 /// Opens the cache that `settings` name.

@@ -193,6 +193,32 @@ impl Cache {
         PinRequest::decode(&bytes).map_err(|error| error.at(path.display()))
     }
 
+    /// Chunks of a pin that are not in the cache, or no longer, and their stored bytes; none if there is no such pin. Unlike
+    /// [`Cache::missing`], it takes little memory.
+    ///
+    /// # Errors
+    /// As [`Cache::missing`].
+    pub fn count_missing(&self, id: PinId) -> Result<Option<(u64, u64)>> {
+        if self.state().ledger.keys(id).is_none() {
+            return Ok(None);
+        }
+        let path = pins::path(&self.dir, id);
+        let io = |error| Error::io("cannot read a pin", &path, error);
+        let file = self.medium.open(&path, false).map_err(io)?;
+        let len = file.len().map_err(io)?;
+        let (mut chunks, mut bytes) = (0, 0);
+        let read = |buffer: &mut [u8], at: u64| file.read_at(buffer, at).map_err(io);
+        let counted = pins::each_chunk(len, read, |batch| {
+            let state = self.state();
+            for chunk in batch.iter().filter(|chunk| state.queue.peek(chunk.id.prefix()).is_none()) {
+                chunks += 1;
+                bytes += u64::from(chunk.stored_len);
+            }
+        });
+        counted.map_err(|error| error.at(path.display()))?;
+        Ok(Some((chunks, bytes)))
+    }
+
     /// Ends expired pins. There is no timer: callers do this when it matters. True if one has ended.
     pub(super) fn expire(&self) -> bool {
         let mut ended = false;

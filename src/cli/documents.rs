@@ -256,6 +256,7 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[admission]", "[admission]\n{}"),
         ("[cache]", "[cache]\n{}"),
         ("[advisor]", "[advisor]\n{}"),
+        ("[[advisor.kube]]", "[[advisor.kube]]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[handoff]", "[handoff]\n{}"),
         ("[audit]", "[audit]\n{}"),

@@ -14,6 +14,7 @@ use super::sources::{SourceOption, SourcePlan, SourceShare, TimeBasis, TimeEstim
 use super::verdict::{self, Denial, HintVerdict, Placed};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{Labels, PolicyRules};
 use crate::span;
@@ -36,6 +37,8 @@ pub struct Snapshot<'a> {
     pub sites: &'a Sites,
     /// Prices.
     pub book: &'a PriceBook,
+    /// Agents that have told what they hold.
+    pub agents: Vec<Identity>,
     /// Policy in force, if there is one.
     pub policy: Option<&'a PolicyRules>,
     /// Reasons why the snapshot does not have everything that a hint needs.
@@ -74,6 +77,8 @@ pub struct Hint {
     pub complete: bool,
     /// Names that the inputs stood for.
     pub inputs: Vec<String>,
+    /// Verdict on places that the sites file does not describe.
+    pub elsewhere: HintVerdict,
     /// Candidates, the best first.
     pub candidates: Vec<Candidate>,
     /// Remarks on the whole.
@@ -224,6 +229,7 @@ pub fn hint(snapshot: &Snapshot<'_>, request: &HintRequest, inputs: &[Input], ho
         epoch: snapshot.log,
         complete: notes.is_empty(),
         inputs: inputs.iter().map(|input| input.name.to_string()).collect(),
+        elsewhere: verdict::rule(snapshot, inputs, "").verdict,
         candidates: candidates.into_iter().map(|(candidate, _)| candidate).collect(),
         notes,
     })

@@ -162,6 +162,12 @@ impl Sites {
         self.by_name.get(name)
     }
 
+    /// Site of the node `name` of a cluster: the first one with a pattern for it.
+    #[must_use]
+    pub fn of_node(&self, name: &str) -> Option<&str> {
+        self.sites().find(|(_, site)| site.nodes.take(name)).map(|(site, _)| site)
+    }
+
     /// The links, in the order of the file.
     #[must_use]
     pub fn links(&self) -> &[Link] {

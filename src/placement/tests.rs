@@ -75,6 +75,7 @@ fn asked(request: &HintRequest, inventories: &[Inventory], month: &[(&str, u64)]
         repository: ["s3://models".to_owned(), "01K9ZQBF5628NEHV0HKGX7E3TC".to_owned()],
         sites: &sites,
         book: &book,
+        agents: Vec::new(),
         policy: None,
         gaps: Vec::new(),
         month_so_far: month.iter().map(|(meter, bytes)| ((*meter).to_owned(), *bytes)).collect(),

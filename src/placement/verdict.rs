@@ -7,14 +7,14 @@ use serde::Serialize;
 use super::hint::{Input, Snapshot};
 use super::sites::Link;
 use crate::identity::Identity;
-use crate::policy::{Basis, LinkRule, Question, Route, Ruling};
+use crate::policy::{Basis, LinkRule, PolicyRules, Question, Route, Ruling};
 
 /// Verdict on a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HintVerdict {
-    /// All inputs may go there.
+    /// All inputs may go there, to an agent at least.
     Allow,
     /// An input may not.
     Deny,
@@ -66,20 +66,31 @@ impl Placed {
     }
 }
 
-/// Rules on all `inputs` going to `site`.
+/// Rules on all `inputs` going to `site`: to one of its agents, the first one that may have them.
 pub(super) fn rule(snapshot: &Snapshot<'_>, inputs: &[Input], site: &str) -> Placed {
     let Some(policy) = snapshot.policy else { return without_policy(inputs) };
-    let any = Identity::new(site, "any").ok();
+    let known = snapshot.agents.iter().filter(|agent| agent.site() == site);
+    let mut placed = known.map(|agent| rule_on(snapshot, (policy, inputs), site, Some(agent)));
+    let Some(first) = placed.next() else {
+        // One that has told nothing yet.
+        return rule_on(snapshot, (policy, inputs), site, Identity::new(site, "any").ok().as_ref());
+    };
+    if first.verdict == HintVerdict::Allow {
+        return first;
+    }
+    placed.find(|other| other.verdict == HintVerdict::Allow).unwrap_or(first)
+}
+
+/// Rules on all `inputs` going to `agent` at `site`. Whatever way their chunks take, their manifests come from the store.
+fn rule_on(
+    snapshot: &Snapshot<'_>,
+    (policy, inputs): (&PolicyRules, &[Input]),
+    site: &str,
+    agent: Option<&Identity>,
+) -> Placed {
     let ruled = |input: &Input, from: Option<&str>, route: Route| {
-        let question = Question {
-            agent: any.as_ref(),
-            caller: None,
-            from,
-            to: Some(site),
-            name: &input.name,
-            labels: &input.labels,
-            route,
-        };
+        let question =
+            Question { agent, caller: None, from, to: Some(site), name: &input.name, labels: &input.labels, route };
         if route == Route::Store { policy.rule_on_own(&question) } else { policy.rule_on(&question) }
     };
     let all = |from: Option<&str>, route: Route| inputs.iter().all(|input| ruled(input, from, route).allows());
@@ -87,11 +98,11 @@ pub(super) fn rule(snapshot: &Snapshot<'_>, inputs: &[Input], site: &str) -> Pla
     let private = policy.private_links_of(site).filter(|(from, _)| snapshot.sites.site(from).is_some());
     let may_privately = private.filter(|(from, link)| route(link).is_some_and(|route| all(Some(from), route)));
     let private_from: BTreeSet<String> = may_privately.map(|(from, _)| from.to_owned()).collect();
-    if from_agents || from_store || !private_from.is_empty() {
+    if from_store {
         return Placed { verdict: HintVerdict::Allow, denials: Vec::new(), from_agents, private_from, from_store };
     }
     let denial = |input: &Input| {
-        let ruling = ruled(input, None, Route::Unknown);
+        let ruling = ruled(input, None, Route::Store);
         (!ruling.allows()).then(|| denial(input, &ruling))
     };
     Placed {

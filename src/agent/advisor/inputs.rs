@@ -20,13 +20,37 @@ use crate::work::blocking;
 
 /// Sets of inputs that are remembered.
 const KNOWN_MAX: usize = 64;
-/// Sets of inputs that are read at a time.
-const READING_MAX: usize = 2;
+/// Sets of inputs that are read at a time, in each lane.
+const READING_MAX: usize = 1;
+/// Sets of inputs that are read or wait for it, in each lane. Further ones are not begun before one of them is done.
+const PENDING_MAX: usize = 8;
 /// Time that an epoch takes at most for the inputs that are known. The rest is computed when it is asked for.
 const UPDATE_MAX: Duration = Duration::from_secs(2);
 
-/// Maps of the trees, ascending, and the caller on whose behalf they are read.
-type InputsKey = (Vec<MapKey>, Option<LocalCaller>);
+/// Maps of the trees, ascending, each once, and the caller on whose behalf they are read.
+type InputsKey = (Vec<MapKey>, Option<LocalCaller>, Lane);
+
+/// Requesters whose inputs wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Lane {
+    /// User of the advisor.
+    Own,
+    /// Other agents, tokens and pods: they must not make the user wait.
+    Others,
+}
+
+/// Capacity of a lane.
+#[derive(Debug)]
+struct LaneSlots {
+    pending: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
+}
+
+impl Default for LaneSlots {
+    fn default() -> Self {
+        Self { pending: Arc::new(Semaphore::new(PENDING_MAX)), reading: Arc::new(Semaphore::new(READING_MAX)) }
+    }
+}
 
 /// Inputs that were asked for lately.
 #[derive(Debug)]
@@ -35,7 +59,8 @@ pub(super) struct KnownInputs {
     /// The latest first.
     known: Mutex<Vec<Arc<Known>>>,
     reading: SingleFlight<InputsKey, Arc<Known>>,
-    permits: Arc<Semaphore>,
+    own: LaneSlots,
+    others: LaneSlots,
 }
 
 /// Trees, and what sites hold of their chunks by some inventories.
@@ -54,32 +79,38 @@ impl KnownInputs {
             budget: repository.budget().clone(),
             known: Mutex::default(),
             reading: SingleFlight::default(),
-            permits: Arc::new(Semaphore::new(READING_MAX)),
+            own: LaneSlots::default(),
+            others: LaneSlots::default(),
         }
     }
 
-    /// Sites that hold chunks of `trees`, by `inventories`.
+    /// Sites that hold chunks of `trees`, by `inventories`. Nothing is begun for a caller that goes away before there is a slot.
     ///
     /// # Errors
     /// As [`Repository::saved_as`]; exhausted, if they take more memory than there is.
     ///
     /// # Cancel safety
-    /// Safe: the work continues.
+    /// Safe: work that has begun continues.
     pub(super) async fn holdings(
         self: &Arc<Self>,
         inventories: &[Arc<Counted>],
         reader: &Repository,
-        trees: Vec<(Name, RefValue)>,
+        mut trees: Vec<(Name, RefValue)>,
+        lane: Lane,
     ) -> Result<Arc<Holdings>> {
-        let mut maps: Vec<MapKey> = trees.iter().map(|(_, value)| value.map_key).collect();
-        maps.sort_unstable();
+        trees.sort_unstable_by_key(|(_, value)| value.map_key);
+        trees.dedup_by_key(|(_, value)| value.map_key);
+        let maps: Vec<MapKey> = trees.iter().map(|(_, value)| value.map_key).collect();
         if let Some(known) = self.find(&maps, inventories) {
             return Ok(Arc::clone(&known.holdings));
         }
-        let key = (maps.clone(), reader.caller().cloned());
+        let slots = if lane == Lane::Own { &self.own } else { &self.others };
+        let pending = Arc::clone(&slots.pending).acquire_owned().await;
+        let reading = Arc::clone(&slots.reading);
+        let key = (maps.clone(), reader.caller().cloned(), lane);
         let (own, reader, inventories) = (Arc::clone(self), reader.clone(), inventories.to_vec());
         let read = || async move {
-            let _permit = own.permits.acquire().await;
+            let (_pending, _reading) = (pending, reading.acquire_owned().await);
             let before = own.closure(&maps);
             let closure = match before {
                 Some(closure) => closure,

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use self::inputs::KnownInputs;
+use self::inputs::{KnownInputs, Lane};
 use self::sites_files::SitesFiles;
 pub use self::sites_files::{SitesPaths, SitesRead};
 use crate::clock::Timestamp;
@@ -127,6 +127,12 @@ impl Advisor {
         Ok(Self(Arc::new(shared)))
     }
 
+    /// The sites file as it is now.
+    #[must_use]
+    pub fn sites(&self) -> Arc<SitesRead> {
+        self.0.files.current().0
+    }
+
     /// Epoch to answer from. One that is older than a second is replaced, and answers meanwhile unless it is older than ten. If the
     /// repository cannot be reached, the last one answers.
     ///
@@ -219,7 +225,8 @@ impl Advisor {
                 vec!["something that counts cannot be read; the user of the advisor is told what".to_owned()]
             }
         };
-        let reading = self.0.inputs.holdings(&epoch.inventories, reader, trees.clone());
+        let lane = if detail == HintDetail::All { Lane::Own } else { Lane::Others };
+        let reading = self.0.inputs.holdings(&epoch.inventories, reader, trees.clone(), lane);
         let held = match timeout(wait, reading).await {
             Ok(held) => held?,
             Err(_) => {
@@ -303,6 +310,7 @@ impl Epoch {
             repository: [repository.store().location().to_string(), repository.id().to_string()],
             sites: &self.sites.sites,
             book: &self.sites.book,
+            agents: self.inventories.iter().map(|counted| counted.agent.clone()).collect(),
             policy: self.policy.as_deref(),
             gaps,
             month_so_far: BTreeMap::new(),

@@ -29,8 +29,10 @@ use crate::policy::Callers as Agents;
 
 /// Paths that need no token on loopback: liveness and readiness without details, and the API's description.
 pub(super) const OPEN: [&str; 3] = ["/health", "/ready", "/openapi.json"];
-/// Path that needs no token on loopback if `open_metrics` is set.
+/// Path that needs no token on loopback if [`OpenPaths::metrics`] is set.
 const METRICS: &str = "/metrics";
+/// Paths that need none if [`OpenPaths::kube`] is set: a scheduler cannot send one.
+const KUBE: [&str; 2] = ["/kube/filter", "/kube/prioritize"];
 /// Limit of log lines about invalid tokens.
 static WRONG_TOKENS: LogLimit = LogLimit::new();
 
@@ -98,10 +100,17 @@ pub(super) struct Auth {
     callers: Callers,
     /// Name of this agent, for error messages.
     own: String,
-    /// True if any process of this machine may read the metrics.
-    open_metrics: bool,
+    open: OpenPaths,
     /// Tokens with limited rights.
     tokens: Option<Arc<Tokens>>,
+}
+
+/// Paths that any process of this machine may use, beside those that always are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::agent) struct OpenPaths {
+    pub(in crate::agent) metrics: bool,
+    /// Those of a scheduler.
+    pub(in crate::agent) kube: bool,
 }
 
 /// An authorised request.
@@ -126,12 +135,12 @@ impl Auth {
     pub(super) fn new(token: Option<(&str, &Path)>, callers: Callers, own: Option<&Identity>) -> Self {
         let own = own.map_or_else(|| "here".to_owned(), Identity::path);
         let token = token.map(|(token, file)| Token { hash: blake3::hash(token.as_bytes()), file: file.to_owned() });
-        Self { token, callers, own, open_metrics: false, tokens: None }
+        Self { token, callers, own, open: OpenPaths::default(), tokens: None }
     }
 
-    /// Sets whether metrics on loopback need no token.
-    pub(super) fn open_metrics(self, open: bool) -> Self {
-        Self { open_metrics: open, ..self }
+    /// Sets the paths that need no token on loopback.
+    pub(super) fn open(self, open: OpenPaths) -> Self {
+        Self { open, ..self }
     }
 
     /// Also admits `tokens` on loopback, each with its rights.
@@ -205,7 +214,8 @@ impl Auth {
         }
         // A forwarded request is authenticated by this agent's certificate, so it needs the token here.
         let is_own = !headers.contains_key(AT);
-        if is_own && (OPEN.contains(&path) || self.open_metrics && path == METRICS) {
+        let open = self.open;
+        if is_own && (OPEN.contains(&path) || open.metrics && path == METRICS || open.kube && KUBE.contains(&path)) {
             return Ok(Visibility::HealthSummary.into());
         }
         if let Some(grant) = grant {
@@ -372,7 +382,7 @@ mod tests {
             authorized.ok().map(|authorized| authorized.visibility)
         };
         let auth = || Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
-        let (closed, open) = (auth(), auth().open_metrics(true));
+        let (closed, open) = (auth(), auth().open(OpenPaths { metrics: true, kube: false }));
         for path in ["/health", "/ready"] {
             assert_eq!(visibility_of(&closed, path, None), Some(Visibility::HealthSummary));
             assert_eq!(visibility_of(&closed, path, Some("Bearer wrong")), Some(Visibility::HealthSummary));

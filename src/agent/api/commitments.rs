@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::auth::check_scope;
 use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
-use super::recorded::AccessRequest;
+use super::recorded::{AccessRequest, check_entries};
 use super::rights::Need;
 use crate::agent::audit::{self, follow_with};
 use crate::agent::commitments::CommitRequest;
@@ -92,6 +92,8 @@ pub(super) async fn commit(
         Ok(bounds) => bounds,
         Err(error) => return Err(committing.refused(&names[0], error).await.into()),
     };
+    // Each name is warmed and pinned; the request itself is counted already.
+    check_entries(&state, &caller, u32::try_from(2 * names.len() - 1).unwrap_or(u32::MAX))?;
     let (warms, pins) = committing.allow(&names).await?;
     let mut trees = Vec::with_capacity(names.len());
     for name in &names {
@@ -116,7 +118,17 @@ pub(super) async fn commit(
     if let Some(pending) = committed {
         let begun = warm_commitment(&state, &repository, (&hint, pending.inputs.clone()), caller.requester());
         let mut requests = warms.into_iter().chain(pins);
-        all.started(&pending, follow_with(requests.next(), requests.collect(), begun)?);
+        match follow_with(requests.next(), requests.collect(), begun) {
+            Ok(task) => all.started(&pending, task),
+            Err(error) => {
+                let undone = move || {
+                    all.undo(&pending);
+                    Ok(())
+                };
+                blocking(undone).await?;
+                return Err(error.into());
+            }
+        }
     }
     let shown = blocking(move || all.show(&hint, &owner)).await?;
     Ok((StatusCode::ACCEPTED, Json(shown)))

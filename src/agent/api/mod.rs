@@ -13,6 +13,7 @@ mod error;
 mod files;
 mod handoff;
 mod hints;
+mod kube;
 mod names;
 mod open;
 mod peers;
@@ -30,17 +31,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub(super) use self::auth::Callers;
 use self::auth::{Auth, check};
+pub(super) use self::auth::{Callers, OpenPaths};
 pub(super) use self::caller::Caller;
 use self::description::Base;
 use self::error::{ApiError, body_limit};
+use self::kube::KUBE_BODY_LEN_MAX;
 use self::relay::forward;
 pub(super) use self::serve::{Local, serve};
 use super::state::AgentState;
@@ -82,18 +85,27 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(files::file))
         .routes(routes!(tokens::list, tokens::make))
         .routes(routes!(tokens::revoke))
+        .merge(kube_routes())
 }
 
-/// Router of the API. `token` and its file are required on loopback, except for metrics if `open_metrics` is set; `callers`
-/// selects the other agents that may call.
+/// Paths of a scheduler, whose requests list nodes.
+fn kube_routes() -> OpenApiRouter<Arc<AgentState>> {
+    OpenApiRouter::new()
+        .routes(routes!(kube::filter))
+        .routes(routes!(kube::prioritize))
+        .layer(DefaultBodyLimit::max(KUBE_BODY_LEN_MAX))
+}
+
+/// Router of the API. `token` and its file are required on loopback, except for the paths in `open`; `callers` selects the other
+/// agents that may call.
 pub(super) fn router(
     state: Arc<AgentState>,
     token: Option<(&str, &Path)>,
-    open_metrics: bool,
+    open: OpenPaths,
     callers: Callers,
 ) -> Router {
     let own = state.credentials().ok().map(Credentials::identity);
-    let auth = Auth::new(token, callers, own.as_ref()).open_metrics(open_metrics).tokens(state.tokens().ok().cloned());
+    let auth = Auth::new(token, callers, own.as_ref()).open(open).tokens(state.tokens().ok().cloned());
     let nowhere = || async {
         ApiError::from(Error::not_found("the API has no such path").help("GET /openapi.json lists its paths"))
     };

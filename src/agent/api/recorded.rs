@@ -143,10 +143,21 @@ pub(super) async fn refuse_call(
 /// # Errors
 /// Too many requests, if it is not.
 pub(super) fn check_rate(state: &AgentState, caller: &Caller, method: &Method, path: &str) -> Result<(), ApiError> {
-    if caller.requester().is_none() || state.recorder.is_none() || action_of(method, path).is_none() {
+    if action_of(method, path).is_none() {
         return Ok(());
     }
-    if state.recorded_requests.admit(&format!("{:?}", caller.actor()), state.now()) {
+    check_entries(state, caller, 1)
+}
+
+/// As [`check_rate`], for a request with `entries` of its own in the audit log.
+///
+/// # Errors
+/// As [`check_rate`].
+pub(super) fn check_entries(state: &AgentState, caller: &Caller, entries: u32) -> Result<(), ApiError> {
+    if caller.requester().is_none() || state.recorder.is_none() {
+        return Ok(());
+    }
+    if state.recorded_requests.admit_several(&format!("{:?}", caller.actor()), entries, state.now()) {
         return Ok(());
     }
     let error = Error::exhausted("too many requests for names in this minute")

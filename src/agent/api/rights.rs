@@ -23,7 +23,7 @@ const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
 /// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
-pub(super) const NEEDS: [(&str, &str, Need); 38] = [
+pub(super) const NEEDS: [(&str, &str, Need); 40] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
@@ -54,6 +54,9 @@ pub(super) const NEEDS: [(&str, &str, Need); 38] = [
     ("GET", "/v1/chunks", ADMIN),
     ("GET", "/v1/names", READ),
     ("POST", "/v1/hints", READ),
+    // A token has its own names; these are of pods.
+    ("POST", "/kube/filter", ADMIN),
+    ("POST", "/kube/prioritize", ADMIN),
     ("POST", "/v1/hints/{id}/commit", WARM),
     ("GET", "/v1/hints/{id}", PINS),
     ("POST", "/v1/hints/{id}/outcome", PINS),

@@ -34,6 +34,7 @@ pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
 use super::advisor::SitesPaths;
+use super::kube::{KubeRule, KubeRules};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
@@ -75,6 +76,8 @@ pub struct Config {
     pub cache: Option<CacheConfig>,
     /// Files of the advisor, if the agent is one.
     pub advisor: Option<SitesPaths>,
+    /// Rules for the pods of a scheduler that asks; if there are none, it may not.
+    pub kube: KubeRules,
     /// Grace period: time that running tasks have after a shutdown request.
     pub grace: Duration,
     /// Folder with certificate, key and authority, if the agent has an identity.
@@ -174,6 +177,31 @@ struct CacheSection {
 struct AdvisorSection {
     sites: PathBuf,
     prices: Option<PathBuf>,
+    #[serde(default)]
+    kube: Vec<KubeSection>,
+}
+
+/// A section `[[advisor.kube]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KubeSection {
+    namespaces: Patterns,
+    names: Patterns,
+}
+
+impl AdvisorSection {
+    /// Rules for pods.
+    fn kube(&self) -> Result<KubeRules> {
+        let rule = |KubeSection { namespaces, names }: &KubeSection| {
+            if namespaces.is_empty() || names.is_empty() {
+                return Err(Error::usage("[[advisor.kube]] permits nothing")
+                    .expected("at least one pattern in each of namespaces and names")
+                    .help("name them, or remove the entry"));
+            }
+            Ok(KubeRule { namespaces: namespaces.clone(), names: names.clone() })
+        };
+        self.kube.iter().map(rule).collect::<Result<_>>().map(KubeRules)
+    }
 }
 
 impl Config {
@@ -245,6 +273,7 @@ impl File {
             store: StoreOptions { endpoint: self.endpoint, allow_http: self.allow_http, ..StoreOptions::default() },
             memory: self.memory.map(|bytes| bytes.0),
             cache,
+            kube: self.advisor.as_ref().map(AdvisorSection::kube).transpose()?.unwrap_or_default(),
             advisor: self.advisor.map(|advisor| SitesPaths {
                 sites: folder.join(advisor.sites),
                 prices: advisor.prices.map(|prices| folder.join(prices)),

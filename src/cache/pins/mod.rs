@@ -22,6 +22,12 @@ use crate::id::{ChunkId, PinId};
 
 const MAGIC: &[u8; 8] = b"TWLCPIN1";
 const DIGEST_LEN: usize = 32;
+/// Bytes of a chunk in the file.
+const CHUNK_LEN: usize = ChunkId::LEN + 4;
+/// Maximum bytes before the chunks: magic, two texts, and numbers.
+const HEAD_LEN_MAX: u64 = 4096;
+/// Chunks that are passed at a time.
+const BATCH: usize = 4096;
 /// Maximum bytes of an owner's name, and of a reason.
 const TEXT_LEN_MAX: usize = 1024;
 
@@ -155,6 +161,63 @@ impl PinRequest {
     }
 }
 
+/// Passes the chunks of a pin's file of `len` bytes in batches. The digest is checked at the end.
+///
+/// # Errors
+/// Those of `read`; damaged, if the file is.
+pub(super) fn each_chunk(
+    len: u64,
+    mut read: impl FnMut(&mut [u8], u64) -> Result<()>,
+    mut each: impl FnMut(&[PinChunk]),
+) -> Result<()> {
+    let damaged = || Error::damaged("pin does not match its digest");
+    let end = len.checked_sub(DIGEST_LEN as u64).ok_or_else(damaged)?;
+    let size = |bytes: u64| usize::try_from(bytes).map_err(|_| damaged());
+    let mut head = vec![0; size(end.min(HEAD_LEN_MAX))?];
+    read(&mut head, 0)?;
+    let (count, mut at) = read_head(&head)?;
+    if count.checked_mul(CHUNK_LEN as u64) != end.checked_sub(at) {
+        return Err(damaged());
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&head[..size(at)?]);
+    let (mut buffer, mut batch) = (Vec::new(), Vec::with_capacity(BATCH));
+    while at < end {
+        buffer.resize(size((end - at).min((BATCH * CHUNK_LEN) as u64))?, 0);
+        read(&mut buffer, at)?;
+        hasher.update(&buffer);
+        let mut reader = Reader::new(&buffer);
+        batch.clear();
+        for _ in 0..buffer.len() / CHUNK_LEN {
+            batch.push(PinChunk { id: ChunkId::from_bytes(reader.array()?), stored_len: reader.u32()? });
+        }
+        each(&batch);
+        at += buffer.len() as u64;
+    }
+    let mut digest = [0; DIGEST_LEN];
+    read(&mut digest, end)?;
+    if *hasher.finalize().as_bytes() == digest { Ok(()) } else { Err(damaged()) }
+}
+
+/// Number of chunks of a pin whose file begins with `head`, and where they begin.
+fn read_head(head: &[u8]) -> Result<(u64, u64)> {
+    let mut reader = Reader::new(head);
+    let fields = (|| {
+        if reader.array::<8>()? != *MAGIC {
+            return Err(reader.malformed("not a pin"));
+        }
+        reader.text(TEXT_LEN_MAX)?;
+        reader.text(TEXT_LEN_MAX)?;
+        reader.signed()?;
+        reader.flag()?;
+        reader.signed()?;
+        let count = reader.varint()?;
+        Ok::<_, Malformed>((count, head.len() - reader.remaining()))
+    })();
+    let (count, at) = fields?;
+    Ok((count, at as u64))
+}
+
 /// The folder of pins.
 pub(super) fn folder(dir: &Path) -> PathBuf {
     dir.join("pins")
@@ -185,5 +248,34 @@ mod tests {
             assert!(PinRequest::decode(&bent).is_err());
         }
         (0..bytes.len()).for_each(|cut| assert!(PinRequest::decode(&bytes[..cut]).is_err()));
+    }
+
+    #[test]
+    fn the_chunks_of_a_file_are_read_in_batches() {
+        let chunks: Vec<_> =
+            (0..10_000_u32).map(|n| PinChunk { id: ChunkId::of(&n.to_le_bytes()), stored_len: n }).collect();
+        let request = PinRequest { owner: "me".into(), reason: "r".repeat(1000), expires: None, chunks };
+        let request = request.normal().unwrap();
+        let read_all = |bytes: &[u8]| {
+            let mut all = Vec::new();
+            let read = |buffer: &mut [u8], at: u64| {
+                let at = usize::try_from(at).unwrap();
+                buffer.copy_from_slice(bytes.get(at..at + buffer.len()).ok_or_else(|| Error::other("too short"))?);
+                Ok(())
+            };
+            each_chunk(bytes.len() as u64, read, |batch| all.extend_from_slice(batch)).map(|()| all)
+        };
+        let bytes = request.encode(Timestamp(9));
+        assert_eq!(read_all(&bytes).unwrap(), request.chunks);
+        let empty = PinRequest { chunks: Vec::new(), ..request }.encode(Timestamp(9));
+        assert!(read_all(&empty).unwrap().is_empty());
+        for cut in [0, 8, 31, 40, 1000, bytes.len() / 2, bytes.len() - 1] {
+            assert!(read_all(&bytes[..cut]).is_err(), "{cut}");
+        }
+        for at in [3, 500, 1030, 5000, bytes.len() - 5] {
+            let mut bent = bytes.clone();
+            bent[at] ^= 1;
+            assert!(read_all(&bent).is_err(), "{at}");
+        }
     }
 }

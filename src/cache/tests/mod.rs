@@ -149,7 +149,7 @@ fn pins_expire_by_the_clock_also_across_a_restart() {
     drop(cache);
     clock.set(Timestamp(3600));
     let cache = Cache::open(dir.path(), with_clock()).unwrap();
-    assert_eq!(cache.pins(), [renewed.clone()]);
+    assert_eq!(cache.pins(), std::slice::from_ref(&renewed));
     clock.set(Timestamp(3901));
     assert!(cache.pins().is_empty());
     assert_eq!(cache.renew(renewed.id, None).unwrap(), None);

@@ -206,7 +206,7 @@ Examples:
 
 For each site: the bytes of the names that its caches hold, by what its agents have published, and those that would move, with the \
 bases that they need; the time until they are there; dollars for egress, requests, checkpoints that return and GPUs that wait; and \
-whether the signed policy lets them go there. Nothing is moved. docs/placement.md says how each number is computed.
+whether the signed policy lets them go there. Without --commit nothing is moved. docs/placement.md says how each number is computed.
 
 JSON: apiVersion hint_id generated_at epoch complete inputs notes candidates: site rank score verdict deny bytes eta_s usd_micro \
 capacity sources inventory_age_s reasons";

@@ -101,6 +101,19 @@ fn a_committed_hint_moves_what_it_said_and_is_made_once() {
         sleep(Duration::from_millis(100));
     }
     assert!(pins(&agent).is_empty());
+    // Nothing is left of those that ended, even if nobody looks at them.
+    let commit_as = |id: char, lease: &str| {
+        let id = format!("h_{}", id.to_string().repeat(32));
+        agent.post(&format!("/v1/hints/{id}/commit"), &commit(&said, lease).1, 202);
+    };
+    ('a'..='e').for_each(|id| commit_as(id, "4s"));
+    while !pins(&agent).is_empty() {
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(100));
+    }
+    commit_as('f', "1h");
+    let records = || fs::read_dir(lab.user.work().join("cache/commitments")).unwrap().count();
+    assert_eq!((pins(&agent).len(), records()), (1, 1));
     agent.stop();
 }
 
@@ -212,6 +225,25 @@ fn a_token_commits_for_itself() {
     // A lease beyond what a token's pins may have.
     let long = commit(&said, "1000d").1.to_string();
     assert_eq!(one.ask("POST", &to, &long).status, 403);
+    agent.stop();
+}
+
+/// Each input is an entry of the audit log, which a token must not fill.
+#[test]
+fn many_inputs_count_as_many_requests() {
+    let lab = fixture();
+    let names: Vec<String> = (0..40).map(|at| format!("open/many/{at}")).collect();
+    names.iter().for_each(|name| drop(lab.user.ok(&["cp", "open/step-1", name])));
+    let settings = [ADVISOR, b"[audit]\ndir = 'audit'\n"].concat();
+    lab.user.write("agent.toml", &settings);
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    let holder = token(&lab.user, &agent, &["warm", "pins", "read=open/**"], &[]);
+    let body = json!({ "site": "cloud", "inputs": names }).to_string();
+    let path = format!("/v1/hints/h_{}/commit", "0".repeat(32));
+    let statuses: Vec<u16> = (0..16).map(|_| holder.ask("POST", &path, &body).status).collect();
+    // A minute may begin meanwhile.
+    let granted = statuses.iter().filter(|status| **status == 202).count();
+    assert!((7..=14).contains(&granted) && statuses.contains(&429), "{statuses:?}");
     agent.stop();
 }
 

@@ -57,7 +57,7 @@ fn until(lab: &PolicyFixture, name: &str, wanted: impl Fn(&Value) -> bool) -> Va
 
 #[test]
 fn what_a_hint_says_would_move_is_what_moves() {
-    let lab = fixture();
+    let mut lab = fixture();
     let absent = lab.user.fails(&["hint", "open/step-9"], 3);
     assert!(absent["message"].as_str().unwrap().contains("the nearest is `open/step-1`"), "{absent}");
     let before = candidate(&lab, "open/step-1", "cloud");
@@ -96,6 +96,22 @@ fn what_a_hint_says_would_move_is_what_moves() {
     let shown = lab.user.ok(&["hint", "raw/x", "open/step-1", "--explain"]);
     assert!(shown.lines().next().unwrap().starts_with("RANK  SITE   VERDICT"), "{shown}");
     assert!(shown.contains("deny: rule") && shown.contains("raw data stays at home"), "{shown}");
+    // A rule about the agents of a site counts for those that have told something.
+    lab.rules = format!(
+        "[[rule]]\nverdict = 'deny'\nnames = 'open/**'\nagents = 'cloud/n1'\nwhy = 'not on n1'\n\n{}",
+        lab.rules
+    );
+    lab.set(&[]);
+    let denied = candidate(&lab, "open/step-1", "cloud");
+    assert_eq!((&denied["verdict"], &denied["score"]), (&"deny".into(), &0.into()), "{denied}");
+    assert!(denied["deny"][0]["rule"].as_str().unwrap().ends_with("not on n1"), "{denied}");
+    // Manifests come from the store: where that is forbidden, no private link helps.
+    lab.rules = "[[rule]]\nverdict = 'allow'\nnames = 'open/**'\npath = 'private'\nwhy = 'by our line'\n\n\
+                 [[rule]]\nverdict = 'deny'\nnames = 'open/**'\nto = 'cloud'\nwhy = 'else not'\n"
+        .to_owned();
+    lab.set(&[]);
+    let denied = candidate(&lab, "open/step-1", "cloud");
+    assert_eq!((&denied["verdict"], &denied["rank"]), (&"deny".into(), &2.into()), "{denied}");
 }
 
 #[test]
@@ -158,6 +174,10 @@ fn an_advisor_answers_at_once_and_soon_completely() {
     assert_eq!(first["complete"] == false, first["notes"].to_string().contains("still being read"), "{first}");
     let whole = agent.post("/v1/hints?wait=1m", &asking("open@latest"), 200);
     assert_eq!((&whole["complete"], &whole["inputs"]), (&json!(true), &json!(["open/step-1"])), "{whole}");
+    // The same inputs, however often they are named, are remembered once.
+    let mut twice = asking("open/step-1");
+    twice["inputs"] = json!([{ "ref": "open/step-1" }, { "ref": "open@latest" }, { "ref": "open/step-1" }]);
+    assert_eq!(agent.post("/v1/hints?wait=0s", &twice, 200)["complete"], true);
     let by_command = candidate(&lab, "open/step-1", "cloud");
     for part in ["bytes", "usd_micro", "verdict", "sources"] {
         assert_eq!(whole["candidates"][0][part], by_command[part], "{part}");

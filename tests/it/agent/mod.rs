@@ -7,6 +7,7 @@ mod denied;
 mod handoff;
 mod hints;
 mod killed;
+mod kube;
 mod life;
 mod look;
 mod memory;

@@ -1,0 +1,116 @@
+//! Scheduler extender of Kubernetes: filter and prioritize (docs/placement.md).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use rustix::process::getuid;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::error::{ApiError, body};
+use crate::agent::advisor::{HintDetail, SitesRead};
+use crate::agent::kube::{ExtenderArgs, ExtenderFilterResult, HostPriority, KubeQuestion};
+use crate::agent::state::AgentState;
+use crate::agent::user::user_name;
+use crate::error::{Error, ErrorKind, Result};
+use crate::placement::Hint;
+use crate::policy::LocalCaller;
+use crate::repository::choose_readable;
+use crate::selector::Selector;
+
+/// Maximum bytes of a call: some thousand nodes whole, or far more by name.
+pub(super) const KUBE_BODY_LEN_MAX: usize = 32 << 20;
+/// Calls that are answered at a time.
+static CALLS: Semaphore = Semaphore::const_new(4);
+/// Time that scores wait for the chunks of inputs that are new to this agent. The verdict needs none.
+const SCORES_WAIT: Duration = Duration::from_millis(500);
+
+/// Passes the nodes where the data of a pod may go, by the policy. Has the wire format of kube-scheduler's extenders.
+#[utoipa::path(
+    post,
+    path = "/kube/filter",
+    operation_id = "kubeFilter",
+    request_body = serde_json::Value,
+    responses((status = 200, description = "ExtenderFilterResult", body = serde_json::Value)),
+)]
+pub(super) async fn filter(
+    State(state): State<Arc<AgentState>>,
+    request: Request,
+) -> Result<Json<ExtenderFilterResult>, ApiError> {
+    let call = Call::read(&state, request).await?;
+    let answer = match call.hint(&state, Duration::ZERO).await {
+        Ok(hint) => call.question.filter(hint.as_ref()),
+        Err(error) => ExtenderFilterResult::failed(format!("towline: {error}")),
+    };
+    Ok(Json(answer))
+}
+
+/// Scores nodes from 0 to 10 by what the data of a pod costs there. Has the wire format of kube-scheduler's extenders.
+#[utoipa::path(
+    post,
+    path = "/kube/prioritize",
+    operation_id = "kubePrioritize",
+    request_body = serde_json::Value,
+    responses((status = 200, description = "HostPriorityList", body = serde_json::Value)),
+)]
+pub(super) async fn prioritize(
+    State(state): State<Arc<AgentState>>,
+    request: Request,
+) -> Result<Json<Vec<HostPriority>>, ApiError> {
+    let call = Call::read(&state, request).await?;
+    let hint = call.hint(&state, SCORES_WAIT).await;
+    if let Err(error) = &hint {
+        // The scheduler has other measures.
+        tracing::debug!("no scores for a pod of {}: {error:?}", call.question.namespace);
+    }
+    Ok(Json(call.question.prioritize(hint.ok().flatten().as_ref())))
+}
+
+/// A call that is answered.
+struct Call {
+    question: KubeQuestion,
+    _permit: SemaphorePermit<'static>,
+}
+
+impl Call {
+    async fn read(state: &AgentState, request: Request) -> Result<Self, ApiError> {
+        if state.kube.0.is_empty() {
+            return Err(Error::not_found("this agent answers no scheduler")
+                .help("set [[advisor.kube]] in its settings (docs/placement.md)")
+                .into());
+        }
+        let permit = CALLS.acquire().await.map_err(|_| Error::cancelled("the agent is shutting down"))?;
+        let body = body(request, &()).await?;
+        let args: ExtenderArgs = serde_json::from_slice(&body)
+            .map_err(|source| Error::usage("request body is not ExtenderArgs of kube-scheduler").source(source))?;
+        let sites: Arc<SitesRead> = state.advisor(state.origin(None)?)?.sites();
+        Ok(Self { question: KubeQuestion::of(args, &sites.sites)?, _permit: permit })
+    }
+
+    /// The hint that the answer follows from; none, if the pod names no inputs.
+    async fn hint(&self, state: &AgentState, wait: Duration) -> Result<Option<Hint>> {
+        let question = &self.question;
+        if question.inputs.is_empty() {
+            return Ok(None);
+        }
+        let origin = state.origin(None)?;
+        let (advisor, reader) =
+            (state.advisor(origin)?, origin.for_caller(Some(LocalCaller::user(&user_name(getuid())))));
+        let selectors: Vec<Selector> = question.inputs.iter().map(|name| name.parse()).collect::<Result<_>>()?;
+        let mut epoch = advisor.epoch().await?;
+        let mut names = Vec::with_capacity(selectors.len());
+        for selector in &selectors {
+            let may = |name: &_| state.kube.allow(&question.namespace, name);
+            let mut found = choose_readable(selector, epoch.log(), may, origin.id());
+            if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+                // It may have been saved since the epoch.
+                epoch = advisor.later_epoch(&epoch).await?;
+                found = choose_readable(selector, epoch.log(), may, origin.id());
+            }
+            names.push(found?);
+        }
+        let how = (wait, HintDetail::Little);
+        advisor.hint(&epoch, &reader, &question.request(), &names, how).await.map(Some)
+    }
+}
