@@ -38,7 +38,7 @@ pub enum Refusal {
     Quota,
     /// The disk has less free space than the floor, and the cache has no slab.
     DiskFull,
-    /// The write failed; the log has the error.
+    /// The write, or that of the journal, failed; the log has the error.
     Unwritable,
 }
 
@@ -70,13 +70,20 @@ impl Cache {
     fn try_insert(&self, frame: &Frame, tenant: Option<TenantNumber>) -> Inserted {
         let (key, len) = (frame.id().prefix(), frame.bytes().len() as u64);
         let weight = extent::weight(len);
+        // Nothing is evicted for what could not be written.
+        if self.writing().journal.is_none() && !self.flush() {
+            return Inserted::Refused(Refusal::Unwritable);
+        }
         let place = match self.admit(key, weight, TenantCharge::to(tenant)) {
             Ok(place) => place,
             Err(inserted) => return inserted,
         };
         // Evictions must be in the journal before their extents are overwritten.
-        self.flush();
-        if !self.write(place, weight, &[&extent::header(&self.identity.secret, frame), frame.bytes()]) {
+        let may_write = self.flush();
+        if !may_write {
+            self.state().allocator.give(place, weight);
+        }
+        if !may_write || !self.write(place, weight, &[&extent::header(&self.identity.secret, frame), frame.bytes()]) {
             if let Some(tenant) = tenant {
                 self.state().quotas.release(tenant, weight);
             }

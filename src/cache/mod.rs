@@ -52,6 +52,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -143,8 +144,8 @@ struct Counters {
 #[derive(Debug)]
 struct Writing {
     journal: Option<Journal>,
-    /// Flushes since it could not be written.
-    failed: u64,
+    /// Time of the last failure to write it, if it could not be written since.
+    failed: Option<Instant>,
 }
 
 /// A cache on this node's disk, open in one process at a time; see the module for its guarantees.

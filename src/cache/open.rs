@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::allocator::UNIT;
 use super::identity::{self, Identity};
@@ -21,8 +22,8 @@ use crate::size::show;
 const SLABS_ABOUT: u64 = 128;
 /// Minimum records of a journal that is rewritten for being twice as long as needed.
 const RECORDS_MIN: u64 = if cfg!(test) { 32 } else { 64 << 10 };
-/// Flushes after which a journal that could not be written is tried again.
-const RETRY_EVERY: u64 = 256;
+/// Time after which a journal that could not be written is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Share of the capacity (one in this many) that may stay unused for lack of a whole slab without a warning.
 const ROUNDED_PART: u64 = 8;
 
@@ -91,7 +92,7 @@ impl Cache {
             tenant_work: Mutex::new(()),
             clock: options.clock,
             state: Mutex::new(state),
-            writing: Mutex::new(Writing { journal, failed: 0 }),
+            writing: Mutex::new(Writing { journal, failed: None }),
             slab_work: Mutex::new(()),
             pin_work: Mutex::new(()),
             unwatched: AtomicU64::new(0),
@@ -103,38 +104,44 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Appends all pending changes to the journal, in order; rewrites it when it is too long, or could not be written. After a
-    /// failed write, these chunks are only missing after a restart.
-    pub(super) fn flush(&self) {
+    /// Appends all pending changes to the journal, in order; rewrites it when it is too long, or could not be written. False if it
+    /// could not be written: then no extent may be overwritten, as the journal on the disk may still name it.
+    pub(super) fn flush(&self) -> bool {
+        self.flush_after(RETRY_AFTER)
+    }
+
+    /// As [`Cache::flush`]; a journal that could not be written is tried again if that is `retry_after` ago.
+    fn flush_after(&self, retry_after: Duration) -> bool {
         let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let Writing { journal, failed } = &mut *writing;
-        let (records, whole) = {
+        let is_due = failed.is_none_or(|failed| failed.elapsed() >= retry_after);
+        let (pending, whole) = {
             let mut state = self.state();
-            let pending = std::mem::take(&mut state.pending);
-            match journal {
-                Some(journal) if journal.records() <= RECORDS_MIN + 2 * (state.queue.len() + state.quotas.len()) => {
-                    (pending, false)
-                }
-                None if !failed.is_multiple_of(RETRY_EVERY) => {
-                    *failed += 1;
-                    return;
-                }
-                _ => (state.snapshot(), true),
-            }
+            let most = RECORDS_MIN + 2 * (state.queue.len() + state.quotas.len());
+            let is_long = journal.as_ref().is_none_or(|journal| journal.records() > most);
+            (std::mem::take(&mut state.pending), (is_long && is_due).then(|| state.snapshot()))
         };
-        let written = match journal {
-            Some(journal) if !whole => journal.append(&records),
-            _ => Journal::rewrite(&*self.medium, &self.dir, &self.identity.id, &records)
-                .map(|fresh| *journal = Some(fresh)),
-        };
-        match written {
-            Ok(()) => *failed = 0,
-            Err(error) => {
-                tracing::warn!("journal of the cache {} cannot be written: {error}", self.dir.display());
-                *journal = None;
-                *failed += 1;
+        let mut failure = None;
+        if let Some(records) = whole {
+            match Journal::rewrite(&*self.medium, &self.dir, &self.identity.id, &records) {
+                Ok(fresh) => {
+                    (*journal, *failed) = (Some(fresh), None);
+                    return true;
+                }
+                // One that is too long goes on.
+                Err(error) => failure = Some(error),
             }
         }
+        if let Some(Err(error)) = journal.as_mut().map(|journal| journal.append(&pending)) {
+            (*journal, failure) = (None, Some(error));
+        }
+        if let Some(error) = failure {
+            if failed.is_none() {
+                tracing::warn!("journal of the cache {} cannot be written: {error}", self.dir.display());
+            }
+            *failed = Some(Instant::now());
+        }
+        journal.is_some()
     }
 
     /// Syncs the cache: chunks inserted before then survive a power loss.
@@ -142,7 +149,7 @@ impl Cache {
     /// # Errors
     /// Errors of the file system.
     pub fn sync(&self) -> Result<()> {
-        self.flush();
+        self.flush_after(Duration::ZERO);
         let synced = self.slabs.sync().and_then(|()| match &self.writing().journal {
             Some(journal) => journal.sync(),
             None => Err(std::io::ErrorKind::StorageFull.into()),

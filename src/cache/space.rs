@@ -144,7 +144,10 @@ impl Cache {
             to
         };
         let Some(to) = to else { return };
-        self.flush();
+        if !self.flush() {
+            self.state().allocator.give(to, weight);
+            return;
+        }
         let moved = match self.settled(chunk) {
             Some(SlotContent::Frame(frame)) if extent::weight(frame.bytes().len() as u64) == weight => {
                 let header = extent::header(&self.identity.secret, &frame);

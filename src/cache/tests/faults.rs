@@ -33,6 +33,7 @@ fn a_full_disk_refuses_and_everything_else_goes_on() {
     assert_eq!(cache.stat().promised_bytes, 0, "a pin that could not be written is none");
     memory.world().full_for_writes = false;
     memory.world().full = false;
+    cache.sync().unwrap();
     (70..600).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
     assert_eq!(cache.stat().damaged, 0);
     let left = present(&cache, 0..600);
@@ -40,6 +41,36 @@ fn a_full_disk_refuses_and_everything_else_goes_on() {
     let again = on(&memory, &dir);
     assert_eq!(present(&again, 0..600), left, "the journal was written again when it could be");
     assert_eq!(again.check().damaged, []);
+}
+
+#[test]
+fn a_disk_without_room_for_the_journal_makes_nothing_damaged() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    fill(&cache, 0..100);
+    let before = present(&cache, 0..100);
+    memory.world().full = true;
+    memory.world().full_for_growth = true;
+    // Slabs have their space, but what goes could not be told from what comes after a restart.
+    let _ = cache.insert(&frame(100));
+    (101..160).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Refused(Refusal::Unwritable)));
+    assert!(present(&cache, 0..100) + 1 >= before, "nothing is evicted for them");
+    assert!(cache.sync().is_err());
+    // Killed, and started again on the full disk.
+    drop(cache);
+    let memory = memory.after(medium::Loss::Nothing);
+    memory.world().full = true;
+    memory.world().full_for_growth = true;
+    let cache = on(&memory, &dir);
+    assert_eq!((present(&cache, 0..100), cache.check().damaged), (before, Vec::new()));
+    let _ = cache.insert(&frame(160));
+    (161..200).for_each(|n| assert_ne!(cache.insert(&frame(n)), Inserted::Kept));
+    memory.world().full = false;
+    memory.world().full_for_growth = false;
+    // The next sync is the first that can, and what comes is kept.
+    cache.sync().unwrap();
+    (200..300).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    assert_eq!((cache.check().damaged, cache.stat().damaged), (Vec::new(), 0));
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub(super) struct MemoryDisk {
     /// Whether the disk is full for writes that allocate, or for all.
     pub(super) full: bool,
     pub(super) full_for_writes: bool,
+    /// Whether it is full for writes beyond the end of a file.
+    pub(super) full_for_growth: bool,
     pub(super) available: u64,
 }
 
@@ -221,7 +223,9 @@ impl MediumFile for MemoryFile {
 
     fn write_at(&self, parts: &[&[u8]], at: u64) -> io::Result<()> {
         let mut world = self.0.world();
-        if world.full_for_writes {
+        let end = at + parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        let grows = world.inodes.get(&self.1).is_none_or(|file| (file.len() as u64) < end);
+        if world.full_for_writes || world.full_for_growth && grows {
             return Err(io::ErrorKind::StorageFull.into());
         }
         world.act(DiskOperation::Write(self.1, at, parts.concat()))
