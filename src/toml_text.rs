@@ -37,7 +37,35 @@ pub(crate) fn at_line(text: &str, offset: usize) -> String {
     format!("line {}", line(text, offset))
 }
 
+/// Beginnings of the lines of a text, for many lookups.
+pub(crate) struct LineStarts(Vec<usize>);
+
+impl LineStarts {
+    pub(crate) fn of(text: &str) -> Self {
+        Self(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1).collect())
+    }
+
+    /// As [`line`].
+    pub(crate) fn line(&self, offset: usize) -> usize {
+        self.0.partition_point(|start| *start <= offset) + 1
+    }
+}
+
 /// Number of the line at `offset`, from 1.
 pub(crate) fn line(text: &str, offset: usize) -> usize {
     text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_found_by_their_starts() {
+        let text = "a\n\nbc\nd";
+        let starts = LineStarts::of(text);
+        for offset in 0..=text.len() {
+            assert_eq!(starts.line(offset), line(text, offset), "{offset}");
+        }
+    }
 }

@@ -42,7 +42,7 @@ pub(super) struct Commitments {
     cache: Arc<Cache>,
     budget: Budget,
     known: Mutex<BTreeMap<Key, Known>>,
-    /// Held by a commit, so that a request and its repetition make one commitment.
+    /// Held while commitments are made or forgotten: a request and its repetition make one, and none is forgotten while it is made.
     committing: Mutex<()>,
 }
 
@@ -251,6 +251,7 @@ impl Commitments {
     /// # Errors
     /// As [`Commitments::show`].
     pub(super) fn release(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
+        let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (hint.to_owned(), owner.to_owned());
         let shown = self.show(hint, owner)?;
         let (_, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
@@ -259,14 +260,10 @@ impl Commitments {
         Ok(shown)
     }
 
-    /// The commitment of `key` with its pin. One whose pin has ended is forgotten.
+    /// The commitment of `key` with its pin; none if its pin has ended.
     fn current(&self, key: &Key) -> Option<(Known, Pin)> {
         let known = self.known().get(key).cloned()?;
-        let pin = pin_of(&self.cache, &key.0, &key.1);
-        if pin.is_none() {
-            self.forget(key);
-        }
-        Some((known, pin?))
+        Some((known, pin_of(&self.cache, &key.0, &key.1)?))
     }
 
     /// Forgets the commitments whose pins have ended: so they are never more than the pins that an owner may have.

@@ -224,7 +224,10 @@ impl Agent {
             publication.end().await;
         }
         if let Ok(cache) = self.state.cache() {
-            blocking(move || cache.sync()).await?;
+            let synced = blocking(move || cache.sync()).await;
+            synced.map_err(|error| {
+                error.help("what was cached last is fetched again after a restart; free space on the cache's disk")
+            })?;
         }
         let lost: Vec<String> = under_way.iter().filter_map(|task| task.not_done()).collect();
         if lost.is_empty() {

@@ -94,8 +94,10 @@ impl Rules {
                 tracing::info!(file = %self.file.display(), "reloaded the rules");
             }
             Err(error) => {
-                let problem = format!("settings changed and cannot be used, so the rules before hold: {error}");
-                tracing::warn!("{problem}: {error:?}");
+                let causes = error.causes().join(": ").split_whitespace().collect::<Vec<_>>().join(" ");
+                let causes = if causes.is_empty() { causes } else { format!(": {causes}") };
+                let problem = format!("settings changed and cannot be used, so the rules before hold: {error}{causes}");
+                tracing::warn!("{problem}");
                 state.problem = Some(problem);
             }
         }

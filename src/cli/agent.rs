@@ -287,7 +287,8 @@ impl Context {
                 let asked = serde_json::json!({ "bytes": bytes });
                 let evicted: Evicted = Client::required()?.post("/v1/cache/evict", &asked).await?;
                 self.output.report(&evicted, |evicted, _| {
-                    format!("evicted {} of chunks; the space stays with the cache\n", show(evicted.freed_bytes))
+                    let rest = if evicted.freed_bytes < bytes { "; all that is left is pinned" } else { "" };
+                    format!("evicted {} of chunks{rest}; the space stays with the cache\n", show(evicted.freed_bytes))
                 })?;
             }
         }

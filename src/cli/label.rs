@@ -19,6 +19,15 @@ impl Context {
             let recorded = self.record(Action::Label, &[name.to_string()], &repository, None).await?;
             recorded.end(repository.tighten(name, &given).await, |_| 0).await?
         };
+        let state = repository.state().await?;
+        if let Some(value) = state.refs.get(name).filter(|_| !given.is_empty())
+            && let Err(error) = repository.check_readable(name, &value.manifest).await
+        {
+            self.output.remark(&format!(
+                "with these labels it cannot be read here any more: {}",
+                printable(&error.to_string())
+            ));
+        }
         self.output.answer(&labelled, |labelled, _| described(labelled))
     }
 }

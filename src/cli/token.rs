@@ -77,7 +77,7 @@ fn listed(tokens: &[Token]) -> String {
             or(&token.tenant, ""),
             token.created.clone(),
             or(&token.expires, "never"),
-            or(&token.used, "not yet"),
+            or(&token.used, "not since start"),
             printable(&token.scopes.join(" ")),
         ]
     };
@@ -102,7 +102,7 @@ mod tests {
         };
         let text = listed(&[token]);
         assert!(
-            text.contains("01A") && text.contains("never") && text.ends_with("not yet  read=run/** warm\n"),
+            text.contains("01A") && text.contains("never") && text.ends_with("not since start  read=run/** warm\n"),
             "{text}"
         );
     }

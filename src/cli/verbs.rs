@@ -227,7 +227,7 @@ impl Context {
             (None, None) => Vec::new(),
         };
         if refs.is_empty() {
-            self.output.remark("nothing is saved there");
+            self.output.remark("the repository holds no names");
         }
         self.output.answer(&Refs { refs }, |list, _| render::refs(&list.refs, long))
     }

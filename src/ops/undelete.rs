@@ -162,6 +162,13 @@ impl Repository {
         for _ in 0..ATTEMPTS {
             let state = self.state().await?;
             let Some((key, removed)) = wanted(&state, name, options.version) else {
+                let kept: Vec<String> = state.removed_of(name).map(|(version, _)| version.to_string()).collect();
+                if let Some(version) = options.version.filter(|_| !kept.is_empty()) {
+                    return Err(Error::not_found("version is not kept")
+                        .at(format!("{name} version {version}"))
+                        .expected(format!("one of {}", kept.join(", ")))
+                        .help(format!("`towline history {name}` lists them")));
+                }
                 return Err(self.nothing_kept(&state, name).await);
             };
             let saved = match self.saved_as(name, &removed.value).await {

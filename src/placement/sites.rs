@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::pattern::Patterns;
 use crate::policy::PolicyRules;
-use crate::toml_text::{OneOrSeveral, line, malformed};
+use crate::toml_text::{LineStarts, OneOrSeveral, malformed};
 use crate::{size, span};
 
 /// Maximum length of a sites file.
@@ -139,13 +139,13 @@ impl Sites {
     pub fn read(text: &str, book: &PriceBook) -> Result<Self> {
         let document: Document =
             toml::from_str(text).map_err(|error| malformed("sites file is malformed", text, &error))?;
-        let mut sites = Self::default();
+        let (mut sites, lines) = (Self::default(), LineStarts::of(text));
         for site in document.sites {
-            let line = line(text, site.span().start);
+            let line = lines.line(site.span().start);
             sites.add_site(line, site.into_inner(), book).map_err(|error| error.at(format!("line {line}")))?;
         }
         for link in document.links {
-            let line = line(text, link.span().start);
+            let line = lines.line(link.span().start);
             sites.add_link(line, link.into_inner(), book).map_err(|error| error.at(format!("line {line}")))?;
         }
         Ok(sites)

@@ -144,9 +144,13 @@ fn check_for_others(folder: &Path) -> Result<()> {
 
 /// Error: `location` holds no repository.
 fn no_repository(location: &Location) -> Error {
+    let check = match location {
+        Location::Directory(_) => "check the path, and that its disk is mounted",
+        _ => "check bucket and prefix",
+    };
     let error = Error::not_found("there is no repository")
         .at(location)
-        .help(format!("check the path, and that its disk is mounted; `towline init {location}` makes a new one"));
+        .help(format!("{check}; `towline init {location}` makes a new one"));
     // For example, a mount point whose disk is not mounted.
     let is_empty = |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
     match location {

@@ -59,13 +59,18 @@ impl Repository {
     /// verified it.
     ///
     /// # Errors
-    /// Conflict, if a policy of this or a higher version is in force already, or another text has this version.
+    /// Conflict, if another policy of this or a higher version is in force already, or another text has this version. The policy that is
+    /// in force may be set again.
     ///
     /// # Cancel safety
     /// Not safe: the commit may have happened.
     pub async fn set_policy(&self, version: u64, bytes: Bytes) -> Result<()> {
         let mark = PolicyMark { version, digest: *blake3::hash(&bytes).as_bytes() };
-        self.check_newer(&*self.state().await?, version)?;
+        let state = self.state().await?;
+        if state.policy == Some(mark) {
+            return Ok(());
+        }
+        self.check_newer(&state, version)?;
         let (objects, key) = (&**self.store().objects(), Numbered::Policy.key(version));
         let created = objects::retry(|| objects::create(objects, &key, bytes.clone())).await?;
         if created != objects::Created::Yes {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import towline
-from towline import _folders, spool
+from towline import _backlog, _folders, spool
 
 MIB = 1 << 20
 
@@ -153,6 +153,68 @@ def test_a_full_disk_under_the_spool_is_no_end(small_disk, far):
         checkpointer.save(4, a_state(4, mib=1)).wait()
         assert checkpointer.steps() == [1, 2, 4]
     assert [path for path in small_disk.rglob("*") if path.is_file() and path.name != "ballast"] == []
+
+
+def test_every_step_is_local_while_the_store_is_away(far, tmp_path):
+    kept = tmp_path / "spool"
+    with towline.Checkpointer(far, "run", spool=kept) as checkpointer:
+        checkpointer.save(1, a_state(1)).wait()
+        far._engine.away = True
+        handles = [checkpointer.save(step, a_state(step)) for step in (2, 3, 4)]
+        for handle in handles:
+            handle.wait("local", timeout=60)
+            assert not handle.done() and "no answer" in str(handle.error)
+        assert len(list(kept.rglob("0-step-*.json"))) == 3
+        far._engine.away = False
+        handles[2].wait("durable", timeout=60)
+        assert all(handle.done() and handle.error is None for handle in handles)
+        assert checkpointer.steps() == [1, 2, 3, 4]
+        check(checkpointer, 3)
+    assert list(kept.rglob("*.json")) == []
+    # What is local at the end stays for the next process.
+    checkpointer = towline.Checkpointer(far, "run", spool=kept)
+    far._engine.away = True
+    for step in (5, 6):
+        checkpointer.save(step, a_state(step)).wait("local", timeout=60)
+    with pytest.warns(UserWarning, match="run/step-[56] is not durable: it is on this node's disk: no answer"):
+        checkpointer.close()
+    far._engine.away = False
+    with towline.Checkpointer(far, "run", spool=kept) as checkpointer:
+        assert checkpointer.steps() == [1, 2, 3, 4, 5, 6]
+        check(checkpointer, 6)
+
+
+class Silent:
+    """A save to a store that takes nothing."""
+
+    def __init__(self):
+        self.cancelled = False
+
+    def wait(self, timeout=None):
+        time.sleep(min(timeout or 0.1, 0.1))
+        return self.cancelled
+
+    def progress(self):
+        return ("uploading", 7, 8, 9)
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def test_a_silent_store_makes_way_for_the_next_state(far, tmp_path, monkeypatch):
+    monkeypatch.setattr(_backlog, "_SILENCE", 1.0)
+    silent = Silent()
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
+        monkeypatch.setattr(far._engine, "begin_save_files", lambda *_: silent, raising=False)
+        first = checkpointer.save(1, a_state(1)).wait("local", timeout=60)
+        time.sleep(1.5)
+        assert not silent.cancelled, "nobody waits for its memory"
+        second = checkpointer.save(2, a_state(2)).wait("local", timeout=60)
+        assert silent.cancelled and "did not answer for" in str(first.error)
+        # The spool is uploaded by another call.
+        second.wait("durable", timeout=60)
+        assert first.done() and checkpointer.steps() == [1, 2]
+        check(checkpointer, 1)
 
 
 @pytest.mark.parametrize("at", ["_sync", "_write_record", "os.rename"])

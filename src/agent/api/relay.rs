@@ -117,8 +117,12 @@ async fn recorded(
         (_, _, Some(pin)) => (Action::Unpin, format!("; pin {pin}")),
         (&Method::POST, "/v1/warm", None) => (Action::Warm, String::new()),
         (&Method::POST, "/v1/pins", None) => (Action::Pin, String::new()),
-        (&Method::POST, path, None) if path.ends_with("/commit") && hint_of(uri).is_some() => {
-            (Action::Pin, format!("; hint {}", hint_of(uri).unwrap_or_default()))
+        (&Method::POST, _, None) if hint_of(uri).is_some() => {
+            let inputs = asked.and_then(|asked| asked.get("inputs")).and_then(Value::as_array);
+            let names: Vec<&str> = inputs.into_iter().flatten().filter_map(Value::as_str).take(INPUTS_SHOWN).collect();
+            let more = inputs.map_or(0, Vec::len).saturating_sub(names.len());
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            (Action::Pin, format!("; hint {}: {}{more}", hint_of(uri).unwrap_or_default(), names.join(", ")))
         }
         _ => return Ok(None),
     };
@@ -127,6 +131,9 @@ async fn recorded(
     let asking = AccessRequest { caller, action, repository, repeats: Repeats::Separate };
     asking.forward(state, text("name"), callee, &details).await
 }
+
+/// Inputs of a hint that an audit entry names.
+const INPUTS_SHOWN: usize = 8;
 
 /// Id of the hint that a call is about.
 fn hint_of(uri: &Uri) -> Option<&str> {

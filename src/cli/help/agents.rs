@@ -36,6 +36,9 @@ and may also have:
   identity = \"/etc/towline/tls\"         # for other agents: from `towline identity issue`
   listen = \"0.0.0.0:7071\"              # address for them, QUIC and TCP
   callers = [\"home/*\"]                # those that may make this one warm and pin
+  [[allow]]                            # with `listen`: who may read which names from it
+  agents = \"home/*\"
+  names = \"run-7/**\"
   [cache]
   dir = \"/var/lib/towline/cache\"
   capacity = \"200G\"

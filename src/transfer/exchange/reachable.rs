@@ -32,16 +32,18 @@ pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Id
         return Err(Error::unreachable(format!("{kind} `{}` does not answer", policy.from))
             .help("try again when its agents run, or read from the repository what it lacks: --or-repository"));
     }
-    Err(Error::not_found(format!("{kind} `{}` is not known here", policy.from))
-        .expected(names(known))
-        .help("name one of these, or `repository`; other agents are named in [peers] of the agent's settings"))
+    let error = Error::not_found(format!("{kind} `{}` is not known here", policy.from));
+    Err(if known.is_empty() {
+        error.got("no other agent yet").help("other agents are named in [peers] of the agent's settings")
+    } else {
+        error
+            .expected(names(known))
+            .help("name one of these, or `repository`; other agents are named in [peers] of the agent's settings")
+    })
 }
 
 /// Text of the known sites and their agents.
 fn names(known: &BTreeSet<Identity>) -> String {
-    if known.is_empty() {
-        return "a known agent; none is known yet".to_owned();
-    }
     let sites: BTreeSet<&str> = known.iter().map(Identity::site).collect();
     let agents: Vec<String> = known.iter().map(Identity::path).collect();
     let sites: Vec<&str> = sites.into_iter().collect();

@@ -54,6 +54,7 @@ fn pins(agent: &Running) -> Vec<Value> {
     agent.get("/v1/pins")["pins"].as_array().unwrap().clone()
 }
 
+/// P6: "What a hint says would move to a site is what moves there when it is committed, to the byte".
 #[test]
 fn a_committed_hint_moves_what_it_said_and_is_made_once() {
     let lab = fixture();

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
+from ._backlog import Backlog, finish
 from ._devices import gpus
 from ._documents import read_document
 from ._staging import Job, Staging
@@ -117,6 +118,9 @@ class Checkpointer:
         self._protected: Handle | None = None
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
+        self._backlog = Backlog(self.repository, self._expire)
+        #: True while a save waits for the staging memory.
+        self._wanted = False
         self._saver: threading.Thread | None = None
         self._closed = False
         _shutdown.watch(self)
@@ -185,7 +189,11 @@ class Checkpointer:
         if not self._can_stage(job.length):
             return self._save_unstaged(job)
         timeout = 0 if self.when_busy == "skip" else None
-        job.stage = self._staging.take(job.length, timeout)
+        self._wanted = timeout is None
+        try:
+            job.stage = self._staging.take(job.length, timeout)
+        finally:
+            self._wanted = False
         if job.stage is None:
             return None
         try:
@@ -396,8 +404,16 @@ class Checkpointer:
             self._saver.start()
 
     def _run(self) -> None:
-        """Runs the saver thread: one save after the other."""
-        while (job := self._work.get()) is not None:
+        """Runs the saver thread: one save after the other, and what is in the backlog in between."""
+        while True:
+            try:
+                job = self._work.get(timeout=self._backlog.pause())
+            except queue.Empty:
+                self._backlog.upload()
+                continue
+            if job is None:
+                self._backlog.give_up()
+                return
             try:
                 if not job.staged:
                     job.fill(self._staging)
@@ -422,6 +438,11 @@ class Checkpointer:
                     f"space in {self._spool}, or pass another folder as spool=)",
                     stacklevel=2,
                 )
+        if kept is not None and self._backlog:
+            # Steps are uploaded in their order.
+            stage.release()
+            self._backlog.add(handle, kept)
+            return
         files: list[_towline.File] = [
             (self._path(TENSORS), [job.header, stage]),
             (self._path(DOCUMENT), [job.described.document]),
@@ -429,15 +450,14 @@ class Checkpointer:
         try:
             with self._own(handle.name) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
-                handle._saving.wait()
-                handle.report = SaveReport.read(json.loads(handle._saving.result() or "{}"))
+                handle.report = finish(handle._saving, None if kept is None else lambda: self._wanted)
         except (Unreachable, Exhausted) as error:
             if kept is None:
                 raise
-            handle._fail(error, over=False)
             # The state is in the spool: its memory is free for the next step.
             stage.release()
-            self._retry(handle, kept)
+            self._backlog.add(handle, kept, error)
+            return
         if kept is not None:
             spool.remove(kept)
         handle.error = None
@@ -447,19 +467,6 @@ class Checkpointer:
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
-
-    def _retry(self, handle: Handle, kept: spool.SpooledStep) -> None:
-        """Saves from the spool once the store answers again. Gives up when the Checkpointer is closed."""
-        pause = 1.0
-        while not self._closed:
-            time.sleep(pause)
-            pause = min(pause * 2, 60.0)
-            try:
-                handle.report = spool.save(self.repository, kept)
-                return
-            except (Unreachable, Exhausted) as error:
-                handle._fail(error, over=False)
-        raise handle.error or Error("it ended without a result")
 
     def _save_pending(self) -> None:
         """Uploads the steps that an earlier process of this run left in the spool."""
