@@ -73,6 +73,10 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                 run_until_done(&name, start).await;
             }
             for (name, to) in restore {
+                if has_no_step(&state, &name).await {
+                    tracing::info!("{name} has no step yet: nothing to restore");
+                    continue;
+                }
                 let start = || tasks::restore(&state, None, restore_request(&name, &to, by.as_ref()));
                 run_until_done(&name, start).await;
             }
@@ -100,6 +104,12 @@ fn restore_request(name: &Selector, to: &Path, by: Option<&LocalCaller>) -> Rest
         only: Vec::new(),
         by: by.cloned(),
     }
+}
+
+/// True if `name` chooses among the steps of a run that has none yet.
+async fn has_no_step(state: &AgentState, name: &Selector) -> bool {
+    let (Selector::Step { .. }, Ok(repository)) = (name, state.repository(None)) else { return false };
+    repository.resolve(name).await.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Runs tasks for `name` until one succeeds. A run without the selected step has not begun yet, so there is nothing to prepare.

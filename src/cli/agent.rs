@@ -355,8 +355,10 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
         };
         return format!("would warm: {name}, {all}; would fetch {lacking}{shortfall}\n");
     }
+    let pin = task.report.as_ref().and_then(|report| report["pin"].as_str());
+    let pin = pin.map_or_else(String::new, |pin| format!("\n  pinned: {pin}"));
     format!(
-        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
+        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}{pin}\n",
         sum("chunks", "bytes"),
         task.seconds,
         sum("hits", "hit_bytes"),
