@@ -126,8 +126,13 @@ async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duratio
         ApiError::new(StatusCode::REQUEST_TIMEOUT, error)
     };
     read.map_err(late)?.map_err(|rejection| {
-        let error = Error::usage("cannot read the request").expected(format!("at most {BODY_LEN_MAX} bytes"));
-        ApiError::new(rejection.status(), error.source(rejection.body_text()))
+        let status = rejection.status();
+        let error = Error::usage(if status == StatusCode::PAYLOAD_TOO_LARGE {
+            "request is too long"
+        } else {
+            "cannot read the request"
+        });
+        ApiError::new(status, error.source(rejection.body_text()))
     })
 }
 

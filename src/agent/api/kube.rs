@@ -4,25 +4,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_LENGTH;
 use rustix::process::getuid;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::{ApiError, body};
-use crate::agent::advisor::{HintDetail, SitesRead};
+use crate::agent::advisor::HintDetail;
 use crate::agent::kube::{ExtenderArgs, ExtenderFilterResult, HostPriority, KubeQuestion};
 use crate::agent::state::AgentState;
 use crate::agent::user::user_name;
+use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
 use crate::placement::Hint;
 use crate::policy::LocalCaller;
 use crate::repository::choose_readable;
 use crate::selector::Selector;
+use crate::work::blocking;
 
-/// Maximum bytes of a call: some thousand nodes whole, or far more by name.
-pub(super) const KUBE_BODY_LEN_MAX: usize = 32 << 20;
-/// Calls that are answered at a time.
-static CALLS: Semaphore = Semaphore::const_new(4);
+/// Maximum bytes of a call: a thousand nodes whole, or far more by name.
+pub(super) const KUBE_BODY_LEN_MAX: usize = 16 << 20;
+/// Calls that are read or answered at a time. Further ones are refused: whoever may use the path must not make others wait.
+static CALLS: Semaphore = Semaphore::const_new(8);
+/// Memory of a call, in its bytes: as it came, as it was parsed, and the answer.
+const CALL_WEIGHT: u64 = 3;
 /// Time that scores wait for the chunks of inputs that are new to this agent. The verdict needs none.
 const SCORES_WAIT: Duration = Duration::from_millis(500);
 
@@ -39,11 +46,14 @@ pub(super) async fn filter(
     request: Request,
 ) -> Result<Json<ExtenderFilterResult>, ApiError> {
     let call = Call::read(&state, request).await?;
-    let answer = match call.hint(&state, Duration::ZERO).await {
-        Ok(hint) => call.question.filter(hint.as_ref()),
-        Err(error) => ExtenderFilterResult::failed(format!("towline: {error}")),
+    // The scheduler shows the text of an answer alone.
+    let answered = async {
+        let question = call.question(&state).await?;
+        let hint = hint(&state, &question, Duration::ZERO).await?;
+        Ok(question.filter(hint.as_ref()))
     };
-    Ok(Json(answer))
+    let answer: Result<ExtenderFilterResult> = answered.await;
+    Ok(Json(answer.unwrap_or_else(|error| ExtenderFilterResult::failed(format!("towline: {error}")))))
 }
 
 /// Scores nodes from 0 to 10 by what the data of a pod costs there. Has the wire format of kube-scheduler's extenders.
@@ -59,18 +69,20 @@ pub(super) async fn prioritize(
     request: Request,
 ) -> Result<Json<Vec<HostPriority>>, ApiError> {
     let call = Call::read(&state, request).await?;
-    let hint = call.hint(&state, SCORES_WAIT).await;
+    let question = call.question(&state).await?;
+    let hint = hint(&state, &question, SCORES_WAIT).await;
     if let Err(error) = &hint {
         // The scheduler has other measures.
-        tracing::debug!("no scores for a pod of {}: {error:?}", call.question.namespace);
+        tracing::debug!("no scores for a pod of {}: {error:?}", question.namespace);
     }
-    Ok(Json(call.question.prioritize(hint.ok().flatten().as_ref())))
+    Ok(Json(question.prioritize(hint.ok().flatten().as_ref())))
 }
 
 /// A call that is answered.
 struct Call {
-    question: KubeQuestion,
+    body: Bytes,
     _permit: SemaphorePermit<'static>,
+    _memory: Retained,
 }
 
 impl Call {
@@ -80,37 +92,49 @@ impl Call {
                 .help("set [[advisor.kube]] in its settings (docs/placement.md)")
                 .into());
         }
-        let permit = CALLS.acquire().await.map_err(|_| Error::cancelled("the agent is shutting down"))?;
-        let body = body(request, &()).await?;
-        let args: ExtenderArgs = serde_json::from_slice(&body)
-            .map_err(|source| Error::usage("request body is not ExtenderArgs of kube-scheduler").source(source))?;
-        let sites: Arc<SitesRead> = state.advisor(state.origin(None)?)?.sites();
-        Ok(Self { question: KubeQuestion::of(args, &sites.sites)?, _permit: permit })
+        let permit = CALLS.try_acquire().map_err(|_| {
+            let error = Error::exhausted("too many calls of schedulers at once").help("try again");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
+        })?;
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let length: u64 = length.unwrap_or(KUBE_BODY_LEN_MAX as u64);
+        let memory = state.origin(None)?.budget().keep(length.saturating_mul(CALL_WEIGHT))?;
+        Ok(Self { body: body(request, &()).await?, _permit: permit, _memory: memory })
     }
 
-    /// The hint that the answer follows from; none, if the pod names no inputs.
-    async fn hint(&self, state: &AgentState, wait: Duration) -> Result<Option<Hint>> {
-        let question = &self.question;
-        if question.inputs.is_empty() {
-            return Ok(None);
-        }
-        let origin = state.origin(None)?;
-        let (advisor, reader) =
-            (state.advisor(origin)?, origin.for_caller(Some(LocalCaller::user(&user_name(getuid())))));
-        let selectors: Vec<Selector> = question.inputs.iter().map(|name| name.parse()).collect::<Result<_>>()?;
-        let mut epoch = advisor.epoch().await?;
-        let mut names = Vec::with_capacity(selectors.len());
-        for selector in &selectors {
-            let may = |name: &_| state.kube.allow(&question.namespace, name);
-            let mut found = choose_readable(selector, epoch.log(), may, origin.id());
-            if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-                // It may have been saved since the epoch.
-                epoch = advisor.later_epoch(&epoch).await?;
-                found = choose_readable(selector, epoch.log(), may, origin.id());
-            }
-            names.push(found?);
-        }
-        let how = (wait, HintDetail::Little);
-        advisor.hint(&epoch, &reader, &question.request(), &names, how).await.map(Some)
+    /// # Errors
+    /// Usage, if it is not what a scheduler sends, or the pod has a malformed annotation.
+    async fn question(&self, state: &AgentState) -> Result<KubeQuestion> {
+        let (body, sites) = (self.body.clone(), state.advisor(state.origin(None)?)?.sites());
+        blocking(move || {
+            let args: ExtenderArgs = serde_json::from_slice(&body)
+                .map_err(|source| Error::usage("request body is not ExtenderArgs of kube-scheduler").source(source))?;
+            KubeQuestion::of(args, &sites.sites)
+        })
+        .await
     }
+}
+
+/// The hint that the answer follows from; none, if the pod names no inputs.
+async fn hint(state: &AgentState, question: &KubeQuestion, wait: Duration) -> Result<Option<Hint>> {
+    if question.inputs.is_empty() {
+        return Ok(None);
+    }
+    let origin = state.origin(None)?;
+    let (advisor, reader) = (state.advisor(origin)?, origin.for_caller(Some(LocalCaller::user(&user_name(getuid())))));
+    let selectors: Vec<Selector> = question.inputs.iter().map(|name| name.parse()).collect::<Result<_>>()?;
+    let mut epoch = advisor.epoch().await?;
+    let mut names = Vec::with_capacity(selectors.len());
+    for selector in &selectors {
+        let may = |name: &_| state.kube.allow(&question.namespace, name);
+        let mut found = choose_readable(selector, epoch.log(), may, origin.id());
+        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            // It may have been saved since the epoch.
+            epoch = advisor.later_epoch(&epoch).await?;
+            found = choose_readable(selector, epoch.log(), may, origin.id());
+        }
+        names.push(found?);
+    }
+    let how = (wait, HintDetail::Little);
+    advisor.hint(&epoch, &reader, &question.request(), &names, how).await.map(Some)
 }

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::pattern::Patterns;
 use crate::placement::{
-    API_VERSION, Hint, HintCandidate, HintInput, HintRequest, HintVerdict, Mode, Objective, Sites, Workload,
+    API_VERSION, Hint, HintCandidate, HintInput, HintRequest, HintVerdict, INPUTS_MAX, Mode, Objective, Sites, Workload,
 };
 
 /// Annotation of a pod: the names that it reads, separated by commas.
@@ -84,15 +84,15 @@ impl KubeQuestion {
         let ExtenderArgs { pod, nodes, node_names } = args;
         let by_name = nodes.is_none();
         let places = match nodes {
-            None => node_names.unwrap_or_default().into_iter().map(|node| place(node, None, sites)).collect(),
+            None => node_names.unwrap_or_default().0.into_iter().map(|node| place(node, None, sites)).collect(),
             Some(nodes) => {
-                let items = nodes.items.unwrap_or_default().into_iter();
+                let items = nodes.items.unwrap_or_default().0.into_iter();
                 items.map(|raw| place_of(raw, sites)).collect::<Result<_>>()?
             }
         };
         let gpus = gpus(&pod);
         let Metadata { namespace, annotations, name, .. } = pod.metadata;
-        let annotations = annotations.unwrap_or_default();
+        let annotations = annotations.map(|annotations| annotations.0).unwrap_or_default();
         let told = |key: &str| annotations.get(key).map(|value| value.trim()).filter(|value| !value.is_empty());
         let wrong = |key: &'static str, expected: &'static str| {
             Error::usage("annotation of the pod is malformed").at(format!("{name}: {key}")).expected(expected)
@@ -108,9 +108,13 @@ impl KubeQuestion {
             Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars").got(text))?,
         };
         let inputs = told(INPUTS).into_iter().flat_map(|names| names.split(',')).map(str::trim);
+        let inputs: Vec<String> = inputs.filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        if inputs.len() > INPUTS_MAX {
+            return Err(wrong(INPUTS, "at most 256 names").got(inputs.len()));
+        }
         Ok(Self {
             namespace,
-            inputs: inputs.filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            inputs,
             objective: Objective { mode, usd_per_hour, ..Objective::default() },
             gpus,
             places,
@@ -169,9 +173,13 @@ impl KubeQuestion {
 fn verdicts(hint: &Hint) -> BTreeMap<Option<String>, String> {
     let mut reasons = BTreeMap::new();
     for candidate in hint.candidates.iter().filter(|candidate| candidate.verdict != HintVerdict::Allow) {
-        let denials: Vec<String> =
-            candidate.deny.iter().map(|denial| format!("{}: {}", denial.input, denial.rule)).collect();
-        let reason = format!("towline: {} may not go to site {}", denials.join("; "), candidate.site);
+        // Every node of the site gets it, so one denial must do.
+        let (first, others) = match candidate.deny.split_first() {
+            Some((first, others)) => (format!("{:.100}: {:.200}", first.input, first.rule), others.len()),
+            None => ("its data".to_owned(), 0),
+        };
+        let others = if others > 0 { format!(", and {others} more inputs") } else { String::new() };
+        let reason = format!("towline: {first}{others}: may not go to site {}", candidate.site);
         reasons.insert(Some(candidate.site.clone()), reason);
     }
     if hint.elsewhere != HintVerdict::Allow {
@@ -198,13 +206,14 @@ fn place(node: String, labels: Option<&BTreeMap<String, String>>, sites: &Sites)
 fn place_of(raw: Box<RawValue>, sites: &Sites) -> Result<Place> {
     let node: Node =
         serde_json::from_str(raw.get()).map_err(|source| Error::usage("node is malformed").source(source))?;
-    Ok(Place { raw: Some(raw), ..place(node.metadata.name, node.metadata.labels.as_ref(), sites) })
+    let labels = node.metadata.labels.as_ref().map(|labels| &labels.0);
+    Ok(Place { raw: Some(raw), ..place(node.metadata.name, labels, sites) })
 }
 
 /// GPUs of all containers, by their limits.
 fn gpus(pod: &Pod) -> u64 {
-    let containers = pod.spec.containers.iter().flatten();
-    let limits = containers.flat_map(|container| container.resources.limits.iter().flatten());
+    let containers = pod.spec.containers.iter().flat_map(|containers| &containers.0);
+    let limits = containers.filter_map(|container| container.resources.limits.as_ref()).flat_map(|limits| &limits.0);
     let count = |(name, quantity): (&String, &Quantity)| match quantity {
         Quantity::Text(text) if name.ends_with(GPUS) => text.parse().unwrap_or(0),
         Quantity::Number(number) if name.ends_with(GPUS) => *number,

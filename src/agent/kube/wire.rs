@@ -1,11 +1,22 @@
 //! Wire types of scheduler extenders: <https://github.com/kubernetes/kube-scheduler/blob/e87dbdd/extender/v1/types.go>.
 //!
-//! They have no JSON tags in Go, so their names are in Pascal case; Go also reads them in lower case, and so does this.
+//! They have no JSON tags in Go, so their names are in Pascal case; Go also reads them in lower case, and so does this. Anybody beside
+//! the scheduler may send them, so that what is kept of a request is bounded.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+
+/// Maximum nodes of a call: more than a cluster has (<https://kubernetes.io/docs/setup/best-practices/cluster-large/>).
+const NODES_MAX: usize = 20_000;
+/// Maximum containers of a pod.
+const CONTAINERS_MAX: usize = 1_000;
+/// Maximum entries of a map that count.
+const ENTRIES_MAX: usize = 64;
 
 /// Arguments of the verbs `filter` and `prioritize`: `nodes`, or `node_names` if the extender is `nodeCacheCapable`.
 #[derive(Debug, Deserialize)]
@@ -15,7 +26,80 @@ pub(in crate::agent) struct ExtenderArgs {
     #[serde(rename = "Nodes", alias = "nodes", default)]
     pub(super) nodes: Option<NodeList>,
     #[serde(rename = "NodeNames", alias = "nodenames", default)]
-    pub(super) node_names: Option<Vec<String>>,
+    pub(super) node_names: Option<Bounded<String, NODES_MAX>>,
+}
+
+/// List of at most `MAX` elements.
+#[derive(Debug)]
+pub(super) struct Bounded<T, const MAX: usize>(pub(super) Vec<T>);
+
+impl<T, const MAX: usize> Default for Bounded<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<T, const MAX: usize>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
+            type Value = Bounded<T, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of at most {MAX} elements")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut elements = Vec::new();
+                while let Some(element) = list.next_element()? {
+                    if elements.len() == MAX {
+                        return Err(A::Error::custom(format!("more than {MAX} elements")));
+                    }
+                    elements.push(element);
+                }
+                Ok(Bounded(elements))
+            }
+        }
+
+        deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
+/// Entries of a map that count: of Towline, of zones, and of GPUs. Others are not kept.
+#[derive(Debug)]
+pub(super) struct Picked<V>(pub(super) BTreeMap<String, V>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Picked<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<V>(PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
+            type Value = Picked<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut picked = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    let counts = ["towline.dev/", "topology.kubernetes.io/"].iter().any(|begin| key.starts_with(begin));
+                    if !counts && !key.ends_with(super::GPUS) {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    if picked.len() == ENTRIES_MAX {
+                        return Err(A::Error::custom(format!("more than {ENTRIES_MAX} entries like `{key:.100}`")));
+                    }
+                    picked.insert(key, map.next_value()?);
+                }
+                Ok(Picked(picked))
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
 }
 
 /// Parts of a pod that count (<https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/>).
@@ -34,15 +118,15 @@ pub(super) struct Metadata {
     #[serde(default)]
     pub(super) namespace: String,
     #[serde(default)]
-    pub(super) annotations: Option<BTreeMap<String, String>>,
+    pub(super) annotations: Option<Picked<String>>,
     #[serde(default)]
-    pub(super) labels: Option<BTreeMap<String, String>>,
+    pub(super) labels: Option<Picked<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct PodSpec {
     #[serde(default)]
-    pub(super) containers: Option<Vec<Container>>,
+    pub(super) containers: Option<Bounded<Container, CONTAINERS_MAX>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -54,7 +138,7 @@ pub(super) struct Container {
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Resources {
     #[serde(default)]
-    pub(super) limits: Option<BTreeMap<String, Quantity>>,
+    pub(super) limits: Option<Picked<Quantity>>,
 }
 
 /// Quantity of a resource. Those of GPUs are whole numbers, written as text or not.
@@ -63,14 +147,14 @@ pub(super) struct Resources {
 pub(super) enum Quantity {
     Text(String),
     Number(u64),
-    Other(serde::de::IgnoredAny),
+    Other(IgnoredAny),
 }
 
 /// Nodes, each as it was sent.
 #[derive(Debug, Deserialize)]
 pub(super) struct NodeList {
     #[serde(default)]
-    pub(super) items: Option<Vec<Box<RawValue>>>,
+    pub(super) items: Option<Bounded<Box<RawValue>, NODES_MAX>>,
 }
 
 /// Parts of a node that count.

@@ -315,7 +315,9 @@ impl Syncing<'_> {
         };
         self.known.add(&saved);
         let live = saved.map.packs.iter().all(|pack| self.known.state().is_target(&pack.id));
-        let stored = saved.map.frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
+        // Its own chunks, as in `fetch`: bases may be those of other names.
+        let own = saved.map.frames.iter().take(saved.manifest.chunks.ids.len());
+        let stored = own.map(|frame| u64::from(frame.stored_len)).sum();
         let same = there.manifest == value.manifest && there.facts == value.facts;
         Ok((live && same).then_some(stored))
     }

@@ -74,7 +74,8 @@ fn the_vectors_of_upstream_are_understood() {
     let names = r#"{"pod":{"metadata":{"name":"podname"}},"nodenames":["node1"]}"#;
     assert_eq!(call(&agent, "filter", names).json(200)["NodeNames"], json!(["node1"]));
     for wrong in ["", "[]", r#"{"Nodes":{}}"#, r#"{"Pod":{},"Nodes":{"items":[7]}}"#] {
-        assert_eq!(call(&agent, "filter", wrong).status, 400, "{wrong}");
+        assert_ne!(call(&agent, "filter", wrong).json(200)["Error"], "", "{wrong}");
+        assert_eq!(call(&agent, "prioritize", wrong).status, 400, "{wrong}");
     }
     agent.stop();
 }
@@ -152,8 +153,17 @@ fn a_scheduler_asks_only_for_what_the_rules_permit() {
     let mut wrong = pod("team-a", "open/step-1");
     wrong["metadata"]["annotations"]["towline.dev/objective"] = json!("fast");
     let wrong = json!({ "Pod": wrong, "NodeNames": ["home-1"] }).to_string();
-    let message = call(&agent, "filter", &wrong).json(400);
-    assert!(message["error"]["message"].as_str().unwrap().contains("train: towline.dev/objective"), "{message}");
+    let message = call(&agent, "filter", &wrong).json(200);
+    assert!(message["Error"].as_str().unwrap().contains("train: towline.dev/objective"), "{message}");
+    assert!(error("team-a", &"open/step-1,".repeat(257)).contains("at most 256 names"));
+    let many = |count: usize| {
+        let answer = call(&agent, "filter", &by_name("team-a", "open/step-1", &vec!["n"; count])).json(200);
+        answer["Error"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(many(20_000), "");
+    assert!(many(20_001).contains("not ExtenderArgs"), "{}", many(20_001));
+    let long = format!("{}{}", " ".repeat(17 << 20), by_name("team-a", "open/step-1", &["home-1"]));
+    assert!(matches!(call(&agent, "filter", &long).status, 413 | 507), "more than a call may have");
     // Nothing else is open without the token.
     let stream = TcpStream::connect(agent.http.as_ref().unwrap()).unwrap();
     assert_eq!(exchange(stream, "POST", "/v1/hints", "", "{}").status, 401);
