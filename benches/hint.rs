@@ -69,6 +69,7 @@ fn snapshot<'a>(sites: &'a Sites, book: &'a PriceBook) -> Snapshot<'a> {
         repository: ["s3://models".to_owned(), "01K9ZQBF5628NEHV0HKGX7E3TC".to_owned()],
         sites,
         book,
+        agents: Vec::new(),
         policy: None,
         gaps: Vec::new(),
         month_so_far: BTreeMap::new(),

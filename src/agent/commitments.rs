@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
 
 use super::state::AgentState;
-use super::tasks::{Task, warm_commitment};
+use super::tasks::{AGAIN_AFTER, Task, warm_commitment};
 use super::view::{self, TaskState};
 use crate::budget::Budget;
 use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
@@ -318,20 +319,26 @@ impl CommitRequest {
     }
 }
 
-/// Fetches what is missing of the commitments of before a restart.
+/// Fetches what is missing of the commitments of before a restart, one after the other.
 ///
-/// # Errors
-/// Unreachable, if the agent is shutting down.
-pub(super) fn resume(state: &AgentState) -> Result<()> {
-    let Ok(commitments) = state.commitments() else { return Ok(()) };
+/// # Cancel safety
+/// Safe: the next start fetches the rest.
+pub(super) async fn resume(state: Arc<AgentState>) {
+    let Ok(commitments) = state.commitments() else { return };
     for pending in commitments.pending() {
         let (hint, _) = &pending.key;
         // Its repository may be no longer in the settings; the pin stays until its lease ends.
         let Ok(repository) = state.repository(Some(&pending.repository)) else { continue };
-        let task = warm_commitment(state, repository, (hint, pending.inputs.clone()), None)?;
-        commitments.started(&pending, task);
+        let task = loop {
+            match warm_commitment(&state, repository, (hint, pending.inputs.clone()), None) {
+                Ok(task) => break task,
+                // Too many tasks run.
+                Err(_) => sleep(AGAIN_AFTER).await,
+            }
+        };
+        commitments.started(&pending, Arc::clone(&task));
+        task.ended().await;
     }
-    Ok(())
 }
 
 /// All chunks that a restore of the tree needs: its own, and their bases.

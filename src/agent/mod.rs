@@ -158,7 +158,7 @@ impl Agent {
             api.spawn(inventory::run(Arc::clone(&state), every));
         }
         let publication = Publication::begin(&state, config.audit.as_ref());
-        commitments::resume(&state)?;
+        api.spawn(leaving.clone().run_until_cancelled_owned(commitments::resume(Arc::clone(&state))).map(drop));
         sidecar::begin(&state, config.sidecar, &mut api)?;
         tracing::info!(socket = %config.socket.display(), "agent is running");
         Ok(Self {

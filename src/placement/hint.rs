@@ -11,7 +11,7 @@ use super::price_book::PriceBook;
 use super::request::{API_VERSION, HintRequest};
 use super::sites::{Link, Site, Sites};
 use super::sources::{SourceOption, SourcePlan, SourceShare, TimeBasis, TimeEstimate};
-use super::verdict::{self, Denial, HintVerdict, Placed};
+use super::verdict::{self, DENIALS_SHOWN, Denial, HintVerdict, Placed};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
@@ -97,7 +97,7 @@ pub struct Candidate {
     pub score: u64,
     /// Verdict of the policy.
     pub verdict: HintVerdict,
-    /// Denials, by input.
+    /// Denials, by input: the first eight.
     pub deny: Vec<Denial>,
     /// Bytes.
     pub bytes: CandidateBytes,
@@ -309,13 +309,19 @@ impl HintQuestion<'_> {
         let inventory_age_s = held.map(|held| self.snapshot.at.since(held.oldest).as_secs());
         let capacity = capacity(site, held, &bytes);
         let seconds = |ms: u64| ms as f64 / 1000.0;
+        let mut reasons = reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity);
+        let mut deny = ruled.denials;
+        if let Some(more @ 1..) = deny.len().checked_sub(DENIALS_SHOWN) {
+            deny.truncate(DENIALS_SHOWN);
+            reasons.push(format!("{more} more inputs are denied"));
+        }
         let candidate = Candidate {
             site: name.to_owned(),
             rank: 0,
             score: 0,
             verdict: ruled.verdict,
-            reasons: reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity),
-            deny: ruled.denials,
+            reasons,
+            deny,
             bytes,
             eta_s: CandidateTime {
                 p10: seconds(time.p10),

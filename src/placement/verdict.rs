@@ -34,6 +34,9 @@ impl HintVerdict {
     }
 }
 
+/// Denials that a candidate lists.
+pub(super) const DENIALS_SHOWN: usize = 8;
+
 /// Denial of one input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]

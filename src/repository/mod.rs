@@ -50,7 +50,7 @@ pub use mapping::PlacedTree;
 pub(crate) use open::default_cache;
 pub use policy::PolicyText;
 pub use presence::Announced;
-pub use readable::choose_readable;
+pub use readable::{ReadableNames, choose_readable};
 pub use runs::{Run, Step};
 pub use saved::Saved;
 pub use stored_chunks::{ChunkPlace, StoredChunks};

@@ -23,6 +23,31 @@ impl Repository {
     }
 }
 
+/// Names that somebody may read, for several selectors.
+#[derive(Debug)]
+pub struct ReadableNames(State);
+
+impl ReadableNames {
+    /// The names of `state` that `may` be read.
+    pub fn of(state: &State, may: impl Fn(&Name) -> bool) -> Self {
+        let own = state.refs.iter().filter(|(name, _)| may(name));
+        let refs: BTreeMap<Name, RefValue> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+        Self(State { refs, ..State::default() })
+    }
+
+    /// As [`choose_readable`].
+    ///
+    /// # Errors
+    /// As [`choose_readable`].
+    pub fn choose(&self, selector: &Selector, repository: RepositoryId) -> Result<Name> {
+        let name = selector.resolve(&self.0)?;
+        if self.0.refs.contains_key(&name) {
+            return Ok(name);
+        }
+        Err(no_such_name(&self.0.refs, &name, format!("repository {repository}")))
+    }
+}
+
 /// Resolves `selector` among the names of `state` that `may` be read. The error depends on these alone.
 ///
 /// # Errors
@@ -39,14 +64,7 @@ pub fn choose_readable(
     {
         return Ok(name.clone());
     }
-    let own = state.refs.iter().filter(|(name, _)| may(name));
-    let refs: BTreeMap<Name, RefValue> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
-    let readable = State { refs, ..State::default() };
-    let name = selector.resolve(&readable)?;
-    if readable.refs.contains_key(&name) {
-        return Ok(name);
-    }
-    Err(no_such_name(&readable.refs, &name, format!("repository {repository}")))
+    ReadableNames::of(state, may).choose(selector, repository)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 mod inputs;
 mod sites_files;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,6 +32,7 @@ use crate::single_flight::SingleFlight;
 use crate::transfer::identity::Trusted;
 use crate::transfer::inventories::{Counted, Inventories, InventoriesRead, UnusableInventory};
 use crate::transfer::policy::Policies;
+use crate::work::blocking;
 
 /// Age from which an epoch is replaced.
 const EPOCH_AGE: Duration = Duration::from_secs(1);
@@ -41,6 +42,9 @@ const EPOCH_AGE_MAX: Duration = Duration::from_secs(10);
 const REPOSITORY_WITHIN: Duration = Duration::from_secs(1);
 /// Time that a hint waits for the chunks of its inputs, if the request does not say.
 pub const WAIT: Duration = Duration::from_millis(3);
+
+/// Rulings, of an input at a site, of a hint that is computed at once; a larger one is computed on another thread.
+const RULINGS_MAX: usize = 2_000;
 
 /// Inventories that cannot be used of which a hint tells.
 const UNUSABLE_SHOWN: usize = 8;
@@ -207,7 +211,8 @@ impl Advisor {
         request.check()?;
         let mut inputs = Vec::with_capacity(names.len());
         let mut trees = Vec::with_capacity(names.len());
-        for name in names {
+        let mut seen = BTreeSet::new();
+        for name in names.iter().filter(|name| seen.insert(*name)) {
             let missing = || match detail {
                 HintDetail::All => no_such_name(&epoch.log.refs, name, self.0.repository.store().location()),
                 HintDetail::Little => Error::not_found("name was removed meanwhile").at(name),
@@ -236,8 +241,15 @@ impl Advisor {
                 Arc::new(unread(&trees))
             }
         };
-        let snapshot = epoch.snapshot(&self.0.repository, gaps);
-        hint(&snapshot, request, &inputs, &held)
+        let candidates = match request.candidates.len() {
+            0 => epoch.sites.sites.sites().count(),
+            some => some,
+        };
+        if candidates * inputs.len() <= RULINGS_MAX {
+            return hint(&epoch.snapshot(&self.0.repository, gaps), request, &inputs, &held);
+        }
+        let (epoch, repository, request) = (Arc::clone(epoch), self.0.repository.clone(), request.clone());
+        blocking(move || hint(&epoch.snapshot(&repository, gaps), &request, &inputs, &held)).await
     }
 }
 

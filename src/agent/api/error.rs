@@ -117,7 +117,15 @@ pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<
     body_within(request, state, BODY_WITHIN).await
 }
 
-async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duration) -> Result<Bytes, ApiError> {
+/// As [`body`], within `limit`.
+///
+/// # Errors
+/// As [`body`].
+pub(super) async fn body_within<S: Send + Sync>(
+    request: Request,
+    state: &S,
+    limit: Duration,
+) -> Result<Bytes, ApiError> {
     use axum::RequestExt as _;
     let read = timeout(limit, Bytes::from_request(request.with_limited_body(), state)).await;
     let late = |_| {

@@ -63,7 +63,7 @@ pub(super) async fn hint(
     let origin = state.origin(repository.as_deref())?;
     let advisor = state.advisor(origin)?;
     let reader = origin.for_caller(caller.local());
-    let selectors: Vec<Selector> = request.inputs.iter().map(|input| input.reference.parse()).collect::<Result<_>>()?;
+    let selectors = selectors_of(&request)?;
     let mut epoch = advisor.epoch().await?;
     let mut names = Vec::with_capacity(selectors.len());
     for selector in &selectors {
@@ -89,6 +89,18 @@ pub(super) async fn hint(
     let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
     let detail = if caller.requester().is_some() { HintDetail::Little } else { HintDetail::All };
     Ok(Json(advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await?))
+}
+
+/// Selectors of the inputs, each once.
+fn selectors_of(request: &HintRequest) -> Result<Vec<Selector>> {
+    let mut selectors = Vec::with_capacity(request.inputs.len());
+    for input in &request.inputs {
+        let selector: Selector = input.reference.parse()?;
+        if !selectors.contains(&selector) {
+            selectors.push(selector);
+        }
+    }
+    Ok(selectors)
 }
 
 /// Name that `selector` stands for in `epoch`, among those that the caller may read.

@@ -11,16 +11,17 @@ use axum::http::header::CONTENT_LENGTH;
 use rustix::process::getuid;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::error::{ApiError, body};
-use crate::agent::advisor::HintDetail;
+use super::error::{ApiError, body_within};
+use crate::agent::advisor::{Epoch, HintDetail};
 use crate::agent::kube::{ExtenderArgs, ExtenderFilterResult, HostPriority, KubeQuestion};
 use crate::agent::state::AgentState;
 use crate::agent::user::user_name;
 use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
 use crate::placement::Hint;
 use crate::policy::LocalCaller;
-use crate::repository::choose_readable;
+use crate::repository::ReadableNames;
 use crate::selector::Selector;
 use crate::work::blocking;
 
@@ -28,6 +29,8 @@ use crate::work::blocking;
 pub(super) const KUBE_BODY_LEN_MAX: usize = 16 << 20;
 /// Calls that are read or answered at a time. Further ones are refused: whoever may use the path must not make others wait.
 static CALLS: Semaphore = Semaphore::const_new(8);
+/// Time that a call has to arrive, on this machine.
+const BODY_WITHIN: Duration = Duration::from_secs(2);
 /// Memory of a call, in its bytes: as it came, as it was parsed, and the answer.
 const CALL_WEIGHT: u64 = 3;
 /// Time that scores wait for the chunks of inputs that are new to this agent. The verdict needs none.
@@ -99,7 +102,7 @@ impl Call {
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let length: u64 = length.unwrap_or(KUBE_BODY_LEN_MAX as u64);
         let memory = state.origin(None)?.budget().keep(length.saturating_mul(CALL_WEIGHT))?;
-        Ok(Self { body: body(request, &()).await?, _permit: permit, _memory: memory })
+        Ok(Self { body: body_within(request, &(), BODY_WITHIN).await?, _permit: permit, _memory: memory })
     }
 
     /// # Errors
@@ -124,17 +127,18 @@ async fn hint(state: &AgentState, question: &KubeQuestion, wait: Duration) -> Re
     let (advisor, reader) = (state.advisor(origin)?, origin.for_caller(Some(LocalCaller::user(&user_name(getuid())))));
     let selectors: Vec<Selector> = question.inputs.iter().map(|name| name.parse()).collect::<Result<_>>()?;
     let mut epoch = advisor.epoch().await?;
-    let mut names = Vec::with_capacity(selectors.len());
-    for selector in &selectors {
-        let may = |name: &_| state.kube.allow(&question.namespace, name);
-        let mut found = choose_readable(selector, epoch.log(), may, origin.id());
-        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            // It may have been saved since the epoch.
-            epoch = advisor.later_epoch(&epoch).await?;
-            found = choose_readable(selector, epoch.log(), may, origin.id());
-        }
-        names.push(found?);
+    let may = |name: &_| state.kube.allow(&question.namespace, name);
+    let choose = |epoch: &Epoch| -> Result<Vec<Name>> {
+        let readable = ReadableNames::of(epoch.log(), may);
+        selectors.iter().map(|selector| readable.choose(selector, origin.id())).collect()
+    };
+    let mut names = choose(&epoch);
+    if names.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        // It may have been saved since the epoch.
+        epoch = advisor.later_epoch(&epoch).await?;
+        names = choose(&epoch);
     }
+    let names = names?;
     let how = (wait, HintDetail::Little);
     advisor.hint(&epoch, &reader, &question.request(), &names, how).await.map(Some)
 }

@@ -195,6 +195,15 @@ fn a_commitment_survives_its_agent_and_is_fetched_to_its_end() {
     assert_eq!((&there["pin"], &there["expires"]), (&committed["pin"], &committed["expires"]));
     assert_ne!(there["task"], committed["task"]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    // More than an agent has tasks at a time are no reason not to start.
+    for at in 0..70 {
+        agent.post(&format!("/v1/hints/h_{at:032}/commit"), &body, 202);
+    }
+    agent.signal(Signal::KILL);
+    agent.ended();
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    assert_eq!(pins(&agent).len(), 71);
+    assert_eq!(agent.get(&format!("/v1/hints/h_{:032}", 69))["ready"], true);
     agent.stop();
 }
 

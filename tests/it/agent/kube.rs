@@ -96,6 +96,14 @@ fn nodes_fail_by_the_policy_alone_and_are_scored_by_the_data() {
     assert!(failed["elsewhere"].as_str().unwrap().contains("the node has no site"), "{failed}");
     assert_eq!((&raw["FailedNodes"], &raw["Error"]), (&json!({}), &json!("")));
 
+    // Every node has the reason, so it is short.
+    for name in ["raw/y", "raw/z"] {
+        lab.user.ok(&["cp", "raw/x", name]);
+    }
+    let several = filter(&by_name("team-a", "raw/x, raw/y, raw/z, raw/x", &nodes[..2]));
+    let reason = several["FailedAndUnresolvableNodes"]["cloud-1"].as_str().unwrap();
+    assert!(reason.contains("and 2 more inputs: may not go to site cloud"), "{reason}");
+
     // Data that may go anywhere fails no node, however much must move there.
     let body = by_name("team-a", "open@latest", &nodes[..3]);
     assert_eq!(filter(&body)["NodeNames"], json!(nodes[..3]));
