@@ -226,6 +226,16 @@ impl Commitments {
         })
     }
 
+    /// Repository and names of the inputs of a commitment. Blocking.
+    ///
+    /// # Errors
+    /// Not found, as for [`Commitments::show`].
+    pub(super) fn inputs(&self, hint: &str, owner: &str) -> Result<(String, Vec<String>)> {
+        let (known, _) = self.current(&(hint.to_owned(), owner.to_owned())).ok_or_else(|| absent(hint))?;
+        let Record { repository, inputs, .. } = known.record;
+        Ok((repository, inputs.into_iter().map(|input| input.name).collect()))
+    }
+
     /// Sets the end of the lease of a commitment; returns it as it is then. Blocking.
     ///
     /// # Errors

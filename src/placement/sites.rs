@@ -162,10 +162,11 @@ impl Sites {
         self.by_name.get(name)
     }
 
-    /// Site of the node `name` of a cluster: the first one with a pattern for it.
+    /// Site of the node `name` of a cluster: the first one in the file with a pattern for it.
     #[must_use]
     pub fn of_node(&self, name: &str) -> Option<&str> {
-        self.sites().find(|(_, site)| site.nodes.take(name)).map(|(site, _)| site)
+        let matching = self.sites().filter(|(_, site)| site.nodes.take(name));
+        matching.min_by_key(|(_, site)| site.line).map(|(site, _)| site)
     }
 
     /// The links, in the order of the file.
@@ -431,6 +432,13 @@ private = true
         assert_eq!((burst.provider.as_str(), burst.region.as_str(), burst.cache), ("aws", "us-east-1", None));
         assert_eq!(burst.gpus, [Gpus { model: "H100".to_owned(), count: 512, micro_usd_hour: 2_500_000 }]);
         assert!(burst.nodes.take("ip-10-1-2-3") && !burst.nodes.take("gke-1"));
+        assert_eq!((sites.of_node("ip-10-1-2-3"), sites.of_node("gke-1")), (Some("burst"), None));
+        let order = read("[[site]]\nname = 'z'\nnodes = 'gpu-1*'\n[[site]]\nname = 'a'\nnodes = 'gpu-*'\n").unwrap();
+        assert_eq!(
+            (order.of_node("gpu-17"), order.of_node("gpu-2")),
+            (Some("z"), Some("a")),
+            "by the order of the file"
+        );
         let home = sites.site("home").unwrap();
         assert_eq!((home.provider.as_str(), home.cache), ("own", Some(40 << 40)));
         let back: Vec<&Link> = sites.links().iter().filter(|link| link.from == "burst").collect();

@@ -15,6 +15,15 @@ use crate::identity::Identity;
 /// Maximum number of agents whose inventories are read.
 const AGENTS_MAX: usize = 4096;
 
+/// Inventory in the store, by its head.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StoredInventory {
+    /// The agent that its key names.
+    pub agent: Identity,
+    /// Length, entity tag and time by which the store tells its versions apart.
+    pub version: String,
+}
+
 impl Repository {
     /// Writes the head of `identity`'s inventory in place of the one before.
     ///
@@ -43,20 +52,24 @@ impl Repository {
         objects::retry(put).await.map(drop)
     }
 
-    /// Agents that have an inventory, of those whose site is `wanted`; and whether there are more than are read.
+    /// Inventories of agents, in their order, of those whose site is `wanted`; and whether there are more than are read.
     ///
     /// # Errors
     /// Denied or unreachable, as the store says.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn agents_with_inventory(&self, wanted: impl Fn(&str) -> bool + Send) -> Result<(Vec<Identity>, bool)> {
+    pub async fn stored_inventories(
+        &self,
+        wanted: impl Fn(&str) -> bool + Send,
+    ) -> Result<(Vec<StoredInventory>, bool)> {
         let listed = self.store().objects().list(Some(&layout::inventories())).map_err(Error::from);
         let agents = listed.try_filter_map(|meta| {
             let agent = layout::inventory_agent(&meta.location).filter(|agent| wanted(agent.site()));
-            async move { Ok(agent) }
+            let version = format!("{} {:?} {}", meta.size, meta.e_tag, meta.last_modified);
+            async move { Ok(agent.map(|agent| StoredInventory { agent, version })) }
         });
-        let mut agents: Vec<Identity> = agents.take(AGENTS_MAX + 1).try_collect().await?;
+        let mut agents: Vec<StoredInventory> = agents.take(AGENTS_MAX + 1).try_collect().await?;
         let more = agents.len() > AGENTS_MAX;
         agents.truncate(AGENTS_MAX);
         agents.sort();

@@ -46,6 +46,8 @@ pub use label_scope::LabelScope;
 pub use missing::no_such_name;
 pub use repair::RepairedTree;
 
+#[cfg(feature = "agent")]
+pub use inventories::StoredInventory;
 pub use mapping::PlacedTree;
 pub(crate) use open::default_cache;
 pub use policy::PolicyText;

@@ -1,7 +1,8 @@
 //! Inventories of other agents: read from the repository, verified, and kept for as long as they do not change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, stream};
 
@@ -13,15 +14,29 @@ use crate::format::{
 };
 use crate::id::RepositoryId;
 use crate::identity::Identity;
-use crate::repository::Repository;
+use crate::repository::{Repository, StoredInventory};
 use crate::work::blocking;
 
 /// Inventories read at once.
 const READS: usize = 8;
 
+/// Time after which an inventory that cannot be used is read again, though it has not changed.
+const REFUSED_FOR: Duration = Duration::from_mins(1);
+
 /// Inventories of one repository.
 #[derive(Debug, Default)]
-pub struct Inventories(Mutex<BTreeMap<Identity, Known>>);
+pub struct Inventories {
+    known: Mutex<BTreeMap<Identity, Known>>,
+    refused: Mutex<BTreeMap<Identity, Refused>>,
+}
+
+/// An inventory that could not be used: whoever may write to the store must not make every reader read it all the time.
+#[derive(Clone, Debug)]
+struct Refused {
+    version: String,
+    at: Instant,
+    error: Arc<Error>,
+}
 
 /// Last inventory of one agent.
 #[derive(Clone, Debug)]
@@ -103,11 +118,17 @@ impl Inventories {
         trusted: &Trusted,
         wanted: impl Fn(&str) -> bool + Send,
     ) -> Result<InventoriesRead> {
-        let (agents, more) = repository.agents_with_inventory(wanted).await?;
-        self.lock().retain(|agent, _| agents.binary_search(agent).is_ok());
-        let read = stream::iter(agents).map(|agent| async move {
+        let (stored, more) = repository.stored_inventories(wanted).await?;
+        let agents: BTreeSet<Identity> = stored.iter().map(|stored| stored.agent.clone()).collect();
+        self.lock().retain(|agent, _| agents.contains(agent));
+        self.refused().retain(|agent, _| agents.contains(agent));
+        let read = stream::iter(stored).map(|StoredInventory { agent, version }| async move {
+            if let Some(error) = self.refused_before(&agent, &version) {
+                return (agent, Err(error));
+            }
             let known = self.lock().get(&agent).cloned();
             let read = read_one(repository, trusted, &agent, known).await;
+            let read = read.map_err(|error| self.refuse(&agent, version, error));
             (agent, read)
         });
         let mut all: Vec<_> = read.buffer_unordered(READS).collect().await;
@@ -128,7 +149,25 @@ impl Inventories {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Identity, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self) -> std::sync::MutexGuard<'_, BTreeMap<Identity, Refused>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Error of this version of an inventory, if it was read lately.
+    fn refused_before(&self, agent: &Identity, version: &str) -> Option<Error> {
+        let refused = self.refused().get(agent).cloned()?;
+        (refused.version == version && refused.at.elapsed() < REFUSED_FOR).then(|| Error::shared(&refused.error))
+    }
+
+    /// Remembers that this version of an inventory cannot be used; returns the error.
+    fn refuse(&self, agent: &Identity, version: String, error: Error) -> Error {
+        let error = Arc::new(error);
+        let shared = Error::shared(&error);
+        self.refused().insert(agent.clone(), Refused { version, at: Instant::now(), error });
+        shared
     }
 }
 

@@ -308,8 +308,8 @@ impl Shared {
                 .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR"),
             agent,
         };
-        let (agents, more) = self.repository.agents_with_inventory(wanted).await?;
-        let unusable = agents.into_iter().map(unverified).collect();
+        let (stored, more) = self.repository.stored_inventories(wanted).await?;
+        let unusable = stored.into_iter().map(|stored| unverified(stored.agent)).collect();
         Ok(InventoriesRead { inventories: Vec::new(), unusable, more })
     }
 }

@@ -176,6 +176,9 @@ pub(super) async fn outcome(
         Some(Ok((expires, _))) => expires,
         Some(Err(error)) => return Err(recorded.refuse(&state, format!("hint {hint}"), error).await.into()),
     };
+    if lease.is_some() {
+        check_still_readable(&state, &caller, (&hint, &owner)).await?;
+    }
     let request = recorded.allow(&state, format!("hint {hint}")).await?;
     let change = move || match lease {
         Some(_) => commitments.renew(&hint, &owner, expires),
@@ -186,6 +189,26 @@ pub(super) async fn outcome(
         request.end(changed.as_ref().map_or_else(audit::outcome, |_| "done".to_owned()));
     }
     Ok(Json(changed?))
+}
+
+/// Checks that the caller may still read the inputs of a commitment: a lease goes on only with the right to it.
+///
+/// # Errors
+/// Not found, if the commitment, a name, or the right to read it is gone; denied, if the policy does not let its tree be here any more.
+async fn check_still_readable(state: &AgentState, caller: &Caller, (hint, owner): (&str, &str)) -> Result<()> {
+    let commitments = state.commitments()?;
+    let (of, by) = (hint.to_owned(), owner.to_owned());
+    let (repository, inputs) = blocking(move || commitments.inputs(&of, &by)).await?;
+    let repository = state.repository(Some(&repository))?.for_caller(caller.local());
+    let committing = Committing { state, caller, repository: &repository };
+    let names = committing.names(&inputs).await?;
+    let log = repository.state().await?;
+    for name in &names {
+        if let Some(value) = log.refs.get(name) {
+            repository.check_readable(name, &value.manifest).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks that this agent is of the site.

@@ -210,7 +210,7 @@ fn a_commitment_survives_its_agent_and_is_fetched_to_its_end() {
 /// Commitments are "seen by who made them"; names that a token may not read are absent for it.
 #[test]
 fn a_token_commits_for_itself() {
-    let lab = fixture();
+    let mut lab = fixture();
     let agent = cloud(&lab);
     let said = hint(&agent, "open/step-1");
     let (to, body) = commit(&said, "1h");
@@ -232,6 +232,14 @@ fn a_token_commits_for_itself() {
     assert_eq!(asked("raw/x"), asked("raw/z"));
     let reads = token(&lab.user, &agent, &["read=open/**", "warm"], &[]);
     assert_eq!(reads.ask("POST", &to, &body.to_string()).status, 403);
+    // It goes on only while the policy lets the data be here.
+    let outcome = format!("{}/outcome", path(&said));
+    assert_eq!(one.ask("POST", &outcome, r#"{"lease":"2h"}"#).status, 200);
+    lab.rules = format!("[[rule]]\nverdict = 'deny'\nnames = 'open/**'\nwhy = 'not any more'\n\n{}", lab.rules);
+    lab.set(&["--lock-out"]);
+    let refused = one.ask("POST", &outcome, r#"{"lease":"3h"}"#).json(403);
+    assert!(refused["error"]["message"].as_str().unwrap().contains("policy denies"), "{refused}");
+    assert_eq!(one.ask("POST", &outcome, "{}").status, 200, "it may end all the same");
     // A lease beyond what a token's pins may have.
     let long = commit(&said, "1000d").1.to_string();
     assert_eq!(one.ask("POST", &to, &long).status, 403);
