@@ -8,6 +8,7 @@ use futures::{StreamExt as _, stream};
 
 use super::identity::{Context, Signature, Trusted};
 use crate::budget::Retained;
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::{
     BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, SignedInventory, decode_base,
@@ -186,7 +187,8 @@ async fn read_one(
         let (agent, trusted, id) = (agent.clone(), trusted.clone(), repository.id());
         // All that are read at once share the memory.
         let memory = repository.budget().kept_max() / READS as u64;
-        blocking(move || verified(&body, &trusted, &agent, id, memory)).await?
+        let now = repository.clock().now();
+        blocking(move || verified(&body, (&trusted, now), &agent, id, memory)).await?
     };
     if let Some(known) = &known
         && head.sequence <= known.inventory.sequence
@@ -228,11 +230,18 @@ async fn read_one(
     Ok(Some(Known { digest, sets, inventory: Arc::new(inventory.await?) }))
 }
 
-/// The head in `body`, if `agent` signed it for the repository `id`.
-fn verified(body: &[u8], trusted: &Trusted, agent: &Identity, id: RepositoryId, memory: u64) -> Result<InventoryHead> {
+/// The head in `body`, if `agent` signed it for the repository `id`, with a certificate that was valid then and is now.
+fn verified(
+    body: &[u8],
+    (trusted, now): (&Trusted, Timestamp),
+    agent: &Identity,
+    id: RepositoryId,
+    memory: u64,
+) -> Result<InventoryHead> {
     let signed = SignedInventory::decode(body)?;
     let signature = Signature::decode(&signed.signature)?;
     let at = InventoryHead::time(&signed.head)?;
+    trusted.verify(&signature, Context::Inventory, &signed.head, now)?;
     let signer = trusted.verify(&signature, Context::Inventory, &signed.head, at)?;
     if signer.agent()? != agent {
         return Err(Error::denied("inventory was signed by another agent").expected(agent).got(signer.agent()?));

@@ -186,6 +186,20 @@ impl Advisor {
         }
     }
 
+    /// Epoch that is at most a second old. Unlike [`Advisor::later_epoch`], it costs no reads of its own however often it is asked for.
+    ///
+    /// # Errors
+    /// As [`Advisor::epoch`]; unreachable, if the repository is.
+    ///
+    /// # Cancel safety
+    /// Safe: the work continues.
+    pub async fn fresh_epoch(&self) -> Result<Arc<Epoch>> {
+        match self.0.current() {
+            Some((made, epoch)) if made.elapsed() < EPOCH_AGE => Ok(epoch),
+            _ => self.next_epoch().await,
+        }
+    }
+
     async fn next_epoch(&self) -> Result<Arc<Epoch>> {
         let shared = Arc::clone(&self.0);
         self.0.making.get(&(), || async move { shared.make_epoch().await }).await

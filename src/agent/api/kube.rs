@@ -7,7 +7,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_LENGTH;
+use axum::http::header::{CONTENT_LENGTH, ORIGIN};
 use rustix::process::getuid;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -95,6 +95,10 @@ impl Call {
                 .help("set [[advisor.kube]] in its settings (docs/placement.md)")
                 .into());
         }
+        // No token protects from what a web page makes a browser send.
+        if request.headers().contains_key(ORIGIN) {
+            return Err(Error::denied("requests of web pages are not answered").into());
+        }
         let permit = CALLS.try_acquire().map_err(|_| {
             let error = Error::exhausted("too many calls of schedulers at once").help("try again");
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
@@ -135,7 +139,7 @@ async fn hint(state: &AgentState, question: &KubeQuestion, wait: Duration) -> Re
     let mut names = choose(&epoch);
     if names.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
         // It may have been saved since the epoch.
-        epoch = advisor.later_epoch(&epoch).await?;
+        epoch = advisor.fresh_epoch().await?;
         names = choose(&epoch);
     }
     let names = names?;

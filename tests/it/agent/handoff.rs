@@ -32,6 +32,8 @@ fn hide(user: &User) {
 }
 
 fn unhide(user: &User) {
+    // A write that was in progress when it was hidden, such as that of an inventory, may have made folders again.
+    let _ = fs::remove_dir_all(user.repository());
     fs::rename(user.work().join("hidden"), user.repository()).unwrap();
 }
 
