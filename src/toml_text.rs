@@ -45,7 +45,7 @@ impl LineStarts {
         Self(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1).collect())
     }
 
-    /// As [`line`].
+    /// As [`line()`].
     pub(crate) fn line(&self, offset: usize) -> usize {
         self.0.partition_point(|start| *start <= offset) + 1
     }
