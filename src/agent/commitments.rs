@@ -1,4 +1,4 @@
-//! Commitments: hints that are made true here. All chunks of the inputs are pinned until the lease ends, and fetched.
+//! Commitments: the chunks of all inputs of a committed hint are pinned until its lease ends, and fetched.
 //!
 //! ```text
 //! record (a file) -> pin, which commits it -> warm         restart: record with a pin -> warm again, record without one -> removed

@@ -1,4 +1,4 @@
-//! Commitments: hints that are made true on this node. Only a few calls: commit, look, renew, end.
+//! Commits of hints: commit, show, renew and end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(super) struct HintOutcome {
     lease: Option<Span>,
 }
 
-/// Makes a hint true here: reserves space for the inputs, pins them until the lease ends, and starts to fetch them.
+/// Commits a hint here: reserves space for the inputs, pins them until the lease ends, and starts to fetch them.
 ///
 /// All or nothing, and idempotent: a repetition renews the lease, and fetches what is still missing.
 #[utoipa::path(

@@ -1,4 +1,4 @@
-//! Commitments: a hint that is made true, once, and survives whatever happens to the agent.
+//! Commitments: a hint is committed once, and that survives whatever happens to the agent.
 
 use std::fs;
 use std::thread::sleep;
