@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::state::AgentState;
@@ -24,6 +25,7 @@ use crate::id::ManifestId;
 use crate::name::Name;
 use crate::repository::Saved;
 use crate::tree::{Readers, replace_file};
+use crate::work::blocking;
 
 /// Folder of the records, in the cache's.
 const FOLDER: &str = "commitments";
@@ -45,6 +47,8 @@ pub(super) struct Commitments {
     known: Mutex<BTreeMap<Key, Known>>,
     /// Held while commitments are made or forgotten: a request and its repetition make one, and none is forgotten while it is made.
     committing: Mutex<()>,
+    /// Held while the missing chunks of a pin are counted: a large pin takes a thread for a while.
+    counting: Semaphore,
 }
 
 #[derive(Clone, Debug)]
@@ -90,10 +94,10 @@ pub(super) struct CommitRequest {
 #[derive(Debug)]
 pub(super) struct Pending {
     key: Key,
-    pub(super) repository: String,
+    repository: String,
     pub(super) inputs: Vec<CommittedInput>,
     /// True if it was committed by this call.
-    pub(super) is_new: bool,
+    is_new: bool,
 }
 
 impl CommittedInput {
@@ -134,11 +138,18 @@ impl Commitments {
                 }
             }
         }
-        Ok(Self { dir, cache, budget, known: Mutex::new(known), committing: Mutex::default() })
+        Ok(Self {
+            dir,
+            cache,
+            budget,
+            known: Mutex::new(known),
+            committing: Mutex::default(),
+            counting: Semaphore::new(1),
+        })
     }
 
     /// Commitments of before the restart.
-    pub(super) fn pending(&self) -> Vec<Pending> {
+    fn pending(&self) -> Vec<Pending> {
         let known = self.known();
         known.iter().filter(|(_, known)| known.task.is_none()).map(|(key, known)| known.pending(key)).collect()
     }
@@ -147,8 +158,8 @@ impl Commitments {
     /// Blocking.
     ///
     /// # Errors
-    /// Exhausted, with the bytes that are lacking, if the pin does not fit, or above the limit of the owner, or of memory; conflict, if the hint is
-    /// committed with other inputs; errors of the file system. Nothing is pinned then.
+    /// Exhausted, with the bytes that are lacking, if the pin does not fit, or above the limit of the owner, or of memory; conflict, if
+    /// the hint is committed with other inputs; errors of the file system. Nothing is pinned then.
     pub(super) fn commit(&self, request: &CommitRequest) -> Result<Option<Pending>> {
         let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         self.sweep();
@@ -206,11 +217,20 @@ impl Commitments {
         }
     }
 
-    /// The commitment of `hint` by `owner`, as it is now. Blocking.
+    /// The commitment of `hint` by `owner`, as it is now. One is counted at a time.
     ///
     /// # Errors
     /// Not found, if it was not committed here or has ended; errors of reading its pin.
-    pub(super) fn show(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn look(self: &Arc<Self>, hint: &str, owner: &str) -> Result<view::Commitment> {
+        let _one = self.counting.acquire().await;
+        let (own, hint, owner) = (Arc::clone(self), hint.to_owned(), owner.to_owned());
+        blocking(move || own.show(&hint, &owner)).await
+    }
+
+    fn show(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
         let key = (hint.to_owned(), owner.to_owned());
         let (known, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
         let (_, missing_bytes) = self.cache.count_missing(pin.id)?.ok_or_else(|| absent(hint))?;
@@ -229,22 +249,21 @@ impl Commitments {
     /// Repository and names of the inputs of a commitment. Blocking.
     ///
     /// # Errors
-    /// Not found, as for [`Commitments::show`].
+    /// Not found, as for [`Commitments::look`].
     pub(super) fn inputs(&self, hint: &str, owner: &str) -> Result<(String, Vec<String>)> {
         let (known, _) = self.current(&(hint.to_owned(), owner.to_owned())).ok_or_else(|| absent(hint))?;
         let Record { repository, inputs, .. } = known.record;
         Ok((repository, inputs.into_iter().map(|input| input.name).collect()))
     }
 
-    /// Sets the end of the lease of a commitment; returns it as it is then. Blocking.
+    /// Sets the end of the lease of a commitment. Blocking.
     ///
     /// # Errors
-    /// As [`Commitments::show`].
-    pub(super) fn renew(&self, hint: &str, owner: &str, expires: Option<Timestamp>) -> Result<view::Commitment> {
+    /// Not found, as for [`Commitments::look`]; exhausted, if its pin takes more memory than there is.
+    pub(super) fn renew(&self, hint: &str, owner: &str, expires: Option<Timestamp>) -> Result<()> {
         let (_, pin) = self.current(&(hint.to_owned(), owner.to_owned())).ok_or_else(|| absent(hint))?;
         let _kept = self.budget.keep(pin.chunks * CHUNK_WEIGHT)?;
-        self.cache.renew(pin.id, expires)?;
-        self.show(hint, owner)
+        self.cache.renew(pin.id, expires)?.map(drop).ok_or_else(|| absent(hint))
     }
 
     /// Undoes a commit whose fetch cannot begin. Blocking.
@@ -257,18 +276,17 @@ impl Commitments {
         }
     }
 
-    /// Ends a commitment: its chunks may be evicted. What is being fetched for it is fetched on. Returns it as it was. Blocking.
+    /// Ends a commitment: its chunks may be evicted. What is being fetched for it is fetched on. Blocking.
     ///
     /// # Errors
-    /// As [`Commitments::show`].
-    pub(super) fn release(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
+    /// Not found, as for [`Commitments::look`].
+    pub(super) fn release(&self, hint: &str, owner: &str) -> Result<()> {
         let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (hint.to_owned(), owner.to_owned());
-        let shown = self.show(hint, owner)?;
         let (_, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
         self.cache.unpin(pin.id)?;
         self.forget(&key);
-        Ok(shown)
+        Ok(())
     }
 
     /// The commitment of `key` with its pin; none if its pin has ended.
@@ -359,7 +377,7 @@ pub(super) fn chunks(saved: &Saved) -> impl Iterator<Item = PinChunk> + '_ {
 }
 
 /// Reason of the pin of a hint, as `towline pins` shows it.
-pub(super) fn reason(hint: &str) -> String {
+fn reason(hint: &str) -> String {
     format!("hint {hint}")
 }
 

@@ -80,9 +80,9 @@ use crate::work::blocking;
 
 /// Protocol that a connection is upgraded to, to transfer chunks.
 const PROTOCOL: &str = "towline";
-/// Header with which a request selects another agent and a response names the agent that answered.
-/// Ports that are tried, if the system chooses.
+/// Maximum number of ports that are tried, if the system chooses them.
 const PORT_TRIES: u32 = 16;
+/// Header with which a request selects another agent and a response names the agent that answered.
 const AT: &str = "towline-at";
 /// Fraction of the grace period that watches may use.
 const WATCH_GRACE_FRACTION: f64 = 0.9;

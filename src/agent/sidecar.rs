@@ -70,15 +70,11 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                     };
                     tasks::warm(&state, None, request)
                 };
-                run_until_done(&name, start).await;
+                run_until_done(&state, &name, start).await;
             }
             for (name, to) in restore {
-                if has_no_step(&state, &name).await {
-                    tracing::info!("{name} has no step yet: nothing to restore");
-                    continue;
-                }
                 let start = || tasks::restore(&state, None, restore_request(&name, &to, by.as_ref()));
-                run_until_done(&name, start).await;
+                run_until_done(&state, &name, start).await;
             }
             for restored in restored {
                 restored.cancelled().await;
@@ -113,8 +109,8 @@ async fn has_no_step(state: &AgentState, name: &Selector) -> bool {
 }
 
 /// Runs tasks for `name` until one succeeds. A run without the selected step has not begun yet, so there is nothing to prepare.
-async fn run_until_done(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
-    loop {
+async fn run_until_done(state: &AgentState, name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
+    while !has_no_step(state, name).await {
         let failed = match start() {
             Ok(task) => match failure(name, &task.ended().await) {
                 None => return,
@@ -125,6 +121,7 @@ async fn run_until_done(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) 
         tracing::warn!("not ready yet: {failed:?}");
         tokio::time::sleep(AGAIN_AFTER).await;
     }
+    tracing::info!("{name} has no step yet: nothing to prepare");
 }
 
 /// Error of a task that has not prepared all of `name`; None if it has.
@@ -137,10 +134,6 @@ fn failure(name: &Selector, outcome: &Outcome) -> Option<Error> {
             _ => None,
         },
         Outcome::Cancelled(_) => None,
-        Outcome::Failed(error) if error.kind() == ErrorKind::NotFound && matches!(name, Selector::Step { .. }) => {
-            tracing::info!("{name} has no step yet: nothing to prepare");
-            None
-        }
         Outcome::Failed(error) => Some(Error::new(error.kind(), format!("cannot prepare an input: {error}")).at(name)),
     }
 }

@@ -414,7 +414,7 @@ pub struct Commitment {
     pub inputs: Vec<String>,
     /// Stored bytes of the distinct chunks of its inputs, bases included.
     pub bytes: u64,
-    /// Those of them that are not in the cache yet.
+    /// Stored bytes of the chunks that are not in the cache yet.
     pub missing_bytes: u64,
     /// True once nothing is missing.
     pub ready: bool,

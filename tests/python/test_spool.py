@@ -171,7 +171,7 @@ def test_every_step_is_local_while_the_store_is_away(far, tmp_path):
         assert checkpointer.steps() == [1, 2, 3, 4]
         check(checkpointer, 3)
     assert list(kept.rglob("*.json")) == []
-    # What is local at the end stays for the next process.
+    # Steps that are only local at the end stay in the spool for the next process.
     checkpointer = towline.Checkpointer(far, "run", spool=kept)
     far._engine.away = True
     for step in (5, 6):

@@ -109,7 +109,7 @@ pub(super) struct Auth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::agent) struct OpenPaths {
     pub(in crate::agent) metrics: bool,
-    /// Those of a scheduler.
+    /// Paths of a scheduler extender.
     pub(in crate::agent) kube: bool,
 }
 

@@ -15,12 +15,14 @@ use super::error::{ApiError, JsonBody};
 use super::recorded::{AccessRequest, check_entries};
 use super::rights::Need;
 use crate::agent::audit::{self, follow_with};
-use crate::agent::commitments::CommitRequest;
+use crate::agent::commitments::{CommitRequest, Commitments, Pending};
 use crate::agent::config::Span;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{resolve, warm_commitment, without_offers};
 use crate::agent::view;
 use crate::audit::{Action, Repeats, Request};
+use crate::cache::PinLimit;
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::placement::{INPUTS_MAX, check_hint_id};
@@ -94,43 +96,17 @@ pub(super) async fn commit(
     };
     // Each name is warmed and pinned; the request itself is counted already.
     check_entries(&state, &caller, u32::try_from(2 * names.len() - 1).unwrap_or(u32::MAX))?;
-    let (warms, pins) = committing.allow(&names).await?;
-    let mut trees = Vec::with_capacity(names.len());
-    for name in &names {
-        match state.open_trees.open(&repository, name).await {
-            Ok(saved) => trees.push(saved),
-            Err(error) if caller.requester().is_some() => {
-                return Err(without_offers(&repository, name, error).await.into());
-            }
-            Err(error) => return Err(error.into()),
+    let requests = committing.allow(&names).await?;
+    let made = committing.make((&hint, &names), (expires, limit)).await;
+    match made {
+        Ok(Some(pending)) => committing.begin(&hint, pending, requests).await?,
+        Ok(None) => requests.iter().for_each(|request| request.end("done: renewed")),
+        Err(error) => {
+            requests.iter().for_each(|request| request.end(audit::outcome(&error)));
+            return Err(error.into());
         }
     }
-    let owner = caller.owner(None);
-    let request = CommitRequest {
-        hint: hint.clone(),
-        owner: owner.clone(),
-        repository: repository.id().to_string(),
-        trees,
-        expires,
-        limit,
-    };
-    let (all, committed) = (Arc::clone(&commitments), blocking(move || commitments.commit(&request)).await?);
-    if let Some(pending) = committed {
-        let begun = warm_commitment(&state, &repository, (&hint, pending.inputs.clone()), caller.requester());
-        let mut requests = warms.into_iter().chain(pins);
-        match follow_with(requests.next(), requests.collect(), begun) {
-            Ok(task) => all.started(&pending, task),
-            Err(error) => {
-                let undone = move || {
-                    all.undo(&pending);
-                    Ok(())
-                };
-                blocking(undone).await?;
-                return Err(error.into());
-            }
-        }
-    }
-    let shown = blocking(move || all.show(&hint, &owner)).await?;
+    let shown = commitments.look(&hint, &caller.owner(None)).await?;
     Ok((StatusCode::ACCEPTED, Json(shown)))
 }
 
@@ -149,7 +125,7 @@ pub(super) async fn show(
 ) -> Result<Json<view::Commitment>, ApiError> {
     check_hint_id(&hint)?;
     let (commitments, owner) = (state.commitments()?, caller.owner(None));
-    Ok(Json(blocking(move || commitments.show(&hint, &owner)).await?))
+    Ok(Json(commitments.look(&hint, &owner).await?))
 }
 
 /// Renews the lease of a committed hint, or ends it. What was fetched stays in the cache as long as there is space.
@@ -180,15 +156,28 @@ pub(super) async fn outcome(
         check_still_readable(&state, &caller, (&hint, &owner)).await?;
     }
     let request = recorded.allow(&state, format!("hint {hint}")).await?;
-    let change = move || match lease {
-        Some(_) => commitments.renew(&hint, &owner, expires),
-        None => commitments.release(&hint, &owner),
-    };
-    let changed = blocking(change).await;
+    let changed = changed(&commitments, (&hint, &owner), lease.map(|_| expires)).await;
     if let Some(request) = request {
         request.end(changed.as_ref().map_or_else(audit::outcome, |_| "done".to_owned()));
     }
     Ok(Json(changed?))
+}
+
+/// Sets the end of a lease, or ends the commitment. Returns it as it is then, or was.
+#[expect(clippy::option_option, reason = "a lease without an end is none at all")]
+async fn changed(
+    commitments: &Arc<Commitments>,
+    (hint, owner): (&str, &str),
+    expires: Option<Option<Timestamp>>,
+) -> Result<view::Commitment> {
+    let (all, of, by) = (Arc::clone(commitments), hint.to_owned(), owner.to_owned());
+    let Some(expires) = expires else {
+        let shown = commitments.look(hint, owner).await?;
+        blocking(move || all.release(&of, &by)).await?;
+        return Ok(shown);
+    };
+    blocking(move || all.renew(&of, &by, expires)).await?;
+    commitments.look(hint, owner).await
 }
 
 /// Checks that the caller may still read the inputs of a commitment: a lease goes on only with the right to it.
@@ -258,13 +247,63 @@ impl Committing<'_> {
         Ok(names)
     }
 
-    /// Records that the caller warms and pins `names`.
-    async fn allow(&self, names: &[Name]) -> Result<(Vec<Request>, Vec<Request>)> {
-        let (mut warms, mut pins) = (Vec::new(), Vec::new());
+    /// Records that the caller warms and pins `names`: a warm is the first entry.
+    async fn allow(&self, names: &[Name]) -> Result<Vec<Request>> {
+        let mut requests = Vec::new();
         for name in names {
-            warms.extend(self.request(Action::Warm).allow(self.state, name).await?);
-            pins.extend(self.request(Action::Pin).allow(self.state, name).await?);
+            requests.extend(self.request(Action::Warm).allow(self.state, name).await?);
+            requests.extend(self.request(Action::Pin).allow(self.state, name).await?);
         }
-        Ok((warms, pins))
+        Ok(requests)
+    }
+
+    /// Opens the trees of `names`, and pins them until `expires`, within `limit`.
+    async fn make(
+        &self,
+        (hint, names): (&str, &[Name]),
+        (expires, limit): (Option<Timestamp>, Option<PinLimit>),
+    ) -> Result<Option<Pending>> {
+        let mut trees = Vec::with_capacity(names.len());
+        for name in names {
+            match self.state.open_trees.open(self.repository, name).await {
+                Ok(saved) => trees.push(saved),
+                Err(error) if self.caller.requester().is_some() => {
+                    return Err(without_offers(self.repository, name, error).await);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let request = CommitRequest {
+            hint: hint.to_owned(),
+            owner: self.caller.owner(None),
+            repository: self.repository.id().to_string(),
+            trees,
+            expires,
+            limit,
+        };
+        let commitments = self.state.commitments()?;
+        blocking(move || commitments.commit(&request)).await
+    }
+
+    /// Begins to fetch what is missing. A commitment that was made for it is undone if that cannot begin.
+    async fn begin(&self, hint: &str, pending: Pending, requests: Vec<Request>) -> Result<()> {
+        let begun =
+            warm_commitment(self.state, self.repository, (hint, pending.inputs.clone()), self.caller.requester());
+        let commitments = self.state.commitments()?;
+        let mut requests = requests.into_iter();
+        match follow_with(requests.next(), requests.collect(), begun) {
+            Ok(task) => {
+                commitments.started(&pending, task);
+                Ok(())
+            }
+            Err(error) => {
+                let undone = move || {
+                    commitments.undo(&pending);
+                    Ok(())
+                };
+                blocking(undone).await?;
+                Err(error)
+            }
+        }
     }
 }

@@ -31,7 +31,7 @@ pub(super) const KUBE_BODY_LEN_MAX: usize = 16 << 20;
 static CALLS: Semaphore = Semaphore::const_new(8);
 /// Time that a call has to arrive, on this machine.
 const BODY_WITHIN: Duration = Duration::from_secs(2);
-/// Memory of a call, in its bytes: as it came, as it was parsed, and the answer.
+/// Memory of a call, as a multiple of its length: the body, its parts, and the answer.
 const CALL_WEIGHT: u64 = 3;
 /// Time that scores wait for the chunks of inputs that are new to this agent. The verdict needs none.
 const SCORES_WAIT: Duration = Duration::from_millis(500);

@@ -34,6 +34,9 @@ const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTR
 /// Paths of requests that may create a pin, and so need an owner.
 const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
 
+/// Inputs of a hint that an audit entry names.
+const INPUTS_SHOWN: usize = 8;
+
 /// Forwards requests for another agent; handles the others locally.
 pub(super) async fn forward(
     State(state): State<Arc<AgentState>>,
@@ -117,13 +120,10 @@ async fn recorded(
         (_, _, Some(pin)) => (Action::Unpin, format!("; pin {pin}")),
         (&Method::POST, "/v1/warm", None) => (Action::Warm, String::new()),
         (&Method::POST, "/v1/pins", None) => (Action::Pin, String::new()),
-        (&Method::POST, _, None) if hint_of(uri).is_some() => {
-            let inputs = asked.and_then(|asked| asked.get("inputs")).and_then(Value::as_array);
-            let names: Vec<&str> = inputs.into_iter().flatten().filter_map(Value::as_str).take(INPUTS_SHOWN).collect();
-            let more = inputs.map_or(0, Vec::len).saturating_sub(names.len());
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            (Action::Pin, format!("; hint {}: {}{more}", hint_of(uri).unwrap_or_default(), names.join(", ")))
-        }
+        (&Method::POST, _, None) => match hint_of(uri) {
+            Some(hint) => (Action::Pin, hint_details(hint, asked)),
+            None => return Ok(None),
+        },
         _ => return Ok(None),
     };
     // The other agent may have one that this one lacks.
@@ -132,8 +132,14 @@ async fn recorded(
     asking.forward(state, text("name"), callee, &details).await
 }
 
-/// Inputs of a hint that an audit entry names.
-const INPUTS_SHOWN: usize = 8;
+/// Hint and the first inputs of a call about a hint, for its audit entry.
+fn hint_details(hint: &str, asked: Option<&Value>) -> String {
+    let inputs = asked.and_then(|asked| asked.get("inputs")).and_then(Value::as_array);
+    let Some(inputs) = inputs else { return format!("; hint {hint}") };
+    let names: Vec<&str> = inputs.iter().filter_map(Value::as_str).take(INPUTS_SHOWN).collect();
+    let more = if inputs.len() > names.len() { " and more" } else { "" };
+    format!("; hint {hint}: {}{more}", names.join(", "))
+}
 
 /// Id of the hint that a call is about.
 fn hint_of(uri: &Uri) -> Option<&str> {

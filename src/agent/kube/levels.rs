@@ -12,7 +12,7 @@ pub(super) fn levels(scores: &[u64]) -> Vec<u64> {
     let mut given: Vec<u64> = Vec::with_capacity(distinct.len());
     for (at, score) in distinct.iter().enumerate() {
         let own = (score + 5) / 10;
-        // Those that follow need a level each, too.
+        // Leaves a level for each lower score.
         let needed = u64::try_from(distinct.len() - at - 1).unwrap_or(MAX).min(MAX);
         let highest = given.last().map_or(MAX, |above| above.saturating_sub(1));
         given.push(own.max(needed).min(highest));

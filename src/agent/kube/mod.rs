@@ -122,7 +122,7 @@ impl KubeQuestion {
         })
     }
 
-    /// The request for a hint about the sites of the nodes; none, if none of them has a site.
+    /// The request for a hint about the sites of the nodes.
     pub(super) fn request(&self) -> HintRequest {
         let mut sites: Vec<&str> = self.places.iter().filter_map(|place| place.site.as_deref()).collect();
         sites.sort_unstable();
@@ -157,7 +157,7 @@ impl KubeQuestion {
         result
     }
 
-    /// How good each node is, from 0 to 10. Without a hint, all are the same.
+    /// Score of each node, from 0 to 10. Without a hint, all have 0.
     pub(super) fn prioritize(self, hint: Option<&Hint>) -> Vec<HostPriority> {
         let scores: BTreeMap<&str, u64> = hint.map_or_else(BTreeMap::new, |hint| {
             let sites: Vec<_> = hint.candidates.iter().filter(|one| one.verdict == HintVerdict::Allow).collect();
@@ -175,10 +175,10 @@ fn verdicts(hint: &Hint) -> BTreeMap<Option<String>, String> {
     for candidate in hint.candidates.iter().filter(|candidate| candidate.verdict != HintVerdict::Allow) {
         // Every node of the site gets it, so one denial must do.
         let (first, others) = match candidate.deny.split_first() {
-            Some((first, others)) => (format!("{:.100}: {:.200}", first.input, first.rule), others.len()),
-            None => ("its data".to_owned(), 0),
+            Some((first, others)) => (format!("{:.100}: {:.200}", first.input, first.rule), !others.is_empty()),
+            None => ("its data".to_owned(), false),
         };
-        let others = if others > 0 { format!(", and {others} more inputs") } else { String::new() };
+        let others = if others { ", and other inputs" } else { "" };
         let reason = format!("towline: {first}{others}: may not go to site {}", candidate.site);
         reasons.insert(Some(candidate.site.clone()), reason);
     }

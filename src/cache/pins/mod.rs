@@ -164,7 +164,7 @@ impl PinRequest {
 /// Passes the chunks of a pin's file of `len` bytes in batches. The digest is checked at the end.
 ///
 /// # Errors
-/// Those of `read`; damaged, if the file is.
+/// Errors of `read`; damaged, if the file is.
 pub(super) fn each_chunk(
     len: u64,
     mut read: impl FnMut(&mut [u8], u64) -> Result<()>,

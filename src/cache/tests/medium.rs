@@ -31,7 +31,7 @@ pub(super) struct MemoryDisk {
     /// Whether the disk is full for writes that allocate, or for all.
     pub(super) full: bool,
     pub(super) full_for_writes: bool,
-    /// Whether it is full for writes beyond the end of a file.
+    /// True if a write beyond the end of a file fails, as on a full disk.
     pub(super) full_for_growth: bool,
     pub(super) available: u64,
 }

@@ -263,6 +263,12 @@ fn many_inputs_count_as_many_requests() {
     let granted = statuses.iter().filter(|status| **status == 202).count();
     assert!((7..=14).contains(&granted) && statuses.contains(&429), "{statuses:?}");
     agent.stop();
+    // Each decision has its end, of renewals, too.
+    let shown = lab.user.ok(&["audit", "show", "--dir", "audit", "--json"]);
+    let entries: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let decisions = entries.iter().filter(|entry| ["warm", "pin"].iter().any(|action| entry["action"] == *action));
+    let ends: Vec<_> = entries.iter().filter(|entry| entry["kind"] == "end").collect();
+    assert_eq!((decisions.count(), ends.len()), (granted * 80, granted * 80), "{:?}", ends.last());
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn nodes_fail_by_the_policy_alone_and_are_scored_by_the_data() {
     let end = Instant::now() + PATIENCE;
     let several = loop {
         let several = filter(&by_name("team-a", "raw/x, raw/y, raw/z, raw/x", &nodes[..2]));
-        // What was saved within the last second may be absent.
+        // Names that were saved within the last second may be absent.
         if several["Error"] == "" {
             break several;
         }
@@ -113,7 +113,7 @@ fn nodes_fail_by_the_policy_alone_and_are_scored_by_the_data() {
         sleep(Duration::from_millis(50));
     };
     let reason = several["FailedAndUnresolvableNodes"]["cloud-1"].as_str().unwrap();
-    assert!(reason.contains("and 2 more inputs: may not go to site cloud"), "{reason}");
+    assert!(reason.contains("raw data stays at home, and other inputs: may not go to site cloud"), "{reason}");
 
     // Data that may go anywhere fails no node, however much must move there.
     let body = by_name("team-a", "open@latest", &nodes[..3]);
