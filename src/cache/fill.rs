@@ -71,7 +71,8 @@ impl Cache {
         let (key, len) = (frame.id().prefix(), frame.bytes().len() as u64);
         let weight = extent::weight(len);
         // Nothing is evicted for what could not be written.
-        if self.writing().journal.is_none() && !self.flush() {
+        let has_journal = self.writing().journal.is_some();
+        if !has_journal && !self.flush() {
             return Inserted::Refused(Refusal::Unwritable);
         }
         let place = match self.admit(key, weight, TenantCharge::to(tenant)) {

@@ -128,7 +128,7 @@ impl Cache {
                     (*journal, *failed) = (Some(fresh), None);
                     return true;
                 }
-                // One that is too long goes on.
+                // A journal that is only too long is continued.
                 Err(error) => failure = Some(error),
             }
         }

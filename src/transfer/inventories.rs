@@ -9,7 +9,7 @@ use futures::{StreamExt as _, stream};
 use super::identity::{Context, Signature, Trusted};
 use crate::budget::Retained;
 use crate::clock::Timestamp;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, SignedInventory, decode_base,
 };
@@ -163,8 +163,11 @@ impl Inventories {
         (refused.version == version && refused.at.elapsed() < REFUSED_FOR).then(|| Error::shared(&refused.error))
     }
 
-    /// Remembers that this version of an inventory cannot be used; returns the error.
+    /// Remembers that this version of an inventory cannot be used, unless the store did not answer; returns the error.
     fn refuse(&self, agent: &Identity, version: String, error: Error) -> Error {
+        if error.kind() == ErrorKind::Unreachable {
+            return error;
+        }
         let error = Arc::new(error);
         let shared = Error::shared(&error);
         self.refused().insert(agent.clone(), Refused { version, at: Instant::now(), error });
