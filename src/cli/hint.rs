@@ -215,8 +215,10 @@ struct CommittedAt {
 fn chosen<'h>(hint: &'h Hint, site: &str) -> Result<&'h Candidate> {
     let mut candidates = hint.candidates.iter();
     let found = candidates.find(|candidate| site.is_empty() || candidate.site == site).ok_or_else(|| {
+        let compared: Vec<&str> = hint.candidates.iter().map(|candidate| candidate.site.as_str()).take(8).collect();
         Error::not_found("site is not among those that are compared")
             .at(site)
+            .expected(format!("a site such as {}", compared.join(", ")))
             .help("add it with --at, or leave out --at")
     })?;
     if found.verdict == HintVerdict::Allow {
