@@ -1,7 +1,6 @@
 //! How long does a hint take for a checkpoint of a million chunks? The bound is 5 ms over 20 sites and 50 ms over 1,000, of which 20
 //! hold a part, once it is known what each site holds; and 2 s to find that out from their inventories.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -72,7 +71,7 @@ fn snapshot<'a>(sites: &'a Sites, book: &'a PriceBook) -> Snapshot<'a> {
         agents: Vec::new(),
         policy: None,
         gaps: Vec::new(),
-        month_so_far: BTreeMap::new(),
+        month_so_far: Arc::default(),
         hash: blake3::hash(b""),
     }
 }

@@ -39,6 +39,7 @@ mod socket;
 mod state;
 mod tasks;
 mod tokens;
+mod usage;
 mod user;
 pub mod view;
 mod warm;
@@ -68,6 +69,7 @@ pub use self::routing::AgentSelector;
 use self::socket::Claimed;
 pub use self::socket::well_known;
 use self::state::AgentState;
+use self::usage::UsagePublication;
 pub use self::user::user_name;
 pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
 use crate::error::{Error, ErrorKind, Result};
@@ -98,6 +100,8 @@ pub struct Agent {
     http: Option<SocketAddr>,
     listen: Option<SocketAddr>,
     grace: Duration,
+    /// Reports of what it has moved, if it publishes any.
+    usage: Option<UsagePublication>,
     /// The audit log's heads, if decisions are recorded.
     publication: Option<Publication>,
     /// Last field: the socket's file is removed after everything else has been dropped.
@@ -157,6 +161,8 @@ impl Agent {
         if let Some(every) = config.cache.as_ref().map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
             api.spawn(inventory::run(Arc::clone(&state), every));
         }
+        let usage = config.cache.as_ref().map(|cache| cache.usage).filter(|every| !every.is_zero());
+        let usage = usage.and_then(|every| UsagePublication::begin(&state, every));
         let publication = Publication::begin(&state, config.audit.as_ref());
         api.spawn(leaving.clone().run_until_cancelled_owned(commitments::resume(Arc::clone(&state))).map(drop));
         sidecar::begin(&state, config.sidecar, &mut api)?;
@@ -168,6 +174,7 @@ impl Agent {
             http,
             listen,
             grace: config.grace,
+            usage,
             publication,
             _claimed: claimed,
         })
@@ -220,6 +227,9 @@ impl Agent {
             while self.api.join_next().await.is_some() {}
         };
         let _ = timeout(SHUTDOWN_MAX, closed).await;
+        if let Some(usage) = self.usage.take() {
+            usage.end().await;
+        }
         if let Some(publication) = self.publication.take() {
             publication.end().await;
         }

@@ -39,6 +39,7 @@ use crate::size;
 use crate::storage::Location;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::Credentials;
+use crate::transfer::ledger::Ledger;
 use crate::transfer::peers::{Discovery, Peers, PeersOptions};
 use crate::transfer::policy::{Policies, seen_folder};
 use crate::transfer::protocol::limits::WINDOW_MIN;
@@ -260,6 +261,11 @@ impl AgentState {
         self.exchange.as_ref().ok_or_else(|| {
             Error::not_found("this agent has no cache").help("set [cache] dir and capacity in its settings")
         })
+    }
+
+    /// Ledger of what it moves, if it has a cache.
+    pub(super) fn ledger(&self) -> Option<Arc<Ledger>> {
+        self.exchange.as_ref().map(|exchange| Arc::clone(exchange.peers().ledger()))
     }
 
     /// Its tokens.

@@ -65,6 +65,7 @@ impl Context {
             AgentVerb::Agent { config } => self.agent(&config).await?,
             AgentVerb::Policy { what } => return self.policy(what).await,
             AgentVerb::Hint(args) => self.hint(&args).await?,
+            AgentVerb::Usage(args) => self.usage(&args).await?,
             AgentVerb::Sites { files, check } => self.sites(&files, check).await?,
             AgentVerb::Links(files) => self.links(&files).await?,
             AgentVerb::Declassify { name, sensitivity, residency, reason, key } => {

@@ -127,12 +127,8 @@ impl Context {
         request.check()?;
         let paths = SitesPaths { sites: args.sites.clone(), prices: args.prices.clone() };
         let repository = self.open().await?;
-        let advisor = Advisor::new(
-            repository.clone(),
-            paths,
-            machine_guard()?,
-            self.authority_of_inventories(&repository).await?,
-        )?;
+        let advisor =
+            Advisor::new(repository.clone(), paths, machine_guard()?, self.authority_of_agents(&repository).await?)?;
         let epoch = advisor.epoch().await?;
         let mut names = Vec::with_capacity(args.names.len());
         for selector in &args.names {
@@ -178,8 +174,8 @@ impl Context {
         Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds })
     }
 
-    /// Authority of this machine, which confirms inventories: that of its certificate, or the one that its user set.
-    async fn authority_of_inventories(&self, repository: &Repository) -> Result<Box<Authority>> {
+    /// Authority of this machine, which confirms what agents have signed: that of its certificate, or the one that its user set.
+    pub(super) async fn authority_of_agents(&self, repository: &Repository) -> Result<Box<Authority>> {
         if let Some(credentials) = machine(config_folder().as_deref())? {
             return Ok(Box::new(move || Ok(Some(credentials.trusted()))));
         }

@@ -43,6 +43,8 @@ mod token;
 mod top;
 mod trust;
 mod undelete;
+#[cfg(feature = "agent")]
+mod usage;
 mod verbs;
 mod watch;
 

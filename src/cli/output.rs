@@ -25,6 +25,12 @@ impl Output {
         Self { json, quiet, broken: Arc::default() }
     }
 
+    /// The same, but results are JSON.
+    #[cfg(feature = "agent")]
+    pub(super) fn as_json(&self) -> Self {
+        Self { json: true, ..self.clone() }
+    }
+
     /// Prints a result: as JSON, or as the text that `human` makes of it.
     pub(super) fn answer<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Colors) -> String) -> Result<()> {
         if !self.json {

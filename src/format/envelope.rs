@@ -58,6 +58,8 @@ pub enum Kind {
     Inventory = b'V',
     /// Set of chunks that an inventory is based on.
     KeySet = b'Q',
+    /// Usage of a month by an agent.
+    Usage = b'E',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',
 }
@@ -70,7 +72,7 @@ impl Kind {
             Self::Boundary | Self::Agent => KIB,
             Self::Repository | Self::AuditHead => 64 * KIB,
             Self::Part => MIB,
-            Self::Tombstone | Self::Inventory => 16 * MIB,
+            Self::Tombstone | Self::Inventory | Self::Usage => 16 * MIB,
             Self::KeySet => 96 * MIB,
             Self::Entry => ENTRY_LEN_MAX,
             Self::Snapshot | Self::Segment | Self::Manifest | Self::Map | Self::Pack => BODY_LEN_MAX,

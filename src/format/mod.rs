@@ -7,6 +7,7 @@ mod manifest;
 mod map;
 mod pack;
 mod segment;
+mod usage;
 pub mod wire;
 
 pub use inventory::{
@@ -20,3 +21,4 @@ pub use manifest::{
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
 pub use segment::{Row, SegmentView, segment_bytes};
+pub use usage::{Direction, Month, SignedUsage, USAGE_LINES_MAX, UsageKey, UsageReport, UsageTotals};

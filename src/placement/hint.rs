@@ -2,6 +2,7 @@
 //! Pure: the same snapshot and request give the same hint, wherever it is computed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -44,7 +45,7 @@ pub struct Snapshot<'a> {
     /// Reasons why the snapshot does not have everything that a hint needs.
     pub gaps: Vec<String>,
     /// Bytes of the month so far, by meter.
-    pub month_so_far: BTreeMap<String, u64>,
+    pub month_so_far: Arc<BTreeMap<String, u64>>,
     /// Hash of the inputs that are not in here: sites file, prices and inventories.
     pub hash: blake3::Hash,
 }
@@ -209,7 +210,7 @@ pub fn hint(snapshot: &Snapshot<'_>, request: &HintRequest, inputs: &[Input], ho
         request,
         inputs,
         holdings,
-        repository_site: repository_site(snapshot),
+        repository_site: snapshot.sites.site_of(&snapshot.repository),
         id: id(snapshot, request, holdings)?,
     };
     let names = question.candidates()?;
@@ -360,7 +361,7 @@ impl HintQuestion<'_> {
         for from in self.holdings.holders().filter(|from| *from != name) {
             let links = self.links(from, name);
             // The measured rate is that of the link that is used without a choice.
-            let usual = usual(&links);
+            let usual = Link::usual(links.iter().copied());
             options.extend(links.iter().filter(|link| ruled.may_use(link)).map(|&link| SourceOption {
                 site: Some(from),
                 link: Some(link),
@@ -373,7 +374,7 @@ impl HintQuestion<'_> {
             let at = self.repository_site;
             let within = site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
             let links = at.filter(|_| !within).map(|at| self.links(at, name)).unwrap_or_default();
-            let usual = usual(&links);
+            let usual = Link::usual(links.iter().copied());
             let option = |link: Option<&'_ Link>| SourceOption {
                 site: at,
                 link: link.and_then(|link| links.iter().find(|known| std::ptr::eq(**known, link)).copied()),
@@ -450,12 +451,6 @@ impl HintQuestion<'_> {
     }
 }
 
-/// Site that the repository is at.
-fn repository_site<'a>(snapshot: &Snapshot<'a>) -> Option<&'a str> {
-    let at = |site: &Site| site.repositories.iter().any(|there| snapshot.repository.contains(there));
-    snapshot.sites.sites().find(|(_, site)| at(site)).map(|(name, _)| name)
-}
-
 /// Hash of the snapshot and the request.
 fn id(snapshot: &Snapshot<'_>, request: &HintRequest, holdings: &Holdings) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
@@ -463,16 +458,11 @@ fn id(snapshot: &Snapshot<'_>, request: &HintRequest, holdings: &Holdings) -> Re
     hasher.update(snapshot.hash.as_bytes()).update(holdings.closure().hash().as_bytes());
     hasher.update(&snapshot.log.to_le_bytes()).update(&snapshot.at.0.to_le_bytes());
     hasher.update(&snapshot.policy.map_or(0, PolicyRules::version).to_le_bytes());
-    for (meter, bytes) in &snapshot.month_so_far {
+    for (meter, bytes) in &*snapshot.month_so_far {
         hasher.update(meter.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
     }
     hasher.update(&request);
     Ok(format!("h_{}", &hasher.finalize().to_hex()[..ID_DIGITS]))
-}
-
-/// Link that is used where nothing chooses another.
-fn usual<'a>(links: &[&'a Link]) -> Option<&'a Link> {
-    links.iter().find(|link| link.path == "internet").or(links.first()).copied()
 }
 
 fn capacity(site: &Site, held: Option<&Holding>, bytes: &CandidateBytes) -> CandidateCapacity {

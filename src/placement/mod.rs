@@ -18,6 +18,7 @@ mod sites;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod verdict;
 
 pub use self::closure::{ChunkBits, Closure, ClosureBuilder, Found};
@@ -34,4 +35,5 @@ pub use self::request::{
 };
 pub use self::sites::{Gpus, Link, LinkCost, SITES_LEN_MAX, Site, Sites};
 pub use self::sources::{SourceShare, TimeBasis};
+pub use self::usage::{PricedSites, Usage, UsageBy, UsageRow};
 pub use self::verdict::{Denial, HintVerdict};

@@ -23,6 +23,8 @@ use crate::{size, span};
 pub const SITES_LEN_MAX: u64 = 4 << 20;
 /// Provider of a site that names none: machines of one's own.
 const OWN: &str = "own";
+/// Path of a link that names none.
+const INTERNET: &str = "internet";
 
 /// A place with compute.
 #[derive(Clone, Debug)]
@@ -113,6 +115,18 @@ pub struct Sites {
 }
 
 impl Link {
+    /// Link that is used where nothing chooses another: the one called `internet`, or else the first.
+    pub fn usual<'a>(links: impl IntoIterator<Item = &'a Self>) -> Option<&'a Self> {
+        let mut first = None;
+        for link in links {
+            if link.path == INTERNET {
+                return Some(link);
+            }
+            first = first.or(Some(link));
+        }
+        first
+    }
+
     /// True if the file says that the link is private, which [`Sites::check`] holds against the policy.
     #[must_use]
     pub fn is_private(&self) -> bool {
@@ -121,6 +135,15 @@ impl Link {
 }
 
 impl LinkCost {
+    /// Name of the meter, if it has one.
+    #[must_use]
+    pub fn meter(&self) -> Option<&str> {
+        match self {
+            Self::ByVolume { meter, .. } => Some(meter),
+            Self::Flat { .. } => None,
+        }
+    }
+
     /// Micro-dollars of `bytes` more; `so_far` has the bytes of the month on a meter.
     pub fn marginal(&self, so_far: impl Fn(&str) -> u64, bytes: u64) -> u64 {
         match self {
@@ -160,6 +183,22 @@ impl Sites {
     #[must_use]
     pub fn site(&self, name: &str) -> Option<&Site> {
         self.by_name.get(name)
+    }
+
+    /// Site that a repository is at, by its location or its id.
+    #[must_use]
+    pub fn site_of(&self, repository: &[String; 2]) -> Option<&str> {
+        let at = |site: &Site| site.repositories.iter().any(|there| repository.contains(there));
+        self.sites().find(|(_, site)| at(site)).map(|(name, _)| name)
+    }
+
+    /// True if the price of a link depends on what it carried this month.
+    #[must_use]
+    pub fn has_tiers(&self) -> bool {
+        self.links.iter().any(|link| match &link.cost {
+            LinkCost::ByVolume { price, .. } => price.tiers().len() > 1,
+            LinkCost::Flat { .. } => false,
+        })
     }
 
     /// Site of the node `name` of a cluster: the first one in the file with a pattern for it.
@@ -281,7 +320,7 @@ impl Sites {
         if !self.by_name.contains_key(&written.to) {
             return Err(unknown(&written.to));
         }
-        let path = written.path.unwrap_or_else(|| "internet".to_owned());
+        let path = written.path.unwrap_or_else(|| INTERNET.to_owned());
         let same = |link: &&Link| link.from == written.from && link.to == written.to && link.path == path;
         if let Some(other) = self.links_to(&written.to).find(same) {
             return Err(Error::usage("link is there twice")

@@ -125,6 +125,8 @@ pub struct SourceShare {
     pub bytes: u64,
     /// Micro-dollars of egress; none: no price is known.
     pub egress_micro_usd: Option<u64>,
+    /// Bytes of this month that the link's meter had before these; none: it has no meter.
+    pub month_bytes: Option<u64>,
     /// Bytes a second, at the median.
     pub rate: u64,
     /// Basis of the time.
@@ -245,7 +247,9 @@ impl SourceOption<'_> {
         let delay = self.link.and_then(|link| link.delay).unwrap_or_default();
         let planned =
             |meter: &str| -> u64 { metered.iter().filter(|(name, _)| name == meter).map(|(_, bytes)| bytes).sum() };
-        let egress = self.egress(bytes, &|meter| so_far(meter).saturating_add(planned(meter)));
+        let before = |meter: &str| so_far(meter).saturating_add(planned(meter));
+        let egress = self.egress(bytes, &before);
+        let month_bytes = self.link.and_then(|link| link.cost.meter()).map(before);
         if let Some(LinkCost::ByVolume { meter, .. }) = self.link.map(|link| &link.cost) {
             metered.push((meter.clone(), bytes));
         }
@@ -255,6 +259,7 @@ impl SourceOption<'_> {
             repository: self.repository,
             bytes,
             egress_micro_usd: egress,
+            month_bytes,
             rate: at.rate,
             basis: at.basis,
             samples: at.samples,

@@ -1,5 +1,7 @@
 //! Hints, by numbers that were computed by hand.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
@@ -78,11 +80,11 @@ fn asked(request: &HintRequest, inventories: &[Inventory], month: &[(&str, u64)]
         agents: Vec::new(),
         policy: None,
         gaps: Vec::new(),
-        month_so_far: month.iter().map(|(meter, bytes)| ((*meter).to_owned(), *bytes)).collect(),
+        month_so_far: Arc::new(month.iter().map(|(meter, bytes)| ((*meter).to_owned(), *bytes)).collect()),
         hash: blake3::hash(b""),
     };
     let inputs = [Input { name: "run/step-1".parse().unwrap(), labels: Labels::default() }];
-    hint(&snapshot, request, &inputs, &Holdings::of(std::sync::Arc::new(closure), inventories))
+    hint(&snapshot, request, &inputs, &Holdings::of(Arc::new(closure), inventories))
 }
 
 fn site<'h>(hint: &'h Hint, name: &str) -> &'h Candidate {

@@ -47,7 +47,7 @@ impl Repository {
         self.put_object(&layout::inventory_set(identity, set, slot), seal(Kind::KeySet, body, false)).await
     }
 
-    async fn put_object(&self, key: &object_store::path::Path, object: Bytes) -> Result<()> {
+    pub(super) async fn put_object(&self, key: &object_store::path::Path, object: Bytes) -> Result<()> {
         let put = || async { Ok(self.store().objects().put(key, PutPayload::from_bytes(object.clone())).await?) };
         objects::retry(put).await.map(drop)
     }

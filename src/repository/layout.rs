@@ -14,11 +14,13 @@
 //! agent/<site>/<agent>            where an agent listens; written again and again
 //! inventory/<site>/<agent>/head   what an agent's cache holds; written again and again
 //! inventory/<site>/<agent>/<set>-<0 or 1>  sets that it is based on; written again and again, in turn
+//! usage/<month>/<site>/<agent>/<20 digits>  what a process of an agent moved in a month; written again and again
 //! audit/<site>/<agent>/<20 digits>  heads of an agent's audit log; created once
 //! ```
 
 use object_store::path::Path;
 
+use crate::format::Month;
 use crate::id::{ObjectId, Owned, SessionId};
 use crate::identity::Identity;
 
@@ -28,6 +30,8 @@ const AUDIT: &str = "audit";
 const INVENTORY: &str = "inventory";
 /// Last part of the key of an inventory's head.
 const INVENTORY_HEAD: &str = "head";
+/// Folder of usage.
+const USAGE: &str = "usage";
 /// Folder of lists of unneeded objects.
 const TOMBSTONE: &str = "tombstone";
 
@@ -36,7 +40,7 @@ const TOMBSTONE: &str = "tombstone";
 pub fn is_own(name: &str) -> bool {
     let numbered = [Numbered::Entry, Numbered::Snapshot, Numbered::Boundary, Numbered::Aside, Numbered::Policy];
     name == repository().as_ref()
-        || [AUDIT, INVENTORY, TOMBSTONE, "agent"].contains(&name)
+        || [AUDIT, INVENTORY, TOMBSTONE, USAGE, "agent"].contains(&name)
         || Family::ALL.iter().any(|family| family.folder() == name)
         || numbered.iter().any(|numbered| numbered.folder() == name)
 }
@@ -209,6 +213,29 @@ pub fn inventory_agent(key: &Path) -> Option<Identity> {
     Identity::new(site.as_ref(), agent.as_ref()).ok()
 }
 
+/// Key of the usage of `month` by a process of `identity`; `n` is its start, in nanoseconds since 1970.
+#[must_use]
+pub fn usage(month: Month, identity: &Identity, n: u64) -> Path {
+    Path::from_iter([USAGE, &month.to_string(), identity.site(), identity.agent(), &format!("{n:020}")])
+}
+
+/// Prefix of all usage of `month`.
+#[must_use]
+pub fn usage_of(month: Month) -> Path {
+    Path::from_iter([USAGE, &month.to_string()])
+}
+
+/// Agent of a usage object, from its key.
+#[must_use]
+pub fn usage_agent(key: &Path) -> Option<Identity> {
+    let parts: Vec<_> = key.parts().collect();
+    let [folder, _, site, agent, digits] = parts.as_slice() else { return None };
+    if folder.as_ref() != USAGE || !is_number(digits.as_ref()) {
+        return None;
+    }
+    Identity::new(site.as_ref(), agent.as_ref()).ok()
+}
+
 /// Key of a head of the audit log of `identity`; `n` is the time, in nanoseconds since 1970.
 #[must_use]
 pub fn audit_head(identity: &Identity, n: u64) -> Path {
@@ -226,8 +253,11 @@ pub fn audit_heads(identity: &Identity) -> Path {
 pub fn is_audit_head(key: &Path) -> bool {
     let parts: Vec<_> = key.parts().collect();
     let [folder, _, _, digits] = parts.as_slice() else { return false };
-    let digits = digits.as_ref();
-    folder.as_ref() == AUDIT && digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())
+    folder.as_ref() == AUDIT && is_number(digits.as_ref())
+}
+
+fn is_number(digits: &str) -> bool {
+    digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Owner of a key of this kind.
@@ -290,5 +320,10 @@ mod tests {
         let west = Identity::new("west", "node-7").unwrap();
         assert_eq!(inventory_agent(&inventory_head(&west)), Some(west.clone()));
         assert_eq!(inventory_agent(&inventory_set(&west, "held", true)), None);
+        let month = "2026-11".parse().unwrap();
+        let used = usage(month, &west, 42);
+        assert_eq!(used.as_ref(), "usage/2026-11/west/node-7/00000000000000000042");
+        assert_eq!((usage_agent(&used), usage_agent(&head)), (Some(west), None));
+        assert!(used.prefix_matches(&usage_of(month)));
     }
 }

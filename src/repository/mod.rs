@@ -29,6 +29,8 @@ mod saved;
 mod stored_chunks;
 mod unindexed;
 mod upload_throughput;
+#[cfg(feature = "agent")]
+mod usage;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -57,6 +59,8 @@ pub use runs::{Run, Step};
 pub use saved::Saved;
 pub use stored_chunks::{ChunkPlace, StoredChunks};
 pub use upload_throughput::UploadThroughput;
+#[cfg(feature = "agent")]
+pub use usage::StoredUsage;
 pub use writer::{Publication, Published, Writer};
 
 use crate::budget::Budget;

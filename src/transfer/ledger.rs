@@ -12,23 +12,19 @@ use serde::Serialize;
 
 use super::byte_counters::ByteCounters;
 use super::transport::Transport;
-use crate::id::ManifestId;
+pub use crate::format::Direction;
+use crate::format::UsageTotals;
+use crate::id::{ManifestId, RepositoryId};
 use crate::identity::Identity;
+use crate::name::Name;
 
 /// Maximum number of entries; the least recently changed one is dropped first.
 const ENTRIES_MAX: usize = 4096;
+/// Maximum number of trees whose names are remembered, and of kinds of bytes that wait to be reported; further ones are counted
+/// without a name.
+const TREES_MAX: usize = 4096;
 /// Transport name of calls.
 const CALLS: &str = "calls";
-
-/// Direction of chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// Received.
-    In,
-    /// Sent.
-    Out,
-}
 
 /// Bytes of one tree that moved in one direction, with one agent.
 #[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
@@ -71,6 +67,28 @@ struct LedgerState {
     entries: BTreeMap<(Identity, Direction, ManifestId), MovedTotals>,
     links: BTreeMap<(Identity, &'static str), LinkTotals>,
     turn: u64,
+    trees: BTreeMap<ManifestId, NamedTree>,
+    unreported: BTreeMap<MovedKey, UsageTotals>,
+}
+
+/// Name of a tree, and its repository.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedTree {
+    /// Repository.
+    pub repository: RepositoryId,
+    /// Name by which it was opened, or saved.
+    pub name: Name,
+}
+
+/// Kind of bytes that moved.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MovedKey {
+    /// Tree; none: not known, or one of too many.
+    pub tree: Option<NamedTree>,
+    /// Direction.
+    pub way: Direction,
+    /// Site of the other agent; none: the repository's store.
+    pub site: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,6 +156,38 @@ impl Ledger {
             let oldest = lock.entries.iter().min_by_key(|(_, moved)| moved.turn).map(|(key, _)| key.clone());
             oldest.and_then(|key| lock.entries.remove(&key));
         }
+        let tree = lock.trees.get(&manifest).cloned();
+        lock.report(MovedKey { tree, way, site: Some(peer.site().to_owned()) }, UsageTotals { bytes, requests: 0 });
+    }
+
+    /// Remembers the name by which the tree of `manifest` was opened.
+    pub fn named(&self, manifest: ManifestId, repository: RepositoryId, name: &Name) {
+        let mut lock = self.lock();
+        if lock.trees.get(&manifest).is_some_and(|tree| tree.name == *name && tree.repository == repository) {
+            return;
+        }
+        if lock.trees.len() >= TREES_MAX {
+            lock.trees.clear();
+        }
+        lock.trees.insert(manifest, NamedTree { repository, name: name.clone() });
+    }
+
+    /// Counts a read of `bytes` of `tree` from the repository's store.
+    pub fn read(&self, tree: NamedTree, bytes: u64) {
+        self.lock()
+            .report(MovedKey { tree: Some(tree), way: Direction::In, site: None }, UsageTotals { bytes, requests: 1 });
+    }
+
+    /// Counts `bytes` of `tree` that were written to the repository's store.
+    pub fn written(&self, tree: NamedTree, bytes: u64) {
+        self.lock()
+            .report(MovedKey { tree: Some(tree), way: Direction::Out, site: None }, UsageTotals { bytes, requests: 0 });
+    }
+
+    /// Takes what moved since the last call: chunks of trees only.
+    #[must_use]
+    pub fn take_unreported(&self) -> BTreeMap<MovedKey, UsageTotals> {
+        std::mem::take(&mut self.lock().unreported)
     }
 
     /// The entries, by agent.
@@ -173,6 +223,15 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, LedgerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LedgerState {
+    fn report(&mut self, mut key: MovedKey, more: UsageTotals) {
+        if self.unreported.len() >= TREES_MAX && !self.unreported.contains_key(&key) {
+            key.tree = None;
+        }
+        self.unreported.entry(key).or_default().add(more);
     }
 }
 
@@ -221,5 +280,36 @@ mod tests {
         let entries = ledger.entries();
         assert_eq!(entries.len(), 2);
         assert_eq!((entries[0].chunks, entries[0].bytes, entries[0].seconds), (4, 100, 2.0));
+    }
+
+    #[test]
+    fn what_moved_is_reported_once_by_the_name_of_its_tree() {
+        let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
+        let (manifest, repository) = (ManifestId::of(b"tree"), RepositoryId::from_bytes([1; 16]));
+        let tree = NamedTree { repository, name: "run-7/step-1".parse().unwrap() };
+        let moved = MovedChunks { way: Direction::Out, manifest, chunks: 1, bytes: 50, time: Duration::ZERO };
+        ledger.moved(&peer, &moved);
+        ledger.named(manifest, repository, &tree.name);
+        ledger.moved(&peer, &moved);
+        ledger.moved(&peer, &moved);
+        ledger.read(tree.clone(), 7);
+        let key = |tree: Option<&NamedTree>, way, site: Option<&str>| MovedKey {
+            tree: tree.cloned(),
+            way,
+            site: site.map(str::to_owned),
+        };
+        let expected = [
+            (key(None, Direction::Out, Some("west")), UsageTotals { bytes: 50, requests: 0 }),
+            (key(Some(&tree), Direction::In, None), UsageTotals { bytes: 7, requests: 1 }),
+            (key(Some(&tree), Direction::Out, Some("west")), UsageTotals { bytes: 100, requests: 0 }),
+        ];
+        assert_eq!(ledger.take_unreported(), BTreeMap::from(expected));
+        assert!(ledger.take_unreported().is_empty());
+        for n in 0..2 * TREES_MAX {
+            ledger.read(NamedTree { repository, name: format!("tree-{n}").parse().unwrap() }, 1);
+        }
+        let taken = ledger.take_unreported();
+        assert_eq!(taken[&key(None, Direction::In, None)].bytes, TREES_MAX as u64);
+        assert_eq!(taken.len(), TREES_MAX + 1);
     }
 }

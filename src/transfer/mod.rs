@@ -24,6 +24,7 @@ mod read_ahead;
 mod served_chunks;
 pub mod tcp;
 mod transport;
+pub mod usage;
 
 pub use self::byte_counters::ByteCounters;
 pub(crate) use self::connection_error::not_bound;

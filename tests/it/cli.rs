@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 35] = [
+const VERBS: [&str; 36] = [
     "init",
     "save",
     "watch",
@@ -47,6 +47,7 @@ const VERBS: [&str; 35] = [
     "links",
     "completions",
     "hint",
+    "usage",
 ];
 
 /// A user of a fresh machine: a home folder, a working folder, nothing else.

@@ -110,6 +110,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
         "audit_head" => vec![audit_head(vec![1, 1, 3, 0, 0, 0, 48, 1, 0, 3, 4, 2, 0, 7, 7]), audit_head(Vec::new())],
         "audit_log" => vec![audit_log()],
         "inventory" => crate::golden::inventories(),
+        "usage" => crate::golden::reports_of_usage(),
         "pickle" => {
             let of_archive = |file: &Bytes| {
                 let find = |from: usize, what: &[u8]| file[from..].windows(what.len()).position(|at| at == what);

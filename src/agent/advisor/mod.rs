@@ -8,9 +8,10 @@
 //! Everything comes from the repository and two files, so any number of advisors give the same answers.
 
 mod inputs;
+mod month;
 mod sites_files;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use self::inputs::{KnownInputs, Lane};
+use self::month::{MonthSoFar, MonthVolumes};
 use self::sites_files::SitesFiles;
 pub use self::sites_files::{SitesPaths, SitesRead};
 use crate::clock::Timestamp;
@@ -71,6 +73,7 @@ struct Shared {
     policies: Arc<Policies>,
     authority: Box<Authority>,
     inventories: Inventories,
+    month: MonthVolumes,
     current: Mutex<Option<(Instant, Arc<Epoch>)>>,
     making: SingleFlight<(), Arc<Epoch>>,
     inputs: Arc<KnownInputs>,
@@ -83,6 +86,7 @@ pub struct Epoch {
     policy: Option<Arc<PolicyRules>>,
     inventories: Vec<Arc<Counted>>,
     sites: Arc<SitesRead>,
+    month: Arc<MonthSoFar>,
     gaps: Vec<String>,
     hash: blake3::Hash,
 }
@@ -125,6 +129,7 @@ impl Advisor {
             policies,
             authority,
             inventories: Inventories::default(),
+            month: MonthVolumes::default(),
             current: Mutex::default(),
             making: SingleFlight::default(),
         };
@@ -303,9 +308,11 @@ impl Shared {
         if read.more {
             gaps.push("more agents have inventories than are read".to_owned());
         }
+        let month = self.month.at(repository, (self.authority)()?.as_ref(), (&sites.sites, at)).await?;
+        gaps.extend(month.gaps.iter().cloned());
         let hash = read.hash(sites.hash);
         self.inputs.update(&read.inventories, &log).await;
-        let epoch = Arc::new(Epoch { at, log, policy, inventories: read.inventories, sites, gaps, hash });
+        let epoch = Arc::new(Epoch { at, log, policy, inventories: read.inventories, sites, month, gaps, hash });
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some((begun, Arc::clone(&epoch)));
         Ok(epoch)
     }
@@ -339,7 +346,7 @@ impl Epoch {
             agents: self.inventories.iter().map(|counted| counted.agent.clone()).collect(),
             policy: self.policy.as_deref(),
             gaps,
-            month_so_far: BTreeMap::new(),
+            month_so_far: Arc::clone(&self.month.volumes),
             hash: self.hash,
         }
     }
@@ -354,6 +361,7 @@ impl Epoch {
             policy: self.policy.clone(),
             inventories: self.inventories.clone(),
             sites: Arc::clone(&self.sites),
+            month: Arc::clone(&self.month),
             gaps,
             hash: self.hash,
         }

@@ -27,6 +27,7 @@ use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{self, RestoreRequest, Task, TaskReport, TaskSpec, WarmRequest, resolve, resolve_for};
 use crate::agent::tokens::{Grant, check_named};
+use crate::agent::usage::count_saved;
 use crate::agent::view::{self, TaskKind, TaskProgress};
 use crate::audit::{Action, Repeats};
 use crate::error::{Error, ErrorKind, Result};
@@ -226,12 +227,16 @@ pub(super) async fn save(
     };
     let grant = caller.grant().cloned();
     let request = recorded.allow(&state, &name).await?;
+    let ledger = state.ledger();
     let begun = state.tasks.begin_stoppable(about, move |progress, stop| async move {
         (options.progress, options.stop) = (progress, stop);
         if let Some(base) = base {
             options.base = Some(resolve_for(&repository, grant.as_ref(), &base).await?);
         }
         let saved = Box::pin(repository.save(&path, &name, &options)).await?;
+        if let Some(ledger) = ledger {
+            count_saved(&ledger, &repository, &saved);
+        }
         Ok(TaskReport::Save(Box::new(saved)))
     });
     let begun = follow(request, begun)?;

@@ -52,6 +52,8 @@ const FILE_LEN_MAX: u64 = 1 << 20;
 const GRACE: Duration = Duration::from_secs(25);
 /// Default interval of inventories.
 const INVENTORY_EVERY: Duration = Duration::from_mins(1);
+/// Default interval of reports of usage.
+const USAGE_EVERY: Duration = Duration::from_mins(10);
 
 /// The settings of an agent.
 #[derive(Clone, Debug)]
@@ -119,6 +121,8 @@ pub struct CacheConfig {
     pub quotas: TenantQuotas,
     /// Interval at which the agent publishes what the cache holds; zero: never.
     pub inventory: Duration,
+    /// Interval at which the agent publishes what it has moved; zero: never.
+    pub usage: Duration,
 }
 
 /// The settings file as TOML.
@@ -170,6 +174,7 @@ struct CacheSection {
     #[serde(default)]
     tenants: BTreeMap<String, Bytes>,
     inventory: Option<Span>,
+    usage: Option<Span>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -261,6 +266,7 @@ impl File {
             },
             // It lists the chunks of all repositories, which readers of one should not learn of another by default.
             inventory: cache.inventory.map_or(if several { Duration::ZERO } else { INVENTORY_EVERY }, |span| span.0),
+            usage: cache.usage.map_or(USAGE_EVERY, |span| span.0),
         });
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {

@@ -45,7 +45,7 @@ fn every_setting_is_taken() {
          [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
          [[handoff.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_checkpoints = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
-         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\ninventory = '5m'\n\
+         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\ninventory = '5m'\nusage = '1h'\n\
          [advisor]\nsites = 'sites.toml'\nprices = '/etc/prices.toml'\n",
     )
     .unwrap();
@@ -65,6 +65,7 @@ fn every_setting_is_taken() {
         free_floor: 4096,
         quotas: TenantQuotas::default(),
         inventory: Duration::from_mins(5),
+        usage: Duration::from_hours(1),
     };
     assert_eq!(config.cache, Some(cache));
     let (sites, prices) = ("/etc/towline/sites.toml".into(), Some("/etc/prices.toml".into()));

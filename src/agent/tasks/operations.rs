@@ -13,6 +13,7 @@ use crate::agent::handoff::{self, Announced, StoredCheckpoint};
 use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
 use crate::agent::tokens::Grant;
+use crate::agent::usage::count_saved;
 use crate::agent::view::TaskKind;
 use crate::agent::{Pinning, WarmOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -234,6 +235,7 @@ pub(in crate::agent) fn save_handoff(
     let (path, names) = (path.to_owned(), handoff::names(&name, &stored.from, id)?);
     // The folder of the record, two levels above the checkpoint.
     let folder = path.ancestors().nth(2).map(Path::to_path_buf);
+    let ledger = state.ledger();
     state.tasks.begin_stoppable(spec, move |progress, stop| async move {
         let modes = match folder {
             Some(folder) => blocking(move || handoff::read_modes(&folder)).await?,
@@ -268,7 +270,13 @@ pub(in crate::agent) fn save_handoff(
             match Box::pin(repository.save(&path, name, &options)).await {
                 // Another writer took the name first.
                 Err(error) if error.kind() == ErrorKind::Conflict => {}
-                saved => return Ok(TaskReport::Save(Box::new(saved?))),
+                saved => {
+                    let saved = saved?;
+                    if let Some(ledger) = &ledger {
+                        count_saved(ledger, &repository, &saved);
+                    }
+                    return Ok(TaskReport::Save(Box::new(saved)));
+                }
             }
         }
         Err(Error::conflict("every name for the handed-off checkpoint is taken").at(&names[0]))

@@ -14,11 +14,13 @@ use super::operations::spec;
 use super::outcome::TaskReport;
 use crate::agent::config::WatchedFolder;
 use crate::agent::state::AgentState;
+use crate::agent::usage::count_saved;
 use crate::agent::view::TaskKind;
 use crate::error::{Error, Result};
 use crate::ops::{HandoffTarget, SaveOptions, SaveReport, Stop, WatchEvent, WatchOptions, WatchReport};
 use crate::progress::Progress;
 use crate::repository::Repository;
+use crate::transfer::ledger::Ledger;
 
 /// Time in which a cancelled watch reports unsaved checkpoints.
 const NAMING: Duration = Duration::from_secs(1);
@@ -38,6 +40,8 @@ pub(in crate::agent) fn watch(
     let stop = state.stop.subscribe();
     let restored = CancellationToken::new();
     let watching = Watching {
+        ledger: state.ledger(),
+        repository: repository.clone(),
         watched,
         stop,
         restored: restored.clone(),
@@ -56,7 +60,7 @@ pub(in crate::agent) fn watch(
             }
         };
         tokio::select! {
-            ended = watching.run(repository, target, progress) => ended,
+            ended = watching.run(target, progress) => ended,
             () = stopped => Err(Error::cancelled("watch was stopped")),
         }
     })?;
@@ -65,6 +69,9 @@ pub(in crate::agent) fn watch(
 
 /// State of a watched folder that survives restarts of the watch.
 struct Watching {
+    /// Ledger that counts what was saved, if the agent has one.
+    ledger: Option<Arc<Ledger>>,
+    repository: Repository,
     watched: WatchedFolder,
     stop: watch::Receiver<Stop>,
     /// Cancelled when the latest step is restored, or when no restore is needed.
@@ -77,13 +84,9 @@ struct Watching {
 }
 
 impl Watching {
-    async fn run(
-        mut self,
-        repository: Repository,
-        target: Option<Arc<dyn HandoffTarget>>,
-        progress: Progress,
-    ) -> Result<TaskReport> {
+    async fn run(mut self, target: Option<Arc<dyn HandoffTarget>>, progress: Progress) -> Result<TaskReport> {
         let WatchedFolder { folder, run, settle, restore_latest } = self.watched.clone();
+        let repository = self.repository.clone();
         if !restore_latest {
             self.restored.cancel();
         }
@@ -141,7 +144,12 @@ impl Watching {
         }
         match event {
             WatchEvent::Restored { .. } | WatchEvent::NotRestored { .. } => self.restored.cancel(),
-            WatchEvent::Saved { report, .. } => self.saved.push(report.name),
+            WatchEvent::Saved { report, .. } => {
+                if let Some(ledger) = &self.ledger {
+                    count_saved(ledger, &self.repository, &report);
+                }
+                self.saved.push(report.name);
+            }
             WatchEvent::HandedOff { entry, to } => {
                 self.handoffs.insert(entry, format!("handed off to {to}, which saves it"));
             }

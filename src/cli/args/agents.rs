@@ -11,6 +11,7 @@ use crate::agent::AgentSelector;
 use crate::cli::help::{agents as help, audit as audit_help};
 use crate::cli::hint::HintArgs;
 use crate::cli::sites::SitesArgs;
+use crate::cli::usage::UsageArgs;
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::Sensitivity;
@@ -56,6 +57,9 @@ pub(in crate::cli) enum AgentVerb {
     /// Compare the sites where a job may run: bytes to move, time, dollars, and what the policy says
     #[command(after_help = help::HINT)]
     Hint(HintArgs),
+    /// Show what agents moved in a month, and what it cost
+    #[command(after_help = help::USAGE)]
+    Usage(UsageArgs),
     /// Loosen the labels of a name, signed by the policy key
     #[command(after_help = help::DECLASSIFY)]
     Declassify {
@@ -143,6 +147,7 @@ impl AgentVerb {
                 | Self::Sites { .. }
                 | Self::Links(_)
                 | Self::Hint(_)
+                | Self::Usage(_)
         )
     }
 }

@@ -214,6 +214,18 @@ whether the signed policy lets them go there. Without --commit nothing is moved.
 JSON: apiVersion hint_id generated_at epoch complete inputs notes candidates: site rank score verdict deny bytes eta_s usd_micro \
 capacity sources inventory_age_s reasons";
 
+pub(in crate::cli) const USAGE: &str = "\
+Examples:
+  towline usage
+  towline usage --by run --month 2026-11
+  towline usage --by tenant --sites sites.toml --format csv > november.csv
+
+Bytes that agents exchanged with each other and with the repository's store, as they report it themselves in the repository, every \
+ten minutes and as they end; commands and libraries without an agent are not in it. A name of `-` is what belongs to no tree: \
+protocol, log, index, maps. Dollars need a sites file with prices; what a meter's volume costs is divided by bytes.
+
+JSON: month by prices notes; rows and total: name from to bytes requests usd_micro";
+
 pub(in crate::cli) const DECLASSIFY: &str = "\
 Examples:
   towline save anonymised/ patients/anonymous

@@ -172,6 +172,7 @@ impl Exchange {
             bytes: came.bytes,
             time: took,
         };
+        self.peers.ledger().named(moved.manifest, request.repository.id(), &request.saved.name);
         self.peers.ledger().moved(link.peer(), &moved);
         taken?;
         self.end_peer_request(asked, request, &link).await?;
@@ -270,7 +271,7 @@ impl Exchange {
                 Ok(kept)
             };
             let kept = read_pack(&[request.repository], &self.budget, read, work).await?;
-            self.count(request, Source::Repository, len);
+            self.count_read(request, len);
             place_frames(kept, lacking, placing);
         }
         if lacking.is_empty() { Ok(()) } else { self.read_with_bases(request, lacking, placing).await }
@@ -307,7 +308,7 @@ impl Exchange {
                 Ok(kept)
             };
             let kept = read_pack(&[request.repository], &self.budget, read, work).await?;
-            self.count(request, Source::Repository, len);
+            self.count_read(request, len);
             place_frames(kept, lacking, placing);
         }
         Ok(())

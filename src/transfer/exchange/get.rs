@@ -10,6 +10,7 @@ use crate::codec::Encoded;
 use crate::error::Result;
 use crate::limits::MIB;
 use crate::repository::{Repository, Saved};
+use crate::transfer::ledger::NamedTree;
 use crate::work::blocking;
 
 /// Maximum number of retries for chunks that another task was to fetch and did not, or that the cache did not keep.
@@ -106,6 +107,13 @@ impl Exchange {
     pub(super) fn count(&self, request: &ChunkRequest<'_>, from: Source, bytes: u64) {
         self.counts.from.add(from, bytes);
         request.counters.add(from, bytes);
+    }
+
+    /// Counts a read of `bytes` from the repository.
+    pub(super) fn count_read(&self, request: &ChunkRequest<'_>, bytes: u64) {
+        self.count(request, Source::Repository, bytes);
+        let tree = NamedTree { repository: request.repository.id(), name: request.saved.name.clone() };
+        self.peers.ledger().read(tree, bytes);
     }
 
     /// Hands over cached chunks; returns the others.

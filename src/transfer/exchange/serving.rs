@@ -177,6 +177,9 @@ impl Exchange {
         let by = PeerSide { peer: identity, own: &self.identity, route };
         let allowed = |agent: Option<&Identity>, name: &Name| agent.is_some_and(|agent| self.allow.allows(agent, name));
         let entry = self.catalog.find(Some(by), None, manifest, allowed).await?;
+        if let Some(entry) = &entry {
+            self.peers.ledger().named(*manifest, entry.repository.id(), &entry.saved.name);
+        }
         let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (identity.clone(), route, *manifest);
         match &entry {

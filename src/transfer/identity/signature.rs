@@ -49,6 +49,8 @@ pub enum Context {
     AuditHead,
     /// Head of an agent's inventory.
     Inventory,
+    /// Usage of a month by an agent.
+    Usage,
     /// A policy.
     Policy,
     /// Declassification of one name.
@@ -60,7 +62,7 @@ impl Context {
     #[must_use]
     pub const fn purpose(self) -> Purpose {
         match self {
-            Self::AuditHead | Self::Inventory => Purpose::Agent,
+            Self::AuditHead | Self::Inventory | Self::Usage => Purpose::Agent,
             Self::Policy | Self::Declassification => Purpose::Policy,
         }
     }
@@ -70,6 +72,7 @@ impl Context {
         match self {
             Self::AuditHead => b"towline audit head v1\0",
             Self::Inventory => b"towline inventory v1\0",
+            Self::Usage => b"towline usage v1\0",
             Self::Policy => b"towline policy v1\0",
             Self::Declassification => b"towline declassification v1\0",
         }

@@ -15,7 +15,8 @@ use towline::codec::{self, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, open_within, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{
-    InventoryHead, KeySet, Manifest, Map, PackFooter, SegmentView, SignedInventory, decode_base, encode_base,
+    InventoryHead, KeySet, Manifest, Map, PackFooter, SegmentView, SignedInventory, SignedUsage, UsageReport,
+    decode_base, encode_base,
 };
 use towline::id::{ChunkId, ManifestId};
 use towline::repository::RankPart;
@@ -41,7 +42,7 @@ fn bounded<T>((input, factor): (usize, usize), declared: u64, parse: impl FnOnce
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 19] = [
+pub const PARSERS: [Parser; 20] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
@@ -61,9 +62,10 @@ pub const PARSERS: [Parser; 19] = [
     ("audit_head", audit_head),
     ("audit_log", audit_log),
     ("inventory", inventory),
+    ("usage", usage),
 ];
 
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 13] = [
     Kind::Repository,
     Kind::Entry,
     Kind::Snapshot,
@@ -76,6 +78,7 @@ const KINDS: [Kind; 12] = [
     Kind::AuditHead,
     Kind::Inventory,
     Kind::KeySet,
+    Kind::Usage,
 ];
 
 /// The bytes as a whole object; and as what a digest is right for, since no fuzzer guesses one.
@@ -159,6 +162,16 @@ pub fn inventory(body: &[u8]) {
         let mut found = 0;
         read.find_all(&[0, 1 << 40, u64::MAX / 2, u64::MAX], |_| found += 1);
         assert!(found <= read.len().min(4));
+    }
+}
+
+/// A report of usage has one spelling; the bytes are tried as one, and as a signed one.
+pub fn usage(body: &[u8]) {
+    if let Ok(read) = bounded((body.len(), 1), 0, || SignedUsage::decode(body)) {
+        assert_eq!(SignedUsage::decode(&read.encode()).unwrap(), read);
+    }
+    if let Ok(read) = bounded((body.len(), 2), ROOM, || UsageReport::decode(body, ROOM)) {
+        assert_eq!(read.encode(), body);
     }
 }
 

@@ -18,6 +18,7 @@ mod sidecar;
 mod together;
 mod tokens;
 mod trust;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -6,6 +6,7 @@ mod listing;
 mod make;
 mod second;
 mod stranger;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,6 +25,7 @@ use towline::repository::{RankPart, Repository};
 pub(crate) use self::inventory::inventories;
 use self::listing::listing;
 use self::make::{directory, make, options};
+pub(crate) use self::usage::reports_of_usage;
 use crate::data::name;
 
 fn golden() -> PathBuf {

@@ -1,0 +1,90 @@
+//! Volumes of the month so far, which decide the tiers of prices: read from the usage that agents report, at most once a minute.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::clock::Timestamp;
+use crate::error::{ErrorKind, Result};
+use crate::format::Month;
+use crate::placement::{Sites, Usage};
+use crate::repository::Repository;
+use crate::transfer::identity::Trusted;
+use crate::transfer::usage::{UsageRead, UsageReports};
+use crate::work::blocking;
+
+/// Age from which volumes are read again.
+const VOLUMES_AGE: Duration = Duration::from_mins(1);
+
+/// Volumes of the month so far.
+#[derive(Debug, Default)]
+pub(super) struct MonthSoFar {
+    /// Bytes, by meter.
+    pub(super) volumes: Arc<BTreeMap<String, u64>>,
+    /// Reasons why they may be too small.
+    pub(super) gaps: Vec<String>,
+}
+
+/// Volumes, as they were read last.
+#[derive(Debug, Default)]
+pub(super) struct MonthVolumes {
+    reports: UsageReports,
+    last: Mutex<Option<(Instant, Month, Arc<UsageRead>)>>,
+}
+
+impl MonthVolumes {
+    /// Volumes of the month of `at` on the meters of `sites`. Nothing is read if no price of theirs depends on it.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn at(
+        &self,
+        repository: &Repository,
+        trusted: Option<&Trusted>,
+        (sites, at): (&Sites, Timestamp),
+    ) -> Result<Arc<MonthSoFar>> {
+        let (Some(trusted), true) = (trusted, sites.has_tiers()) else { return Ok(Arc::default()) };
+        let (month, _) = Month::of(at);
+        let read = match self.recent(month) {
+            Some(read) => read,
+            None => match self.reports.read(repository, trusted, month).await {
+                Ok(read) => {
+                    let read = Arc::new(read);
+                    *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some((Instant::now(), month, Arc::clone(&read)));
+                    read
+                }
+                Err(error) if error.kind() == ErrorKind::Denied => {
+                    let gap = format!("usage of the month cannot be read, so tiers of prices count from zero: {error}");
+                    return Ok(Arc::new(MonthSoFar { gaps: vec![gap], ..MonthSoFar::default() }));
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let mut gaps = Vec::new();
+        if let Some((agent, error)) = read.unusable.first() {
+            let count = read.unusable.len();
+            gaps.push(format!("{count} reports of usage cannot be used, the first of {}: {error}", agent.path()));
+        }
+        if read.more {
+            gaps.push("there are more reports of usage than are read".to_owned());
+        }
+        let (place, sites) = ([repository.store().location().to_string(), repository.id().to_string()], sites.clone());
+        let volumes = blocking(move || {
+            let usage = Usage::of(read.reports.iter().map(|(agent, counted)| (agent, &counted.report)));
+            Ok(usage.by_meter(&sites, sites.site_of(&place)))
+        });
+        Ok(Arc::new(MonthSoFar { volumes: Arc::new(volumes.await?), gaps }))
+    }
+
+    fn recent(&self, month: Month) -> Option<Arc<UsageRead>> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, of, read) = last.as_ref()?;
+        (at.elapsed() < VOLUMES_AGE && *of == month).then(|| Arc::clone(read))
+    }
+}

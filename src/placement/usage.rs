@@ -1,0 +1,395 @@
+//! Usage of a month: what moved between which places, for whom, and what that cost.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::price_book::PriceBook;
+use super::sites::{Link, LinkCost, Site, Sites};
+use crate::format::{Direction, UsageReport, UsageTotals};
+use crate::identity::Identity;
+
+/// Grouping of usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsageBy {
+    /// From where to where.
+    Link,
+    /// Where the bytes came to.
+    Site,
+    /// Run, or name of another tree.
+    Run,
+    /// Tenant of the name.
+    Tenant,
+}
+
+/// Bytes that moved in a month.
+#[derive(Clone, Debug, Default)]
+pub struct Usage {
+    moved: BTreeMap<MovedKey, MovedTotals>,
+    tenants: BTreeMap<String, String>,
+}
+
+/// A place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// The repository's store.
+    Repository,
+    /// Agents of a site.
+    Site(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct MovedKey {
+    from: Place,
+    to: Place,
+    /// Run, or name of another tree; empty: none.
+    name: String,
+}
+
+/// Counts of both sides for the same bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct MovedTotals {
+    sent: UsageTotals,
+    received: UsageTotals,
+}
+
+impl MovedTotals {
+    /// The larger one of both: an agent may not report, and what was sent may be lost on the way.
+    fn moved(self) -> UsageTotals {
+        UsageTotals {
+            bytes: self.sent.bytes.max(self.received.bytes),
+            requests: self.sent.requests.max(self.received.requests),
+        }
+    }
+}
+
+/// Usage of one link, site, run or tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UsageRow {
+    /// Site, run or tenant; none: everything else, or a grouping by link.
+    pub name: Option<String>,
+    /// Place that sent, of a grouping by link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Place that received, of a grouping by link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests to the repository's store.
+    pub requests: u64,
+    /// Micro-dollars; none: a price is not known.
+    pub usd_micro: Option<u64>,
+}
+
+/// Sites, prices, and the site that the repository is at.
+#[derive(Clone, Copy, Debug)]
+pub struct PricedSites<'a> {
+    /// Sites and links.
+    pub sites: &'a Sites,
+    /// Prices.
+    pub book: &'a PriceBook,
+    /// Site of the repository, if the sites file says.
+    pub repository: Option<&'a str>,
+}
+
+impl Usage {
+    /// Joins the reports of all agents.
+    #[must_use]
+    pub fn of<'a>(reports: impl IntoIterator<Item = (&'a Identity, &'a UsageReport)>) -> Self {
+        let mut usage = Self::default();
+        for (agent, report) in reports {
+            for (line, totals) in &report.lines {
+                let here = Place::Site(agent.site().to_owned());
+                let there = if line.site.is_empty() { Place::Repository } else { Place::Site(line.site.clone()) };
+                let (from, to) = match line.way {
+                    Direction::In => (there, here),
+                    Direction::Out => (here, there),
+                };
+                let moved = usage.moved.entry(MovedKey { from, to, name: line.name.clone() }).or_default();
+                match line.way {
+                    Direction::In => moved.received.add(*totals),
+                    Direction::Out => moved.sent.add(*totals),
+                }
+                if !line.tenant.is_empty() {
+                    usage.tenants.insert(line.name.clone(), line.tenant.clone());
+                }
+            }
+        }
+        usage
+    }
+
+    /// Bytes on each meter of the links.
+    #[must_use]
+    pub fn by_meter(&self, sites: &Sites, repository: Option<&str>) -> BTreeMap<String, u64> {
+        let mut meters = BTreeMap::new();
+        for (key, moved) in &self.moved {
+            let link = key.link(sites, repository);
+            if let Some(LinkCost::ByVolume { meter, .. }) = link.map(|link| &link.cost) {
+                let bytes: &mut u64 = meters.entry(meter.clone()).or_default();
+                *bytes = bytes.saturating_add(moved.moved().bytes);
+            }
+        }
+        meters
+    }
+
+    /// The month's rows, in the order of their names. Dollars are unknown without `priced`. What a meter's volume costs is divided by
+    /// bytes, so that the rows of each grouping have the same sum.
+    #[must_use]
+    pub fn rows(&self, by: UsageBy, priced: Option<PricedSites<'_>>) -> Vec<UsageRow> {
+        let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
+        for (key, moved) in &self.moved {
+            let moved = moved.moved();
+            let row = rows.entry(self.row_key(by, key)).or_default();
+            row.totals.add(moved);
+            match priced {
+                None => row.unpriced = true,
+                Some(priced) => row.add_cost(key, moved, priced),
+            }
+        }
+        if let Some(priced) = priced {
+            divide(&mut rows, priced, &self.by_meter(priced.sites, priced.repository));
+        }
+        let row = |(key, row): (RowKey, Row)| UsageRow {
+            name: Some(key.name).filter(|name| !name.is_empty()),
+            from: key.ends.as_ref().map(|(from, _)| from.word().to_owned()),
+            to: key.ends.as_ref().map(|(_, to)| to.word().to_owned()),
+            bytes: row.totals.bytes,
+            requests: row.totals.requests,
+            usd_micro: (!row.unpriced).then_some(row.micro_usd),
+        };
+        rows.into_iter().map(row).collect()
+    }
+
+    fn row_key(&self, by: UsageBy, key: &MovedKey) -> RowKey {
+        let name = match by {
+            UsageBy::Link => String::new(),
+            UsageBy::Site => key.to.word().to_owned(),
+            UsageBy::Run => key.name.clone(),
+            UsageBy::Tenant => self.tenants.get(&key.name).cloned().unwrap_or_default(),
+        };
+        RowKey { ends: (by == UsageBy::Link).then(|| (key.from.clone(), key.to.clone())), name }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct RowKey {
+    ends: Option<(Place, Place)>,
+    name: String,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    totals: UsageTotals,
+    /// Bytes on each meter.
+    metered: BTreeMap<String, u64>,
+    micro_usd: u64,
+    unpriced: bool,
+}
+
+impl Row {
+    fn add_cost(&mut self, key: &MovedKey, moved: UsageTotals, priced: PricedSites<'_>) {
+        match key.requests_micro_usd(moved.requests, priced) {
+            Some(micro_usd) => self.micro_usd = self.micro_usd.saturating_add(micro_usd),
+            None => self.unpriced = true,
+        }
+        match key.link(priced.sites, priced.repository).map(|link| &link.cost) {
+            Some(LinkCost::ByVolume { meter, .. }) => {
+                let bytes = self.metered.entry(meter.clone()).or_default();
+                *bytes = bytes.saturating_add(moved.bytes);
+            }
+            Some(LinkCost::Flat { .. }) => {}
+            None if key.is_within(priced.repository) || moved.bytes == 0 => {}
+            None => self.unpriced = true,
+        }
+    }
+}
+
+/// Divides what each meter's volume costs among the rows, by bytes; what is left of the division goes to those with the most.
+fn divide(rows: &mut BTreeMap<RowKey, Row>, priced: PricedSites<'_>, meters: &BTreeMap<String, u64>) {
+    for (meter, &volume) in meters.iter().filter(|(_, volume)| **volume > 0) {
+        let links = priced.sites.links().iter();
+        let cost = links.map(|link| &link.cost).find(|cost| cost.meter() == Some(meter));
+        let Some(cost) = cost.map(|cost| cost.marginal(|_| 0, volume)) else { continue };
+        let mut on_it: Vec<(u64, &mut Row)> = rows
+            .values_mut()
+            .filter_map(|row| row.metered.get(meter).copied().filter(|bytes| *bytes > 0).map(|bytes| (bytes, row)))
+            .collect();
+        let part =
+            |bytes: u64| u64::try_from(u128::from(cost) * u128::from(bytes) / u128::from(volume)).unwrap_or(cost);
+        let mut left = on_it.iter().fold(cost, |left, (bytes, _)| left.saturating_sub(part(*bytes)));
+        on_it.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        for (bytes, row) in on_it {
+            let more = left.min(1);
+            left -= more;
+            row.micro_usd = row.micro_usd.saturating_add(part(bytes) + more);
+        }
+    }
+}
+
+impl Place {
+    fn site<'a>(&'a self, repository: Option<&'a str>) -> Option<&'a str> {
+        match self {
+            Self::Repository => repository,
+            Self::Site(site) => Some(site),
+        }
+    }
+
+    fn word(&self) -> &str {
+        match self {
+            Self::Repository => "repository",
+            Self::Site(site) => site,
+        }
+    }
+}
+
+impl MovedKey {
+    /// Link that it is taken to have moved over: the usual one of two sites.
+    fn link<'a>(&self, sites: &'a Sites, repository: Option<&str>) -> Option<&'a Link> {
+        let (from, to) = (self.from.site(repository)?, self.to.site(repository)?);
+        if from == to {
+            return None;
+        }
+        Link::usual(sites.links_between(from, to))
+    }
+
+    /// True if both places are one site.
+    fn is_within(&self, repository: Option<&str>) -> bool {
+        let ends = (self.from.site(repository), self.to.site(repository));
+        matches!(ends, (Some(from), Some(to)) if from == to)
+    }
+
+    /// Micro-dollars of requests to the repository's store; none if they have a price that is not known.
+    fn requests_micro_usd(&self, requests: u64, priced: PricedSites<'_>) -> Option<u64> {
+        if requests == 0 {
+            return Some(0);
+        }
+        let at: &Site = priced.sites.site(priced.repository?)?;
+        let Some(storage) = &at.storage else { return Some(0) };
+        let price = priced.book.storage(storage, &at.provider, &at.region).ok()?;
+        let million =
+            if self.from == Place::Repository { price.micro_usd_million_gets } else { price.micro_usd_million_puts };
+        u64::try_from((u128::from(requests) * u128::from(million)).div_ceil(1_000_000)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::format::UsageKey;
+    use crate::id::RepositoryId;
+
+    const GIB: u64 = 1 << 30;
+    const SITES: &str = r#"
+[[site]]
+name = "home"
+repositories = "s3://models"
+provider = "aws"
+region = "us-east-1"
+storage = "aws/s3-standard"
+
+[[site]]
+name = "burst"
+
+[[link]]
+from = "home"
+to = "burst"
+price = "aws/internet"
+
+[[link]]
+from = "burst"
+to = "home"
+path = "dx1"
+price = { usd_month = "100" }
+"#;
+
+    /// A report of one agent of `site`: direction, other site, name, tenant, GiB and requests.
+    fn report(site: &str, lines: &[(Direction, &str, &str, &str, u64, u64)]) -> (Identity, UsageReport) {
+        let line = |&(way, site, name, tenant, gib, requests): &(Direction, &str, &str, &str, u64, u64)| {
+            let text = str::to_owned;
+            let key = UsageKey { day: 1, way, site: text(site), name: text(name), tenant: text(tenant) };
+            (key, UsageTotals { bytes: gib * GIB, requests })
+        };
+        let report = UsageReport {
+            repository: RepositoryId::from_bytes([1; 16]),
+            month: "2026-11".parse().unwrap(),
+            started: Timestamp(0),
+            sequence: 1,
+            at: Timestamp(0),
+            lines: lines.iter().map(line).collect(),
+        };
+        (Identity::new(site, "a").unwrap(), report)
+    }
+
+    fn usage() -> Usage {
+        let reports = [
+            report(
+                "burst",
+                &[
+                    (Direction::In, "", "run-7", "red", 200, 2_000_000),
+                    (Direction::In, "", "web", "blue", 100, 0),
+                    (Direction::In, "home", "run-7", "red", 40, 0),
+                    (Direction::Out, "home", "run-7", "red", 5, 0),
+                    (Direction::Out, "", "", "", 1, 1_000_000),
+                ],
+            ),
+            // It lost some of what burst sent, and has sent more than arrived there.
+            report(
+                "home",
+                &[(Direction::Out, "burst", "run-7", "red", 50, 0), (Direction::In, "burst", "run-7", "", 4, 0)],
+            ),
+        ];
+        Usage::of(reports.iter().map(|(agent, report)| (agent, report)))
+    }
+
+    fn rows(by: UsageBy) -> Vec<(String, u64, Option<u64>)> {
+        let book = PriceBook::built_in();
+        let sites = Sites::read(SITES, &book).unwrap();
+        let rows = usage().rows(by, Some(PricedSites { sites: &sites, book: &book, repository: Some("home") }));
+        let name = |row: &UsageRow| match (&row.from, &row.to) {
+            (Some(from), Some(to)) => format!("{from} > {to}"),
+            _ => row.name.clone().unwrap_or_default(),
+        };
+        rows.iter().map(|row| (name(row), row.bytes / GIB, row.usd_micro)).collect()
+    }
+
+    #[test]
+    fn dollars_are_those_computed_by_hand_and_each_grouping_has_the_same_sum() {
+        // 350 GiB left home, of which 100 are free: 250 x $0.09 = $22.50. 2 million reads at $0.40, a million writes at $5.
+        let whole = 22_500_000 + 800_000 + 5_000_000;
+        let by_link = rows(UsageBy::Link);
+        assert_eq!(
+            by_link,
+            [
+                ("repository > burst".to_owned(), 300, Some(22_500_000 * 300 / 350 + 1 + 800_000)),
+                ("burst > repository".to_owned(), 1, Some(5_000_000)),
+                ("burst > home".to_owned(), 5, Some(0)),
+                ("home > burst".to_owned(), 50, Some(22_500_000 * 50 / 350)),
+            ]
+        );
+        for by in [UsageBy::Link, UsageBy::Site, UsageBy::Run, UsageBy::Tenant] {
+            let rows = rows(by);
+            assert_eq!(rows.iter().map(|(_, bytes, _)| bytes).sum::<u64>(), 356, "{by:?}");
+            assert_eq!(rows.iter().map(|(_, _, usd)| usd.unwrap()).sum::<u64>(), whole, "{by:?}");
+        }
+        let names = |by| rows(by).into_iter().map(|(name, gib, _)| (name, gib)).collect::<Vec<_>>();
+        let named =
+            |list: &[(&str, u64)]| list.iter().map(|(name, gib)| ((*name).to_owned(), *gib)).collect::<Vec<_>>();
+        assert_eq!(names(UsageBy::Run), named(&[("", 1), ("run-7", 255), ("web", 100)]));
+        assert_eq!(names(UsageBy::Tenant), named(&[("", 1), ("blue", 100), ("red", 255)]));
+        assert_eq!(names(UsageBy::Site), named(&[("burst", 350), ("home", 5), ("repository", 1)]));
+    }
+
+    #[test]
+    fn meters_have_the_volume_of_their_links_and_what_has_no_price_is_unknown() {
+        let book = PriceBook::built_in();
+        let sites = Sites::read(SITES, &book).unwrap();
+        let meters = usage().by_meter(&sites, Some("home"));
+        assert_eq!(meters, BTreeMap::from([("aws/internet".to_owned(), 350 * GIB)]));
+        assert_eq!(usage().by_meter(&sites, None), BTreeMap::from([("aws/internet".to_owned(), 50 * GIB)]));
+        let unknown = usage().rows(UsageBy::Link, Some(PricedSites { sites: &sites, book: &book, repository: None }));
+        assert_eq!(unknown.iter().filter(|row| row.usd_micro.is_none()).count(), 2);
+        assert!(usage().rows(UsageBy::Run, None).iter().all(|row| row.usd_micro.is_none()));
+    }
+}

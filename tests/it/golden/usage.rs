@@ -1,0 +1,54 @@
+//! Usage, tests/golden/usage: a signed report.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use towline::clock::Timestamp;
+use towline::format::{Direction, SignedUsage, UsageKey, UsageReport, UsageTotals};
+use towline::id::RepositoryId;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/usage/report")
+}
+
+fn report() -> UsageReport {
+    let line = |day, way, site: &str, name: &str, tenant: &str, bytes| {
+        let text = str::to_owned;
+        let key = UsageKey { day, way, site: text(site), name: text(name), tenant: text(tenant) };
+        (key, UsageTotals { bytes, requests: u64::from(site.is_empty()) })
+    };
+    UsageReport {
+        repository: RepositoryId::from_bytes([7; 16]),
+        month: "2026-11".parse().unwrap(),
+        started: Timestamp(1_795_000_000_000_000_000),
+        sequence: 300,
+        at: Timestamp(1_795_600_000_000_000_000),
+        lines: vec![
+            line(1, Direction::In, "", "", "", 12_345),
+            line(1, Direction::In, "", "run-7", "team-a,team-b", 1 << 40),
+            line(1, Direction::Out, "west", "run-7", "team-a,team-b", u64::MAX),
+            line(30, Direction::In, "west", "datasets/web", "", 0),
+        ],
+    }
+}
+
+/// All of them, for the fuzzer.
+pub(crate) fn reports_of_usage() -> Vec<Bytes> {
+    let report = report().encode();
+    let signed = SignedUsage { report: report.clone(), signature: vec![1, 2, 3] };
+    vec![report.into(), signed.encode().into()]
+}
+
+#[test]
+fn reports_of_usage_stay_as_they_are() {
+    let signed = SignedUsage { report: report().encode(), signature: vec![1, 2, 3] }.encode();
+    if std::env::var_os("TOWLINE_GOLDEN_WRITE").is_some() {
+        fs::create_dir_all(golden().parent().unwrap()).unwrap();
+        fs::write(golden(), &signed).unwrap();
+    }
+    let stored = fs::read(golden()).unwrap();
+    assert!(signed == stored, "the encoding of usage changed");
+    let read = SignedUsage::decode(&stored).unwrap();
+    assert_eq!(UsageReport::decode(&read.report, u64::MAX).unwrap(), report());
+}
