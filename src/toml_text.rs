@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::error::Error;
 
 /// A text, or a list of texts.
-#[derive(Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum OneOrSeveral {
     One(String),

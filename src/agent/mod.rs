@@ -35,6 +35,7 @@ mod requester;
 mod routing;
 mod rules;
 mod sidecar;
+mod slurm;
 mod socket;
 mod state;
 mod tasks;
@@ -160,6 +161,10 @@ impl Agent {
         api.spawn(state.leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
         if let Some(every) = config.cache.as_ref().map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
             api.spawn(inventory::run(Arc::clone(&state), every));
+        }
+        if let Some(hints) = config.slurm {
+            let writing = slurm::run(Arc::clone(&state), hints);
+            api.spawn(leaving.clone().run_until_cancelled_owned(writing).map(drop));
         }
         let usage = config.cache.as_ref().map(|cache| cache.usage).filter(|every| !every.is_zero());
         let usage = usage.and_then(|every| UsagePublication::begin(&state, every));

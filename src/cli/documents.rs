@@ -232,7 +232,9 @@ fn the_settings_in_the_help_are_taken() {
 #[test]
 fn settings_that_ship_are_taken() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Config::read(&root.join("deploy/kubernetes/agent.toml")).unwrap();
+    for settings in ["kubernetes/agent.toml", "slurm/agent.toml"] {
+        Config::read(&root.join("deploy").join(settings)).unwrap();
+    }
 }
 
 /// The keys that a section takes, as the parser itself lists them when it meets one that it does not know.
@@ -257,6 +259,7 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[cache]", "[cache]\n{}"),
         ("[advisor]", "[advisor]\n{}"),
         ("[[advisor.kube]]", "[[advisor.kube]]\n{}"),
+        ("[[advisor.slurm]]", "[[advisor.slurm]]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[handoff]", "[handoff]\n{}"),
         ("[audit]", "[audit]\n{}"),

@@ -17,7 +17,7 @@ use crate::agent::view::Commitment;
 use crate::error::{Error, Result};
 use crate::placement::{
     API_VERSION, Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintInput, HintOutput, HintRequest,
-    HintVerdict, Mode, Objective, SourceShare, Workload,
+    HintVerdict, Mode, Objective, SourceShare, Workload, check_hint_id,
 };
 use crate::repository::Repository;
 use crate::selector::Selector;
@@ -30,7 +30,7 @@ use crate::{size, span};
 #[derive(Debug, Args)]
 pub(super) struct HintArgs {
     /// Names that the job reads, or choices such as run-7@latest
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(value_name = "NAME", required_unless_present = "end")]
     names: Vec<Selector>,
     /// Sites to compare; default: all in the sites file
     #[arg(long, value_name = "SITE")]
@@ -80,6 +80,9 @@ pub(super) struct HintArgs {
     /// Wait until all of it is there
     #[arg(long, requires = "commit")]
     wait: bool,
+    /// End the commitment of this hint: its site is that of --at
+    #[arg(long, value_name = "HINT", conflicts_with_all = ["names", "commit"], requires = "at")]
+    end: Option<String>,
 }
 
 fn mode(text: &str) -> Result<Mode, String> {
@@ -123,6 +126,9 @@ impl HintArgs {
 impl Context {
     /// Compares sites for a job that reads some names.
     pub(super) async fn hint(&self, args: &HintArgs) -> Result<()> {
+        if let Some(id) = &args.end {
+            return self.end_commitment(id, &args.at).await;
+        }
         let request = args.request();
         request.check()?;
         let paths = SitesPaths { sites: args.sites.clone(), prices: args.prices.clone() };
@@ -144,6 +150,17 @@ impl Context {
         let committed = self.commit_hint(&found, chosen(&found, site)?, args, &repository).await?;
         let answer = CommittedHint { hint: found, commitment: committed };
         self.output.answer(&answer, |answer, _| shown(&answer.hint, args.explain) + &committed_line(answer))
+    }
+
+    /// Ends the commitment of the hint `id` at its site.
+    async fn end_commitment(&self, id: &str, at: &[String]) -> Result<()> {
+        check_hint_id(id)?;
+        let [site] = at else {
+            return Err(Error::usage("a commitment is at one site").got(at.join(", ")).help("name it once: --at SITE"));
+        };
+        let agent = Client::required()?.routed_to(Some(site.parse()?));
+        let ended: Commitment = agent.post(&format!("/v1/hints/{id}/outcome"), &json!({})).await?;
+        self.output.report(&ended, |ended, _| format!("{} at {} is released\n", ended.hint_id, printable(site)))
     }
 
     /// Commits `hint` at the site of `candidate`, through the local agent.

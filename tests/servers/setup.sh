@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what the tests need besides Rust, once: Debian packages (Ceph, ip), and a venv with what requirements.txt pins.
+# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, ip), and a venv with what requirements.txt pins.
 #   setup.sh        (again: says that nothing is to do)
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
@@ -17,6 +17,13 @@ packages() {
   # For the tests of links between network namespaces, which root alone can make.
   command -v ip >/dev/null || missing+=(iproute2)
   command -v nsenter >/dev/null || missing+=(util-linux)
+  local slurm=()
+  command -v slurmctld >/dev/null || slurm+=(slurmctld)
+  command -v slurmd >/dev/null || slurm+=(slurmd)
+  command -v sbatch >/dev/null || slurm+=(slurm-client)
+  command -v munged >/dev/null || slurm+=(munge)
+  [ -e /usr/lib/*/slurm-wlm/burst_buffer_lua.so ] || slurm+=(slurm-wlm-basic-plugins)
+  missing+=("${slurm[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
   local sudo=(); [ "$(id -u)" = 0 ] || sudo=(sudo)
   echo "setup: installing ${missing[*]} (apt-get)"
@@ -24,6 +31,8 @@ packages() {
   "${sudo[@]}" apt-get update -qq
   # No service is started or enabled: the tests run their own daemons on loopback, as the calling user.
   "${sudo[@]}" env RUNLEVEL=1 apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
+  # Nor after a restart of the machine.
+  [ ${#slurm[@]} = 0 ] || "${sudo[@]}" systemctl disable --quiet munge slurmctld slurmd 2>/dev/null || true
 }
 
 environment() {

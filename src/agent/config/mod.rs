@@ -2,6 +2,7 @@
 
 mod accept;
 mod admission;
+mod advisor;
 mod audit;
 mod handoff;
 mod peers;
@@ -22,6 +23,7 @@ use serde::Deserialize;
 pub(super) use self::accept::tests::accepts;
 pub use self::accept::{Accepts, SenderQuota};
 use self::admission::AdmissionSection;
+use self::advisor::AdvisorSection;
 pub use self::audit::AuditConfig;
 use self::audit::AuditSection;
 pub use self::handoff::HandoffConfig;
@@ -34,7 +36,8 @@ pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
 use super::advisor::SitesPaths;
-use super::kube::{KubeRule, KubeRules};
+use super::kube::KubeRules;
+use super::slurm::SlurmHints;
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
@@ -80,6 +83,8 @@ pub struct Config {
     pub advisor: Option<SitesPaths>,
     /// Rules for the pods of a scheduler that asks; if there are none, it may not.
     pub kube: KubeRules,
+    /// Files of hints for Slurm, if it writes any.
+    pub slurm: Option<SlurmHints>,
     /// Grace period: time that running tasks have after a shutdown request.
     pub grace: Duration,
     /// Folder with certificate, key and authority, if the agent has an identity.
@@ -177,38 +182,6 @@ struct CacheSection {
     usage: Option<Span>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AdvisorSection {
-    sites: PathBuf,
-    prices: Option<PathBuf>,
-    #[serde(default)]
-    kube: Vec<KubeSection>,
-}
-
-/// A section `[[advisor.kube]]`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KubeSection {
-    namespaces: Patterns,
-    names: Patterns,
-}
-
-impl AdvisorSection {
-    /// Rules for pods.
-    fn kube(&self) -> Result<KubeRules> {
-        let rule = |KubeSection { namespaces, names }: &KubeSection| {
-            if namespaces.is_empty() || names.is_empty() {
-                return Err(Error::usage("[[advisor.kube]] permits nothing")
-                    .expected("at least one pattern in each of namespaces and names")
-                    .help("name them, or remove the entry"));
-            }
-            Ok(KubeRule { namespaces: namespaces.clone(), names: names.clone() })
-        };
-        self.kube.iter().map(rule).collect::<Result<_>>().map(KubeRules)
-    }
-}
-
 impl Config {
     /// Reads the settings in the file at `path`.
     ///
@@ -280,6 +253,7 @@ impl File {
             memory: self.memory.map(|bytes| bytes.0),
             cache,
             kube: self.advisor.as_ref().map(AdvisorSection::kube).transpose()?.unwrap_or_default(),
+            slurm: self.advisor.as_ref().map(|advisor| advisor.slurm(folder)).transpose()?.flatten(),
             advisor: self.advisor.map(|advisor| SitesPaths {
                 sites: folder.join(advisor.sites),
                 prices: advisor.prices.map(|prices| folder.join(prices)),

@@ -15,6 +15,7 @@ mod policy;
 mod recorded;
 mod routing;
 mod sidecar;
+mod slurm;
 mod together;
 mod tokens;
 mod trust;

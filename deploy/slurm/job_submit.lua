@@ -1,0 +1,62 @@
+-- Places jobs where their data may go and is cheap to have: JobSubmitPlugins=lua. Nodes of a site have its name as a feature.
+-- slurmctld waits meanwhile, so this only reads small files.
+local towline = dofile("/etc/slurm/towline.lua")
+
+-- The constraint `own` and `sites` together; nil if they cannot be joined.
+local function joined(own, sites)
+   if not own or own == "" then return sites end
+   if string.find(own, "[%[%]%*]") then return nil end
+   if string.find(own, "|", 1, true) then own = "(" .. own .. ")" end
+   if string.find(sites, "|", 1, true) then sites = "(" .. sites .. ")" end
+   return own .. "&" .. sites
+end
+
+local function names(sites)
+   local list = {}
+   for _, one in ipairs(sites) do table.insert(list, one.site) end
+   return table.concat(list, "|")
+end
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+   local wanted, problem = towline.directives(job_desc.script or job_desc.burst_buffer)
+   if problem then
+      slurm.log_user("%s", problem)
+      return slurm.ERROR
+   end
+   if not wanted or #wanted.inputs == 0 then return slurm.SUCCESS end
+   local placed
+   placed, problem = towline.place(wanted.inputs, job_desc.user_name or tostring(submit_uid))
+   if not placed then
+      slurm.log_user("towline: %s", problem)
+      if wanted.stage_in then return slurm.ERROR end
+      slurm.log_user("towline: the job is placed without regard to its data")
+      return slurm.SUCCESS
+   end
+   local best = placed.allowed[1]
+   if not best then
+      slurm.log_user("towline: its data may go to no site: %s", table.concat(placed.denied, "; "))
+      return slurm.ERROR
+   end
+   -- What is fetched before the job starts is at one site.
+   local sites = wanted.stage_in and { best } or placed.allowed
+   if wanted.stage_in or #placed.denied > 0 or not placed.elsewhere then
+      local features = joined(job_desc.features, names(sites))
+      if not features then
+         slurm.log_user("towline: cannot join the constraint %s with the sites of its data: %s", job_desc.features, names(sites))
+         return slurm.ERROR
+      end
+      job_desc.features = features
+   end
+   if #sites > 1 and (not job_desc.prefer or job_desc.prefer == "") then
+      job_desc.prefer = joined(job_desc.features, best.site)
+   end
+   job_desc.admin_comment = "towline:" .. best.site
+   slurm.log_info("towline: user %s, best site %s, %d bytes missing, %d ms", job_desc.user_name or "?", best.site, best.missing, best.ms)
+   return slurm.SUCCESS
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+   return slurm.SUCCESS
+end
+
+return slurm.SUCCESS

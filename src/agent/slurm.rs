@@ -1,0 +1,245 @@
+//! Hints for Slurm: small files that `job_submit.lua` reads while slurmctld waits, one for each name that a job may read.
+//!
+//! ```text
+//! towline 1
+//! at <seconds since 1970>
+//! users <users, with commas, or *>
+//! elsewhere <allow|deny|unknown>
+//! <site> <allow|deny|unknown> <missing bytes> <milliseconds, median> <micro-dollars> <first denial>    with tabs
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::getuid;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::advisor::{Advisor, Epoch, HintDetail};
+use super::state::AgentState;
+use super::user::user_name;
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::pattern::Patterns;
+use crate::placement::{API_VERSION, Hint, HintInput, HintRequest, HintVerdict};
+use crate::policy::LocalCaller;
+use crate::repository::log::State;
+use crate::selector::Selector;
+use crate::work::blocking;
+
+/// Interval at which the files are written. `towline.lua` ignores those older than ten minutes.
+const EVERY: Duration = Duration::from_secs(30);
+/// Maximum number of files: as many as an advisor keeps up to date.
+const FILES_MAX: usize = 64;
+/// Time that a hint waits for chunks that are not read yet.
+const WAIT: Duration = Duration::from_mins(1);
+/// Start of the names of files that are being written.
+const UNFINISHED: &str = ".new-";
+/// Permissions of a file: the group of the folder may read it, as a denial is not for everybody.
+const MODE: u32 = 0o640;
+
+/// Names about which jobs of some users may ask.
+#[derive(Clone, Debug)]
+pub struct SlurmRule {
+    /// Users, or `*` for all.
+    pub users: BTreeSet<String>,
+    /// Names.
+    pub names: Patterns,
+}
+
+/// Files of hints for Slurm.
+#[derive(Clone, Debug)]
+pub struct SlurmHints {
+    /// Folder that they are written to.
+    pub dir: PathBuf,
+    /// Rules of who may ask about what.
+    pub rules: Vec<SlurmRule>,
+}
+
+/// Writes the files of `hints` until it is dropped.
+///
+/// # Cancel safety
+/// Safe: every file is whole.
+pub(super) async fn run(state: Arc<AgentState>, hints: SlurmHints) {
+    let mut ticks = interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = write(&state, &hints).await {
+            tracing::warn!(dir = %hints.dir.display(), "hints for Slurm are not written: {error:?}");
+        }
+    }
+}
+
+async fn write(state: &AgentState, hints: &SlurmHints) -> Result<()> {
+    let origin = state.origin(None)?;
+    let advisor = state.advisor(origin)?;
+    let epoch = advisor.epoch().await?;
+    let (log, rules) = (Arc::clone(epoch.log()), hints.rules.clone());
+    let (mut wanted, all) = blocking(move || {
+        let wanted = wanted(&log, &rules);
+        let all = wanted.len();
+        Ok((wanted, all))
+    })
+    .await?;
+    if all > FILES_MAX {
+        tracing::warn!(
+            names = all,
+            files = FILES_MAX,
+            "more names match [[advisor.slurm]] than get hints: the latest do"
+        );
+        wanted.truncate(FILES_MAX);
+    }
+    let mut files = BTreeSet::new();
+    for (selector, users) in wanted {
+        let hint = match hint_of(advisor, &epoch, origin, &selector).await {
+            Ok(hint) => hint,
+            Err(error) => {
+                tracing::warn!(name = %selector, "no hint for Slurm: {error:?}");
+                continue;
+            }
+        };
+        let file = file_name(&selector.to_string());
+        let (path, text) = (hints.dir.join(&file), text(&hint, &users, state.now().0 / 1_000_000_000));
+        blocking(move || put(&path, &text)).await?;
+        files.insert(file);
+    }
+    let dir = hints.dir.clone();
+    blocking(move || remove_others(&dir, &files)).await
+}
+
+async fn hint_of(
+    advisor: &Advisor,
+    epoch: &Arc<Epoch>,
+    origin: &crate::repository::Repository,
+    selector: &Selector,
+) -> Result<Hint> {
+    let reader = origin.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
+    let request = HintRequest {
+        api_version: API_VERSION.to_owned(),
+        inputs: vec![HintInput { reference: selector.to_string() }],
+        ..HintRequest::default()
+    };
+    let name = selector.resolve(epoch.log())?;
+    advisor.hint(epoch, &reader, &request, &[name], (WAIT, HintDetail::All)).await
+}
+
+/// Names, and `RUN@latest` of runs, with the users who may ask about them; those that were saved last come first.
+fn wanted(log: &State, rules: &[SlurmRule]) -> Vec<(Selector, BTreeSet<String>)> {
+    let mut users: BTreeMap<&Name, BTreeSet<String>> = BTreeMap::new();
+    for rule in rules {
+        for name in log.refs.keys().filter(|name| rule.names.take(name.as_str())) {
+            users.entry(name).or_default().extend(rule.users.iter().cloned());
+        }
+    }
+    let mut latest: BTreeMap<Name, (u64, &Name)> = BTreeMap::new();
+    for name in users.keys().copied() {
+        if let Some((run, step)) = name.step() {
+            let newest = latest.entry(run).or_insert((step, name));
+            if newest.0 <= step {
+                *newest = (step, name);
+            }
+        }
+    }
+    let steps: BTreeSet<&Name> = latest.values().map(|(_, name)| *name).collect();
+    let by_name = users.keys().copied().filter(|name| name.step().is_none() || steps.contains(name));
+    let mut found: Vec<(i64, Selector, BTreeSet<String>)> = Vec::new();
+    for name in by_name {
+        let saved = log.refs.get(name).map_or(0, |value| value.saved.0);
+        let may = users.get(name).cloned().unwrap_or_default();
+        if let Some(selector) = name.step().and_then(|(run, _)| format!("{run}@latest").parse().ok()) {
+            found.push((saved, selector, may.clone()));
+        }
+        found.push((saved, Selector::Name(name.clone()), may));
+    }
+    found.sort_by_key(|(saved, selector, _)| (std::cmp::Reverse(*saved), selector.to_string()));
+    found.into_iter().map(|(_, selector, users)| (selector, users)).collect()
+}
+
+fn text(hint: &Hint, users: &BTreeSet<String>, at: i64) -> String {
+    let users: Vec<&str> = users.iter().map(String::as_str).collect();
+    let elsewhere = word(hint.elsewhere);
+    let mut text = format!("towline 1\nat {at}\nusers {}\nelsewhere {elsewhere}\n", users.join(","));
+    for candidate in &hint.candidates {
+        let verdict = word(candidate.verdict);
+        let denial = candidate.deny.first().map(|denial| printable(&denial.rule)).unwrap_or_default();
+        let (missing, usd) = (candidate.bytes.missing, candidate.usd_micro.total);
+        let time = candidate.eta_s.p50 * 1000.0;
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}\t{verdict}\t{missing}\t{time:.0}\t{usd}\t{denial}", candidate.site);
+    }
+    text
+}
+
+const fn word(verdict: HintVerdict) -> &'static str {
+    match verdict {
+        HintVerdict::Allow => "allow",
+        HintVerdict::Deny => "deny",
+        HintVerdict::Unknown => "unknown",
+    }
+}
+
+/// `text` on one line, without control characters.
+fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(200).collect()
+}
+
+/// File name of the hint about `name`: bytes other than letters, digits and `.`, `_`, `@`, `-` become `%` and two digits.
+fn file_name(name: &str) -> String {
+    let mut file = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'@' | b'-' => file.push(byte.into()),
+            // A name that begins with a dot must not be one of ours.
+            b'.' if !file.is_empty() => file.push('.'),
+            // Writing to a string does not fail.
+            _ => drop(write!(file, "%{byte:02x}")),
+        }
+    }
+    file
+}
+
+fn put(path: &Path, text: &str) -> Result<()> {
+    let failed = |error| Error::io("cannot write a hint for Slurm", path, error);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = path.with_file_name(format!("{UNFINISHED}{name}"));
+    fs::write(&unfinished, text).map_err(failed)?;
+    fs::set_permissions(&unfinished, fs::Permissions::from_mode(MODE)).map_err(failed)?;
+    fs::rename(&unfinished, path).map_err(failed)
+}
+
+/// Removes hints about other names.
+fn remove_others(dir: &Path, files: &BTreeSet<String>) -> Result<()> {
+    let failed = |error| Error::io("cannot remove an old hint for Slurm", dir, error);
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        if entry.file_type().map_err(failed)?.is_file() && !name.to_str().is_some_and(|name| files.contains(name)) {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_names_of_files() {
+        for (name, file) in [
+            ("run-7@latest", "run-7@latest"),
+            ("team a/x", "team%20a%2fx"),
+            (".hidden", "%2ehidden"),
+            ("v1.5", "v1.5"),
+            ("\u{e9}", "%c3%a9"),
+        ] {
+            assert_eq!(file_name(name), file);
+        }
+        assert_eq!(printable("a\tb\nc"), "a b c");
+    }
+}
