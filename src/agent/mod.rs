@@ -35,6 +35,7 @@ mod requester;
 mod routing;
 mod rules;
 mod sidecar;
+mod skypilot;
 mod slurm;
 mod socket;
 mod state;
@@ -133,7 +134,11 @@ impl Agent {
         let router = router(
             Arc::clone(&state),
             token,
-            OpenPaths { metrics: config.open_metrics, kube: !config.kube.0.is_empty() },
+            OpenPaths {
+                metrics: config.open_metrics,
+                kube: !config.kube.0.is_empty(),
+                skypilot: !config.skypilot.0.is_empty(),
+            },
             Callers { api_callers: config.callers, handoff_senders },
         );
         let (mut api, leaving) = (JoinSet::new(), state.leaving.clone());

@@ -22,6 +22,7 @@ use super::open_trees::OpenTrees;
 use super::preemption::Notice;
 use super::requester::Requester;
 use super::rules::Rules;
+use super::skypilot::SkyPilotRules;
 use super::tasks::Tasks;
 use super::tokens::Tokens;
 use super::view;
@@ -83,6 +84,8 @@ pub(super) struct AgentState {
     pub(super) rules: Arc<Rules>,
     /// Rules for the pods of a scheduler that asks.
     pub(super) kube: KubeRules,
+    /// Rules for tasks of `SkyPilot`.
+    pub(super) skypilot: SkyPilotRules,
     /// Store of checkpoints that other agents hand off, if enabled.
     pub(super) store: Option<Arc<HandoffStore>>,
     /// Limits of the pins of other agents, and of those of tokens.
@@ -166,6 +169,7 @@ impl AgentState {
             preempted: CancellationToken::new(),
             rules: Arc::new(Rules::of(config)),
             kube: config.kube.clone(),
+            skypilot: config.skypilot.clone(),
             store,
             caller_pins: config.caller_pins,
             token_pins: config.token_pins,

@@ -232,7 +232,9 @@ fn the_settings_in_the_help_are_taken() {
 #[test]
 fn settings_that_ship_are_taken() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for settings in ["kubernetes/agent.toml", "slurm/agent.toml"] {
+    for settings in
+        ["kubernetes/agent.toml", "kubernetes/scheduler/agent.toml", "slurm/agent.toml", "skypilot/agent.toml"]
+    {
         Config::read(&root.join("deploy").join(settings)).unwrap();
     }
 }
@@ -260,6 +262,7 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[advisor]", "[advisor]\n{}"),
         ("[[advisor.kube]]", "[[advisor.kube]]\n{}"),
         ("[[advisor.slurm]]", "[[advisor.slurm]]\n{}"),
+        ("[[advisor.skypilot]]", "[[advisor.skypilot]]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[handoff]", "[handoff]\n{}"),
         ("[audit]", "[audit]\n{}"),

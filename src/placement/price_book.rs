@@ -266,6 +266,24 @@ mod tests {
         );
     }
 
+    /// The table of docs/placement.md, in cents.
+    #[test]
+    fn a_months_dollars_are_exact_at_the_edges_of_tiers() {
+        let book = PriceBook::built_in();
+        let price = book.egress("aws/internet", "aws", "us-east-1").unwrap();
+        for (gib, cents) in [
+            (100, 0),
+            (10_240, 91_260),
+            (20_480, 178_300),
+            (51_200, 439_420),
+            (61_440, 511_100),
+            (102_400, 797_820),
+            (204_800, 1_412_220),
+        ] {
+            assert_eq!(price.marginal(0, gib << 30), cents * 10_000, "{gib}");
+        }
+    }
+
     #[test]
     fn prices_of_other_places_and_unknown_ones_are_refused() {
         let book = PriceBook::built_in();

@@ -43,6 +43,8 @@ pub struct Site {
     pub gpus: Vec<Gpus>,
     /// Nodes of a cluster that are at the site, by name.
     pub nodes: Patterns,
+    /// The site in the notation of `SkyPilot`, if the file says it.
+    infra: Option<String>,
     /// Name of the price of what is stored there, in the price book.
     pub storage: Option<String>,
     /// Line of the file where it begins.
@@ -112,6 +114,19 @@ pub struct Sites {
     links: Vec<Link>,
     /// Places of the links to each site, in the order of the file.
     by_target: BTreeMap<String, Vec<usize>>,
+}
+
+impl Site {
+    /// The site in the notation of `SkyPilot`, `CLOUD/REGION`: as the file says, or by its provider; none for machines of one's own.
+    #[must_use]
+    pub fn infra(&self) -> Option<String> {
+        match &self.infra {
+            Some(infra) => Some(infra.clone()),
+            None if self.provider == OWN => None,
+            None if self.region.is_empty() => Some(self.provider.clone()),
+            None => Some(format!("{}/{}", self.provider, self.region)),
+        }
+    }
 }
 
 impl Link {
@@ -288,6 +303,7 @@ impl Sites {
             cache: written.cache.as_deref().map(size::parse).transpose()?,
             gpus: gpus.collect::<Result<_>>()?,
             nodes: written.nodes,
+            infra: written.infra,
             storage: written.storage,
             line,
             stated: Stated { jurisdictions, tenancy: written.tenancy },
@@ -378,6 +394,7 @@ struct WrittenSite {
     gpus: Vec<WrittenGpus>,
     #[serde(default)]
     nodes: Patterns,
+    infra: Option<String>,
     storage: Option<String>,
     jurisdiction: Option<OneOrSeveral>,
     tenancy: Option<String>,

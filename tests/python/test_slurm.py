@@ -191,7 +191,9 @@ class Cluster:
                 text = re.sub(rf'^   {key} = "[^"]*",$', f'   {key} = "{value}",', text, flags=re.MULTILINE)
             (etc / file.name).write_text(text)
         shutil.copy(DEPLOY / "burst_buffer.conf", etc)
-        wanted = re.findall(r"^(?:JobSubmitPlugins|BurstBufferType)=.*$", (DEPLOY / "slurm.conf").read_text(), re.MULTILINE)
+        wanted = re.findall(
+            r"^(?:JobSubmitPlugins|BurstBufferType)=.*$", (DEPLOY / "slurm.conf").read_text(), re.MULTILINE
+        )
         assert len(wanted) == 2
         host = socket.gethostname()
         ports = free_ports(2)

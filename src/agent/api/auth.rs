@@ -33,6 +33,8 @@ pub(super) const OPEN: [&str; 3] = ["/health", "/ready", "/openapi.json"];
 const METRICS: &str = "/metrics";
 /// Paths that need none if [`OpenPaths::kube`] is set: a scheduler cannot send one.
 const KUBE: [&str; 2] = ["/kube/filter", "/kube/prioritize"];
+/// Path that needs none if [`OpenPaths::skypilot`] is set.
+const SKYPILOT: &str = "/skypilot";
 /// Limit of log lines about invalid tokens.
 static WRONG_TOKENS: LogLimit = LogLimit::new();
 
@@ -111,6 +113,8 @@ pub(in crate::agent) struct OpenPaths {
     pub(in crate::agent) metrics: bool,
     /// Paths of a scheduler extender.
     pub(in crate::agent) kube: bool,
+    /// Path of an admin policy of `SkyPilot`.
+    pub(in crate::agent) skypilot: bool,
 }
 
 /// An authorised request.
@@ -215,7 +219,11 @@ impl Auth {
         // A forwarded request is authenticated by this agent's certificate, so it needs the token here.
         let is_own = !headers.contains_key(AT);
         let open = self.open;
-        if is_own && (OPEN.contains(&path) || open.metrics && path == METRICS || open.kube && KUBE.contains(&path)) {
+        let needs_none = OPEN.contains(&path)
+            || open.metrics && path == METRICS
+            || open.kube && KUBE.contains(&path)
+            || open.skypilot && path == SKYPILOT;
+        if is_own && needs_none {
             return Ok(Visibility::HealthSummary.into());
         }
         if let Some(grant) = grant {
@@ -382,7 +390,7 @@ mod tests {
             authorized.ok().map(|authorized| authorized.visibility)
         };
         let auth = || Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
-        let (closed, open) = (auth(), auth().open(OpenPaths { metrics: true, kube: false }));
+        let (closed, open) = (auth(), auth().open(OpenPaths { metrics: true, ..OpenPaths::default() }));
         for path in ["/health", "/ready"] {
             assert_eq!(visibility_of(&closed, path, None), Some(Visibility::HealthSummary));
             assert_eq!(visibility_of(&closed, path, Some("Bearer wrong")), Some(Visibility::HealthSummary));

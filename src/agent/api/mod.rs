@@ -21,10 +21,12 @@ mod recorded;
 mod relay;
 mod rights;
 mod serve;
+mod skypilot;
 mod slots;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod unauthenticated;
 mod work;
 
 use std::path::Path;
@@ -46,6 +48,7 @@ use self::error::{ApiError, body_limit};
 use self::kube::KUBE_BODY_LEN_MAX;
 use self::relay::forward;
 pub(super) use self::serve::{Local, serve};
+use self::skypilot::SKYPILOT_BODY_LEN_MAX;
 use super::state::AgentState;
 use crate::error::Error;
 use crate::transfer::identity::Credentials;
@@ -86,6 +89,12 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(tokens::list, tokens::make))
         .routes(routes!(tokens::revoke))
         .merge(kube_routes())
+        .merge(skypilot_routes())
+}
+
+/// Path of `SkyPilot`, whose requests have whole tasks.
+fn skypilot_routes() -> OpenApiRouter<Arc<AgentState>> {
+    OpenApiRouter::new().routes(routes!(skypilot::policy)).layer(DefaultBodyLimit::max(SKYPILOT_BODY_LEN_MAX))
 }
 
 /// Paths of a scheduler, whose requests list nodes.

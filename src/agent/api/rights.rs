@@ -23,7 +23,7 @@ const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
 /// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
-pub(super) const NEEDS: [(&str, &str, Need); 40] = [
+pub(super) const NEEDS: [(&str, &str, Need); 41] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
@@ -57,6 +57,7 @@ pub(super) const NEEDS: [(&str, &str, Need); 40] = [
     // A token has its own names; these are of pods.
     ("POST", "/kube/filter", ADMIN),
     ("POST", "/kube/prioritize", ADMIN),
+    ("POST", "/skypilot", ADMIN),
     ("POST", "/v1/hints/{id}/commit", WARM),
     ("GET", "/v1/hints/{id}", PINS),
     ("POST", "/v1/hints/{id}/outcome", PINS),

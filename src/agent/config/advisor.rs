@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::agent::kube::{KubeRule, KubeRules};
+use crate::agent::skypilot::{SkyPilotRule, SkyPilotRules};
 use crate::agent::slurm::{SlurmHints, SlurmRule};
 use crate::error::{Error, Result};
 use crate::pattern::Patterns;
@@ -21,13 +22,15 @@ pub(super) struct AdvisorSection {
     kube: Vec<KubeSection>,
     slurm_hints: Option<PathBuf>,
     #[serde(default)]
-    slurm: Vec<SlurmSection>,
+    slurm: Vec<UsersSection>,
+    #[serde(default)]
+    skypilot: Vec<UsersSection>,
 }
 
-/// A section `[[advisor.slurm]]`.
+/// A section `[[advisor.slurm]]` or `[[advisor.skypilot]]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SlurmSection {
+struct UsersSection {
     users: OneOrSeveral,
     names: Patterns,
 }
@@ -56,22 +59,39 @@ impl AdvisorSection {
 
     /// Files for Slurm, if there are any.
     pub(super) fn slurm(&self, folder: &Path) -> Result<Option<SlurmHints>> {
-        let rule = |SlurmSection { users, names }: SlurmSection| {
-            let users: BTreeSet<String> = users.list().into_iter().collect();
-            let is_user = |user: &String| !user.is_empty() && !user.contains([',', ' ', '\t', '\n']);
-            if users.is_empty() || names.is_empty() || !users.iter().all(is_user) {
-                return Err(Error::usage("[[advisor.slurm]] permits nothing")
-                    .expected("at least one user, or `*`, and one pattern of names")
-                    .help("name them, or remove the entry"));
-            }
+        let rule = |section: &UsersSection| {
+            let (users, names) = section.check("[[advisor.slurm]] permits nothing")?;
             Ok(SlurmRule { users, names })
         };
-        let rules: Vec<SlurmRule> = self.slurm.iter().cloned().map(rule).collect::<Result<_>>()?;
+        let rules: Vec<SlurmRule> = self.slurm.iter().map(rule).collect::<Result<_>>()?;
         match (&self.slurm_hints, rules.is_empty()) {
             (Some(dir), false) => Ok(Some(SlurmHints { dir: folder.join(dir), rules })),
             (None, true) => Ok(None),
             _ => Err(Error::usage("[advisor] slurm_hints and [[advisor.slurm]] need each other")
                 .help("set both, or neither")),
         }
+    }
+
+    /// Rules for tasks of `SkyPilot`.
+    pub(super) fn skypilot(&self) -> Result<SkyPilotRules> {
+        let rule = |section: &UsersSection| {
+            let (users, names) = section.check("[[advisor.skypilot]] permits nothing")?;
+            Ok(SkyPilotRule { users, names })
+        };
+        self.skypilot.iter().map(rule).collect::<Result<_>>().map(SkyPilotRules)
+    }
+}
+
+impl UsersSection {
+    /// Users and names; an error with the message `nothing` if there are none.
+    fn check(&self, nothing: &'static str) -> Result<(BTreeSet<String>, Patterns)> {
+        let users: BTreeSet<String> = self.users.clone().list().into_iter().collect();
+        let is_user = |user: &String| !user.is_empty() && !user.contains([',', ' ', '\t', '\n']);
+        if users.is_empty() || self.names.is_empty() || !users.iter().all(is_user) {
+            return Err(Error::usage(nothing)
+                .expected("at least one user, or `*`, and one pattern of names")
+                .help("name them, or remove the entry"));
+        }
+        Ok((users, self.names.clone()))
     }
 }

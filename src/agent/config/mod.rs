@@ -37,6 +37,7 @@ use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
 use super::advisor::SitesPaths;
 use super::kube::KubeRules;
+use super::skypilot::SkyPilotRules;
 use super::slurm::SlurmHints;
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::cache::TenantQuotas;
@@ -83,6 +84,8 @@ pub struct Config {
     pub advisor: Option<SitesPaths>,
     /// Rules for the pods of a scheduler that asks; if there are none, it may not.
     pub kube: KubeRules,
+    /// Rules for tasks of `SkyPilot`.
+    pub skypilot: SkyPilotRules,
     /// Files of hints for Slurm, if it writes any.
     pub slurm: Option<SlurmHints>,
     /// Grace period: time that running tasks have after a shutdown request.
@@ -253,6 +256,7 @@ impl File {
             memory: self.memory.map(|bytes| bytes.0),
             cache,
             kube: self.advisor.as_ref().map(AdvisorSection::kube).transpose()?.unwrap_or_default(),
+            skypilot: self.advisor.as_ref().map(AdvisorSection::skypilot).transpose()?.unwrap_or_default(),
             slurm: self.advisor.as_ref().map(|advisor| advisor.slurm(folder)).transpose()?.flatten(),
             advisor: self.advisor.map(|advisor| SitesPaths {
                 sites: folder.join(advisor.sites),

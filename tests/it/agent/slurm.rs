@@ -1,4 +1,4 @@
-//! Files of hints for Slurm; tests/python/test_slurm.py has the real slurmctld read them.
+//! Files of hints for Slurm; `tests/python/test_slurm.py` has the real slurmctld read them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,0 +1,77 @@
+//! Admin policy of `SkyPilot` (docs/placement.md).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::error::ApiError;
+use super::unauthenticated::{UnauthenticatedCall, hint_for_caller};
+use crate::agent::skypilot::SkyPilotTask;
+use crate::agent::state::AgentState;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
+use crate::work::blocking;
+
+/// Maximum bytes of a request: a task with its files.
+pub(super) const SKYPILOT_BODY_LEN_MAX: usize = 4 << 20;
+/// Time that an answer waits for the chunks of inputs that are new to this agent; the client waits for 30 seconds.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// Rewrites the places of a task to those where its data may go, the best first. Has the wire format of `SkyPilot`'s admin policies.
+#[utoipa::path(
+    post,
+    path = "/skypilot",
+    operation_id = "skypilotPolicy",
+    request_body = serde_json::Value,
+    responses(
+        (status = 200, description = "MutatedUserRequest, as JSON in a string", body = serde_json::Value),
+        (status = 400, description = "The task is rejected, with the reason", body = String),
+    ),
+)]
+pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Request) -> Result<Response, ApiError> {
+    if state.skypilot.0.is_empty() {
+        return Err(Error::not_found("this agent answers no SkyPilot")
+            .help("set [[advisor.skypilot]] in its settings (docs/placement.md)")
+            .into());
+    }
+    let call = UnauthenticatedCall::read(&state, request, SKYPILOT_BODY_LEN_MAX as u64).await?;
+    let body = call.body.clone();
+    let task = match blocking(move || SkyPilotTask::read(&body)).await {
+        Ok(task) => task,
+        Err(error) => return Ok(rejected(&error)),
+    };
+    match answer(&state, &task).await {
+        Ok(answer) => Ok(json(answer)),
+        // The task names something that does not exist, or may go nowhere.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Denied | ErrorKind::Usage) => {
+            Ok(rejected(&error))
+        }
+        // Agents enforce the policy in any case.
+        Err(error) => {
+            tracing::warn!("a task of SkyPilot is placed without regard to its data: {error:?}");
+            Ok(json(task.unchanged()?))
+        }
+    }
+}
+
+async fn answer(state: &AgentState, task: &SkyPilotTask) -> Result<String> {
+    if task.inputs().is_empty() {
+        return task.unchanged();
+    }
+    let may = |name: &Name| state.skypilot.allow(task.user(), name);
+    let hint = hint_for_caller(state, &task.hint_request(), may, WAIT).await?;
+    let sites = state.advisor(state.origin(None)?)?.sites();
+    task.placed(&hint, &sites.sites)
+}
+
+fn json(body: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// `SkyPilot` shows the text to the user.
+fn rejected(error: &Error) -> Response {
+    (StatusCode::BAD_REQUEST, format!("towline: {error}")).into_response()
+}

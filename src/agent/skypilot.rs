@@ -1,0 +1,389 @@
+//! Admin policy of `SkyPilot`: rewrites the places that a task may run at to those where its data may go, the best first.
+//! Pure: `api/skypilot.rs` asks for the hint.
+//!
+//! A request is a JSON string that holds JSON that holds YAML, and so is the answer; a rejection has status 400
+//! (<https://github.com/skypilot-org/skypilot/blob/master/sky/admin_policy.py>, read in version 0.14.1).
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::pattern::Patterns;
+use crate::placement::{
+    API_VERSION, Candidate, Hint, HintInput, HintRequest, HintVerdict, INPUTS_MAX, Mode, Objective, Sites, Workload,
+};
+
+/// Variable of a task: the names that it reads, separated by commas.
+const INPUTS: &str = "TOWLINE_INPUTS";
+/// Variable of a task: `time` (default), `cost` or `weighted`.
+const OBJECTIVE: &str = "TOWLINE_OBJECTIVE";
+/// Variable of a task: dollars that an hour of waiting is worth.
+const USD_PER_HOUR: &str = "TOWLINE_USD_PER_HOUR";
+/// Keys of a task's resources with a list of choices.
+const CHOICES: [&str; 2] = ["ordered", "any_of"];
+/// Any cloud, region or zone, in the notation of `infra`.
+const ANY: &str = "*";
+/// Maximum number of choices that a task gets.
+const CHOICES_MAX: usize = 4096;
+
+/// Names that tasks of some users may ask about.
+#[derive(Clone, Debug)]
+pub struct SkyPilotRule {
+    /// Users, or `*` for all.
+    pub users: BTreeSet<String>,
+    /// Names.
+    pub names: Patterns,
+}
+
+/// Rules for tasks.
+#[derive(Clone, Debug, Default)]
+pub struct SkyPilotRules(pub Vec<SkyPilotRule>);
+
+impl SkyPilotRules {
+    /// True if tasks of `user`, who is unknown on the client's side, may ask about the name.
+    pub(super) fn allow(&self, user: Option<&str>, name: &Name) -> bool {
+        self.0.iter().any(|rule| {
+            let known = user.is_some_and(|user| rule.users.contains(user));
+            (known || rule.users.contains(ANY)) && rule.names.take(name.as_str())
+        })
+    }
+}
+
+/// Request of a user. Other fields do not matter here.
+#[derive(Debug, Deserialize)]
+struct UserRequest {
+    task: String,
+    skypilot_config: String,
+    #[serde(default)]
+    user: String,
+}
+
+/// Answer to a request.
+#[derive(Debug, Serialize)]
+struct MutatedRequest<'a> {
+    task: &'a str,
+    skypilot_config: &'a str,
+}
+
+/// A task to be placed.
+#[derive(Debug)]
+pub(super) struct SkyPilotTask {
+    request: UserRequest,
+    /// None: it is not understood, or it has no inputs.
+    placed: Option<PlacedTask>,
+}
+
+/// Parts of a task that reads names.
+#[derive(Debug)]
+struct PlacedTask {
+    task: Map<String, Value>,
+    user: Option<String>,
+    inputs: Vec<String>,
+    objective: Objective,
+}
+
+impl SkyPilotTask {
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// Usage, if it is not one of `SkyPilot`, or a variable of the task is malformed.
+    pub(super) fn read(body: &[u8]) -> Result<Self> {
+        let malformed = || Error::usage("request body is not one of SkyPilot for an admin policy");
+        let text: String = serde_json::from_slice(body).map_err(|source| malformed().source(source))?;
+        let request: UserRequest = serde_json::from_str(&text).map_err(|source| malformed().source(source))?;
+        let placed = match yaml(&request.task) {
+            Some(Value::Object(task)) => PlacedTask::of(task, &request.user)?,
+            _ => None,
+        };
+        Ok(Self { request, placed })
+    }
+
+    /// User who asks; none: unknown.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.placed.as_ref()?.user.as_deref()
+    }
+
+    /// Names that it reads; empty: there is nothing to say.
+    pub(super) fn inputs(&self) -> &[String] {
+        self.placed.as_ref().map_or(&[], |placed| &placed.inputs)
+    }
+
+    /// The request for a hint about all sites.
+    pub(super) fn hint_request(&self) -> HintRequest {
+        let placed = self.placed.as_ref();
+        HintRequest {
+            api_version: API_VERSION.to_owned(),
+            workload: Workload { gpus: placed.map_or(0, PlacedTask::gpus), ..Workload::default() },
+            inputs: self.inputs().iter().map(|name| HintInput { reference: name.clone() }).collect(),
+            objective: placed.map(|placed| placed.objective.clone()).unwrap_or_default(),
+            ..HintRequest::default()
+        }
+    }
+
+    /// The answer that changes nothing.
+    pub(super) fn unchanged(&self) -> Result<String> {
+        answer(&self.request.task, &self.request.skypilot_config)
+    }
+
+    /// The answer with the places where the data may go, the best first.
+    ///
+    /// # Errors
+    /// Denied, with the rules, if there is none.
+    pub(super) fn placed(&self, hint: &Hint, sites: &Sites) -> Result<String> {
+        let Some(placed) = &self.placed else { return self.unchanged() };
+        let mut task = placed.task.clone();
+        let mut resources = match task.remove("resources") {
+            Some(Value::Object(resources)) => resources,
+            _ => Map::new(),
+        };
+        let choices = chosen(&mut resources, hint, sites);
+        if choices.is_empty() {
+            return Err(refused(hint));
+        }
+        resources.insert("ordered".to_owned(), choices.into_iter().map(Value::Object).collect());
+        task.insert("resources".to_owned(), Value::Object(resources));
+        // JSON is YAML.
+        answer(&Value::Object(task).to_string(), &self.request.skypilot_config)
+    }
+}
+
+impl PlacedTask {
+    /// Reads a task; none if it has no inputs.
+    fn of(task: Map<String, Value>, user: &str) -> Result<Option<Self>> {
+        let variables = task.get("envs").and_then(Value::as_object);
+        let told = |key: &str| {
+            let value = variables.and_then(|variables| variables.get(key))?;
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        let wrong = |key: &'static str, expected: &'static str, got: String| {
+            Error::usage("variable of the task is malformed").at(key).expected(expected).got(got)
+        };
+        let Some(names) = told(INPUTS) else { return Ok(None) };
+        let inputs: Vec<String> =
+            names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        if inputs.len() > INPUTS_MAX {
+            return Err(wrong(INPUTS, "at most 256 names", inputs.len().to_string()));
+        }
+        let mode = match told(OBJECTIVE).as_deref() {
+            None | Some("time") => Mode::Time,
+            Some("cost") => Mode::Cost,
+            Some("weighted") => Mode::Weighted,
+            Some(other) => return Err(wrong(OBJECTIVE, "time, cost or weighted", other.to_owned())),
+        };
+        let usd_per_hour = match told(USD_PER_HOUR) {
+            None => 0.0,
+            Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars", text))?,
+        };
+        let user = yaml(user).and_then(|user| user.get("name")?.as_str().map(str::to_owned));
+        let objective = Objective { mode, usd_per_hour, ..Objective::default() };
+        Ok(Some(Self { task, user, inputs, objective }))
+    }
+
+    /// GPUs of all nodes: `H100:8`, or `{H100: 8}`; of several choices the first counts.
+    fn gpus(&self) -> u64 {
+        let resources = self.task.get("resources");
+        let listed = CHOICES.iter().find_map(|key| resources?.get(key)?.get(0)?.get("accelerators"));
+        let accelerators = resources.and_then(|resources| resources.get("accelerators")).or(listed);
+        let each = match accelerators {
+            Some(Value::String(text)) => text.split_once(':').map_or(Some(1), |(_, count)| count.trim().parse().ok()),
+            Some(Value::Object(map)) => map.values().next().and_then(Value::as_u64),
+            _ => None,
+        };
+        let nodes = self.task.get("num_nodes").and_then(Value::as_u64).unwrap_or(1);
+        each.unwrap_or(0).saturating_mul(nodes)
+    }
+}
+
+/// The value in a YAML text; none if it is not understood.
+fn yaml(text: &str) -> Option<Value> {
+    serde_saphyr::from_str(text).ok()
+}
+
+fn answer(task: &str, skypilot_config: &str) -> Result<String> {
+    let encode = |source| Error::other("answer is not JSON").source(source);
+    let inner = serde_json::to_string(&MutatedRequest { task, skypilot_config }).map_err(encode)?;
+    serde_json::to_string(&inner).map_err(encode)
+}
+
+fn refused(hint: &Hint) -> Error {
+    let denial = |candidate: &Candidate| {
+        let rule = candidate.deny.first();
+        rule.map(|denial| format!("{}: {:.100}: {:.200}", candidate.site, denial.input, denial.rule))
+    };
+    let denials: Vec<String> = hint.candidates.iter().filter_map(denial).take(8).collect();
+    Error::denied("the data of the task may go to none of its places").got(denials.join("; "))
+}
+
+/// Choices of the task that remain, the best first, without those keys in `resources`.
+fn chosen(resources: &mut Map<String, Value>, hint: &Hint, sites: &Sites) -> Vec<Map<String, Value>> {
+    let listed = CHOICES.iter().find_map(|key| match resources.remove(*key) {
+        Some(Value::Array(list)) => Some(list),
+        _ => None,
+    });
+    let wanted: Vec<Map<String, Value>> = match listed {
+        Some(list) => list.into_iter().filter_map(|one| one.as_object().cloned()).collect(),
+        None => vec![Map::new()],
+    };
+    let of_all = Infra::take(resources);
+    let places: Vec<(Infra, HintVerdict)> = hint
+        .candidates
+        .iter()
+        .filter_map(|candidate| {
+            let site = sites.site(&candidate.site)?;
+            Some((Infra::parse(&site.infra()?), candidate.verdict))
+        })
+        .collect();
+    // By the rank of the site, then in the order of the task.
+    let mut choices: Vec<(usize, Map<String, Value>)> = Vec::new();
+    for one in wanted {
+        let mut one = one;
+        let own = Infra::take(&mut one).or_else(|| of_all.clone()).unwrap_or_default();
+        let mut described = false;
+        for (rank, (place, verdict)) in places.iter().enumerate() {
+            let Some(infra) = own.meet(place) else { continue };
+            described = true;
+            if *verdict == HintVerdict::Allow && choices.len() < CHOICES_MAX {
+                let mut choice = one.clone();
+                choice.insert("infra".to_owned(), infra.text().into());
+                choices.push((rank, choice));
+            }
+        }
+        // Places of which the sites file describes no part come last, if the data may go there; they need a name.
+        if !described && !own.is_any() && hint.elsewhere == HintVerdict::Allow && choices.len() < CHOICES_MAX {
+            let mut choice = one;
+            choice.insert("infra".to_owned(), own.text().into());
+            choices.push((usize::MAX, choice));
+        }
+    }
+    choices.sort_by_key(|(rank, _)| *rank);
+    choices.into_iter().map(|(_, choice)| choice).collect()
+}
+
+/// A place in the notation of `infra`: cloud, region, zone; `*` or absent parts mean any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Infra(Vec<String>);
+
+impl Infra {
+    fn parse(text: &str) -> Self {
+        Self::of(text.split('/').map(|part| part.trim().to_owned()).collect())
+    }
+
+    fn of(mut parts: Vec<String>) -> Self {
+        // Names of Kubernetes contexts may have slashes.
+        let is_kubernetes =
+            parts.first().is_some_and(|cloud| ["k8s", "kubernetes"].contains(&cloud.to_lowercase().as_str()));
+        if is_kubernetes {
+            let context = parts.split_off(1).join("/");
+            parts = vec!["k8s".to_owned()];
+            parts.extend(Some(context).filter(|context| !context.is_empty()));
+        }
+        while parts.last().is_some_and(|part| part == ANY || part.is_empty()) {
+            parts.pop();
+        }
+        Self(parts)
+    }
+
+    /// Takes the place out of resources, in the notation of today or of before: `cloud`, `region`, `zone`.
+    fn take(resources: &mut Map<String, Value>) -> Option<Self> {
+        let mut taken = |key: &str| resources.remove(key).and_then(|value| value.as_str().map(str::to_owned));
+        let (infra, parts) = (taken("infra"), ["cloud", "region", "zone"].map(|key| taken(key).unwrap_or_default()));
+        match infra {
+            Some(infra) => Some(Self::parse(&infra)),
+            None if parts.iter().all(String::is_empty) => None,
+            None => Some(Self::of(
+                parts.into_iter().map(|part| if part.is_empty() { ANY.to_owned() } else { part }).collect(),
+            )),
+        }
+    }
+
+    fn is_any(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The place that is in both; none if there is none.
+    fn meet(&self, other: &Self) -> Option<Self> {
+        let (len, mut parts) = (self.0.len().max(other.0.len()), Vec::new());
+        for place in 0..len {
+            let part = |infra: &Self| infra.0.get(place).filter(|part| *part != ANY).cloned();
+            parts.push(match (part(self), part(other)) {
+                (Some(one), Some(other)) if !one.eq_ignore_ascii_case(&other) => return None,
+                (Some(one), _) | (None, Some(one)) => one,
+                (None, None) => ANY.to_owned(),
+            });
+        }
+        Some(Self(parts))
+    }
+
+    fn text(&self) -> String {
+        self.0.join("/")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meet(one: &str, other: &str) -> Option<String> {
+        Infra::parse(one).meet(&Infra::parse(other)).map(|both| both.text())
+    }
+
+    #[test]
+    fn places_meet_where_both_are() {
+        for (one, other, both) in [
+            ("aws", "aws/us-east-1", Some("aws/us-east-1")),
+            ("aws/us-east-1/us-east-1a", "aws/us-east-1", Some("aws/us-east-1/us-east-1a")),
+            ("*/us-east-1", "aws/us-east-1", Some("aws/us-east-1")),
+            ("", "aws/us-east-1", Some("aws/us-east-1")),
+            ("AWS", "aws", Some("AWS")),
+            ("gcp", "aws/us-east-1", None),
+            ("aws/us-west-2", "aws/us-east-1", None),
+            ("kubernetes", "k8s/arn:aws:eks/cluster/x", Some("k8s/arn:aws:eks/cluster/x")),
+            ("k8s/a/b", "k8s/a/c", None),
+        ] {
+            assert_eq!(meet(one, other).as_deref(), both, "{one} {other}");
+        }
+        let mut before = Map::from_iter([("region".to_owned(), Value::from("us-east-1"))]);
+        assert_eq!(Infra::take(&mut before).unwrap().text(), "*/us-east-1");
+        assert!(before.is_empty() && Infra::take(&mut before).is_none());
+    }
+
+    #[test]
+    fn requests_hold_json_that_holds_yaml() {
+        let inner = serde_json::json!({
+            "task": "name: t\nnum_nodes: 2\nenvs:\n  TOWLINE_INPUTS: run-7@latest, web\n  TOWLINE_OBJECTIVE: cost\n\
+                     resources:\n  accelerators:\n    H100: 8\n",
+            "skypilot_config": "{}",
+            "request_name": "jobs.launch",
+            "later_field": [1],
+            "user": "id: abc\nname: alice\n",
+        });
+        let body = serde_json::to_vec(&inner.to_string()).unwrap();
+        let task = SkyPilotTask::read(&body).unwrap();
+        assert_eq!(
+            (task.user(), task.inputs()),
+            (Some("alice"), ["run-7@latest".to_owned(), "web".to_owned()].as_slice())
+        );
+        let request = task.hint_request();
+        assert_eq!((request.workload.gpus, request.objective.mode), (16, Mode::Cost));
+        let unchanged: String = serde_json::from_str(&task.unchanged().unwrap()).unwrap();
+        let unchanged: Value = serde_json::from_str(&unchanged).unwrap();
+        assert_eq!((&unchanged["task"], &unchanged["skypilot_config"]), (&inner["task"], &inner["skypilot_config"]));
+
+        for (key, value) in [("TOWLINE_OBJECTIVE", "speed"), ("TOWLINE_USD_PER_HOUR", "much")] {
+            let mut wrong = inner.clone();
+            wrong["task"] = format!("envs: {{TOWLINE_INPUTS: a, {key}: {value}}}").into();
+            assert!(SkyPilotTask::read(&serde_json::to_vec(&wrong.to_string()).unwrap()).is_err(), "{key}");
+        }
+        for text in ["envs: {}", "[1, 2]", "a: [", "&a [*a, *a]"] {
+            let mut other = inner.clone();
+            other["task"] = text.into();
+            let task = SkyPilotTask::read(&serde_json::to_vec(&other.to_string()).unwrap()).unwrap();
+            assert!(task.inputs().is_empty(), "{text}");
+        }
+        assert!(SkyPilotTask::read(b"{}").is_err() && SkyPilotTask::read(b"\"{}\"").is_err());
+    }
+}
