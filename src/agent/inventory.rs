@@ -17,6 +17,7 @@ use crate::format::{
 };
 use crate::repository::Repository;
 use crate::transfer::identity::{Context, Credentials};
+use crate::transfer::inventories::published_links;
 use crate::work::blocking;
 
 /// Changes of a set from which a new base is written, if they are also [`CHANGED_PART`] of it.
@@ -35,8 +36,12 @@ const REFUSED_FOR: Duration = Duration::from_hours(1);
 /// # Cancel safety
 /// Safe: a base that no head names is overwritten by a later one.
 pub(super) async fn run(state: Arc<AgentState>, every: Duration) {
-    if state.exchange().is_err() || state.credentials().is_err() {
-        return;
+    let (Ok(exchange), Ok(credentials)) = (state.exchange(), state.credentials()) else { return };
+    if let Some(first) = state.stores().first() {
+        match published_links(first, credentials).await {
+            Ok(links) => exchange.restore_link_rates(&links),
+            Err(error) => tracing::info!("rates of links are measured anew: {error:?}"),
+        }
     }
     let mut places: Vec<Place> = state.stores().iter().cloned().map(Place::new).collect();
     let mut ticks = interval_at(Instant::now() + every.min(FIRST_AFTER), every);

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use crate::cache::{CacheStat, Checked, Pin, TenantUse};
 use crate::error::ErrorKind;
 use crate::ops::Listed;
+use crate::placement::LinkCalibration;
 use crate::progress::Snapshot;
 use crate::transfer::ledger::{LedgerEntry, LinkEntry};
 use crate::transfer::peers::PeerStat;
@@ -426,6 +427,16 @@ pub struct Commitment {
     /// Id of the task that fetches what is missing; none, until it is started again after a restart.
     #[schema(required)]
     pub task: Option<String>,
+}
+
+/// Measured links between sites.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Calibration {
+    /// Time of the inventories that were read last, RFC 3339.
+    #[schema(format = DateTime)]
+    pub generated_at: String,
+    /// Links, by their ends.
+    pub links: Vec<LinkCalibration>,
 }
 
 /// List of pins.

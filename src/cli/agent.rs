@@ -67,7 +67,8 @@ impl Context {
             AgentVerb::Hint(args) => self.hint(&args).await?,
             AgentVerb::Usage(args) => self.usage(&args).await?,
             AgentVerb::Sites { files, check } => self.sites(&files, check).await?,
-            AgentVerb::Links(files) => self.links(&files).await?,
+            AgentVerb::Links { files, measured: false } => self.links(&files).await?,
+            AgentVerb::Links { files, measured: true } => self.measured_links(&files).await?,
             AgentVerb::Declassify { name, sensitivity, residency, reason, key } => {
                 let wanted = Wanted { sensitivity, residency, reason };
                 self.declassify(&name, wanted, &key).await?;

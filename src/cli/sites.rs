@@ -8,10 +8,12 @@ use serde::Serialize;
 use super::output::{printable, table};
 use super::policy::rules_in_force;
 use super::verbs::Context;
-use crate::agent::advisor::{SitesPaths, SitesRead};
+use crate::agent::advisor::{Advisor, SitesPaths, SitesRead};
+use crate::agent::view::Calibration;
 use crate::error::Result;
-use crate::placement::{Link, LinkCost, MICRO, Price, PriceBook, Site, Sites};
+use crate::placement::{Link, LinkCalibration, LinkCost, MICRO, Price, PriceBook, Site, Sites};
 use crate::policy::PolicyRules;
+use crate::transfer::policy::machine_guard;
 use crate::{size, span};
 
 /// Files of `towline sites` and `towline links`.
@@ -115,6 +117,16 @@ impl Context {
             links: sites.links().iter().map(|link| link_view(link, rules)).collect(),
         };
         self.output.answer(&view, |view, _| links_table(&view.links))
+    }
+
+    /// Lists what agents of the sites have measured.
+    pub(super) async fn measured_links(&self, args: &SitesArgs) -> Result<()> {
+        let repository = self.open().await?;
+        let paths = SitesPaths { sites: args.file.clone(), prices: args.prices.clone() };
+        let authority = self.authority_of_agents(&repository).await?;
+        let epoch = Advisor::new(repository, paths, machine_guard()?, authority)?.epoch().await?;
+        let view = Calibration { generated_at: epoch.at().to_string(), links: epoch.calibration() };
+        self.output.answer(&view, |view, _| measured_table(&view.links))
     }
 
     /// Reads the sites file, and checks it against the policy of the repository, if there is one.
@@ -225,6 +237,24 @@ fn links_table(links: &[LinkView]) -> String {
     };
     let rows: Vec<_> = links.iter().map(row).collect();
     table(&["FROM", "TO", "PATH", ">RATE", ">DELAY", "POLICY", "PRICE"], &rows)
+}
+
+fn measured_table(links: &[LinkCalibration]) -> String {
+    let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+    let row = |link: &LinkCalibration| {
+        vec![
+            printable(link.from.as_deref().unwrap_or("repository")),
+            printable(&link.to),
+            bits(link.rate),
+            format!("{:.2}", link.spread),
+            link.samples.to_string(),
+            link.outcomes.to_string(),
+            percent(link.median_error),
+            percent(link.p90_coverage),
+        ]
+    };
+    let rows: Vec<_> = links.iter().map(row).collect();
+    table(&["FROM", "TO", ">RATE", ">P90/P50", ">SAMPLES", ">OUTCOMES", ">ERROR", ">WITHIN P90"], &rows)
 }
 
 /// `$0.09/GiB from 100 GiB, $0.085 from 10240`: each tier with where it begins.

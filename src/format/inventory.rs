@@ -12,8 +12,8 @@ use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::limits::AGENT_NAME_LEN_MAX;
 
-/// Version of the head.
-const VERSION: u8 = 1;
+/// Version of the head. Version 1 has no outcomes of links.
+const VERSION: u8 = 2;
 /// Maximum bytes of a signature.
 const SIGNATURE_LEN_MAX: usize = 32 << 10;
 
@@ -90,7 +90,7 @@ pub struct InventoryHead {
 }
 
 /// Rate at which bytes come to an agent over a link.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkRate {
     /// Site that they come from; empty for the repository.
     pub site: String,
@@ -100,6 +100,12 @@ pub struct LinkRate {
     pub spread: u32,
     /// Number of measurements.
     pub samples: u32,
+    /// Number of transfers whose time was held against the prediction.
+    pub outcomes: u32,
+    /// Thousandths: median of the relative errors of the predicted medians.
+    pub error: u32,
+    /// Number of those transfers that took at most the predicted 90th percentile.
+    pub covered: u32,
 }
 
 /// Space of a cache, in bytes.
@@ -149,8 +155,11 @@ impl InventoryHead {
             set.patch.write(&mut writer);
         }
         writer.count(self.links.len());
-        for LinkRate { site, rate, spread, samples } in &self.links {
-            writer.string(site.as_bytes()).varint(*rate).varint((*spread).into()).varint((*samples).into());
+        for LinkRate { site, rate, spread, samples, outcomes, error, covered } in &self.links {
+            writer.string(site.as_bytes()).varint(*rate);
+            for number in [spread, samples, outcomes, error, covered] {
+                writer.varint((*number).into());
+            }
         }
         writer.into_bytes()
     }
@@ -161,21 +170,21 @@ impl InventoryHead {
     /// Damaged; unsupported, for a later version.
     pub fn time(bytes: &[u8]) -> Result<Timestamp> {
         let mut reader = Reader::new(bytes);
-        Self::check_version(&mut reader)?;
+        Self::read_version(&mut reader)?;
         let _repository: [u8; 16] = reader.array()?;
         reader.varint()?;
         Ok(Timestamp(reader.signed()?))
     }
 
-    fn check_version(reader: &mut Reader<'_>) -> Result<()> {
+    fn read_version(reader: &mut Reader<'_>) -> Result<u8> {
         let version = reader.u8()?;
-        if version != VERSION {
+        if !(1..=VERSION).contains(&version) {
             return Err(Error::unsupported("inventory was written by another version")
                 .expected(VERSION)
                 .got(version)
                 .help("use the same version of towline everywhere"));
         }
-        Ok(())
+        Ok(version)
     }
 
     /// Reads its bytes, within `memory` bytes of memory.
@@ -184,7 +193,7 @@ impl InventoryHead {
     /// Damaged; unsupported, for a later version; exhausted.
     pub fn decode(bytes: &[u8], memory: u64) -> Result<Self> {
         let mut reader = Reader::within(bytes, memory);
-        Self::check_version(&mut reader)?;
+        let version = Self::read_version(&mut reader)?;
         let head = Self {
             repository: RepositoryId::from_bytes(reader.array()?),
             sequence: reader.varint()?,
@@ -193,7 +202,7 @@ impl InventoryHead {
             held: ChangedSet::read(&mut reader)?,
             pinned: ChangedSet::read(&mut reader)?,
             promised: ChangedSet::read(&mut reader)?,
-            links: LinkRate::read_all(&mut reader)?,
+            links: LinkRate::read_all(&mut reader, version)?,
         };
         reader.finish()?;
         Ok(head)
@@ -201,12 +210,20 @@ impl InventoryHead {
 }
 
 impl LinkRate {
-    fn read_all(reader: &mut Reader<'_>) -> Read<Vec<Self>> {
+    fn read_all(reader: &mut Reader<'_>, version: u8) -> Read<Vec<Self>> {
         // Each has at least a length, a rate, a spread and a number.
         let count = reader.count(4)?;
         reader.kept_list(count, |reader| {
             let site = reader.kept_text(AGENT_NAME_LEN_MAX)?;
-            Ok(Self { site, rate: reader.varint()?, spread: reader.varint32()?, samples: reader.varint32()? })
+            let (rate, spread, samples) = (reader.varint()?, reader.varint32()?, reader.varint32()?);
+            let mut of_outcomes = [0; 3];
+            if version > 1 {
+                for number in &mut of_outcomes {
+                    *number = reader.varint32()?;
+                }
+            }
+            let [outcomes, error, covered] = of_outcomes;
+            Ok(Self { site, rate, spread, samples, outcomes, error, covered })
         })
     }
 }

@@ -6,6 +6,7 @@
 //! closure + holdings + sites and links + policy + request -> hint
 //! ```
 
+mod calibration;
 mod closure;
 mod dollars;
 mod hint;
@@ -21,6 +22,7 @@ mod tests;
 mod usage;
 mod verdict;
 
+pub use self::calibration::{LinkCalibration, calibration};
 pub use self::closure::{ChunkBits, Closure, ClosureBuilder, Found};
 pub use self::hint::{
     Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot,

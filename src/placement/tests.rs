@@ -145,7 +145,13 @@ fn a_cache_of_another_site_is_a_source_where_it_is_cheaper() {
 #[test]
 fn a_measured_link_counts_more_than_what_is_believed() {
     let mut burst = at("burst", 0..5, 0..0);
-    let link = |site: &str, rate: u64, samples: u32| LinkRate { site: site.to_owned(), rate, spread: 120, samples };
+    let link = |site: &str, rate: u64, samples: u32| LinkRate {
+        site: site.to_owned(),
+        rate,
+        spread: 120,
+        samples,
+        ..LinkRate::default()
+    };
     burst.links = vec![link("", 1 << 30, 7)];
     // Another agent of the site has measured less often.
     let mut other = at("burst", 0..5, 0..0);

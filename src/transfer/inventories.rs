@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, stream};
 
-use super::identity::{Context, Signature, Trusted};
+use super::identity::{Context, Credentials, Signature, Trusted};
 use crate::budget::Retained;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, SignedInventory, decode_base,
+    BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, LinkRate, SignedInventory, decode_base,
 };
 use crate::id::RepositoryId;
 use crate::identity::Identity;
@@ -173,6 +173,22 @@ impl Inventories {
         self.refused().insert(agent.clone(), Refused { version, at: Instant::now(), error });
         shared
     }
+}
+
+/// Links that the inventory of this agent tells, which it may have published before a restart; none if it has none that can be used.
+///
+/// # Errors
+/// Denied or unreachable, as the store says.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub async fn published_links(repository: &Repository, credentials: &Credentials) -> Result<Vec<LinkRate>> {
+    let agent = credentials.identity();
+    let Some(body) = repository.inventory(&agent).await? else { return Ok(Vec::new()) };
+    let (trusted, id, now) = (credentials.trusted(), repository.id(), repository.clock().now());
+    let memory = repository.budget().kept_max() / READS as u64;
+    let head = blocking(move || verified(&body, (&trusted, now), &agent, id, memory)).await;
+    Ok(head.map(|head| head.links).unwrap_or_default())
 }
 
 async fn read_one(

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::outcomes::{Outcomes, Prediction};
 use crate::format::LinkRate;
 use crate::limits::MIB;
 
@@ -25,6 +26,12 @@ const HALF_LIFE: Duration = Duration::from_hours(6);
 const PRIOR: (f64, f64) = (0.35, 2.0);
 /// Standard normal quantile of 0.9.
 const Z90: f64 = 1.281_551_565_545;
+/// Bytes from which a transfer is an outcome that counts.
+const OUTCOME_BYTES: u64 = 4 * SAMPLE_BYTES;
+/// Share of the bytes of a transfer that its slowest source must have, so that its time says something of that link.
+const OUTCOME_SHARE: f64 = 0.9;
+/// Weight of rates that were measured before a restart.
+const RESTORED_WEIGHT: f64 = 3.0;
 /// Maximum number of sites; further ones are not measured.
 const SITES_MAX: usize = 1024;
 
@@ -48,6 +55,17 @@ struct Meter {
     variance: f64,
     samples: u32,
     last: Option<Instant>,
+    /// Bytes of all requests.
+    total: u64,
+    outcomes: Outcomes,
+}
+
+/// A transfer whose time is held against what a hint would have said.
+#[derive(Debug)]
+pub(super) struct MeasuredTransfer {
+    begun: Instant,
+    /// Links as they were, by site: bytes so far, the rate without corrections, and the one of hints.
+    links: BTreeMap<String, (u64, f64, LinkRate)>,
 }
 
 /// A request that is measured while this exists.
@@ -75,6 +93,65 @@ impl LinkRates {
         self.lock().iter().filter_map(measured).collect()
     }
 
+    /// Continues with `rates`, which this agent published before it was restarted.
+    pub(super) fn restore(&self, rates: &[LinkRate]) {
+        let mut meters = self.lock();
+        for rate in rates.iter().take(SITES_MAX) {
+            let meter = meters.entry(rate.site.clone()).or_default();
+            if meter.samples == 0 {
+                meter.weight = RESTORED_WEIGHT;
+                meter.mean = (rate.rate.max(1) as f64).ln();
+                meter.variance = (f64::from(rate.spread.max(101)) / 100.0).ln().powi(2) / (Z90 * Z90);
+                meter.samples = rate.samples;
+                meter.last = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Begins a transfer.
+    pub(super) fn begin_transfer(&self) -> MeasuredTransfer {
+        self.transfer_at(Instant::now())
+    }
+
+    fn transfer_at(&self, now: Instant) -> MeasuredTransfer {
+        let link = |(site, meter): (&String, &Meter)| {
+            Some((site.clone(), (meter.total, meter.mean.exp(), meter.rate(site, now)?)))
+        };
+        MeasuredTransfer { begun: now, links: self.lock().iter().filter_map(link).collect() }
+    }
+
+    /// Adds the outcome of a transfer that has ended, if it says something of a link.
+    pub(super) fn end_transfer(&self, transfer: &MeasuredTransfer) {
+        self.end_transfer_at(transfer, Instant::now());
+    }
+
+    fn end_transfer_at(&self, transfer: &MeasuredTransfer, now: Instant) {
+        let mut meters = self.lock();
+        let moved: BTreeMap<&String, u64> = meters
+            .iter()
+            .map(|(site, meter)| {
+                let before = transfer.links.get(site).map_or(0, |(before, ..)| *before);
+                (site, meter.total.saturating_sub(before))
+            })
+            .collect();
+        let all: u64 = moved.values().sum();
+        let Some((site, bytes)) = moved.into_iter().max_by_key(|(_, bytes)| *bytes) else { return };
+        let site = site.clone();
+        if bytes < OUTCOME_BYTES || (bytes as f64) < OUTCOME_SHARE * all as f64 {
+            return;
+        }
+        let (Some((_, uncorrected, said)), Some(meter)) = (transfer.links.get(&site), meters.get_mut(&site)) else {
+            return;
+        };
+        let median = bytes as f64 / said.rate.max(1) as f64;
+        let predicted = Prediction {
+            uncorrected: bytes as f64 / uncorrected.max(1.0),
+            median,
+            p90: median * f64::from(said.spread) / 100.0,
+        };
+        meter.outcomes.add(predicted, now.duration_since(transfer.begun).as_secs_f64());
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Meter>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,6 +168,7 @@ impl Measured {
     pub(super) fn received(&self, bytes: u64) {
         self.rates.change(&self.site, |meter, now| {
             meter.bytes += bytes;
+            meter.total += bytes;
             meter.pass(now);
             if meter.busy >= SAMPLE_TIME {
                 meter.sample(now);
@@ -159,12 +237,17 @@ impl Meter {
         let weight = self.weight * self.decay(now);
         let (assumed, counts) = PRIOR;
         let variance = (weight * self.variance + counts * assumed * assumed) / (weight + counts);
-        let hundredths = 100.0 * (Z90 * variance.sqrt()).exp();
+        let spread = self.outcomes.spread().unwrap_or_else(|| (Z90 * variance.sqrt()).exp());
+        let u32_of = |value: f64| u32::try_from(whole(value)).unwrap_or(u32::MAX);
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Some(LinkRate {
             site: site.to_owned(),
-            rate: whole(self.mean.exp()).max(1),
-            spread: u32::try_from(whole(hundredths)).unwrap_or(u32::MAX).max(101),
+            rate: whole(self.mean.exp() / self.outcomes.correction()).max(1),
+            spread: u32_of(100.0 * spread).max(101),
             samples: self.samples,
+            outcomes: count(self.outcomes.len()),
+            error: u32_of(1000.0 * self.outcomes.median_error()),
+            covered: count(self.outcomes.covered()),
         })
     }
 }
@@ -197,6 +280,7 @@ mod tests {
             for _ in 0..4 {
                 self.now += time / 4;
                 self.meter.bytes += requests * bytes / 4;
+                self.meter.total += requests * bytes / 4;
                 self.meter.pass(self.now);
                 if self.meter.busy >= SAMPLE_TIME {
                     self.meter.sample(self.now);
@@ -251,6 +335,42 @@ mod tests {
         assert!(steady.rate().spread > 145, "an old measurement says less");
         steady.moved(1, 80 * MIB, SECOND);
         assert!(steady.rate().rate > before * 3, "{before} {:?}", steady.rate());
+    }
+
+    #[test]
+    fn a_transfer_is_held_against_what_a_hint_would_have_said() {
+        let rates = LinkRates::default();
+        let mut now = Instant::now();
+        // A transfer of some MiB: 2 s of requests, and as much before and after them.
+        let mut transfer = |mib: u64| {
+            let transfer = rates.transfer_at(now);
+            let mut meters = rates.lock();
+            let meter = meters.entry("west".to_owned()).or_default();
+            meter.begin(now + SECOND);
+            meter.bytes += mib * MIB;
+            meter.total += mib * MIB;
+            meter.end(now + SECOND * 3);
+            drop(meters);
+            now += SECOND * 4;
+            rates.end_transfer_at(&transfer, now);
+            rates.lock()["west"].rate("west", now)
+        };
+        assert_eq!(transfer(40).unwrap().outcomes, 0, "nothing was said of the first one");
+        let uncorrected = transfer(40).unwrap();
+        assert!(is_about(&uncorrected, 20 * MIB) && uncorrected.outcomes == 1 && uncorrected.covered == 0);
+        transfer(40);
+        // Four seconds for what the rate alone says are two.
+        let corrected = transfer(40).unwrap();
+        assert!(is_about(&corrected, 10 * MIB) && corrected.error == 500, "{corrected:?}");
+        let later = (0..12).map(|_| transfer(40)).last().flatten().unwrap();
+        assert_eq!((later.outcomes, later.covered, later.error), (15, 12, 0), "{later:?}");
+        assert!(later.spread < 105, "{later:?}");
+        assert_eq!(transfer(8).unwrap().outcomes, 15, "a small one says nothing");
+
+        let restored = LinkRates::default();
+        restored.restore(std::slice::from_ref(&later));
+        let again = restored.all();
+        assert!(is_about(&again[0], 10 * MIB) && again[0].samples == later.samples, "{again:?}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod inventories;
 pub mod ledger;
 mod link_rates;
 pub mod local;
+mod outcomes;
 pub mod peers;
 pub mod policy;
 mod policy_versions;

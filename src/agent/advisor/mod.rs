@@ -26,7 +26,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
 use crate::name::Name;
-use crate::placement::{Closure, Hint, HintRequest, Holdings, Input, Snapshot, hint};
+use crate::placement::{Closure, Hint, HintRequest, Holdings, Input, LinkCalibration, Snapshot, calibration, hint};
 use crate::policy::PolicyRules;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Repository, no_such_name};
@@ -104,6 +104,18 @@ impl fmt::Debug for Epoch {
 }
 
 impl Epoch {
+    /// Measured links between sites, and how well hints have predicted transfers over them.
+    #[must_use]
+    pub fn calibration(&self) -> Vec<LinkCalibration> {
+        calibration(self.inventories.iter().map(|counted| &***counted))
+    }
+
+    /// Time at which it was made.
+    #[must_use]
+    pub fn at(&self) -> Timestamp {
+        self.at
+    }
+
     /// The log's state.
     #[must_use]
     pub fn log(&self) -> &Arc<State> {

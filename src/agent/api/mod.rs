@@ -81,6 +81,7 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(peers::chunks))
         .routes(routes!(names::list))
         .routes(routes!(hints::hint))
+        .routes(routes!(hints::calibration))
         .routes(routes!(commitments::show))
         .routes(routes!(commitments::commit))
         .routes(routes!(commitments::outcome))

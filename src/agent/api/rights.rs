@@ -23,7 +23,7 @@ const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
 /// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
-pub(super) const NEEDS: [(&str, &str, Need); 41] = [
+pub(super) const NEEDS: [(&str, &str, Need); 42] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
@@ -53,6 +53,7 @@ pub(super) const NEEDS: [(&str, &str, Need); 41] = [
     ("GET", "/v1/ledger", ADMIN),
     ("GET", "/v1/chunks", ADMIN),
     ("GET", "/v1/names", READ),
+    ("GET", "/v1/calibration", READ),
     ("POST", "/v1/hints", READ),
     // A token has its own names; these are of pods.
     ("POST", "/kube/filter", ADMIN),

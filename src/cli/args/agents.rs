@@ -53,7 +53,13 @@ pub(in crate::cli) enum AgentVerb {
     },
     /// List the links between sites, with their prices
     #[command(after_help = help::LINKS)]
-    Links(SitesArgs),
+    Links {
+        #[command(flatten)]
+        files: SitesArgs,
+        /// Show what agents have measured, and how well hints have predicted their transfers
+        #[arg(long)]
+        measured: bool,
+    },
     /// Compare the sites where a job may run: bytes to move, time, dollars, and what the policy says
     #[command(after_help = help::HINT)]
     Hint(HintArgs),
@@ -145,7 +151,7 @@ impl AgentVerb {
                 | Self::Policy { .. }
                 | Self::Declassify { .. }
                 | Self::Sites { .. }
-                | Self::Links(_)
+                | Self::Links { .. }
                 | Self::Hint(_)
                 | Self::Usage(_)
         )

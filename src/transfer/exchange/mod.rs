@@ -200,6 +200,11 @@ impl Exchange {
         self.link_rates.all()
     }
 
+    /// Continues with rates that this agent published before it was restarted.
+    pub fn restore_link_rates(&self, rates: &[LinkRate]) {
+        self.link_rates.restore(rates);
+    }
+
     /// Recent rate of repositories for one group of chunks, in bytes a second, if known.
     fn origin_rate(&self) -> Option<f64> {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner).get()

@@ -295,3 +295,42 @@ fn an_advisor_answers_from_memory_while_its_repository_is_away() {
     }
     agent.stop();
 }
+
+#[test]
+fn fetches_are_held_against_what_hints_said_and_rates_survive_a_restart() {
+    let lab = fixture();
+    let user = &lab.user;
+    user.write("agent.toml", ADVISOR);
+    let agent = Running::from_file(user, "agent.toml");
+    // The first one is not predicted.
+    for n in 0..4 {
+        user.write("big/f", &noise(200 + n, 17 << 20));
+        let name = format!("open/step-{}", n + 2);
+        user.ok(&["save", "big", &name]);
+        told_json(user, &agent, &["warm", &name, "--wait"]);
+    }
+    let end = Instant::now() + PATIENCE;
+    let measured = |agent: &Running| agent.get("/v1/calibration")["links"][0].clone();
+    while measured(&agent)["outcomes"] != 3 {
+        assert!(Instant::now() < end, "{}", agent.get("/v1/calibration"));
+        sleep(Duration::from_millis(50));
+    }
+    let link = measured(&agent);
+    assert_eq!((&link["from"], &link["to"]), (&Value::Null, &json!("cloud")));
+    assert!(link["median_error"].as_f64().unwrap() >= 0.0 && link["p90_coverage"].as_f64().unwrap() <= 1.0, "{link}");
+    let shown = user.ok(&["links", "--measured"]);
+    assert!(shown.lines().nth(1).unwrap().starts_with("repository  cloud"), "{shown}");
+    agent.stop();
+    // Without its cache, the rate is all that is left.
+    fs::remove_dir_all(user.work().join("cache")).unwrap();
+    let agent = Running::from_file(user, "agent.toml");
+    while measured(&agent)["outcomes"] != 0 {
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(50));
+    }
+    let again = measured(&agent);
+    assert_eq!((&again["samples"], &again["median_error"]), (&link["samples"], &Value::Null), "{again}");
+    let (before, after) = (link["rate"].as_f64().unwrap(), again["rate"].as_f64().unwrap());
+    assert!((0.99..1.01).contains(&(after / before)), "{link} {again}");
+    agent.stop();
+}

@@ -35,8 +35,16 @@ fn made() -> (Vec<u8>, Vec<u8>) {
         pinned: ChangedSet { base: None, patch: KeySet::default().changes_to(&keys(50..60)) },
         promised: ChangedSet { base: None, patch: Patch::default() },
         links: vec![
-            LinkRate { site: String::new(), rate: 125_000_000, spread: 156, samples: 1 },
-            LinkRate { site: "west".to_owned(), rate: 1, spread: 101, samples: 3 },
+            LinkRate { site: String::new(), rate: 125_000_000, spread: 156, samples: 1, ..LinkRate::default() },
+            LinkRate {
+                site: "west".to_owned(),
+                rate: 1,
+                spread: 101,
+                samples: 3,
+                outcomes: 20,
+                error: 1_000,
+                covered: 18,
+            },
         ],
     };
     (body, SignedInventory { head: head.encode(), signature: vec![1, 2, 3] }.encode())
@@ -53,13 +61,17 @@ pub(crate) fn inventories() -> Vec<Bytes> {
 fn inventories_stay_as_they_are() {
     let (base, signed) = made();
     if std::env::var_os("TOWLINE_GOLDEN_WRITE").is_some() {
-        fs::create_dir_all(golden("")).unwrap();
-        fs::write(golden("held-1"), &base).unwrap();
-        fs::write(golden("head"), &signed).unwrap();
+        fs::write(golden("head-2"), &signed).unwrap();
     }
-    let (stored_base, stored_head) = (fs::read(golden("held-1")).unwrap(), fs::read(golden("head")).unwrap());
+    let (stored_base, stored_head) = (fs::read(golden("held-1")).unwrap(), fs::read(golden("head-2")).unwrap());
     assert!(base == stored_base && signed == stored_head, "the encoding of inventories changed");
+    // Version 1 had no outcomes of links.
+    let before = SignedInventory::decode(&fs::read(golden("head")).unwrap()).unwrap();
+    let before = InventoryHead::decode(&before.head, u64::MAX).unwrap();
     let head = InventoryHead::decode(&SignedInventory::decode(&stored_head).unwrap().head, u64::MAX).unwrap();
+    let links: Vec<LinkRate> =
+        head.links.iter().map(|link| LinkRate { outcomes: 0, error: 0, covered: 0, ..link.clone() }).collect();
+    assert_eq!(before, InventoryHead { links, ..head.clone() });
     let set = decode_base(&stored_base, &head.held.base.unwrap().digest, u64::MAX).unwrap();
     let now = set.patched(&head.held.patch).unwrap();
     let (mut found, mut pinned) = (0, 0);

@@ -1,0 +1,56 @@
+//! Calibration: how well hints have predicted the time of transfers, for each link.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::format::{Inventory, LinkRate};
+
+/// Measurements of a link, and the outcomes of predictions from them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
+pub struct LinkCalibration {
+    /// Site that bytes come from; none: the repository.
+    pub from: Option<String>,
+    /// Site that they come to.
+    pub to: String,
+    /// Bytes a second, at the median, as hints use it.
+    pub rate: u64,
+    /// The 90th percentile of a time over its median, as hints use it.
+    pub spread: f64,
+    /// Measurements.
+    pub samples: u32,
+    /// Transfers whose time was compared to the prediction: the last 64.
+    pub outcomes: u32,
+    /// Median of the relative errors of the predicted medians; none without outcomes.
+    pub median_error: Option<f64>,
+    /// Share of the transfers that took at most the predicted 90th percentile; none without outcomes.
+    pub p90_coverage: Option<f64>,
+}
+
+/// Measured links of the sites, by their ends. Of several agents of a site, the one with the most measurements counts, as in hints.
+pub fn calibration<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Vec<LinkCalibration> {
+    let mut links: BTreeMap<(&str, &str), &LinkRate> = BTreeMap::new();
+    for inventory in inventories {
+        for link in &inventory.links {
+            let known = links.entry((&link.site, inventory.agent.site())).or_insert(link);
+            if (known.samples, known.rate) < (link.samples, link.rate) {
+                *known = link;
+            }
+        }
+    }
+    let shown = |((from, to), link): ((&str, &str), &LinkRate)| {
+        let outcomes = Some(f64::from(link.outcomes)).filter(|outcomes| *outcomes > 0.0);
+        LinkCalibration {
+            from: Some(from.to_owned()).filter(|from| !from.is_empty()),
+            to: to.to_owned(),
+            rate: link.rate,
+            spread: f64::from(link.spread) / 100.0,
+            samples: link.samples,
+            outcomes: link.outcomes,
+            median_error: outcomes.map(|_| f64::from(link.error) / 1000.0),
+            p90_coverage: outcomes.map(|outcomes| f64::from(link.covered) / outcomes),
+        }
+    };
+    links.into_iter().map(shown).collect()
+}
