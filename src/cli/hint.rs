@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::output::{printable, table};
 use super::sites::{bits, dollars, or_dash};
@@ -180,15 +180,16 @@ impl Context {
         let agent = Client::required()?.routed_to(Some(candidate.site.parse()?));
         let path = format!("/v1/hints/{}", hint.id);
         let (mut commitment, agent): (Commitment, _) = agent.begin(&format!("{path}/commit"), &body).await?;
-        let mut seconds = None;
+        let (mut seconds, mut fetched_bytes) = (None, None);
         if let Some(task) = commitment.task.clone().filter(|_| args.wait) {
             let line = self.line();
             let ended = agent.follow(&task, |view| self.relay(view)).await?;
             drop(line);
             seconds = Some(ended.seconds);
+            fetched_bytes = ended.report.as_ref().map(fetched_by);
             commitment = agent.get(&path).await?;
         }
-        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds })
+        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds, fetched_bytes })
     }
 
     /// Authority of this machine, which confirms what agents have signed: that of its certificate, or the one that its user set.
@@ -222,6 +223,8 @@ struct CommittedAt {
     commitment: Commitment,
     /// Duration of the fetch, if it was waited for.
     seconds: Option<f64>,
+    /// Stored bytes that it moved, if it was waited for.
+    fetched_bytes: Option<u64>,
 }
 
 /// The candidate `site`, or the best one if that is empty. Only one that the policy allows.
@@ -245,12 +248,20 @@ fn chosen<'h>(hint: &'h Hint, site: &str) -> Result<&'h Candidate> {
     }))
 }
 
+/// Stored bytes that the task of a commitment moved, by its report.
+fn fetched_by(report: &Value) -> u64 {
+    let inputs = report["inputs"].as_array().into_iter().flatten();
+    inputs.filter_map(|input| input["fetched_bytes"].as_u64()).sum()
+}
+
 fn committed_line(answer: &CommittedHint) -> String {
-    let CommittedAt { site, commitment, seconds } = &answer.commitment;
+    let CommittedAt { site, commitment, seconds, fetched_bytes } = &answer.commitment;
     let Commitment { bytes, missing_bytes, expires, .. } = commitment;
     let until = expires.as_ref().map_or_else(String::new, |until| format!(" until {until}"));
     let state = match seconds {
-        Some(seconds) if *missing_bytes == 0 => format!("all of it is there, after {seconds:.1} s"),
+        Some(seconds) if *missing_bytes == 0 => {
+            format!("all of it is there: {} in {seconds:.1} s", size::show(fetched_bytes.unwrap_or_default()))
+        }
         _ => format!("{} to come", size::show(*missing_bytes)),
     };
     format!("committed at {}: {} held{until}; {state}\n", printable(site), size::show(*bytes))
@@ -328,7 +339,11 @@ fn explained(candidate: &Candidate) -> String {
         let egress = source.egress_micro_usd.map_or_else(|| "price not known".to_owned(), dollars);
         let times = if source.samples == 0 { String::new() } else { format!(" {} times", source.samples) };
         let rate = format!("{}, {}{times}", bits(source.rate), source.basis.word());
-        line("from", format!("{}: {} bytes at {rate}, egress {egress}", from(source, &candidate.site), source.bytes));
+        let month = source.month_bytes.map_or_else(String::new, |bytes| format!(" after {bytes} bytes this month"));
+        line(
+            "from",
+            format!("{}: {} bytes at {rate}, egress {egress}{month}", from(source, &candidate.site), source.bytes),
+        );
     }
     line("time", format!("p10 {} s, p50 {} s, p90 {} s", eta_s.p10, eta_s.p50, eta_s.p90));
     let CandidateDollars { egress, requests, way_back, stall, total, .. } = usd_micro;

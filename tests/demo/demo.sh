@@ -49,18 +49,20 @@ sync_new() {
   synced=$saved
 }
 
-# Starts the agent of a site: agent SITE REPOSITORY PORT [PEER]. It has a certificate, a cache, and a socket of its own.
+# Starts the agent of a site: agent SITE REPOSITORIES PORT PEER. It has a certificate, a cache, and a socket of its own.
 agent() {
-  local room=$work/$1 peers=
+  local room=$work/$1
   mkdir -p "$room"
   "$towline" identity issue "$1/agent" --authority "$work/authority" --to "$room/tls" --json >/dev/null
-  [ -z "${4-}" ] || peers=$'[peers]\naddresses = ["'$4'"]'
   cat >"$room/agent.toml" <<SETTINGS
-repository = "$2"
+repositories = [$2]
 socket = "$sockets/$1.sock"
 identity = "$room/tls"
 listen = "127.0.0.1:$3"
+callers = ["home/agent"]
 memory = "512M"
+[peers]
+addresses = ["127.0.0.1:$4"]
 [cache]
 dir = "$room/cache"
 capacity = "1G"
@@ -68,7 +70,6 @@ free_floor = "64M"
 [[allow]]
 agents = "**"
 names = "**"
-$peers
 SETTINGS
   XDG_CACHE_HOME=$room/index "$towline" agent --config "$room/agent.toml" 2>"$room/log" &
   agents+=($!)
@@ -88,8 +89,8 @@ echo "1. Training on the first machine, at the site home; every checkpoint is sa
 "$towline" init "$second" --json >/dev/null
 "$towline" identity init --authority "$work/authority" --json >/dev/null
 read -r home_port cloud_port < <(free_ports)
-agent home "$first" "$home_port"
-agent cloud "$second" "$cloud_port" "127.0.0.1:$home_port"
+agent home "\"$first\"" "$home_port" "$cloud_port"
+agent cloud "\"$second\", \"$first\"" "$cloud_port" "$home_port"
 cloud=$sockets/cloud.sock
 "$python" "$here/train.py" --work node1 --steps $steps --every $every --towline "$towline" --killed-at $killed &
 trainer=$!
@@ -165,17 +166,16 @@ price = { unit = "GB", usd = "0.05" }
 SITES
 "$towline" hint "run/step-$last" --repo "$first" --gpus 8 | sed 's/^/   /'
 "$towline" hint raw/notes --repo "$first" --at cloud --explain | sed -n 's/^  denied */   denied: /p'
-"$towline" hint "run/step-$last" --repo "$first" --at cloud --json >hint.json
-
-echo "   The cloud's agent is warmed with run/step-$last: from home's agent, over mutual TLS, and pinned for a day."
-TOWLINE_AGENT=$cloud "$towline" warm "run/step-$last" --from home --pin 24h --wait --json >warm.json
+echo "   The hint is committed: the cloud's agent, asked by home's over mutual TLS, holds run/step-$last for a day, and fetches it."
+TOWLINE_AGENT=$sockets/home.sock "$towline" hint "run/step-$last" --repo "$first" --gpus 8 --at cloud \
+  --commit=cloud --lease 24h --wait --json >committed.json
 "$python" - <<'COMPARE'
 import json
-said = json.load(open("hint.json"))["candidates"][0]
-warm = json.load(open("warm.json"))["tasks"][0]["report"]
-bytes_said, bytes_moved = said["bytes"]["missing"], warm["fetched_bytes"]
+hint = json.load(open("committed.json"))
+said, made = hint["candidates"][0], hint["commitment"]
+bytes_said, bytes_moved = said["bytes"]["missing"], made["fetched_bytes"]
 print(f"   {bytes_said:,} bytes were to move, in {said['eta_s']['p50']:.2f} s at 1 Gbit/s;"
-      f" {bytes_moved:,} moved, in {warm['seconds']:.2f} s on loopback")
+      f" {bytes_moved:,} moved, in {made['seconds']:.2f} s on this machine")
 assert bytes_said == bytes_moved, "what a hint says must be what moves"
 COMPARE
 

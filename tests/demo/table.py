@@ -57,11 +57,10 @@ def main():
         rows.append([names, size(sync["moved_bytes"]), plain, f"{sync['seconds']:.2f}"])
     table(["name", "moved", "plain copy", "seconds"], rows)
 
-    (warmed,) = json.loads((work / "warm.json").read_text())["tasks"]
-    warmed = warmed["report"]
+    hint = json.loads((work / "committed.json").read_text())
     print(
-        f"Warmed {warmed['name']} in the cloud: {size(warmed['fetched_bytes'])} as they are stored came from home's agent "
-        f"over mutual TLS in {warmed['seconds']:.2f} s."
+        f"Committed {hint['inputs'][0]} in the cloud: {size(hint['commitment']['fetched_bytes'])} as they are stored moved "
+        f"in {hint['commitment']['seconds']:.2f} s."
     )
     restored = json.loads((work / "restore.json").read_text())
     print(

@@ -3,6 +3,7 @@
 //! The public API is in python/towline; this module is private to it. Memory is passed as addresses and lengths: the package
 //! keeps the tensors alive, and only `memory.rs` accesses them.
 
+mod agent;
 mod audited;
 mod command;
 mod errors;
@@ -35,6 +36,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::size, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::span, module)?)?;
+    module.add_function(wrap_pyfunction!(agent::agent_request, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;
     module.add_function(wrap_pyfunction!(memory::copy, module)?)
 }

@@ -215,6 +215,9 @@ For each site: the bytes of the names that its caches hold, by what its agents h
 bases that they need; the time until they are there; dollars for egress, requests, checkpoints that return and GPUs that wait; and \
 whether the signed policy lets them go there. Without --commit nothing is moved. docs/placement.md says how each number is computed.
 
+--commit prints what it holds; with --json, also under commitment: site hint_id inputs bytes missing_bytes ready pin expires task \
+seconds fetched_bytes. --end releases it.
+
 JSON: apiVersion hint_id generated_at epoch complete inputs notes candidates: site rank score verdict deny bytes eta_s usd_micro \
 capacity sources inventory_age_s reasons";
 

@@ -34,6 +34,7 @@ from .errors import (
     UnsupportedValue,
     UsageError,
 )
+from .hints import hint
 from .repository import Repository, open
 from .tensors import Tensor, Tensors
 
@@ -61,12 +62,13 @@ __all__ = [
     "UsageError",
     "__version__",
     "allow_classes",
+    "hint",
     "open",
 ]
 
 
 # Submodules, most of which need additional packages: imported at first use.
-_MODULES = {"accelerate", "dcp", "fsspec", "lightning", "reports", "safetensors", "transformers"}
+_MODULES = {"accelerate", "dcp", "fsspec", "hints", "lightning", "reports", "safetensors", "transformers"}
 
 
 def __getattr__(name: str) -> Any:

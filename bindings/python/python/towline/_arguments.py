@@ -1,10 +1,11 @@
-"""Early checks of arguments of a save: an invalid one raises before anything is saved."""
+"""Early checks of arguments: an invalid one raises before anything is done."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from . import _towline
@@ -70,6 +71,16 @@ def check_run(run: Any) -> None:
     if not isinstance(run, str):
         raise UsageError(f"the name of a run is a str, such as 'run-7', not {run!r}")
     _towline.check_save(f"{run}/step-0", {"metrics": {}})
+
+
+def duration(value: str | float | timedelta, argument: str) -> timedelta:
+    """Converts a length of time: a number of seconds, a `timedelta`, or a text such as "2h"."""
+    if isinstance(value, str):
+        return _towline.span(value, argument)
+    found = value if isinstance(value, timedelta) else timedelta(seconds=value)
+    if found < timedelta(0):
+        raise UsageError(f"{argument} is a duration such as '24h' or a number of seconds, not {value!r}")
+    return found
 
 
 def _finite(name: str, value: Any) -> float:

@@ -85,15 +85,6 @@ def _bytes(memory: int | str | None) -> int | None:
     return _towline.size(memory, "memory") if isinstance(memory, str) else memory
 
 
-def _duration(given: str | float | timedelta, argument: str) -> timedelta:
-    if isinstance(given, str):
-        return _towline.span(given, argument)
-    duration = given if isinstance(given, timedelta) else timedelta(seconds=given)
-    if duration < timedelta(0):
-        raise UsageError(f"{argument} is a duration such as '24h' or a number of seconds, not {given!r}")
-    return duration
-
-
 def save_options(
     metrics: Mapping[str, float] | None = None,
     *,
@@ -287,7 +278,7 @@ class Repository:
         period only gives readers of a removed name time to finish; no saved name depends on it. Trees of removed and replaced
         names are kept for `keep_removed`, by the store's clock, before. With `dry_run` nothing is deleted: the report says what
         would be. Raises Denied without the right to delete objects."""
-        periods = _duration(grace, "grace"), _duration(keep_removed, "keep_removed")
+        periods = _arguments.duration(grace, "grace"), _arguments.duration(keep_removed, "keep_removed")
         return CollectReport.read(json.loads(self._engine.collect(dry_run, *periods)))
 
     def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> VerifyReport:
