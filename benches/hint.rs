@@ -85,7 +85,12 @@ fn hints(bench: &mut Criterion) {
         inputs: vec![HintInput { reference: "run/step-1".to_owned() }],
         ..HintRequest::default()
     };
-    let inputs = [Input { name: "run/step-1".parse().expect("a name"), labels: Labels::default() }];
+    let inputs = [Input {
+        name: "run/step-1".parse().expect("a name"),
+        labels: Labels::default(),
+        saved: Timestamp(0),
+        step_seconds: None,
+    }];
     for count in [SITES, MANY_SITES] {
         let sites = Sites::read(&sites(count), &book).expect("sites");
         let snapshot = snapshot(&sites, &book);

@@ -19,6 +19,7 @@ use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Task, Un
 use crate::agent::{Agent, Client, Config, user_name};
 use crate::cache::TenantUse;
 use crate::error::{Error, ErrorKind, Result};
+use crate::placement::SITES_SCHEMA;
 use crate::repository::SourceBytes;
 use crate::selector::Selector;
 use crate::size::show;
@@ -66,7 +67,8 @@ impl Context {
             AgentVerb::Policy { what } => return self.policy(what).await,
             AgentVerb::Hint(args) => self.hint(&args).await?,
             AgentVerb::Usage(args) => self.usage(&args).await?,
-            AgentVerb::Sites { files, check } => self.sites(&files, check).await?,
+            AgentVerb::Sites { schema: true, .. } => self.output.print(SITES_SCHEMA.as_bytes())?,
+            AgentVerb::Sites { files, check, .. } => self.sites(&files, check).await?,
             AgentVerb::Links { files, measured: false } => self.links(&files).await?,
             AgentVerb::Links { files, measured: true } => self.measured_links(&files).await?,
             AgentVerb::Declassify { name, sensitivity, residency, reason, key } => {

@@ -50,6 +50,9 @@ pub(super) struct HintArgs {
     /// Expected duration of the job, for --returns
     #[arg(long, value_name = "TIME", value_parser = span::parse, default_value = "0s")]
     runtime: Duration,
+    /// Time at which the job must have ended, after --runtime: such as 2026-12-01T08:00:00Z
+    #[arg(long, value_name = "TIME")]
+    deadline: Option<String>,
     /// Checkpoints that the job sends back: SITE:BYTES:EVERY, such as home:140G:30m
     #[arg(long, value_name = "SITE:BYTES:EVERY", value_parser = output)]
     returns: Vec<HintOutput>,
@@ -108,7 +111,12 @@ impl HintArgs {
     fn request(&self) -> HintRequest {
         HintRequest {
             api_version: API_VERSION.to_owned(),
-            workload: Workload { gpus: self.gpus, gpu_usd_h: self.gpu_usd_h, runtime_s: self.runtime.as_secs() },
+            workload: Workload {
+                gpus: self.gpus,
+                gpu_usd_h: self.gpu_usd_h,
+                runtime_s: self.runtime.as_secs(),
+                deadline: self.deadline.clone(),
+            },
             inputs: self.names.iter().map(|name| HintInput { reference: name.to_string() }).collect(),
             outputs: self.returns.clone(),
             candidates: self.at.iter().map(|site| HintCandidate { site: site.clone() }).collect(),
@@ -301,6 +309,11 @@ fn shown(hint: &Hint, explain: bool) -> String {
     let head = ["RANK", "SITE", "VERDICT", ">SCORE", ">PRESENT", ">TO MOVE", ">P50", ">P90", ">USD", "FROM"];
     let mut text = table(&head, &rows);
     if explain {
+        for risk in &hint.at_risk {
+            let steps = risk.steps.map_or_else(String::new, |steps| format!(", about {steps:.0} steps"));
+            let (input, age) = (printable(&risk.input), span::show(Duration::from_secs(risk.seconds)));
+            let _ = writeln!(text, "\nlost if preempted now: {age} of work since {input}{steps}");
+        }
         for candidate in &hint.candidates {
             text.push_str(&explained(candidate));
         }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -22,6 +23,8 @@ use crate::span;
 
 /// Bytes that one request to a store brings.
 const READ_LEN: u64 = 8 << 20;
+/// Time for which a hint is good: the interval at which agents publish inventories.
+const VALID_FOR: Duration = Duration::from_mins(1);
 /// Digits of the id of a hint.
 const ID_DIGITS: usize = 32;
 
@@ -57,6 +60,10 @@ pub struct Input {
     pub name: Name,
     /// Labels of its content.
     pub labels: Labels,
+    /// Time at which it was saved.
+    pub saved: Timestamp,
+    /// Seconds for a step, between the step of the run before it and this one; none if it is no step, or unknown.
+    pub step_seconds: Option<f64>,
 }
 
 /// Answer to a request.
@@ -72,18 +79,35 @@ pub struct Hint {
     /// Time of the snapshot.
     #[serde(rename = "generated_at")]
     pub generated_at: String,
+    /// Time at which a new one should be asked for: by then, agents have told what changed.
+    #[serde(rename = "valid_until")]
+    pub valid_until: String,
     /// Position of the repository's log.
     pub epoch: u64,
     /// False if something is missing that would change the answer; `notes` says what.
     pub complete: bool,
     /// Names that the inputs stood for.
     pub inputs: Vec<String>,
+    /// Work that a run would lose if it were preempted at the time of the snapshot, of inputs that are steps of one.
+    pub at_risk: Vec<AtRisk>,
     /// Verdict on places that the sites file does not describe.
     pub elsewhere: HintVerdict,
     /// Candidates, the best first.
     pub candidates: Vec<Candidate>,
     /// Remarks on the whole.
     pub notes: Vec<String>,
+}
+
+/// Work of a run since a step was saved: what is lost if it is preempted, and goes on from there.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
+pub struct AtRisk {
+    /// Name of the step.
+    pub input: String,
+    /// Seconds since it was saved.
+    pub seconds: u64,
+    /// Steps in that time, at the pace between the step before and this one; none if there is no step before.
+    pub steps: Option<f64>,
 }
 
 /// One site in a hint.
@@ -216,7 +240,7 @@ pub fn hint(snapshot: &Snapshot<'_>, request: &HintRequest, inputs: &[Input], ho
     let names = question.candidates()?;
     let mut candidates: Vec<(Candidate, Burden)> =
         names.iter().map(|name| question.candidate(name)).collect::<Result<_>>()?;
-    rank(request, &mut candidates);
+    rank(snapshot.at, request, &mut candidates);
     let mut notes = snapshot.gaps.clone();
     let unpriced = candidates.iter().filter(|(candidate, _)| !candidate.usd_micro.complete);
     let unpriced: Vec<&str> = unpriced.map(|(candidate, _)| candidate.site.as_str()).collect();
@@ -227,22 +251,41 @@ pub fn hint(snapshot: &Snapshot<'_>, request: &HintRequest, inputs: &[Input], ho
         api_version: API_VERSION.to_owned(),
         id: question.id,
         generated_at: snapshot.at.to_string(),
+        valid_until: snapshot.at.after(VALID_FOR).to_string(),
         epoch: snapshot.log,
         complete: notes.is_empty(),
         inputs: inputs.iter().map(|input| input.name.to_string()).collect(),
+        at_risk: inputs.iter().filter_map(|input| at_risk(input, snapshot.at)).collect(),
         elsewhere: verdict::rule(snapshot, inputs, "").verdict,
         candidates: candidates.into_iter().map(|(candidate, _)| candidate).collect(),
         notes,
     })
 }
 
+/// Work since `input` was saved; none if it is no step of a run.
+fn at_risk(input: &Input, now: Timestamp) -> Option<AtRisk> {
+    input.name.step()?;
+    let since = now.since(input.saved);
+    let steps = input.step_seconds.map(|seconds| since.as_secs_f64() / seconds);
+    Some(AtRisk { input: input.name.to_string(), seconds: since.as_secs(), steps })
+}
+
 /// Orders `candidates`: allowed ones within the limits, allowed ones beyond them, unknown ones, denied ones; in each group by the
 /// objective. Sets rank and score.
-fn rank(request: &HintRequest, candidates: &mut [(Candidate, Burden)]) {
+fn rank(now: Timestamp, request: &HintRequest, candidates: &mut [(Candidate, Burden)]) {
     let objective = &request.objective;
+    let runtime = Duration::from_secs(request.workload.runtime_s);
+    let spare = request.workload.deadline().map(|deadline| deadline.since(now).saturating_sub(runtime));
+    let exceeded = |burden: Burden| {
+        let mut reasons = objective.exceeded(burden);
+        if spare.is_some_and(|spare| Duration::from_millis(burden.ms) > spare) {
+            reasons.push("would end after the deadline".to_owned());
+        }
+        reasons
+    };
     candidates.sort_by_cached_key(|(candidate, burden)| {
         let group = match candidate.verdict {
-            HintVerdict::Allow => usize::from(!objective.exceeded(*burden).is_empty()),
+            HintVerdict::Allow => usize::from(!exceeded(*burden).is_empty()),
             HintVerdict::Unknown => 2,
             HintVerdict::Deny => 3,
         };
@@ -252,7 +295,7 @@ fn rank(request: &HintRequest, candidates: &mut [(Candidate, Burden)]) {
     let best = allowed.map(|(_, burden)| objective.value(*burden).0).min().unwrap_or_default();
     for (place, (candidate, burden)) in candidates.iter_mut().enumerate() {
         candidate.rank = place + 1;
-        candidate.reasons.extend(objective.exceeded(*burden));
+        candidate.reasons.extend(exceeded(*burden));
         if candidate.verdict == HintVerdict::Allow {
             candidate.score = objective.score(objective.value(*burden).0, best);
         }
@@ -480,7 +523,7 @@ fn capacity(site: &Site, held: Option<&Holding>, bytes: &CandidateBytes) -> Cand
 
 fn reasons(
     bytes: &CandidateBytes,
-    age: Option<std::time::Duration>,
+    age: Option<Duration>,
     plan: &SourcePlan,
     capacity: &CandidateCapacity,
 ) -> Vec<String> {

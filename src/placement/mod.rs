@@ -25,7 +25,7 @@ mod verdict;
 pub use self::calibration::{LinkCalibration, calibration};
 pub use self::closure::{ChunkBits, Closure, ClosureBuilder, Found};
 pub use self::hint::{
-    Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot,
+    AtRisk, Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot,
     check_hint_id, hint,
 };
 pub use self::holdings::{Holding, Holdings};
@@ -35,7 +35,7 @@ pub use self::price_book::{EgressPrice, PriceBook, StoragePrice};
 pub use self::request::{
     API_VERSION, CANDIDATES_MAX, HintCandidate, HintInput, HintOutput, HintRequest, INPUTS_MAX, Workload,
 };
-pub use self::sites::{Gpus, Link, LinkCost, SITES_LEN_MAX, Site, Sites};
+pub use self::sites::{Gpus, Link, LinkCost, SITES_LEN_MAX, SITES_SCHEMA, Site, Sites};
 pub use self::sources::{SourceShare, TimeBasis};
 pub use self::usage::{PricedSites, Usage, UsageBy, UsageRow};
 pub use self::verdict::{Denial, HintVerdict};

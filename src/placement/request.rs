@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::objective::Objective;
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
 /// Version of requests and hints.
@@ -44,8 +45,19 @@ pub struct Workload {
     pub gpus: u64,
     /// Dollars for a GPU and an hour, at every site; none: the price in the sites file of the first kind of GPU there.
     pub gpu_usd_h: Option<f64>,
-    /// Expected seconds that it runs, for the number of its checkpoints.
+    /// Expected seconds that it runs, for the number of its checkpoints and for the deadline.
     pub runtime_s: u64,
+    /// Time, RFC 3339, at which it must have ended; sites where it would not rank behind the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+}
+
+impl Workload {
+    /// The deadline; none if there is none, or it is malformed.
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        let at = chrono::DateTime::parse_from_rfc3339(self.deadline.as_deref()?).ok()?;
+        at.timestamp_nanos_opt().map(Timestamp)
+    }
 }
 
 /// A name that a job reads.
@@ -118,6 +130,9 @@ impl HintRequest {
             if let Some(value) = value.filter(|value| !(0.0..=1e9).contains(value)) {
                 return wrong(what, "0 to 1000000000".to_owned(), value.to_string());
             }
+        }
+        if let Some(deadline) = self.workload.deadline.as_ref().filter(|_| self.workload.deadline().is_none()) {
+            return wrong("workload.deadline", "a time such as 2026-12-01T08:00:00Z".to_owned(), deadline.clone());
         }
         if ![0.1, 0.5, 0.9].contains(&quantile) {
             return wrong("objective.quantile", "0.1, 0.5 or 0.9".to_owned(), quantile.to_string());

@@ -19,6 +19,8 @@ use crate::policy::PolicyRules;
 use crate::toml_text::{LineStarts, OneOrSeveral, malformed};
 use crate::{size, span};
 
+/// JSON schema of sites files (<https://json-schema.org/draft/2020-12>). It does not say all that [`Sites::read`] checks.
+pub const SITES_SCHEMA: &str = include_str!("sites.schema.json");
 /// Maximum length of a sites file.
 pub const SITES_LEN_MAX: u64 = 4 << 20;
 /// Provider of a site that names none: machines of one's own.

@@ -83,7 +83,12 @@ fn asked(request: &HintRequest, inventories: &[Inventory], month: &[(&str, u64)]
         month_so_far: Arc::new(month.iter().map(|(meter, bytes)| ((*meter).to_owned(), *bytes)).collect()),
         hash: blake3::hash(b""),
     };
-    let inputs = [Input { name: "run/step-1".parse().unwrap(), labels: Labels::default() }];
+    let inputs = [Input {
+        name: "run/step-1".parse().unwrap(),
+        labels: Labels::default(),
+        saved: Timestamp(0),
+        step_seconds: Some(4.0),
+    }];
     hint(&snapshot, request, &inputs, &Holdings::of(Arc::new(closure), inventories))
 }
 
@@ -94,7 +99,7 @@ fn site<'h>(hint: &'h Hint, name: &str) -> &'h Candidate {
 #[test]
 fn bytes_time_and_dollars_are_those_computed_by_hand() {
     let mut request = request();
-    request.workload = Workload { gpus: 64, gpu_usd_h: None, runtime_s: 4 * 3600 };
+    request.workload = Workload { gpus: 64, gpu_usd_h: None, runtime_s: 4 * 3600, deadline: None };
     request.outputs = vec![HintOutput { bytes: 10_000_000_000, every_s: 1800, return_to: "home".to_owned() }];
     // 90 of the 100 free GiB of the month are used up.
     let found = asked(&request, &[at("burst", 0..5, 2..4)], &[("aws/internet", 90 * GIB)]).unwrap();
@@ -170,7 +175,7 @@ fn a_measured_link_counts_more_than_what_is_believed() {
 fn the_objective_decides_the_order() {
     let mut request = request();
     request.candidates = vec![HintCandidate { site: "home".to_owned() }, HintCandidate { site: "burst".to_owned() }];
-    request.workload = Workload { gpus: 8, gpu_usd_h: Some(2.0), runtime_s: 0 };
+    request.workload = Workload { gpus: 8, gpu_usd_h: Some(2.0), runtime_s: 0, deadline: None };
     // `burst` has half: it is faster, and costs egress.
     let first = |objective| {
         request.objective = objective;
@@ -211,5 +216,36 @@ fn what_cannot_be_answered_is_refused() {
     assert_eq!(asked(&wrong, &[], &[]).unwrap_err().kind(), ErrorKind::Usage);
     let mut wrong = request();
     wrong.workload.gpu_usd_h = Some(f64::NAN);
+    assert_eq!(asked(&wrong, &[], &[]).unwrap_err().kind(), ErrorKind::Usage);
+}
+
+#[test]
+fn sites_where_the_job_would_end_too_late_rank_behind_and_unsaved_work_is_a_number() {
+    let asked_by = |deadline: &str| {
+        let mut request = request();
+        request.workload = Workload { runtime_s: 3600, deadline: Some(deadline.to_owned()), ..Workload::default() };
+        asked(&request, &[], &[]).unwrap()
+    };
+    // At home nothing moves over a link: 20 GiB at 10 Gbit/s are 17.2 s; to burst they take 21.6 s. The snapshot is of 00:01:30.
+    for (deadline, late) in [("1970-01-01T01:01:52Z", 0), ("1970-01-01T01:01:50Z", 1), ("1970-01-01T00:00:00Z", 2)] {
+        let found = asked_by(deadline);
+        let is_late = |candidate: &&Candidate| candidate.reasons.iter().any(|reason| reason.contains("deadline"));
+        let sites: Vec<&str> = found
+            .candidates
+            .iter()
+            .filter(|one| one.site != "edge")
+            .filter(is_late)
+            .map(|one| one.site.as_str())
+            .collect();
+        assert_eq!(sites.len(), late, "{deadline}: {sites:?}");
+    }
+    let found = asked_by("1970-01-01T02:00:00+01:00");
+    assert_eq!(
+        (found.generated_at.as_str(), found.valid_until.as_str()),
+        ("1970-01-01T00:01:30Z", "1970-01-01T00:02:30Z")
+    );
+    assert_eq!((found.at_risk[0].seconds, found.at_risk[0].steps), (90, Some(22.5)));
+    let mut wrong = request();
+    wrong.workload.deadline = Some("tomorrow".to_owned());
     assert_eq!(asked(&wrong, &[], &[]).unwrap_err().kind(), ErrorKind::Usage);
 }

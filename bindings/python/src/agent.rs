@@ -2,8 +2,8 @@
 
 use pyo3::prelude::*;
 use serde_json::Value;
-use towline::agent::Client;
 use towline::Error;
+use towline::agent::Client;
 
 use crate::errors::raised;
 use crate::runtime::wait;

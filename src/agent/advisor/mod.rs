@@ -251,7 +251,9 @@ impl Advisor {
             let value = epoch.log.refs.get(name).ok_or_else(missing)?;
             reader.check_readable(name, &value.manifest).await?;
             let labels = reader.labels_in(&epoch.log, name, Some(&value.manifest));
-            inputs.push(Input { name: name.clone(), labels });
+            // The step before may be one that other callers may not read.
+            let step_seconds = if detail == HintDetail::All { step_seconds(&epoch.log, name, value) } else { None };
+            inputs.push(Input { name: name.clone(), labels, saved: value.saved, step_seconds });
             trees.push((name.clone(), value.clone()));
         }
         let mut gaps = match detail {
@@ -378,6 +380,17 @@ impl Epoch {
             hash: self.hash,
         }
     }
+}
+
+/// Seconds for a step of the run of `name`, whose value is `value`, between the step before it and this one.
+fn step_seconds(log: &State, name: &Name, value: &RefValue) -> Option<f64> {
+    let (run, step) = name.step()?;
+    let below: Name = format!("{run}/step-").parse().ok()?;
+    let steps = log.refs.range(&below..).take_while(|(other, _)| other.as_str().starts_with(below.as_str()));
+    let earlier = steps.filter_map(|(other, value)| Some((other.step()?.1, value))).filter(|(other, _)| *other < step);
+    let (before, saved) = earlier.map(|(before, value)| (before, value.saved)).max()?;
+    let seconds = value.saved.since(saved).as_secs_f64();
+    (seconds > 0.0).then(|| seconds / (step - before) as f64)
 }
 
 /// Trees whose chunks are not read yet: every byte counts, and is in the repository.

@@ -50,6 +50,9 @@ pub(in crate::cli) enum AgentVerb {
         /// Fail unless the repository has a policy to check the file against
         #[arg(long)]
         check: bool,
+        /// Print the JSON schema of sites files
+        #[arg(long, conflicts_with = "check")]
+        schema: bool,
     },
     /// List the links between sites, with their prices
     #[command(after_help = help::LINKS)]

@@ -182,6 +182,7 @@ pub(in crate::cli) const SITES: &str = "\
 Examples:
   towline sites
   towline sites /etc/towline/sites.toml --check
+  towline sites --schema > sites.schema.json
 
 The sites file says what its owner believes of each site: provider, region, agents, repositories, cache, GPUs and their price. \
 Jurisdiction and tenancy are those of the signed policy; a file that states others is refused.
@@ -218,7 +219,7 @@ whether the signed policy lets them go there. Without --commit nothing is moved.
 --commit prints what it holds; with --json, also under commitment: site hint_id inputs bytes missing_bytes ready pin expires task \
 seconds fetched_bytes. --end releases it.
 
-JSON: apiVersion hint_id generated_at epoch complete inputs notes candidates: site rank score verdict deny bytes eta_s usd_micro \
+JSON: apiVersion hint_id generated_at valid_until epoch complete inputs at_risk notes candidates: site rank score verdict deny bytes eta_s usd_micro \
 capacity sources inventory_age_s reasons";
 
 pub(in crate::cli) const USAGE: &str = "\

@@ -132,6 +132,7 @@ def hint(
     gpus: int = 0,
     gpu_usd_h: float | None = None,
     runtime: str | float | timedelta = 0,
+    deadline: str | None = None,
     objective: Literal["time", "cost", "weighted"] = "time",
     usd_per_hour: float = 0.0,
     quantile: float = 0.5,
@@ -144,7 +145,12 @@ def hint(
     """
     request = {
         "apiVersion": "towline.dev/v1",
-        "workload": {"gpus": gpus, "gpu_usd_h": gpu_usd_h, "runtime_s": int(_seconds(runtime, "runtime"))},
+        "workload": {
+            "gpus": gpus,
+            "gpu_usd_h": gpu_usd_h,
+            "runtime_s": int(_seconds(runtime, "runtime")),
+            "deadline": deadline,
+        },
         "inputs": [{"ref": name} for name in names],
         "candidates": [{"site": site} for site in at],
         "objective": {
