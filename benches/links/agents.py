@@ -106,10 +106,10 @@ class Agents:
     def socket(self, node):
         return self.scratch / f"{node}.sock"
 
-    def start(self, node, peers, site):
-        """Starts an agent that knows those nodes, with an empty cache; returns when it is ready."""
-        identity, cache = self.scratch / f"identity-{node}", self.scratch / f"cache-{node}"
-        shutil.rmtree(cache, ignore_errors=True)
+    def start(self, node, peers, site, cache="", more=""):
+        """Starts an agent that knows those nodes, with an empty cache and further settings; returns when it is ready."""
+        identity, folder = self.scratch / f"identity-{node}", self.scratch / f"cache-{node}"
+        shutil.rmtree(folder, ignore_errors=True)
         if not identity.exists():
             self.run("identity", "issue", f"{site}/{node}", "--to", identity, "--authority", self.scratch / "authority")
         address = self.place.address
@@ -120,9 +120,9 @@ class Agents:
             f'identity = "{identity}"\nsocket = "{self.socket(node)}"\n'
             f'listen = "{address(node)}:{port.get(node, PORT)}"\n'
             f'repository = "{self.repository.location}"\n{self.repository.settings}memory = "512M"\n'
-            f'[cache]\ndir = "{cache}"\ncapacity = "6G"\nfree_floor = "256M"\n'
+            f'[cache]\ndir = "{folder}"\ncapacity = "6G"\nfree_floor = "256M"\n{cache}'
             f'[peers]\naddresses = [{known}]\ntransport = "{self.mover.transport}"\n'
-            f'[[allow]]\nagents = "**"\nnames = "**"\n'
+            f'[[allow]]\nagents = "**"\nnames = "**"\n{more}'
         )
         self.launch(node)
 

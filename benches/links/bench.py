@@ -1,8 +1,9 @@
 """Moving a checkpoint between two sites: Towline's agents, rsync, rclone, sendme, and bare transports.
 
 BENCH_LINK_SIZE (1G), BENCH_LINK_RUNS (3), BENCH_LINK_LIMIT (240: seconds, after which a program's rate is what it got
-to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,step,half,gang). `make bench-peers` runs it as the
-section `links`, and benches/links/selftest.py says that the links are what they are asked to be.
+to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,step,half,gang,estimates), BENCH_LINK_ESTIMATES (23:
+transfers). `make bench-peers` runs it as the section `links`, and benches/links/selftest.py says that the links are what they
+are asked to be.
 """
 
 import json
@@ -354,7 +355,15 @@ def gang(scratch, samples):
     return gangs.section(sources, scratch, samples)
 
 
+def estimates(scratch, samples):
+    """What hints say of transfers, and what they take."""
+    from . import estimates as hints
+
+    return hints.section(scratch, samples)
+
+
 SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "step": step, "half": half, "gang": gang}
+SCENARIOS["estimates"] = estimates
 
 
 def section(disk, folder):
@@ -380,9 +389,14 @@ def section(disk, folder):
         if key.endswith("gang")
     ]
     kept += [
+        {"program": program, "scenario": key, "estimates": found}
+        for (program, key), found in samples.items()
+        if key.startswith("estimates")
+    ]
+    kept += [
         {"program": program, "scenario": key, "runs": [asdict(s) for s in found]}
         for (program, key), found in samples.items()
-        if not key.endswith("gang")
+        if not key.endswith("gang") and not key.startswith("estimates")
     ]
     disk.mkdir(parents=True, exist_ok=True)
     (disk / "links.json").write_text(json.dumps({"size": SIZE, "gang": GANG, "samples": kept}, indent=1))
