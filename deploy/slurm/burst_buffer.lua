@@ -20,11 +20,23 @@ local function committed(job_id)
    return string.match(towline.contents(record(job_id)) or "", "^(%S+) (%S+)\n")
 end
 
--- User and site of a job, as job_submit.lua has left it.
-local function placed(job_id)
-   local ok, said = towline.run({ towline.scontrol, "-o", "show", "job", job_id })
-   if not ok then return nil, nil, said end
-   return string.match(said, "UserId=([^%(%s]+)%("), string.match(said, "AdminComment=towline:(%S+)")
+-- A field of a job. One at a time: users choose names of jobs, which could be taken for another field.
+local function field(job_id, name)
+   local ok, said = towline.run({ towline.squeue, "--noheader", "--states=all", "--jobs", job_id, "--Format", name .. ":1024" })
+   return ok and string.match(said, "^%s*(.-)%s*$") or nil
+end
+
+-- Name of the user of a job.
+local function user_of(job_id)
+   local uid = string.match(field(job_id, "UserID") or "", "^%d+$")
+   if not uid then return nil end
+   local ok, said = towline.run({ "id", "-un", uid })
+   return ok and string.match(said, "^(%S+)\n$") or nil
+end
+
+-- Site of a job, as job_submit.lua has left it: users cannot write there.
+local function site_of(job_id)
+   return string.match(field(job_id, "admin_comment") or "", "^towline:(%S+)$")
 end
 
 -- Last line of an error, without what would break a message of Slurm.
@@ -51,9 +63,8 @@ end
 function slurm_bb_data_in(job_id, job_script)
    local job, problem = wanted(job_script)
    if not job or not job.stage_in then return outcome(problem) end
-   local user, site
-   user, site, problem = placed(job_id)
-   if not user or not site then return slurm.ERROR, "towline: the job has no site: " .. short(problem or "submit it again") end
+   local user, site = user_of(job_id), site_of(job_id)
+   if not user or not site then return slurm.ERROR, "towline: the job has no user or site: submit it again" end
    for _, name in ipairs(job.inputs) do
       local hint
       hint, problem = towline.hint(name, user)
@@ -103,9 +114,8 @@ end
 function slurm_bb_data_out(job_id, job_script)
    local job, problem = wanted(job_script)
    if not job or not job.from then return outcome(problem) end
-   local user
-   user, _, problem = placed(job_id)
-   if not user then return slurm.ERROR, "towline: " .. short(problem or "the job has no user") end
+   local user = user_of(job_id)
+   if not user then return slurm.ERROR, "towline: the job has no user" end
    local words = { "runuser", "-u", user, "--", "env", "TOWLINE_REPO=" .. towline.repository, towline.command, "save", "--", job.from, job.to }
    local ok, said = towline.run(words)
    if not ok then return slurm.ERROR, "towline: " .. short(said) end

@@ -2,10 +2,11 @@
 -- slurmctld waits meanwhile, so this only reads small files.
 local towline = dofile("/etc/slurm/towline.lua")
 
--- The constraint `own` and `sites` together; nil if they cannot be joined.
+-- The constraint that holds where both `own` and `sites` do; nil if they cannot be joined.
 local function joined(own, sites)
    if not own or own == "" then return sites end
-   if string.find(own, "[%[%]%*]") then return nil end
+   -- Brackets and counts cannot be joined, and parentheses of a user could end those that are put around them.
+   if string.find(own, "[^%w_%-%.&|,]") then return nil end
    if string.find(own, "|", 1, true) then own = "(" .. own .. ")" end
    if string.find(sites, "|", 1, true) then sites = "(" .. sites .. ")" end
    return own .. "&" .. sites
@@ -55,7 +56,13 @@ function slurm_job_submit(job_desc, part_list, submit_uid)
    return slurm.SUCCESS
 end
 
+-- Only root may change where a job with data may run.
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+   local changed = job_desc.features or job_desc.prefer
+   if modify_uid ~= 0 and changed and string.match(job_rec.admin_comment or "", "^towline:") then
+      slurm.log_user("towline: the sites of its data decide where the job runs: submit it again")
+      return slurm.ERROR
+   end
    return slurm.SUCCESS
 end
 

@@ -9,13 +9,15 @@ local towline = {
    sites = "/etc/towline/sites.toml",
    -- Folder for what was committed for jobs; only the user of slurmctld may write there.
    jobs = "/var/spool/towline",
-   scontrol = "/usr/bin/scontrol",
+   squeue = "/usr/bin/squeue",
    -- Time that the data of a queued job is held.
    lease = "24h",
    -- What is compared: "time" or "cost".
    objective = "time",
    -- Seconds after which a hint is too old to decide.
    max_age = 600,
+   -- Names that a job may read.
+   max_inputs = 64,
 }
 
 local function contents(path)
@@ -31,25 +33,26 @@ towline.contents = contents
 -- and a message if they are malformed.
 function towline.directives(text)
    local found = nil
-   for line in string.gmatch((text or "") .. "\n", "([^\n]*)\n") do
-      local words = string.match(line, "^#BB_LUA%s+towline%s*(.-)%s*$")
-      if words then
-         found = found or { inputs = {} }
-         for word in string.gmatch(words, "%S+") do
-            local key, value = string.match(word, "^([^=]+)=(.+)$")
-            if key == "inputs" then
-               for name in string.gmatch(value, "[^,]+") do table.insert(found.inputs, name) end
-            elseif key == "lease" and string.match(value, "^%d+[smhd]$") then
-               found.lease = value
-            elseif key == "stage_out" and string.match(value, "^/.*:[^:]+$") then
-               found.from, found.to = string.match(value, "^(.*):([^:]+)$")
-            elseif word == "stage_in" then
-               found.stage_in = true
-            else
-               return nil, "towline: cannot read the directive " .. word
-            end
+   for words in string.gmatch("\n" .. (text or ""), "\n#BB_LUA[ \t]+towline([^\n]*)") do
+      found = found or { inputs = {} }
+      for word in string.gmatch(words, "%S+") do
+         local key, value = string.match(word, "^([^=]+)=(.+)$")
+         if key == "inputs" then
+            for name in string.gmatch(value, "[^,]+") do table.insert(found.inputs, name) end
+         elseif key == "lease" and string.match(value, "^%d+[smhd]$") then
+            found.lease = value
+         elseif key == "stage_out" and string.match(value, "^/.*:[^:]+$") then
+            found.from, found.to = string.match(value, "^(.*):([^:]+)$")
+         elseif word == "stage_in" then
+            found.stage_in = true
+         else
+            return nil, "towline: cannot read the directive " .. word
          end
       end
+   end
+   -- Each is a file to read while slurmctld waits.
+   if found and #found.inputs > towline.max_inputs then
+      return nil, "towline: a job may have " .. towline.max_inputs .. " inputs"
    end
    if found and found.stage_in and #found.inputs == 0 then
       return nil, "towline: stage_in needs inputs=NAME"

@@ -294,11 +294,28 @@ def test_a_job_goes_where_its_data_may_go_and_is(cluster: Cluster) -> None:
     number, said = cluster.submit("#BB_LUA towline inputs=private/x,team-a/run-7@latest\ntrue\n", "-C", "fast")
     assert number, said
     assert cluster.ended(number)["Features"] == "fast&home"
+    for own in ("fast|home", "fast,home"):
+        number, said = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "-C", own)
+        assert number, said
+        assert cluster.ended(number)["NodeList"] == "node1"
+    number, said = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "-C", "burst)|(burst")
+    assert not number and "cannot join the constraint" in said, said
+    number, said = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "-C", "burst|home")
+    assert cluster.ended(number)["NodeList"] == "node1"
+    # Its user cannot take that away.
+    number, _ = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "--hold")
+    update = ["runuser", "-u", USER, "--", "scontrol", "update", f"job={number}", "features=fast"]
+    assert subprocess.run(update, env=cluster.environment, capture_output=True).returncode != 0
+    assert cluster.job(number)["Features"] == "home"
+    cluster.slurm("scancel", str(number))
 
 
 def test_a_job_is_refused_where_its_data_may_not_be(cluster: Cluster) -> None:
     number, said = cluster.submit("#BB_LUA towline inputs=private/x stage_in=1\ntrue\n")
     assert not number and "cannot read the directive stage_in=1" in said
+    many = ",".join(["team-a/tokens"] * 65)
+    number, said = cluster.submit(f"#BB_LUA towline inputs={many}\ntrue\n")
+    assert not number and "may have 64 inputs" in said, said
     # A name of another user is as an absent one.
     for name in ("team-b/x", "team-c/none"):
         number, said = cluster.submit(f"#BB_LUA towline inputs={name} stage_in\ntrue\n")
@@ -325,7 +342,8 @@ def test_data_is_there_before_the_job_and_released_after_it(cluster: Cluster) ->
         return json.loads(shown)["pins"]
 
     before = pins()
-    number, said = cluster.submit(script)
+    # A name that is made up to be taken for a user and a site.
+    number, said = cluster.submit(script, "-J", "x UserId=root(0) AdminComment=towline:burst")
     assert number, said
     cluster.ended(number)
     told = (cluster.folder / f"work/slurm-{number}.out").read_text().split()
@@ -336,6 +354,9 @@ def test_data_is_there_before_the_job_and_released_after_it(cluster: Cluster) ->
     assert stat["bytes"] >= 2 << 20, stat
     saved = until("what it left behind", lambda: "team-a/out" in cluster.towline("ls"))
     assert saved
+    # With the rights of the job's user, not of the one that its name says.
+    owners = {path.owner() for path in (cluster.place / "pack").rglob("*") if path.is_file()}
+    assert USER in owners, owners
     assert not list((cluster.folder / "jobs").iterdir())
 
 
