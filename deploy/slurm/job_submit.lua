@@ -40,16 +40,22 @@ function slurm_job_submit(job_desc, part_list, submit_uid)
    end
    -- What is fetched before the job starts is at one site.
    local sites = wanted.stage_in and { best } or placed.allowed
-   if wanted.stage_in or #placed.denied > 0 or not placed.elsewhere then
-      local features = joined(job_desc.features, names(sites))
-      if not features then
-         slurm.log_user("towline: cannot join the constraint %s with the sites of its data: %s", job_desc.features, names(sites))
-         return slurm.ERROR
+   local own, preferred = job_desc.features, job_desc.prefer
+   local restricted = wanted.stage_in or #placed.denied > 0 or not placed.elsewhere
+   if restricted then
+      -- Slurm takes a preference in place of the constraint where it can be met, so both must hold the sites.
+      for field, value in pairs({ features = own or "", prefer = preferred or "" }) do
+         local both = joined(value, names(sites))
+         if not both then
+            slurm.log_user("towline: cannot join the constraint %s with the sites of its data: %s", value, names(sites))
+            return slurm.ERROR
+         end
+         if field == "features" or value ~= "" then job_desc[field] = both end
       end
-      job_desc.features = features
    end
-   if #sites > 1 and (not job_desc.prefer or job_desc.prefer == "") then
-      job_desc.prefer = joined(job_desc.features, best.site)
+   if #sites > 1 and (not preferred or preferred == "") then
+      local prefer = joined(own, best.site)
+      if prefer then job_desc.prefer = prefer end
    end
    job_desc.admin_comment = "towline:" .. best.site
    slurm.log_info("towline: user %s, best site %s, %d bytes missing, %d ms", job_desc.user_name or "?", best.site, best.missing, best.ms)

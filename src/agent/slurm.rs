@@ -39,6 +39,8 @@ const FILES_MAX: usize = 64;
 const WAIT: Duration = Duration::from_mins(1);
 /// Start of the names of files that are being written.
 const UNFINISHED: &str = ".new-";
+/// User that stands for all.
+const ALL: &str = "*";
 /// Permissions of a file: the group of the folder may read it, as a denial is not for everybody.
 const MODE: u32 = 0o640;
 
@@ -161,7 +163,11 @@ fn wanted(log: &State, rules: &[SlurmRule]) -> Vec<(Selector, BTreeSet<String>)>
 }
 
 fn text(hint: &Hint, users: &BTreeSet<String>, at: i64) -> String {
-    let users: Vec<&str> = users.iter().map(String::as_str).collect();
+    // `*` alone is all.
+    let users: Vec<&str> = match users.get(ALL) {
+        Some(all) => vec![all],
+        None => users.iter().map(String::as_str).collect(),
+    };
     let elsewhere = word(hint.elsewhere);
     let mut text = format!("towline 1\nat {at}\nusers {}\nelsewhere {elsewhere}\n", users.join(","));
     for candidate in &hint.candidates {

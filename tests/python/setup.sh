@@ -18,6 +18,17 @@ frameworks() {
   cat <<<"$wanted" >"$venv/frameworks.txt"    # last: an interrupted installation is done again
 }
 
+# Beside the other frameworks, which want other versions of the same packages.
+skypilot() {
+  local wanted room=$venv/skypilot
+  wanted=$(cat "$here/skypilot.txt")
+  [ "$wanted" != "$(cat "$room/installed.txt" 2>/dev/null)" ] || return 0
+  echo "setup: installing $(grep -v '^#' <<<"$wanted" | tr '\n' ' ')into $room (pip; once)"
+  [ -x "$room/bin/python" ] || python3 -m venv "$room"
+  "$room/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/skypilot.txt"
+  cat <<<"$wanted" >"$room/installed.txt"    # last: an interrupted installation is done again
+}
+
 # Without debugging information: nobody debugs an installed wheel.
 wheel() {
   local wheels=$root/target/wheels/$profile
@@ -34,4 +45,5 @@ wheel() {
 }
 
 frameworks
+skypilot
 wheel

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/skypilot"
 TOWLINE = Path(sys.executable).with_name("towline")
+SKYPILOT = Path(sys.prefix) / "skypilot/bin/python"
 
 POLICY = """version = 1
 repository = '{id}'
@@ -96,92 +98,82 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert agent.wait(60) == 0
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SkyPilot keeps its state in the home folder."""
-    monkeypatch.setenv("HOME", str(tmp_path))
+class Client:
+    """SkyPilot's own client, and where it asks."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        self.url = url
+        # SkyPilot keeps its state in the home folder.
+        environment = os.environ | {"HOME": str(home)}
+        command = [SKYPILOT, Path(__file__).with_name("skypilot_client.py")]
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def apply(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What becomes of a task."""
+        self.process.stdin.write(json.dumps({"url": self.url, "config": config}) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def task(self, change: dict[str, Any], *, inputs: str | None = None) -> dict[str, Any]:
+        """What becomes of the documented task, with changes of its resources."""
+        config = yaml.safe_load((DEPLOY / "task.yaml").read_text())
+        config["resources"] |= change
+        if inputs is not None:
+            config["envs"]["TOWLINE_INPUTS"] = inputs
+        return self.apply(config)
+
+    def places(self, change: dict[str, Any], *, inputs: str | None = None) -> list[str]:
+        """Its places; everything else stays as it is."""
+        found = self.task(change, inputs=inputs)
+        assert "rejected" not in found, found
+        for key in found["before"].keys() | found["after"].keys():
+            assert key == "resources" or found["before"].get(key) == found["after"].get(key), key
+        assert all(one["accelerators"] == {"H100": 8} for one in found["places"]), found
+        return [one["infra"] or "anywhere" for one in found["places"]]
+
+    def rejection(self, change: dict[str, Any], *, inputs: str) -> str:
+        return self.task(change, inputs=inputs)["rejected"]
 
 
-def places(url: str, change: dict[str, object], *, inputs: str | None = None) -> list[str]:
-    """Places of the documented task, with changes of its resources, after the policy of `url` was applied by SkyPilot itself."""
-    import sky
-    from sky import admin_policy
-    from sky.server.requests.request_names import AdminPolicyRequestName
-    from sky.utils import config_utils
-
-    config = yaml.safe_load((DEPLOY / "task.yaml").read_text())
-    config["resources"] |= change
-    if inputs is not None:
-        config["envs"]["TOWLINE_INPUTS"] = inputs
-    config = {key: value for key, value in config.items() if value is not None}
-    task = sky.Task.from_yaml_config(config)
-    request = admin_policy.UserRequest(
-        task, config_utils.Config({"kept": {"as": "it is"}}), next(iter(AdminPolicyRequestName)), None, True
-    )
-    answer = admin_policy.RestfulAdminPolicy(url).apply(request)
-    assert dict(answer.skypilot_config) == {"kept": {"as": "it is"}}
-    before, after = task.to_yaml_config(), answer.task.to_yaml_config()
-    assert {key: value for key, value in after.items() if key != "resources"} == {
-        key: value for key, value in before.items() if key != "resources"
-    }
-    resources = answer.task.resources
-    listed = list(resources) if isinstance(resources, list) else sorted(resources, key=str)
-    for one in listed:
-        assert one.accelerators == {"H100": 8}, one
-    return [one.infra.to_str() or "anywhere" for one in listed]
+@pytest.fixture(scope="module")
+def client(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    one = Client(url, tmp_path_factory.mktemp("home"))
+    yield one
+    one.process.stdin.close()
+    assert one.process.wait(60) == 0
 
 
-def test_places_are_ordered_by_what_the_data_costs_there(url: str) -> None:
-    assert places(url, {}) == ["kubernetes/onprem", "aws/us-east-1", "gcp/us-central1"]
+def test_places_are_ordered_by_what_the_data_costs_there(client: Client) -> None:
+    assert client.places({}) == ["kubernetes/onprem", "aws/us-east-1", "gcp/us-central1"]
     # Among the places that the user wants.
-    assert places(url, {"any_of": [{"infra": "gcp"}, {"infra": "aws/us-east-1/us-east-1a"}]}) == [
+    assert client.places({"any_of": [{"infra": "gcp"}, {"infra": "aws/us-east-1/us-east-1a"}]}) == [
         "aws/us-east-1/us-east-1a",
         "gcp/us-central1",
     ]
-    assert places(url, {"infra": "gcp"}) == ["gcp/us-central1"]
+    assert client.places({"infra": "gcp"}) == ["gcp/us-central1"]
     # One that the sites file does not describe comes last.
-    assert places(url, {"any_of": [{"infra": "azure/eastus"}, {"infra": "aws"}]}) == ["aws/us-east-1", "azure/eastus"]
+    assert client.places({"any_of": [{"infra": "azure/eastus"}, {"infra": "aws"}]}) == ["aws/us-east-1", "azure/eastus"]
 
 
-def test_places_where_the_data_may_not_go_are_left_out(url: str) -> None:
-    import sky
+def test_places_where_the_data_may_not_go_are_left_out(client: Client) -> None:
+    assert client.places({}, inputs="team-a/europe/x,team-a/tokens") == ["kubernetes/onprem", "gcp/us-central1"]
+    assert client.places({}, inputs="team-a/private/x") == ["kubernetes/onprem"]
+    assert client.places({"any_of": [{"infra": "aws"}, {"infra": "k8s"}]}, inputs="team-a/private/x") == [
+        "kubernetes/onprem"
+    ]
+    said = client.rejection({"infra": "aws"}, inputs="team-a/private/x")
+    assert "may go to none of its places" in said and "stays at home" in said, said
 
-    assert places(url, {}, inputs="team-a/europe/x,team-a/tokens") == ["kubernetes/onprem", "gcp/us-central1"]
-    assert places(url, {}, inputs="team-a/private/x") == ["kubernetes/onprem"]
-    with pytest.raises(
-        sky.exceptions.UserRequestRejectedByPolicy, match=r"may go to none of its places.*stays at home"
-    ):
-        places(url, {"infra": "aws"}, inputs="team-a/private/x")
 
-
-def test_a_task_that_asks_for_what_is_not_there_is_rejected(url: str) -> None:
-    import sky
-
+def test_a_task_that_asks_for_what_is_not_there_is_rejected(client: Client) -> None:
     # A name that tasks may not ask for is as an absent one.
-    said = set()
-    for name in ("team-a/none", "team-b/x", "team-b/none"):
-        with pytest.raises(sky.exceptions.UserRequestRejectedByPolicy, match="no such name") as caught:
-            places(url, {}, inputs=name)
-        said.add(str(caught.value).replace(name, "NAME"))
-    assert len(said) == 1, said
-    with pytest.raises(sky.exceptions.UserRequestRejectedByPolicy, match="TOWLINE_OBJECTIVE"):
-        config = {"envs": {"TOWLINE_INPUTS": "team-a/tokens", "TOWLINE_OBJECTIVE": "speed"}}
-        ask(url, config)
+    names = ("team-a/none", "team-b/x", "team-b/none")
+    said = {client.rejection({}, inputs=name).replace(name, "NAME") for name in names}
+    assert len(said) == 1 and "no such name" in said.pop()
+    wrong = client.apply({"envs": {"TOWLINE_INPUTS": "team-a/tokens", "TOWLINE_OBJECTIVE": "speed"}})
+    assert "TOWLINE_OBJECTIVE" in wrong["rejected"]
     # One that reads nothing stays as it is.
-    config = {"name": "t", "run": "echo 1", "resources": {"infra": "aws"}}
-    shown = sky.Task.from_yaml_config(config).to_yaml_config()
-    assert ask(url, config) == {key: value for key, value in shown.items() if key in config}
-
-
-def ask(url: str, config: dict[str, object]) -> dict[str, object]:
-    """The task that `config` describes, after the policy."""
-    import sky
-    from sky import admin_policy
-    from sky.server.requests.request_names import AdminPolicyRequestName
-    from sky.utils import config_utils
-
-    request = admin_policy.UserRequest(
-        sky.Task.from_yaml_config(config), config_utils.Config({}), next(iter(AdminPolicyRequestName)), None, True
-    )
-    shown = admin_policy.RestfulAdminPolicy(url).apply(request).task.to_yaml_config()
-    return {key: value for key, value in shown.items() if key in config}
+    found = client.apply({"name": "t", "run": "echo 1", "resources": {"infra": "aws"}})
+    assert found["before"] == found["after"]

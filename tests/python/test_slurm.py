@@ -302,6 +302,9 @@ def test_a_job_goes_where_its_data_may_go_and_is(cluster: Cluster) -> None:
     assert not number and "cannot join the constraint" in said, said
     number, said = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "-C", "burst|home")
     assert cluster.ended(number)["NodeList"] == "node1"
+    # A preference does not lead elsewhere.
+    number, said = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "--prefer", "burst")
+    assert cluster.ended(number)["NodeList"] == "node1"
     # Its user cannot take that away.
     number, _ = cluster.submit("#BB_LUA towline inputs=private/x\ntrue\n", "--hold")
     update = ["runuser", "-u", USER, "--", "scontrol", "update", f"job={number}", "features=fast"]

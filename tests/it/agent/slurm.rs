@@ -19,7 +19,7 @@ fn with_hints(lab: &PolicyFixture, name: &str) -> (Running, PathBuf, String) {
     lab.user.ok(&["identity", "issue", "home/ctl", "--to", "ctl"]);
     let settings = String::from_utf8(ADVISOR.to_vec()).unwrap().replace("identity = 'n1'", "identity = 'ctl'")
         + "slurm_hints = 'hints'\n[[advisor.slurm]]\nusers = ['alice', 'bob']\nnames = 'open/**'\n\
-           [[advisor.slurm]]\nusers = '*'\nnames = 'raw/**'\n";
+           [[advisor.slurm]]\nusers = '*'\nnames = 'raw/**'\n[[advisor.slurm]]\nusers = 'carol'\nnames = 'raw/x'\n";
     lab.user.write("agent.toml", settings.as_bytes());
     let agent = Running::from_file(&lab.user, "agent.toml");
     let end = Instant::now() + PATIENCE;
