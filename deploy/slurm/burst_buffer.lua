@@ -26,12 +26,13 @@ local function field(job_id, name)
    return ok and string.match(said, "^%s*(.-)%s*$") or nil
 end
 
--- Name of the user of a job.
+-- Name and home folder of the user of a job. Root has no jobs with burst buffers.
 local function user_of(job_id)
    local uid = string.match(field(job_id, "UserID") or "", "^%d+$")
-   if not uid then return nil end
-   local ok, said = towline.run({ "id", "-un", uid })
-   return ok and string.match(said, "^(%S+)\n$") or nil
+   if not uid or uid == "0" then return nil end
+   local ok, said = towline.run({ "getent", "passwd", uid })
+   if not ok then return nil end
+   return string.match(said, "^([^:]+):[^:]*:" .. uid .. ":[^:]*:[^:]*:([^:]*):")
 end
 
 -- Site of a job, as job_submit.lua has left it: users cannot write there.
@@ -70,15 +71,18 @@ function slurm_bb_data_in(job_id, job_script)
       hint, problem = towline.hint(name, user)
       if not hint then return slurm.ERROR, "towline: " .. problem end
    end
-   local words = { "hint", "--json", "--sites", towline.sites, "--commit=" .. site, "--lease", job.lease or towline.lease, "--wait", "--" }
+   local words = { "hint", "--json", "--sites", towline.sites, "--commit=" .. site, "--lease", job.lease or towline.lease, "--" }
    for _, name in ipairs(job.inputs) do table.insert(words, name) end
    local ok, said = towline.run(towline.arguments(words))
    local id = string.match(said, '"hint_id":"(h_%x+)"')
    if not ok or not id then return slurm.ERROR, "towline: " .. short(said) end
+   -- Before the wait, so that a job that is cancelled meanwhile releases them.
    local file = io.open(record(job_id), "w")
    if not file then return slurm.ERROR, "towline: cannot write to " .. towline.jobs end
    file:write(id, " ", site, "\n")
    file:close()
+   ok, said = towline.run(towline.arguments({ "hint", "--await", id, "--at", site }))
+   if not ok then return slurm.ERROR, "towline: " .. short(said) end
    return slurm.SUCCESS
 end
 
@@ -114,10 +118,13 @@ end
 function slurm_bb_data_out(job_id, job_script)
    local job, problem = wanted(job_script)
    if not job or not job.from then return outcome(problem) end
-   local user = user_of(job_id)
-   if not user then return slurm.ERROR, "towline: the job has no user" end
-   local words = { "runuser", "-u", user, "--", "env", "TOWLINE_REPO=" .. towline.repository, towline.command, "save", "--", job.from, job.to }
-   local ok, said = towline.run(words)
+   local user, home = user_of(job_id)
+   if not user then return slurm.ERROR, "towline: the job has no user who may save" end
+   -- Nothing of slurmctld's environment is for that user.
+   local ok, said = towline.run({
+      "runuser", "-u", user, "--", "env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" .. home, "USER=" .. user,
+      "TOWLINE_REPO=" .. towline.repository, towline.command, "save", "--", job.from, job.to
+   })
    if not ok then return slurm.ERROR, "towline: " .. short(said) end
    return slurm.SUCCESS
 end

@@ -25,11 +25,10 @@ function slurm_job_submit(job_desc, part_list, submit_uid)
       return slurm.ERROR
    end
    if not wanted or #wanted.inputs == 0 then return slurm.SUCCESS end
-   local placed
-   placed, problem = towline.place(wanted.inputs, job_desc.user_name or tostring(submit_uid))
+   local placed, problems = towline.place(wanted.inputs, job_desc.user_name or tostring(submit_uid))
+   for _, why in ipairs(problems) do slurm.log_user("towline: %s", why) end
+   if #problems > 0 and wanted.stage_in then return slurm.ERROR end
    if not placed then
-      slurm.log_user("towline: %s", problem)
-      if wanted.stage_in then return slurm.ERROR end
       slurm.log_user("towline: the job is placed without regard to its data")
       return slurm.SUCCESS
    end

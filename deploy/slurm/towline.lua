@@ -38,7 +38,10 @@ function towline.directives(text)
       for word in string.gmatch(words, "%S+") do
          local key, value = string.match(word, "^([^=]+)=(.+)$")
          if key == "inputs" then
-            for name in string.gmatch(value, "[^,]+") do table.insert(found.inputs, name) end
+            for name in string.gmatch(value, "[^,]+") do
+               if not found.inputs[name] then table.insert(found.inputs, name) end
+               found.inputs[name] = true
+            end
          elseif key == "lease" and string.match(value, "^%d+[smhd]$") then
             found.lease = value
          elseif key == "stage_out" and string.match(value, "^/.*:[^:]+$") then
@@ -87,25 +90,30 @@ function towline.hint(name, user)
    return hint
 end
 
--- Sites for a job that reads `names`: those where all of them may go, the best first; the others with the reason; and whether nodes
--- without a site will do. Or nil and the reason.
+-- Sites for a job that reads `names`: those where all of them may go, the best first; the others with the reason; whether nodes without
+-- a site will do; and the reasons why names have no hint, which decide nothing. Nil if no name has one.
 function towline.place(names, user)
-   local all, elsewhere = {}, true
+   local all, elsewhere, known, problems = {}, true, 0, {}
    for number, name in ipairs(names) do
       local hint, problem = towline.hint(name, user)
-      if not hint then return nil, problem end
-      elsewhere = elsewhere and hint.elsewhere == "allow"
-      for site, one in pairs(hint.sites) do
-         local sum = all[site] or { site = site, seen = 0, missing = 0, ms = 0, usd = 0 }
-         all[site] = sum
-         sum.seen, sum.missing = sum.seen + 1, sum.missing + one.missing
-         sum.ms, sum.usd = sum.ms + one.ms, sum.usd + one.usd
-         if one.verdict ~= "allow" then sum.why = sum.why or (name .. ": " .. one.verdict .. " " .. one.why) end
+      if hint then
+         known = known + 1
+         elsewhere = elsewhere and hint.elsewhere == "allow"
+         for site, one in pairs(hint.sites) do
+            local sum = all[site] or { site = site, seen = 0, missing = 0, ms = 0, usd = 0 }
+            all[site] = sum
+            sum.seen, sum.missing = sum.seen + 1, sum.missing + one.missing
+            sum.ms, sum.usd = sum.ms + one.ms, sum.usd + one.usd
+            if one.verdict ~= "allow" then sum.why = sum.why or (name .. ": " .. one.verdict .. " " .. one.why) end
+         end
+      else
+         table.insert(problems, problem)
       end
    end
+   if known == 0 then return nil, problems end
    local allowed, denied = {}, {}
    for site, sum in pairs(all) do
-      if sum.why or sum.seen < #names then
+      if sum.why or sum.seen < known then
          table.insert(denied, site .. " (" .. (sum.why or "unknown") .. ")")
       else
          table.insert(allowed, sum)
@@ -119,7 +127,7 @@ function towline.place(names, user)
       return one.site < other.site
    end)
    table.sort(denied)
-   return { allowed = allowed, denied = denied, elsewhere = elsewhere }
+   return { allowed = allowed, denied = denied, elsewhere = elsewhere }, problems
 end
 
 local function quoted(text)

@@ -22,6 +22,8 @@ const INPUTS: &str = "TOWLINE_INPUTS";
 const OBJECTIVE: &str = "TOWLINE_OBJECTIVE";
 /// Variable of a task: dollars that an hour of waiting is worth.
 const USD_PER_HOUR: &str = "TOWLINE_USD_PER_HOUR";
+/// Key of a task with its resources.
+const RESOURCES: &str = "resources";
 /// Keys of a task's resources with a list of choices.
 const CHOICES: [&str; 2] = ["ordered", "any_of"];
 /// Any cloud, region or zone, in the notation of `infra`.
@@ -72,7 +74,7 @@ struct MutatedRequest<'a> {
 #[derive(Debug)]
 pub(super) struct SkyPilotTask {
     request: UserRequest,
-    /// None: it is not understood, or it has no inputs.
+    /// None: it has no inputs.
     placed: Option<PlacedTask>,
 }
 
@@ -80,6 +82,8 @@ pub(super) struct SkyPilotTask {
 #[derive(Debug)]
 struct PlacedTask {
     task: Map<String, Value>,
+    /// Lines before and after the resources. They stay as they are: another reader could take a value for another.
+    around: (Vec<String>, Vec<String>),
     user: Option<String>,
     inputs: Vec<String>,
     objective: Objective,
@@ -94,10 +98,8 @@ impl SkyPilotTask {
         let malformed = || Error::usage("request body is not one of SkyPilot for an admin policy");
         let text: String = serde_json::from_slice(body).map_err(|source| malformed().source(source))?;
         let request: UserRequest = serde_json::from_str(&text).map_err(|source| malformed().source(source))?;
-        let placed = match yaml(&request.task) {
-            Some(Value::Object(task)) => PlacedTask::of(task, &request.user)?,
-            _ => None,
-        };
+        // A task that does not name the variable reads nothing, whatever else it has.
+        let placed = if request.task.contains(INPUTS) { PlacedTask::of(&request.task, &request.user)? } else { None };
         Ok(Self { request, placed })
     }
 
@@ -134,25 +136,28 @@ impl SkyPilotTask {
     /// Denied, with the rules, if there is none.
     pub(super) fn placed(&self, hint: &Hint, sites: &Sites) -> Result<String> {
         let Some(placed) = &self.placed else { return self.unchanged() };
-        let mut task = placed.task.clone();
-        let mut resources = match task.remove("resources") {
-            Some(Value::Object(resources)) => resources,
-            _ => Map::new(),
-        };
+        let mut resources = placed.resources();
         let choices = chosen(&mut resources, hint, sites);
         if choices.is_empty() {
             return Err(refused(hint));
         }
         resources.insert("ordered".to_owned(), choices.into_iter().map(Value::Object).collect());
-        task.insert("resources".to_owned(), Value::Object(resources));
         // JSON is YAML.
-        answer(&Value::Object(task).to_string(), &self.request.skypilot_config)
+        let block = format!("{RESOURCES}: {}", Value::Object(resources));
+        let (before, after) = placed.around.clone();
+        let text = [before, vec![block], after].concat().join("\n") + "\n";
+        if yaml(&text).is_none() {
+            return Err(unreadable());
+        }
+        answer(&text, &self.request.skypilot_config)
     }
 }
 
 impl PlacedTask {
     /// Reads a task; none if it has no inputs.
-    fn of(task: Map<String, Value>, user: &str) -> Result<Option<Self>> {
+    fn of(text: &str, user: &str) -> Result<Option<Self>> {
+        let Some(Value::Object(task)) = yaml(text) else { return Err(unreadable()) };
+        let (before, resources, after) = split(text).ok_or_else(unreadable)?;
         let variables = task.get("envs").and_then(Value::as_object);
         let told = |key: &str| {
             let value = variables.and_then(|variables| variables.get(key))?;
@@ -178,14 +183,24 @@ impl PlacedTask {
             None => 0.0,
             Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars", text))?,
         };
+        if let Some(number) = task.get(RESOURCES).and_then(|value| changed_number(value, &resources.join("\n"))) {
+            return Err(Error::usage("resources of the task have a number that is not plain")
+                .got(number)
+                .help("quote it if it is a text"));
+        }
         let user = yaml(user).and_then(|user| user.get("name")?.as_str().map(str::to_owned));
         let objective = Objective { mode, usd_per_hour, ..Objective::default() };
-        Ok(Some(Self { task, user, inputs, objective }))
+        Ok(Some(Self { task, around: (before, after), user, inputs, objective }))
+    }
+
+    /// Its resources.
+    fn resources(&self) -> Map<String, Value> {
+        self.task.get(RESOURCES).and_then(Value::as_object).cloned().unwrap_or_default()
     }
 
     /// GPUs of all nodes: `H100:8`, or `{H100: 8}`; of several choices the first counts.
     fn gpus(&self) -> u64 {
-        let resources = self.task.get("resources");
+        let resources = self.task.get(RESOURCES);
         let listed = CHOICES.iter().find_map(|key| resources?.get(key)?.get(0)?.get("accelerators"));
         let accelerators = resources.and_then(|resources| resources.get("accelerators")).or(listed);
         let each = match accelerators {
@@ -201,6 +216,50 @@ impl PlacedTask {
 /// The value in a YAML text; none if it is not understood.
 fn yaml(text: &str) -> Option<Value> {
     serde_saphyr::from_str(text).ok()
+}
+
+fn unreadable() -> Error {
+    Error::usage("task reads names, and is too unusual to be placed by them")
+        .expected("plain YAML without anchors, as SkyPilot writes it")
+        .help("write it in a simpler way")
+}
+
+/// Lines before the resources, those of the resources, and those after them, of a mapping as `SkyPilot` dumps it: its keys begin
+/// lines. None if it is not one.
+fn split(text: &str) -> Option<(Vec<String>, Vec<String>, Vec<String>)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_key =
+        |line: &str| line.starts_with(|letter: char| !letter.is_whitespace() && letter != '-' && letter != '#');
+    let is_plain = |line: &&str| {
+        !line.starts_with(['{', '}', '[', ']', '&', '*', '!', '%', '?', '"', '\''])
+            && !line.starts_with("---")
+            && !line.starts_with("...")
+    };
+    if !lines.iter().all(is_plain) {
+        return None;
+    }
+    let own = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+    let is_resources = |line: &&str| line.strip_prefix(RESOURCES).is_some_and(|rest| rest.starts_with(':'));
+    let Some(start) = lines.iter().position(is_resources) else {
+        return Some((own(&lines), Vec::new(), Vec::new()));
+    };
+    let len = lines[start + 1..].iter().position(|line| is_key(line)).unwrap_or(lines.len() - start - 1) + 1;
+    let (block, after) = (&lines[start..start + len], &lines[start + len..]);
+    (!after.iter().any(is_resources)).then(|| (own(&lines[..start]), own(block), own(after)))
+}
+
+/// A number of `value` that is not written in `text` as JSON writes it, so that `SkyPilot` may have taken it for something else.
+fn changed_number(value: &Value, text: &str) -> Option<String> {
+    match value {
+        Value::Number(number) => {
+            let number = number.to_string();
+            let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter)));
+            (!words.into_iter().any(|word| word == number)).then_some(number)
+        }
+        Value::Array(list) => list.iter().find_map(|value| changed_number(value, text)),
+        Value::Object(map) => map.values().find_map(|value| changed_number(value, text)),
+        _ => None,
+    }
 }
 
 fn answer(task: &str, skypilot_config: &str) -> Result<String> {
@@ -304,11 +363,27 @@ impl Infra {
         self.0.is_empty()
     }
 
+    /// Cloud, region or zone; none: any.
+    fn part(&self, place: usize) -> Option<&String> {
+        self.0.get(place).filter(|part| *part != ANY)
+    }
+
     /// The place that is in both; none if there is none.
     fn meet(&self, other: &Self) -> Option<Self> {
         let (len, mut parts) = (self.0.len().max(other.0.len()), Vec::new());
+        // Names of zones begin with that of their region, but for those that are numbers.
+        let zone_of = |one: &Self, other: &Self| match (one.part(2), one.part(1), other.part(1)) {
+            (Some(zone), None, Some(region)) => {
+                zone.bytes().all(|byte| byte.is_ascii_digit())
+                    || zone.to_lowercase().starts_with(&region.to_lowercase())
+            }
+            _ => true,
+        };
+        if !zone_of(self, other) || !zone_of(other, self) {
+            return None;
+        }
         for place in 0..len {
-            let part = |infra: &Self| infra.0.get(place).filter(|part| *part != ANY).cloned();
+            let part = |infra: &Self| infra.part(place).cloned();
             parts.push(match (part(self), part(other)) {
                 (Some(one), Some(other)) if !one.eq_ignore_ascii_case(&other) => return None,
                 (Some(one), _) | (None, Some(one)) => one,
@@ -337,6 +412,9 @@ mod tests {
             ("aws", "aws/us-east-1", Some("aws/us-east-1")),
             ("aws/us-east-1/us-east-1a", "aws/us-east-1", Some("aws/us-east-1/us-east-1a")),
             ("*/us-east-1", "aws/us-east-1", Some("aws/us-east-1")),
+            ("aws/*/us-east-1a", "aws/us-east-1", Some("aws/us-east-1/us-east-1a")),
+            ("aws/*/us-east-1a", "aws/us-west-2", None),
+            ("azure/*/1", "azure/eastus", Some("azure/eastus/1")),
             ("", "aws/us-east-1", Some("aws/us-east-1")),
             ("AWS", "aws", Some("AWS")),
             ("gcp", "aws/us-east-1", None),
@@ -378,12 +456,34 @@ mod tests {
             wrong["task"] = format!("envs: {{TOWLINE_INPUTS: a, {key}: {value}}}").into();
             assert!(SkyPilotTask::read(&serde_json::to_vec(&wrong.to_string()).unwrap()).is_err(), "{key}");
         }
-        for text in ["envs: {}", "[1, 2]", "a: [", "&a [*a, *a]"] {
+        let of = |text: &str| {
             let mut other = inner.clone();
             other["task"] = text.into();
-            let task = SkyPilotTask::read(&serde_json::to_vec(&other.to_string()).unwrap()).unwrap();
-            assert!(task.inputs().is_empty(), "{text}");
+            SkyPilotTask::read(&serde_json::to_vec(&other.to_string()).unwrap())
+        };
+        for text in ["envs: {}", "[1, 2]", "a: ["] {
+            assert!(of(text).unwrap().inputs().is_empty(), "{text}");
         }
+        // One that reads names is understood, or rejected.
+        for text in [
+            "envs:\n  TOWLINE_INPUTS: a\nconfig:\n  x: [",
+            "{envs: {TOWLINE_INPUTS: a}}",
+            "---\nenvs:\n  TOWLINE_INPUTS: a\n",
+            "envs:\n  TOWLINE_INPUTS: a\nx: &a [1]\ny: [*a, *b]\n",
+            "envs:\n  TOWLINE_INPUTS: a\nresources:\n  disk_size: 1e5\n",
+            "envs:\n  TOWLINE_INPUTS: a\nresources:\n  labels:\n    x: 08\n",
+        ] {
+            assert!(of(text).is_err(), "{text}");
+        }
+        let parts = split("a: 1\nresources:\n- b\n  c: 2\nrun: |\n  x\n").unwrap();
+        assert_eq!(
+            parts,
+            (
+                vec!["a: 1".to_owned()],
+                vec!["resources:".to_owned(), "- b".to_owned(), "  c: 2".to_owned()],
+                vec!["run: |".to_owned(), "  x".to_owned()]
+            )
+        );
         assert!(SkyPilotTask::read(b"{}").is_err() && SkyPilotTask::read(b"\"{}\"").is_err());
     }
 }

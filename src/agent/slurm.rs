@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +38,10 @@ const EVERY: Duration = Duration::from_secs(30);
 const FILES_MAX: usize = 64;
 /// Time that a hint waits for chunks that are not read yet.
 const WAIT: Duration = Duration::from_mins(1);
+/// Maximum bytes of a file's name; that of an unfinished one is longer.
+const FILE_NAME_MAX: usize = 255 - UNFINISHED.len();
+/// First line of a file.
+const FIRST: &str = "towline 1\n";
 /// Start of the names of files that are being written.
 const UNFINISHED: &str = ".new-";
 /// User that stands for all.
@@ -106,9 +111,15 @@ async fn write(state: &AgentState, hints: &SlurmHints) -> Result<()> {
             }
         };
         let file = file_name(&selector.to_string());
+        if file.len() > FILE_NAME_MAX {
+            tracing::warn!(name = %selector, "no hint for Slurm: the name is too long for a file");
+            continue;
+        }
         let (path, text) = (hints.dir.join(&file), text(&hint, &users, state.now().0 / 1_000_000_000));
-        blocking(move || put(&path, &text)).await?;
-        files.insert(file);
+        match blocking(move || put(&path, &text)).await {
+            Ok(()) => drop(files.insert(file)),
+            Err(error) => tracing::warn!(name = %selector, "no hint for Slurm: {error:?}"),
+        }
     }
     let dir = hints.dir.clone();
     blocking(move || remove_others(&dir, &files)).await
@@ -130,16 +141,34 @@ async fn hint_of(
     advisor.hint(epoch, &reader, &request, &[name], (WAIT, HintDetail::All)).await
 }
 
-/// Names, and `RUN@latest` of runs, with the users who may ask about them; those that were saved last come first.
+/// Names, and `RUN@latest` of runs, with the users who may ask about them. Rules take turns, each with those that were saved last, so
+/// that no team's names keep out another's.
 fn wanted(log: &State, rules: &[SlurmRule]) -> Vec<(Selector, BTreeSet<String>)> {
-    let mut users: BTreeMap<&Name, BTreeSet<String>> = BTreeMap::new();
-    for rule in rules {
-        for name in log.refs.keys().filter(|name| rule.names.take(name.as_str())) {
-            users.entry(name).or_default().extend(rule.users.iter().cloned());
+    let mut turns: Vec<_> = rules.iter().map(|rule| latest_of(log, &rule.names).into_iter()).collect();
+    let mut found: Vec<String> = Vec::new();
+    let mut selectors: BTreeMap<String, (Selector, BTreeSet<String>)> = BTreeMap::new();
+    let mut left = true;
+    while left {
+        left = false;
+        for (rule, turn) in rules.iter().zip(&mut turns) {
+            let Some(selector) = turn.next() else { continue };
+            left = true;
+            let text = selector.to_string();
+            let (_, users) = selectors.entry(text.clone()).or_insert_with(|| {
+                found.push(text);
+                (selector, BTreeSet::new())
+            });
+            users.extend(rule.users.iter().cloned());
         }
     }
+    found.iter().filter_map(|text| selectors.remove(text)).collect()
+}
+
+/// Names that match, of each run the latest step alone, and its `RUN@latest`; those that were saved last come first.
+fn latest_of(log: &State, names: &Patterns) -> Vec<Selector> {
+    let matching: Vec<&Name> = log.refs.keys().filter(|name| names.take(name.as_str())).collect();
     let mut latest: BTreeMap<Name, (u64, &Name)> = BTreeMap::new();
-    for name in users.keys().copied() {
+    for &name in &matching {
         if let Some((run, step)) = name.step() {
             let newest = latest.entry(run).or_insert((step, name));
             if newest.0 <= step {
@@ -148,18 +177,16 @@ fn wanted(log: &State, rules: &[SlurmRule]) -> Vec<(Selector, BTreeSet<String>)>
         }
     }
     let steps: BTreeSet<&Name> = latest.values().map(|(_, name)| *name).collect();
-    let by_name = users.keys().copied().filter(|name| name.step().is_none() || steps.contains(name));
-    let mut found: Vec<(i64, Selector, BTreeSet<String>)> = Vec::new();
-    for name in by_name {
+    let mut found: Vec<(i64, Selector)> = Vec::new();
+    for name in matching.into_iter().filter(|name| name.step().is_none() || steps.contains(name)) {
         let saved = log.refs.get(name).map_or(0, |value| value.saved.0);
-        let may = users.get(name).cloned().unwrap_or_default();
         if let Some(selector) = name.step().and_then(|(run, _)| format!("{run}@latest").parse().ok()) {
-            found.push((saved, selector, may.clone()));
+            found.push((saved, selector));
         }
-        found.push((saved, Selector::Name(name.clone()), may));
+        found.push((saved, Selector::Name(name.clone())));
     }
-    found.sort_by_key(|(saved, selector, _)| (std::cmp::Reverse(*saved), selector.to_string()));
-    found.into_iter().map(|(_, selector, users)| (selector, users)).collect()
+    found.sort_by_key(|(saved, selector)| (std::cmp::Reverse(*saved), selector.to_string()));
+    found.into_iter().map(|(_, selector)| selector).collect()
 }
 
 fn text(hint: &Hint, users: &BTreeSet<String>, at: i64) -> String {
@@ -169,7 +196,7 @@ fn text(hint: &Hint, users: &BTreeSet<String>, at: i64) -> String {
         None => users.iter().map(String::as_str).collect(),
     };
     let elsewhere = word(hint.elsewhere);
-    let mut text = format!("towline 1\nat {at}\nusers {}\nelsewhere {elsewhere}\n", users.join(","));
+    let mut text = format!("{FIRST}at {at}\nusers {}\nelsewhere {elsewhere}\n", users.join(","));
     for candidate in &hint.candidates {
         let verdict = word(candidate.verdict);
         let denial = candidate.deny.first().map(|denial| printable(&denial.rule)).unwrap_or_default();
@@ -218,13 +245,20 @@ fn put(path: &Path, text: &str) -> Result<()> {
     fs::rename(&unfinished, path).map_err(failed)
 }
 
-/// Removes hints about other names.
+/// True if the file at `path` is a hint.
+fn is_hint(path: &Path) -> bool {
+    let mut first = [0; FIRST.len()];
+    fs::File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first == FIRST.as_bytes()
+}
+
+/// Removes hints about other names; leaves other files alone.
 fn remove_others(dir: &Path, files: &BTreeSet<String>) -> Result<()> {
     let failed = |error| Error::io("cannot remove an old hint for Slurm", dir, error);
     for entry in fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
-        if entry.file_type().map_err(failed)?.is_file() && !name.to_str().is_some_and(|name| files.contains(name)) {
+        let is_wanted = name.to_str().is_some_and(|name| files.contains(name));
+        if entry.file_type().map_err(failed)?.is_file() && !is_wanted && is_hint(&entry.path()) {
             fs::remove_file(entry.path()).map_err(failed)?;
         }
     }

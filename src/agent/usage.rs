@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::state::AgentState;
 use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Direction, Month, SignedUsage, USAGE_LINES_MAX, UsageKey, UsageReport, UsageTotals};
+use crate::format::{Direction, Month, SignedUsage, UsageKey, UsageReport, UsageTotals};
 use crate::metrics::Metric;
 use crate::ops::SaveReport;
 use crate::repository::Repository;
@@ -23,6 +23,12 @@ use crate::transfer::ledger::{Ledger, MovedKey, NamedTree};
 
 /// Interval at which what moved is added to its day.
 const COUNT_EVERY: Duration = Duration::from_mins(1);
+/// Maximum number of lines with a name, and of bytes in all names together: a report must fit its limits. Lines without a name are few:
+/// one for each day, direction and site.
+const NAMED_MAX: usize = 16 << 10;
+const TEXT_MAX: usize = 4 << 20;
+/// Maximum bytes of the tenants of a line; further ones are left out.
+const TENANTS_MAX: usize = 200;
 /// Time without further tries after the store has refused one.
 const REFUSED_FOR: Duration = Duration::from_hours(1);
 /// Time for the last report of an agent that ends.
@@ -99,6 +105,9 @@ struct Place {
 #[derive(Default)]
 struct Lines {
     totals: BTreeMap<UsageKey, UsageTotals>,
+    /// Lines with a name, and the bytes of their names.
+    named: usize,
+    text: usize,
     /// True if they have grown since they were published.
     grown: bool,
 }
@@ -139,7 +148,7 @@ impl Counting {
             }
             let Some(place) = self.places.iter_mut().find(|place| place.repository.id() == of) else { continue };
             if site.is_none() {
-                place.stored.entry(way).or_default().add(totals);
+                place.named(way, totals);
             }
             let name = tree.map(|tree| labelled_name(&tree.name).to_string()).unwrap_or_default();
             place.add(today, (way, site.unwrap_or_default(), name), totals);
@@ -180,11 +189,43 @@ impl Place {
         let lines = self.months.entry(month).or_default();
         lines.grown = true;
         let mut key = UsageKey { day, way, site, name, tenant: String::new() };
-        // Room is left for lines without a name.
-        if lines.totals.len() >= USAGE_LINES_MAX / 2 && !lines.totals.contains_key(&key) {
-            key.name.clear();
+        if !lines.totals.contains_key(&key) {
+            let has_room = lines.named < NAMED_MAX && lines.text + key.name.len() <= TEXT_MAX;
+            if !has_room {
+                key.name.clear();
+            }
+            lines.named += usize::from(!key.name.is_empty());
+            lines.text += key.name.len();
         }
         lines.totals.entry(key).or_default().add(more);
+    }
+
+    /// Counts bytes that get a name, of which the store has told already: a long save is told with its name only at its end.
+    fn named(&mut self, way: Direction, totals: UsageTotals) {
+        let (metric, requests) = match way {
+            Direction::In => (Metric::GetBytes, Metric::GetRequests),
+            Direction::Out => (Metric::PutBytes, Metric::PutRequests),
+        };
+        let counters = self.repository.store().counters();
+        let known = self.stored.entry(way).or_default();
+        known.add(totals);
+        let mut twice = UsageTotals {
+            bytes: known.bytes.saturating_sub(counters.get(metric)),
+            requests: known.requests.saturating_sub(counters.get(requests)),
+        };
+        known.bytes -= twice.bytes;
+        known.requests -= twice.requests;
+        // The newest first: they were counted while it was under way.
+        for lines in self.months.values_mut().rev() {
+            let unnamed = |key: &UsageKey| key.way == way && key.site.is_empty() && key.name.is_empty();
+            for (_, line) in lines.totals.iter_mut().rev().filter(|(key, _)| unnamed(key)) {
+                let (bytes, requests) = (line.bytes.min(twice.bytes), line.requests.min(twice.requests));
+                line.bytes -= bytes;
+                line.requests -= requests;
+                twice.bytes -= bytes;
+                twice.requests -= requests;
+            }
+        }
     }
 
     /// Adds what the store was asked for beside chunks: log, index, manifests, maps, and failed reads.
@@ -259,7 +300,18 @@ fn with_tenants(totals: &BTreeMap<UsageKey, UsageTotals>, view: &LabelView<'_>) 
     let names: BTreeSet<&str> = totals.keys().map(|key| key.name.as_str()).collect();
     let tenant = |name: &str| {
         let labels = name.parse().map(|name| view.of(&name)).unwrap_or_default();
-        labels.tenants().iter().map(String::as_str).collect::<Vec<_>>().join(",")
+        let mut text = String::new();
+        for tenant in labels.tenants() {
+            if text.len() + tenant.len() >= TENANTS_MAX {
+                text.push_str(",...");
+                break;
+            }
+            if !text.is_empty() {
+                text.push(',');
+            }
+            text.push_str(tenant);
+        }
+        text
     };
     let tenants: BTreeMap<&str, String> = names.into_iter().map(|name| (name, tenant(name))).collect();
     let line = |(key, totals): (&UsageKey, &UsageTotals)| {

@@ -26,11 +26,14 @@ use crate::transfer::policy::{config_folder, machine, machine_guard};
 use crate::work::blocking;
 use crate::{size, span};
 
+/// Interval between looks at a commitment that is not fetched at the time.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// `towline hint`.
 #[derive(Debug, Args)]
 pub(super) struct HintArgs {
     /// Names that the job reads, or choices such as run-7@latest
-    #[arg(value_name = "NAME", required_unless_present = "end")]
+    #[arg(value_name = "NAME", required_unless_present_any = ["end", "awaited"])]
     names: Vec<Selector>,
     /// Sites to compare; default: all in the sites file
     #[arg(long, value_name = "SITE")]
@@ -83,8 +86,11 @@ pub(super) struct HintArgs {
     /// Wait until all of it is there
     #[arg(long, requires = "commit")]
     wait: bool,
+    /// Wait until everything of this hint's commitment is there: its site is that of --at
+    #[arg(long = "await", value_name = "HINT", conflicts_with_all = ["names", "commit"], requires = "at")]
+    awaited: Option<String>,
     /// End the commitment of this hint: its site is that of --at
-    #[arg(long, value_name = "HINT", conflicts_with_all = ["names", "commit"], requires = "at")]
+    #[arg(long, value_name = "HINT", conflicts_with_all = ["names", "commit", "awaited"], requires = "at")]
     end: Option<String>,
 }
 
@@ -137,6 +143,9 @@ impl Context {
         if let Some(id) = &args.end {
             return self.end_commitment(id, &args.at).await;
         }
+        if let Some(id) = &args.awaited {
+            return self.await_commitment(id, &args.at).await;
+        }
         let request = args.request();
         request.check()?;
         let paths = SitesPaths { sites: args.sites.clone(), prices: args.prices.clone() };
@@ -162,13 +171,31 @@ impl Context {
 
     /// Ends the commitment of the hint `id` at its site.
     async fn end_commitment(&self, id: &str, at: &[String]) -> Result<()> {
-        check_hint_id(id)?;
-        let [site] = at else {
-            return Err(Error::usage("a commitment is at one site").got(at.join(", ")).help("name it once: --at SITE"));
-        };
-        let agent = Client::required()?.routed_to(Some(site.parse()?));
-        let ended: Commitment = agent.post(&format!("/v1/hints/{id}/outcome"), &json!({})).await?;
-        self.output.report(&ended, |ended, _| format!("{} at {} is released\n", ended.hint_id, printable(site)))
+        let (agent, path) = commitment(id, at)?;
+        let ended: Commitment = agent.post(&format!("{path}/outcome"), &json!({})).await?;
+        self.output.report(&ended, |ended, _| format!("{} is released\n", ended.hint_id))
+    }
+
+    /// Waits until everything of the commitment of the hint `id` is there.
+    async fn await_commitment(&self, id: &str, at: &[String]) -> Result<()> {
+        let (agent, path) = commitment(id, at)?;
+        let mut followed = None;
+        loop {
+            let now: Commitment = agent.get(&path).await?;
+            if now.ready {
+                return self.output.report(&now, |now, _| format!("{} is there\n", size::show(now.bytes)));
+            }
+            match now.task {
+                // Its error is the reason why it never will be.
+                Some(task) if followed.as_ref() != Some(&task) => {
+                    let line = self.line();
+                    agent.follow(&task, |view| self.relay(view)).await?;
+                    drop(line);
+                    followed = Some(task);
+                }
+                _ => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
     }
 
     /// Commits `hint` at the site of `candidate`, through the local agent.
@@ -214,6 +241,15 @@ impl Context {
         };
         Ok(Box::new(move || Ok(trusted.clone())))
     }
+}
+
+/// Client of the agents of the one site in `at`, and the path of the commitment of the hint `id`.
+fn commitment(id: &str, at: &[String]) -> Result<(Client, String)> {
+    check_hint_id(id)?;
+    let [site] = at else {
+        return Err(Error::usage("a commitment is at one site").got(at.join(", ")).help("name it once: --at SITE"));
+    };
+    Ok((Client::required()?.routed_to(Some(site.parse()?)), format!("/v1/hints/{id}")))
 }
 
 /// Hint, and what came of its commit.

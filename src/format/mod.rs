@@ -21,4 +21,4 @@ pub use manifest::{
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
 pub use segment::{Row, SegmentView, segment_bytes};
-pub use usage::{Direction, Month, SignedUsage, USAGE_LINES_MAX, UsageKey, UsageReport, UsageTotals};
+pub use usage::{Direction, Month, SignedUsage, UsageKey, UsageReport, UsageTotals};

@@ -17,8 +17,8 @@ const TEXT_LEN_MAX: usize = 4 << 10;
 /// Years that a month can have.
 const YEARS: std::ops::RangeInclusive<u16> = 1970..=9999;
 
-/// Maximum number of lines of a report. Further names are counted together, without a name.
-pub const USAGE_LINES_MAX: usize = 16 << 10;
+/// Maximum number of lines of a report.
+const LINES_MAX: usize = 128 << 10;
 
 /// A month of the calendar, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -216,7 +216,7 @@ impl UsageReport {
 fn read_lines(reader: &mut Reader<'_>) -> Read<Vec<(UsageKey, UsageTotals)>> {
     // Each has at least a day, a direction, three lengths and two numbers.
     let count = reader.count(7)?;
-    if count > USAGE_LINES_MAX {
+    if count > LINES_MAX {
         return Err(reader.malformed("report has too many lines"));
     }
     let mut last: Option<UsageKey> = None;

@@ -275,10 +275,11 @@ fn at_risk(input: &Input, now: Timestamp) -> Option<AtRisk> {
 fn rank(now: Timestamp, request: &HintRequest, candidates: &mut [(Candidate, Burden)]) {
     let objective = &request.objective;
     let runtime = Duration::from_secs(request.workload.runtime_s);
-    let spare = request.workload.deadline().map(|deadline| deadline.since(now).saturating_sub(runtime));
+    let deadline = request.workload.deadline();
     let exceeded = |burden: Burden| {
         let mut reasons = objective.exceeded(burden);
-        if spare.is_some_and(|spare| Duration::from_millis(burden.ms) > spare) {
+        let end = now.after(Duration::from_millis(burden.ms).saturating_add(runtime));
+        if deadline.is_some_and(|deadline| end > deadline) {
             reasons.push("would end after the deadline".to_owned());
         }
         reasons

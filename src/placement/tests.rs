@@ -239,6 +239,11 @@ fn sites_where_the_job_would_end_too_late_rank_behind_and_unsaved_work_is_a_numb
             .collect();
         assert_eq!(sites.len(), late, "{deadline}: {sites:?}");
     }
+    // Nothing is missing there, and it is too late all the same.
+    let mut past = request();
+    past.workload.deadline = Some("1970-01-01T00:01:00Z".to_owned());
+    let found = asked(&past, &[at("burst", 0..20, 0..0)], &[]).unwrap();
+    assert!(site(&found, "burst").reasons.iter().any(|reason| reason.contains("deadline")), "{found:?}");
     let found = asked_by("1970-01-01T02:00:00+01:00");
     assert_eq!(
         (found.generated_at.as_str(), found.valid_until.as_str()),

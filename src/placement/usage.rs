@@ -25,7 +25,7 @@ pub enum UsageBy {
 /// Bytes that moved in a month.
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
-    moved: BTreeMap<MovedKey, MovedTotals>,
+    moved: BTreeMap<MovedKey, UsageTotals>,
     tenants: BTreeMap<String, String>,
 }
 
@@ -44,23 +44,6 @@ struct MovedKey {
     to: Place,
     /// Run, or name of another tree; empty: none.
     name: String,
-}
-
-/// Counts of both sides for the same bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct MovedTotals {
-    sent: UsageTotals,
-    received: UsageTotals,
-}
-
-impl MovedTotals {
-    /// The larger one of both: an agent may not report, and what was sent may be lost on the way.
-    fn moved(self) -> UsageTotals {
-        UsageTotals {
-            bytes: self.sent.bytes.max(self.received.bytes),
-            requests: self.sent.requests.max(self.received.requests),
-        }
-    }
 }
 
 /// Usage of one link, site, run or tenant.
@@ -97,26 +80,35 @@ impl Usage {
     /// Joins the reports of all agents.
     #[must_use]
     pub fn of<'a>(reports: impl IntoIterator<Item = (&'a Identity, &'a UsageReport)>) -> Self {
-        let mut usage = Self::default();
+        let mut tenants = BTreeMap::new();
+        // By link, what senders and what receivers have counted.
+        let mut links: BTreeMap<(Place, Place), [BTreeMap<String, UsageTotals>; 2]> = BTreeMap::new();
         for (agent, report) in reports {
             for (line, totals) in &report.lines {
                 let here = Place::Site(agent.site().to_owned());
                 let there = if line.site.is_empty() { Place::Repository } else { Place::Site(line.site.clone()) };
-                let (from, to) = match line.way {
-                    Direction::In => (there, here),
-                    Direction::Out => (here, there),
+                let (ends, side) = match line.way {
+                    Direction::In => ((there, here), 1),
+                    Direction::Out => ((here, there), 0),
                 };
-                let moved = usage.moved.entry(MovedKey { from, to, name: line.name.clone() }).or_default();
-                match line.way {
-                    Direction::In => moved.received.add(*totals),
-                    Direction::Out => moved.sent.add(*totals),
-                }
+                links.entry(ends).or_default()[side].entry(line.name.clone()).or_default().add(*totals);
                 if !line.tenant.is_empty() {
-                    usage.tenants.insert(line.name.clone(), line.tenant.clone());
+                    tenants.insert(line.name.clone(), line.tenant.clone());
                 }
             }
         }
-        usage
+        let mut moved = BTreeMap::new();
+        for ((from, to), [sent, received]) in links {
+            let sum = |side: &BTreeMap<String, UsageTotals>| -> u64 { side.values().map(|totals| totals.bytes).sum() };
+            // Both sides count the same bytes, perhaps by other names; either may not report.
+            let counted = if sum(&sent) > sum(&received) { sent } else { received };
+            moved.extend(
+                counted
+                    .into_iter()
+                    .map(|(name, totals)| (MovedKey { from: from.clone(), to: to.clone(), name }, totals)),
+            );
+        }
+        Self { moved, tenants }
     }
 
     /// Bytes on each meter of the links.
@@ -127,7 +119,7 @@ impl Usage {
             let link = key.link(sites, repository);
             if let Some(LinkCost::ByVolume { meter, .. }) = link.map(|link| &link.cost) {
                 let bytes: &mut u64 = meters.entry(meter.clone()).or_default();
-                *bytes = bytes.saturating_add(moved.moved().bytes);
+                *bytes = bytes.saturating_add(moved.bytes);
             }
         }
         meters
@@ -139,7 +131,7 @@ impl Usage {
     pub fn rows(&self, by: UsageBy, priced: Option<PricedSites<'_>>) -> Vec<UsageRow> {
         let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
         for (key, moved) in &self.moved {
-            let moved = moved.moved();
+            let moved = *moved;
             let row = rows.entry(self.row_key(by, key)).or_default();
             row.totals.add(moved);
             match priced {

@@ -20,6 +20,7 @@
 
 use object_store::path::Path;
 
+use crate::clock::Timestamp;
 use crate::format::Month;
 use crate::id::{ObjectId, Owned, SessionId};
 use crate::identity::Identity;
@@ -225,15 +226,16 @@ pub fn usage_of(month: Month) -> Path {
     Path::from_iter([USAGE, &month.to_string()])
 }
 
-/// Agent of a usage object, from its key.
+/// Agent of a usage object and the start of its process, from its key.
 #[must_use]
-pub fn usage_agent(key: &Path) -> Option<Identity> {
+pub fn usage_of_key(key: &Path) -> Option<(Identity, Timestamp)> {
     let parts: Vec<_> = key.parts().collect();
     let [folder, _, site, agent, digits] = parts.as_slice() else { return None };
     if folder.as_ref() != USAGE || !is_number(digits.as_ref()) {
         return None;
     }
-    Identity::new(site.as_ref(), agent.as_ref()).ok()
+    let started = Timestamp(digits.as_ref().parse().ok()?);
+    Some((Identity::new(site.as_ref(), agent.as_ref()).ok()?, started))
 }
 
 /// Key of a head of the audit log of `identity`; `n` is the time, in nanoseconds since 1970.
@@ -323,7 +325,7 @@ mod tests {
         let month = "2026-11".parse().unwrap();
         let used = usage(month, &west, 42);
         assert_eq!(used.as_ref(), "usage/2026-11/west/node-7/00000000000000000042");
-        assert_eq!((usage_agent(&used), usage_agent(&head)), (Some(west), None));
+        assert_eq!((usage_of_key(&used), usage_of_key(&head)), (Some((west, Timestamp(42))), None));
         assert!(used.prefix_matches(&usage_of(month)));
     }
 }

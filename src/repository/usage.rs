@@ -22,6 +22,8 @@ const REPORTS_MAX: usize = 64 << 10;
 pub struct StoredUsage {
     /// The agent that its key names.
     pub agent: Identity,
+    /// Start of the process, as its key says.
+    pub started: Timestamp,
     /// Its key.
     pub key: Path,
     /// Length, entity tag and time by which the store tells its versions apart.
@@ -52,8 +54,9 @@ impl Repository {
         let listed = self.store().objects().list(Some(&layout::usage_of(month))).map_err(Error::from);
         let reports = listed.try_filter_map(|meta| {
             let version = format!("{} {:?} {}", meta.size, meta.e_tag, meta.last_modified);
-            let agent = layout::usage_agent(&meta.location);
-            async move { Ok(agent.map(|agent| StoredUsage { agent, key: meta.location, version })) }
+            let key = meta.location;
+            let of = layout::usage_of_key(&key);
+            async move { Ok(of.map(|(agent, started)| StoredUsage { agent, started, key, version })) }
         });
         let mut reports: Vec<StoredUsage> = reports.take(REPORTS_MAX + 1).try_collect().await?;
         let more = reports.len() > REPORTS_MAX;

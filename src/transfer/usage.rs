@@ -8,6 +8,7 @@ use object_store::path::Path;
 
 use super::identity::{Context, Signature, Trusted};
 use crate::budget::Retained;
+use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Month, SignedUsage, UsageKey, UsageReport, UsageTotals};
 use crate::id::RepositoryId;
@@ -90,6 +91,16 @@ impl UsageReports {
         month: Month,
     ) -> Result<Arc<CountedUsage>, Arc<Error>> {
         let report = read(repository, trusted, stored, month).await.map(Arc::new).map_err(Arc::new);
+        let before = self.lock().get(&stored.key).and_then(|known| known.report.clone().ok());
+        let report = match (&report, before) {
+            (Ok(now), Some(before)) if now.report.sequence < before.report.sequence => Err(Arc::new(
+                Error::conflict("usage is older than what was read before")
+                    .at(&stored.key)
+                    .expected(format!("a sequence number from {}", before.report.sequence))
+                    .got(now.report.sequence),
+            )),
+            _ => report,
+        };
         let gone = |error: &Arc<Error>| matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Exhausted);
         // Errors that say nothing of the report itself are tried again.
         if !report.as_ref().is_err_and(gone) {
@@ -107,9 +118,9 @@ impl UsageReports {
 async fn read(repository: &Repository, trusted: &Trusted, stored: &StoredUsage, month: Month) -> Result<CountedUsage> {
     let body = repository.usage(stored).await?;
     let body = body.ok_or_else(|| Error::not_found("report was removed meanwhile").at(&stored.key))?;
-    let (agent, trusted, id) = (stored.agent.clone(), trusted.clone(), repository.id());
+    let (agent, trusted, id, started) = (stored.agent.clone(), trusted.clone(), repository.id(), stored.started);
     let memory = repository.budget().kept_max() / READS as u64;
-    let report = blocking(move || verified(&body, &trusted, &agent, (id, month), memory)).await?;
+    let report = blocking(move || verified(&body, &trusted, &agent, (id, month, started), memory)).await?;
     let kept = repository.budget().keep(report.lines.len() as u64 * LINE_WEIGHT)?;
     Ok(CountedUsage { report, _kept: kept })
 }
@@ -119,7 +130,7 @@ fn verified(
     body: &[u8],
     trusted: &Trusted,
     agent: &Identity,
-    (id, month): (RepositoryId, Month),
+    (id, month, started): (RepositoryId, Month, Timestamp),
     memory: u64,
 ) -> Result<UsageReport> {
     let signed = SignedUsage::decode(body)?;
@@ -130,10 +141,11 @@ fn verified(
         return Err(Error::denied("usage was signed by another agent").expected(agent).got(signer.agent()?));
     }
     let report = UsageReport::decode(&signed.report, memory)?;
-    if (report.repository, report.month) != (id, month) {
-        return Err(Error::denied("usage is of another repository or month")
-            .expected(format!("{id}, {month}"))
-            .got(format!("{}, {}", report.repository, report.month)));
+    // A copy under another key would count again.
+    if (report.repository, report.month, report.started) != (id, month, started) {
+        return Err(Error::denied("usage is of another repository, month or process than its key says")
+            .expected(format!("{id}, {month}, {started}"))
+            .got(format!("{}, {}, {}", report.repository, report.month, report.started)));
     }
     Ok(report)
 }

@@ -1,5 +1,5 @@
-"""Applies an admin policy with SkyPilot's own client. In an environment of its own (setup.sh): it wants other versions of packages
-than the other frameworks.
+"""Applies an admin policy with SkyPilot's own client. In an environment of its own (setup.sh): it wants other versions of
+packages than the other frameworks.
 
 Each line of standard input is `{"url": ..., "config": a task}`; each line of standard output what became of it.
 """

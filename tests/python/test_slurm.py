@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ import tomllib
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/slurm"
-TOWLINE = Path(sys.executable).with_name("towline")
+BUILT = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline"))
 PATIENCE = 60.0
 # Root may not submit jobs with burst buffers.
 USER = "nobody"
@@ -107,6 +107,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10:00 State=UP
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="slurmd needs root"),
+    pytest.mark.skipif(not BUILT.exists(), reason=f"{BUILT} is not there: cargo build makes it"),
     pytest.mark.skipif(shutil.which("slurmctld") is None, reason="Slurm is not installed: tests/servers/setup.sh"),
 ]
 
@@ -135,6 +136,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place = folder / "repo"
+        # Users of jobs must reach it.
+        self.command = folder / "towline"
+        shutil.copy(BUILT, self.command)
         self.running: list[subprocess.Popen[bytes]] = []
         self.environment = os.environ | {
             "HOME": str(folder),
@@ -150,7 +154,7 @@ class Cluster:
         self.id = json.loads(self.towline("init", self.place, "--json"))["id"]
 
     def towline(self, *words: object) -> str:
-        command = [TOWLINE, *map(str, words)]
+        command = [self.command, *map(str, words)]
         done = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0, words
         return done.stdout
@@ -182,7 +186,7 @@ class Cluster:
             text = file.read_text().replace("/etc/slurm/towline.lua", str(etc / "towline.lua"))
             for key, value in {
                 "hints": self.folder / "hints",
-                "command": TOWLINE,
+                "command": self.command,
                 "agent": self.folder / "agent.sock",
                 "repository": self.place,
                 "sites": self.folder / "sites.toml",
@@ -253,11 +257,10 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("slurm")
-    # Jobs of another user reach their folder.
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
+def cluster() -> Iterator[Cluster]:
+    # Jobs of another user must reach it, and pytest's own folders are private.
+    folder = Path(tempfile.mkdtemp(prefix="towline-slurm-"))
+    folder.chmod(0o755)
     one = Cluster(folder)
     try:
         one.create()
@@ -272,7 +275,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         one.begin()
         settings = AGENT.format(place=one.place, folder=folder, user=USER)
         (folder / "agent.toml").write_text(settings)
-        one.start(TOWLINE, "agent", "--config", folder / "agent.toml")
+        one.start(one.command, "agent", "--config", folder / "agent.toml")
         until("hints", (folder / "hints/team-b%2fx").exists)
         yield one
     except BaseException:
@@ -281,6 +284,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         raise
     finally:
         one.end()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_job_goes_where_its_data_may_go_and_is(cluster: Cluster) -> None:
@@ -316,7 +320,7 @@ def test_a_job_goes_where_its_data_may_go_and_is(cluster: Cluster) -> None:
 def test_a_job_is_refused_where_its_data_may_not_be(cluster: Cluster) -> None:
     number, said = cluster.submit("#BB_LUA towline inputs=private/x stage_in=1\ntrue\n")
     assert not number and "cannot read the directive stage_in=1" in said
-    many = ",".join(["team-a/tokens"] * 65)
+    many = ",".join(f"team-a/{number}" for number in range(65))
     number, said = cluster.submit(f"#BB_LUA towline inputs={many}\ntrue\n")
     assert not number and "may have 64 inputs" in said, said
     # A name of another user is as an absent one.
@@ -326,6 +330,12 @@ def test_a_job_is_refused_where_its_data_may_not_be(cluster: Cluster) -> None:
         number, said = cluster.submit(f"#BB_LUA towline inputs={name}\ntrue\n")
         assert number and "placed without regard to its data" in said, said
         cluster.ended(number)
+    # One without a hint decides nothing; the others do.
+    number, said = cluster.submit("#BB_LUA towline inputs=team-c/none,private/x,private/x\ntrue\n")
+    assert "there is no hint about team-c/none" in said and cluster.ended(number)["Features"] == "home", said
+    # A line that takes long to read if it is read badly.
+    number, said = cluster.submit(f"#BB_LUA{' ' * 200_000}x\n#BB_LUA towline {' ' * 200_000}x\ntrue\n")
+    assert not number and "cannot read the directive x" in said, said
     number, said = cluster.submit("true\n")
     assert number and said == "", said
     cluster.ended(number)
@@ -341,7 +351,9 @@ def test_data_is_there_before_the_job_and_released_after_it(cluster: Cluster) ->
     agent = cluster.environment | {"TOWLINE_AGENT": str(cluster.folder / "agent.sock")}
 
     def pins() -> list[dict[str, object]]:
-        shown = subprocess.run([TOWLINE, "pins", "--json"], env=agent, stdout=subprocess.PIPE, check=True).stdout
+        shown = subprocess.run(
+            [cluster.command, "pins", "--json"], env=agent, stdout=subprocess.PIPE, check=True
+        ).stdout
         return json.loads(shown)["pins"]
 
     before = pins()
@@ -353,7 +365,9 @@ def test_data_is_there_before_the_job_and_released_after_it(cluster: Cluster) ->
     assert told[0] == "home" and re.fullmatch("h_[0-9a-f]{32}", told[1]), told
     until("the end of the commitment", lambda: pins() == before)
     # Everything had been fetched: 2 MiB that did not compress.
-    stat = json.loads(subprocess.run([TOWLINE, "cache", "stat", "--json"], env=agent, stdout=subprocess.PIPE).stdout)
+    stat = json.loads(
+        subprocess.run([cluster.command, "cache", "stat", "--json"], env=agent, stdout=subprocess.PIPE).stdout
+    )
     assert stat["bytes"] >= 2 << 20, stat
     saved = until("what it left behind", lambda: "team-a/out" in cluster.towline("ls"))
     assert saved

@@ -109,8 +109,13 @@ fn a_month_adds_up_over_restarts_and_has_a_price() {
     let forged = found[0].with_file_name(format!("{:020}", 7));
     fs::create_dir_all(forged.parent().unwrap().with_file_name("n2")).unwrap();
     fs::write(forged.parent().unwrap().with_file_name("n2").join(forged.file_name().unwrap()), signed).unwrap();
+    // Nor does a copy of one.
+    let signed = fs::read(&found[0]).unwrap();
+    fs::write(&forged, signed).unwrap();
     let told = user.json(&["usage"], 0);
-    assert!(told["notes"][0].as_str().unwrap().contains("cloud/n2"), "{told}");
+    let notes: Vec<&str> = told["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap()).collect();
+    assert!(notes[0].contains("cloud/n1") && notes[0].contains("another repository, month or process"), "{told}");
+    assert!(notes[1].contains("cloud/n2"), "{told}");
     assert_eq!(told["total"]["bytes"], usage(user, &[]).1["bytes"]);
 }
 
@@ -167,4 +172,26 @@ fn both_sides_of_a_link_are_counted_once() {
     let moved = down["bytes"].as_u64().unwrap();
     // The connections were closed after the ledger was read.
     assert!((sent..sent + 50_000).contains(&moved), "{sent} {down}");
+}
+
+#[test]
+fn a_save_that_is_counted_while_it_goes_on_is_counted_once() {
+    let lab = fixture();
+    let user = &lab.user;
+    let settings =
+        String::from_utf8(ADVISOR.to_vec()).unwrap().replace("inventory = '100ms'", "inventory = '0'\nusage = '20ms'");
+    user.write("agent.toml", settings.as_bytes());
+    let agent = Running::from_file(user, "agent.toml");
+    user.write("big/file", &noise(5, 60_000_000));
+    let path = user.work().join("big");
+    let saved = agent.post("/v1/save", &json!({ "path": path, "name": "open/step-5" }), 202);
+    agent.events(&json!({ "id": saved["id"] }));
+    let written = counter(&agent, "towline_store_put_bytes_total");
+    agent.stop();
+    let (rows, _) = usage(user, &["--by", "link"]);
+    let sent = bytes_of(&rows, "from", "cloud");
+    // The reports themselves are written, too.
+    assert!((written..written + 200_000).contains(&sent), "{written} {rows:?}");
+    let (rows, _) = usage(user, &["--by", "run"]);
+    assert!(bytes_of(&rows, "name", "open") >= 60_000_000, "{rows:?}");
 }
