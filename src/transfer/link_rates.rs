@@ -55,8 +55,9 @@ struct Meter {
     variance: f64,
     samples: u32,
     last: Option<Instant>,
-    /// Bytes of all requests.
+    /// Bytes of all requests, and the time in which there were some.
     total: u64,
+    total_busy: Duration,
     outcomes: Outcomes,
 }
 
@@ -64,8 +65,8 @@ struct Meter {
 #[derive(Debug)]
 pub(super) struct MeasuredTransfer {
     begun: Instant,
-    /// Links as they were, by site: bytes so far, the rate without corrections, and the one of hints.
-    links: BTreeMap<String, (u64, f64, LinkRate)>,
+    /// Links as they were, by site: bytes and busy time so far, and the rate of hints.
+    links: BTreeMap<String, (u64, Duration, LinkRate)>,
 }
 
 /// A request that is measured while this exists.
@@ -115,7 +116,7 @@ impl LinkRates {
 
     fn transfer_at(&self, now: Instant) -> MeasuredTransfer {
         let link = |(site, meter): (&String, &Meter)| {
-            Some((site.clone(), (meter.total, meter.mean.exp(), meter.rate(site, now)?)))
+            Some((site.clone(), (meter.total, meter.total_busy, meter.rate(site, now)?)))
         };
         MeasuredTransfer { begun: now, links: self.lock().iter().filter_map(link).collect() }
     }
@@ -140,16 +141,13 @@ impl LinkRates {
         if bytes < OUTCOME_BYTES || (bytes as f64) < OUTCOME_SHARE * all as f64 {
             return;
         }
-        let (Some((_, uncorrected, said)), Some(meter)) = (transfer.links.get(&site), meters.get_mut(&site)) else {
+        let (Some((_, busy, said)), Some(meter)) = (transfer.links.get(&site), meters.get_mut(&site)) else {
             return;
         };
         let median = bytes as f64 / said.rate.max(1) as f64;
-        let predicted = Prediction {
-            uncorrected: bytes as f64 / uncorrected.max(1.0),
-            median,
-            p90: median * f64::from(said.spread) / 100.0,
-        };
-        meter.outcomes.add(predicted, now.duration_since(transfer.begun).as_secs_f64());
+        let predicted = Prediction { median, p90: median * f64::from(said.spread) / 100.0 };
+        let busy = meter.total_busy.saturating_sub(*busy).as_secs_f64();
+        meter.outcomes.add(predicted, now.duration_since(transfer.begun).as_secs_f64(), busy);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Meter>> {
@@ -205,6 +203,7 @@ impl Meter {
     fn pass(&mut self, now: Instant) {
         if let Some(since) = self.since.replace(now) {
             self.busy += now.duration_since(since);
+            self.total_busy += now.duration_since(since);
         }
     }
 

@@ -18,19 +18,19 @@ pub(super) struct Outcomes(VecDeque<Outcome>);
 /// Outcome of one transfer.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
-    /// ln of the time that it took over the time by the measured rate alone.
-    bias: f64,
+    /// ln of the time that it took over the part of it in which the link was busy: what the rate of the link does not tell.
+    overhead: f64,
     /// ln of the time that it took over the median that a hint would have said.
     error: f64,
     /// True if it took at most the 90th percentile that a hint would have said.
     covered: bool,
+    /// True if the rate was corrected by then.
+    corrected: bool,
 }
 
 /// Prediction for a transfer, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prediction {
-    /// By the measured rate alone.
-    pub(super) uncorrected: f64,
     /// Median.
     pub(super) median: f64,
     /// 90th percentile.
@@ -38,16 +38,18 @@ pub(super) struct Prediction {
 }
 
 impl Outcomes {
-    /// Adds a transfer that took `seconds`.
-    pub(super) fn add(&mut self, predicted: Prediction, seconds: f64) {
+    /// Adds a transfer that took `seconds`, of which the link was busy for `busy`.
+    pub(super) fn add(&mut self, predicted: Prediction, seconds: f64, busy: f64) {
         let ratio = |of: f64| (seconds.max(1e-9) / of.max(1e-9)).ln();
+        let corrected = self.0.len() >= CORRECTS;
         if self.0.len() >= REMEMBERED {
             self.0.pop_front();
         }
         self.0.push_back(Outcome {
-            bias: ratio(predicted.uncorrected),
+            overhead: ratio(busy).max(0.0),
             error: ratio(predicted.median),
             covered: seconds <= predicted.p90,
+            corrected,
         });
     }
 
@@ -58,22 +60,19 @@ impl Outcomes {
 
     /// Factor by which transfers take longer than the measured rate says; 1 before there are several.
     pub(super) fn correction(&self) -> f64 {
-        if self.0.len() < CORRECTS { 1.0 } else { self.bias().exp() }
+        if self.0.len() < CORRECTS { 1.0 } else { self.overhead().exp() }
     }
 
     /// ln of the correction.
-    fn bias(&self) -> f64 {
-        let latest: Vec<f64> = self.0.iter().rev().take(LATEST).map(|outcome| outcome.bias).collect();
+    fn overhead(&self) -> f64 {
+        let latest: Vec<f64> = self.0.iter().rev().take(LATEST).map(|outcome| outcome.overhead).collect();
         quantile(latest, 0.5)
     }
 
     /// 90th percentile of the time over its median, by the outcomes themselves; none before there are enough.
     pub(super) fn spread(&self) -> Option<f64> {
-        if self.0.len() < SPREADS {
-            return None;
-        }
-        let bias = self.bias();
-        Some(quantile(self.0.iter().map(|outcome| outcome.bias - bias).collect(), 0.9).exp())
+        let errors: Vec<f64> = self.0.iter().filter(|outcome| outcome.corrected).map(|outcome| outcome.error).collect();
+        (errors.len() >= SPREADS).then(|| quantile(errors, 0.9).max(0.0).exp())
     }
 
     /// Median of the relative errors of the medians that a hint would have said; 0 without outcomes.
@@ -103,25 +102,25 @@ fn quantile(mut values: Vec<f64>, of: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A hint that says `median`, by a rate that says `uncorrected`.
-    fn said(uncorrected: f64, median: f64) -> Prediction {
-        Prediction { uncorrected, median, p90: median * 1.2 }
+    fn said(median: f64) -> Prediction {
+        Prediction { median, p90: median * 1.2 }
     }
 
     #[test]
-    fn a_bias_is_corrected_once_it_was_seen_thrice() {
+    fn an_overhead_is_corrected_once_it_was_seen_thrice() {
         let mut outcomes = Outcomes::default();
-        outcomes.add(said(10.0, 10.0), 12.5);
-        outcomes.add(said(10.0, 10.0), 12.5);
+        outcomes.add(said(10.0), 12.5, 10.0);
+        outcomes.add(said(10.0), 12.5, 10.0);
         assert!((outcomes.correction() - 1.0).abs() < 1e-9 && outcomes.covered() == 0);
-        outcomes.add(said(10.0, 10.0), 12.5);
+        outcomes.add(said(10.0), 12.5, 10.0);
         assert!((outcomes.correction() - 1.25).abs() < 1e-9);
         assert!((outcomes.median_error() - 0.2).abs() < 1e-9);
-        // Corrected hints are right from then on.
-        (0..4).for_each(|_| outcomes.add(said(10.0, 12.5), 12.5));
+        // Corrected hints are right from then on; a link that gets slower is no overhead.
+        (0..4).for_each(|_| outcomes.add(said(12.5), 12.5, 10.0));
+        outcomes.add(said(12.5), 25.0, 20.0);
         assert!((outcomes.correction() - 1.25).abs() < 1e-9);
-        assert_eq!((outcomes.len(), outcomes.covered()), (7, 4));
-        assert!(outcomes.median_error() < 1e-9 && outcomes.spread().is_none());
+        assert_eq!((outcomes.len(), outcomes.covered()), (8, 4));
+        assert!(outcomes.spread().is_none());
     }
 
     #[test]
@@ -130,7 +129,7 @@ mod tests {
         for (one_in, spread) in [(16, 1.0..1.01), (5, 1.99..2.01)] {
             let mut outcomes = Outcomes::default();
             for n in 0..160 {
-                outcomes.add(said(10.0, 10.0), if n % one_in == one_in - 1 { 20.0 } else { 10.0 });
+                outcomes.add(said(10.0), if n % one_in == one_in - 1 { 20.0 } else { 10.0 }, 10.0);
             }
             assert_eq!(outcomes.len(), REMEMBERED);
             let found = outcomes.spread().unwrap();
