@@ -55,6 +55,8 @@ struct Meter {
     variance: f64,
     samples: u32,
     last: Option<Instant>,
+    /// Last sample of the requests that are open, and the averages before it.
+    unfinished: Option<(u64, Duration, Averages)>,
     /// Bytes of all requests, and the time in which there were some.
     total: u64,
     total_busy: Duration,
@@ -68,6 +70,9 @@ pub(super) struct MeasuredTransfer {
     /// Links as they were, by site: bytes and busy time so far, and the rate of hints.
     links: BTreeMap<String, (u64, Duration, LinkRate)>,
 }
+
+/// Weight, mean and variance of samples.
+type Averages = (f64, f64, f64);
 
 /// A request that is measured while this exists.
 #[derive(Debug)]
@@ -193,8 +198,18 @@ impl Meter {
         self.pass(now);
         self.open = self.open.saturating_sub(1);
         if self.open == 0 {
+            // The rest after a sample came out of buffers, faster than the link: it belongs to that sample.
+            if self.busy < SAMPLE_TIME
+                && let Some((bytes, busy, (weight, mean, variance))) = self.unfinished.take()
+            {
+                (self.weight, self.mean, self.variance) = (weight, mean, variance);
+                self.samples = self.samples.saturating_sub(1);
+                self.bytes += bytes;
+                self.busy += busy;
+            }
             // A transfer that was shorter than a sample is one.
             self.sample(now);
+            self.unfinished = None;
             self.since = None;
         }
     }
@@ -215,6 +230,7 @@ impl Meter {
         let rate = (self.bytes as f64 / self.busy.as_secs_f64()).max(1.0).ln();
         self.weight *= self.decay(now);
         self.last = Some(now);
+        self.unfinished = Some((self.bytes, self.busy, (self.weight, self.mean, self.variance)));
         (self.bytes, self.busy) = (0, Duration::ZERO);
         self.weight = (self.weight + 1.0).min(1.0 / SHARE_MIN);
         let (share, differs) = (1.0 / self.weight, rate - self.mean);
