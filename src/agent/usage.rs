@@ -148,7 +148,7 @@ impl Counting {
             }
             let Some(place) = self.places.iter_mut().find(|place| place.repository.id() == of) else { continue };
             if site.is_none() {
-                place.named(way, totals);
+                place.count_named(way, totals);
             }
             let name = tree.map(|tree| labelled_name(&tree.name).to_string()).unwrap_or_default();
             place.add(today, (way, site.unwrap_or_default(), name), totals);
@@ -200,47 +200,44 @@ impl Place {
         lines.totals.entry(key).or_default().add(more);
     }
 
-    /// Counts bytes that get a name, of which the store has told already: a long save is told with its name only at its end.
-    fn named(&mut self, way: Direction, totals: UsageTotals) {
-        let (metric, requests) = match way {
-            Direction::In => (Metric::GetBytes, Metric::GetRequests),
-            Direction::Out => (Metric::PutBytes, Metric::PutRequests),
-        };
-        let counters = self.repository.store().counters();
-        let known = self.stored.entry(way).or_default();
-        known.add(totals);
-        let mut twice = UsageTotals {
-            bytes: known.bytes.saturating_sub(counters.get(metric)),
-            requests: known.requests.saturating_sub(counters.get(requests)),
-        };
-        known.bytes -= twice.bytes;
-        known.requests -= twice.requests;
-        // The newest first: they were counted while it was under way.
+    /// Bytes and requests of the store in one direction, by its counters. Lists cost as much as writes.
+    fn counters(&self, way: Direction) -> UsageTotals {
+        let get = |metric| self.repository.store().counters().get(metric);
+        match way {
+            Direction::In => UsageTotals { bytes: get(Metric::GetBytes), requests: get(Metric::GetRequests) },
+            Direction::Out => UsageTotals {
+                bytes: get(Metric::PutBytes),
+                requests: get(Metric::PutRequests) + get(Metric::ListRequests),
+            },
+        }
+    }
+
+    /// Counts bytes by the name of their tree. What was counted without a name before, as a save tells its name only at its end, is
+    /// taken from there.
+    fn count_named(&mut self, way: Direction, totals: UsageTotals) {
+        let all = self.counters(way);
+        let reported = self.stored.entry(way).or_default();
+        reported.add(totals);
+        let mut twice = reported.beyond(all);
+        *reported = reported.beyond(twice);
+        // The newest lines first: they were counted while the save went on.
         for lines in self.months.values_mut().rev() {
             let unnamed = |key: &UsageKey| key.way == way && key.site.is_empty() && key.name.is_empty();
             for (_, line) in lines.totals.iter_mut().rev().filter(|(key, _)| unnamed(key)) {
-                let (bytes, requests) = (line.bytes.min(twice.bytes), line.requests.min(twice.requests));
-                line.bytes -= bytes;
-                line.requests -= requests;
-                twice.bytes -= bytes;
-                twice.requests -= requests;
+                let left = line.beyond(twice);
+                twice = twice.beyond(*line);
+                lines.grown |= left != *line;
+                *line = left;
             }
         }
     }
 
-    /// Adds what the store was asked for beside chunks: log, index, manifests, maps, and failed reads.
+    /// Counts what the store was asked for beside chunks: log, index, manifests, maps, and failed reads.
     fn count_store(&mut self, today: (Month, u8)) {
-        let counters = self.repository.store().counters();
-        let get = |metric| counters.get(metric);
-        let read = UsageTotals { bytes: get(Metric::GetBytes), requests: get(Metric::GetRequests) };
-        let requests = get(Metric::PutRequests) + get(Metric::ListRequests);
-        let written = UsageTotals { bytes: get(Metric::PutBytes), requests };
-        for (way, all) in [(Direction::In, read), (Direction::Out, written)] {
+        for way in [Direction::In, Direction::Out] {
+            let all = self.counters(way);
             let reported = self.stored.entry(way).or_default();
-            let more = UsageTotals {
-                bytes: all.bytes.saturating_sub(reported.bytes),
-                requests: all.requests.saturating_sub(reported.requests),
-            };
+            let more = all.beyond(*reported);
             reported.add(more);
             self.add(today, (way, String::new(), String::new()), more);
         }

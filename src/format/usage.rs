@@ -86,6 +86,12 @@ impl UsageTotals {
         self.bytes = self.bytes.saturating_add(more.bytes);
         self.requests = self.requests.saturating_add(more.requests);
     }
+
+    /// The part of it that is beyond `other`.
+    #[must_use]
+    pub fn beyond(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_sub(other.bytes), requests: self.requests.saturating_sub(other.requests) }
+    }
 }
 
 /// Kind of bytes.

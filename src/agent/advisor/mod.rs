@@ -322,7 +322,7 @@ impl Shared {
         if read.more {
             gaps.push("more agents have inventories than are read".to_owned());
         }
-        let month = self.month.at(repository, (self.authority)()?.as_ref(), (&sites.sites, at)).await?;
+        let month = self.month.at(repository, (self.authority)()?.as_ref(), (&sites, at)).await?;
         gaps.extend(month.gaps.iter().cloned());
         let hash = read.hash(sites.hash);
         self.inputs.update(&read.inventories, &log).await;
