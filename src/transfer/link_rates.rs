@@ -353,6 +353,25 @@ mod tests {
     }
 
     #[test]
+    fn the_rest_of_a_transfer_after_a_sample_belongs_to_it() {
+        let mut link = Link::new();
+        // A second of 20 MiB, then as much at once from buffers.
+        for _ in 0..3 {
+            link.meter.begin(link.now);
+            link.now += SECOND;
+            link.meter.bytes += 20 * MIB;
+            link.meter.pass(link.now);
+            link.meter.sample(link.now);
+            link.now += SECOND / 100;
+            link.meter.bytes += 20 * MIB;
+            link.meter.end(link.now);
+            link.now += SECOND;
+        }
+        let found = link.rate();
+        assert!(is_about(&found, 40 * MIB * 100 / 101) && found.samples == 3, "{found:?}");
+    }
+
+    #[test]
     fn a_transfer_is_held_against_what_a_hint_would_have_said() {
         let rates = LinkRates::default();
         let mut now = Instant::now();
