@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ._arguments import duration
 from ._towline import agent_request
-from .errors import Denied, Timeout
+from .errors import Denied, Error, Timeout
 
 __all__ = ["Candidate", "Commitment", "Hint", "hint"]
 
@@ -102,12 +102,23 @@ class Commitment:
         return int(self._answer["missing_bytes"])
 
     def wait(self, timeout: str | float | timedelta | None = None) -> None:
-        """Returns once everything is there; raises `Timeout` after `timeout`."""
+        """Returns once everything is there; raises `Timeout` after `timeout`, or an `Error` if it cannot be fetched."""
         end = None if timeout is None else time.monotonic() + _seconds(timeout, "timeout")
         while missing := self.missing_bytes():
+            self._check_fetch()
             if end is not None and time.monotonic() >= end:
                 raise Timeout(f"{missing} bytes are still missing at {self.at}")
             time.sleep(_LOOK)
+
+    def _check_fetch(self) -> None:
+        task = self._answer["task"]
+        if task is None:
+            return
+        answer, _ = agent_request("GET", f"/v1/tasks/{task}", None, self.at)
+        fetch = json.loads(answer)
+        if fetch["state"] in ("failed", "cancelled"):
+            reason = (fetch.get("error") or {}).get("message", "it was stopped")
+            raise Error(f"the inputs are not fetched at {self.at}: {reason} (commit the hint again to go on)")
 
     def renew(self, lease: str | float | timedelta) -> None:
         """Holds them for `lease` from now on."""
