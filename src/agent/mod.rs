@@ -43,6 +43,7 @@ mod tasks;
 mod tokens;
 mod usage;
 mod user;
+mod user_rules;
 pub mod view;
 mod warm;
 

@@ -4,17 +4,11 @@
 //! A request is a JSON string that holds JSON that holds YAML, and so is the answer; a rejection has status 400
 //! (<https://github.com/skypilot-org/skypilot/blob/master/sky/admin_policy.py>, read in version 0.14.1).
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::name::Name;
-use crate::pattern::Patterns;
-use crate::placement::{
-    API_VERSION, Candidate, Hint, HintInput, HintRequest, HintVerdict, INPUTS_MAX, Mode, Objective, Sites, Workload,
-};
+use crate::placement::{Candidate, Hint, HintRequest, HintVerdict, INPUTS_MAX, Mode, Objective, Sites, Workload};
 
 /// Variable of a task: the names that it reads, separated by commas.
 const INPUTS: &str = "TOWLINE_INPUTS";
@@ -30,29 +24,6 @@ const CHOICES: [&str; 2] = ["ordered", "any_of"];
 const ANY: &str = "*";
 /// Maximum number of choices that a task gets.
 const CHOICES_MAX: usize = 4096;
-
-/// Names that tasks of some users may ask about.
-#[derive(Clone, Debug)]
-pub struct SkyPilotRule {
-    /// Users, or `*` for all.
-    pub users: BTreeSet<String>,
-    /// Names.
-    pub names: Patterns,
-}
-
-/// Rules for tasks.
-#[derive(Clone, Debug, Default)]
-pub struct SkyPilotRules(pub Vec<SkyPilotRule>);
-
-impl SkyPilotRules {
-    /// True if tasks of `user`, who is unknown on the client's side, may ask about the name.
-    pub(super) fn allow(&self, user: Option<&str>, name: &Name) -> bool {
-        self.0.iter().any(|rule| {
-            let known = user.is_some_and(|user| rule.users.contains(user));
-            (known || rule.users.contains(ANY)) && rule.names.take(name.as_str())
-        })
-    }
-}
 
 /// Request of a user. Other fields do not matter here.
 #[derive(Debug, Deserialize)]
@@ -75,14 +46,14 @@ struct MutatedRequest<'a> {
 pub(super) struct SkyPilotTask {
     request: UserRequest,
     /// None: it has no inputs.
-    placed: Option<PlacedTask>,
+    reading: Option<ReadingTask>,
 }
 
-/// Parts of a task that reads names.
+/// A task that reads names.
 #[derive(Debug)]
-struct PlacedTask {
+struct ReadingTask {
     task: Map<String, Value>,
-    /// Lines before and after the resources. They stay as they are: another reader could take a value for another.
+    /// Lines before and after the resources, which stay as they are: readers of YAML do not agree on every value.
     around: (Vec<String>, Vec<String>),
     user: Option<String>,
     inputs: Vec<String>,
@@ -99,29 +70,27 @@ impl SkyPilotTask {
         let text: String = serde_json::from_slice(body).map_err(|source| malformed().source(source))?;
         let request: UserRequest = serde_json::from_str(&text).map_err(|source| malformed().source(source))?;
         // A task that does not name the variable reads nothing, whatever else it has.
-        let placed = if request.task.contains(INPUTS) { PlacedTask::of(&request.task, &request.user)? } else { None };
-        Ok(Self { request, placed })
+        let reading = if request.task.contains(INPUTS) { ReadingTask::of(&request.task, &request.user)? } else { None };
+        Ok(Self { request, reading })
     }
 
     /// User who asks; none: unknown.
     pub(super) fn user(&self) -> Option<&str> {
-        self.placed.as_ref()?.user.as_deref()
+        self.reading.as_ref()?.user.as_deref()
     }
 
     /// Names that it reads; empty: there is nothing to say.
     pub(super) fn inputs(&self) -> &[String] {
-        self.placed.as_ref().map_or(&[], |placed| &placed.inputs)
+        self.reading.as_ref().map_or(&[], |task| &task.inputs)
     }
 
     /// The request for a hint about all sites.
     pub(super) fn hint_request(&self) -> HintRequest {
-        let placed = self.placed.as_ref();
+        let reading = self.reading.as_ref();
         HintRequest {
-            api_version: API_VERSION.to_owned(),
-            workload: Workload { gpus: placed.map_or(0, PlacedTask::gpus), ..Workload::default() },
-            inputs: self.inputs().iter().map(|name| HintInput { reference: name.clone() }).collect(),
-            objective: placed.map(|placed| placed.objective.clone()).unwrap_or_default(),
-            ..HintRequest::default()
+            workload: Workload { gpus: reading.map_or(0, ReadingTask::gpus), ..Workload::default() },
+            objective: reading.map(|task| task.objective.clone()).unwrap_or_default(),
+            ..HintRequest::about(self.inputs())
         }
     }
 
@@ -134,9 +103,9 @@ impl SkyPilotTask {
     ///
     /// # Errors
     /// Denied, with the rules, if there is none.
-    pub(super) fn placed(&self, hint: &Hint, sites: &Sites) -> Result<String> {
-        let Some(placed) = &self.placed else { return self.unchanged() };
-        let mut resources = placed.resources();
+    pub(super) fn with_places(&self, hint: &Hint, sites: &Sites) -> Result<String> {
+        let Some(reading) = &self.reading else { return self.unchanged() };
+        let mut resources = reading.resources();
         let choices = chosen(&mut resources, hint, sites);
         if choices.is_empty() {
             return Err(refused(hint));
@@ -144,7 +113,7 @@ impl SkyPilotTask {
         resources.insert("ordered".to_owned(), choices.into_iter().map(Value::Object).collect());
         // JSON is YAML.
         let block = format!("{RESOURCES}: {}", Value::Object(resources));
-        let (before, after) = placed.around.clone();
+        let (before, after) = reading.around.clone();
         let text = [before, vec![block], after].concat().join("\n") + "\n";
         if yaml(&text).is_none() {
             return Err(unreadable());
@@ -153,7 +122,7 @@ impl SkyPilotTask {
     }
 }
 
-impl PlacedTask {
+impl ReadingTask {
     /// Reads a task; none if it has no inputs.
     fn of(text: &str, user: &str) -> Result<Option<Self>> {
         let Some(Value::Object(task)) = yaml(text) else { return Err(unreadable()) };
@@ -173,20 +142,18 @@ impl PlacedTask {
         if inputs.len() > INPUTS_MAX {
             return Err(wrong(INPUTS, "at most 256 names", inputs.len().to_string()));
         }
-        let mode = match told(OBJECTIVE).as_deref() {
-            None | Some("time") => Mode::Time,
-            Some("cost") => Mode::Cost,
-            Some("weighted") => Mode::Weighted,
-            Some(other) => return Err(wrong(OBJECTIVE, "time, cost or weighted", other.to_owned())),
+        let mode = match told(OBJECTIVE) {
+            None => Mode::default(),
+            Some(text) => text.parse().map_err(|_| wrong(OBJECTIVE, "time, cost or weighted", text))?,
         };
         let usd_per_hour = match told(USD_PER_HOUR) {
             None => 0.0,
             Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars", text))?,
         };
         if let Some(number) = task.get(RESOURCES).and_then(|value| changed_number(value, &resources.join("\n"))) {
-            return Err(Error::usage("resources of the task have a number that is not plain")
+            return Err(Error::usage("number in the resources of the task is not in decimal notation")
                 .got(number)
-                .help("quote it if it is a text"));
+                .help("write it as 0.5 or 300, or quote it if it is a text"));
         }
         let user = yaml(user).and_then(|user| user.get("name")?.as_str().map(str::to_owned));
         let objective = Objective { mode, usd_per_hour, ..Objective::default() };
@@ -219,9 +186,9 @@ fn yaml(text: &str) -> Option<Value> {
 }
 
 fn unreadable() -> Error {
-    Error::usage("task reads names, and is too unusual to be placed by them")
-        .expected("plain YAML without anchors, as SkyPilot writes it")
-        .help("write it in a simpler way")
+    Error::usage("task cannot be read, so its places cannot be chosen")
+        .expected("YAML as SkyPilot writes it: keys of the task begin lines, no anchors, no tags")
+        .help("simplify the task, or leave out TOWLINE_INPUTS")
 }
 
 /// Lines before the resources, those of the resources, and those after them, of a mapping as `SkyPilot` dumps it: its keys begin

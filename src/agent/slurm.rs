@@ -10,9 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
-use std::io::Read as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,14 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::advisor::{Advisor, Epoch, HintDetail};
 use super::state::AgentState;
 use super::user::user_name;
+use super::user_rules::{ALL, UserRules};
 use crate::error::{Error, Result};
+use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::pattern::Patterns;
-use crate::placement::{API_VERSION, Hint, HintInput, HintRequest, HintVerdict};
+use crate::placement::{Hint, HintRequest};
 use crate::policy::LocalCaller;
+use crate::repository::Repository;
 use crate::repository::log::State;
 use crate::selector::Selector;
 use crate::work::blocking;
@@ -36,27 +39,16 @@ use crate::work::blocking;
 const EVERY: Duration = Duration::from_secs(30);
 /// Maximum number of files: as many as an advisor keeps up to date.
 const FILES_MAX: usize = 64;
-/// Time that a hint waits for chunks that are not read yet.
-const WAIT: Duration = Duration::from_mins(1);
-/// Maximum bytes of a file's name; that of an unfinished one is longer.
-const FILE_NAME_MAX: usize = 255 - UNFINISHED.len();
+/// Time that a hint waits for chunks that are not read yet; all hints together must not take minutes.
+const WAIT: Duration = Duration::from_secs(3);
 /// First line of a file.
 const FIRST: &str = "towline 1\n";
 /// Start of the names of files that are being written.
 const UNFINISHED: &str = ".new-";
-/// User that stands for all.
-const ALL: &str = "*";
+/// Log lines about names without hints.
+static WARNINGS: LogLimit = LogLimit::new();
 /// Permissions of a file: the group of the folder may read it, as a denial is not for everybody.
 const MODE: u32 = 0o640;
-
-/// Names about which jobs of some users may ask.
-#[derive(Clone, Debug)]
-pub struct SlurmRule {
-    /// Users, or `*` for all.
-    pub users: BTreeSet<String>,
-    /// Names.
-    pub names: Patterns,
-}
 
 /// Files of hints for Slurm.
 #[derive(Clone, Debug)]
@@ -64,7 +56,7 @@ pub struct SlurmHints {
     /// Folder that they are written to.
     pub dir: PathBuf,
     /// Rules of who may ask about what.
-    pub rules: Vec<SlurmRule>,
+    pub rules: UserRules,
 }
 
 /// Writes the files of `hints` until it is dropped.
@@ -87,70 +79,55 @@ async fn write(state: &AgentState, hints: &SlurmHints) -> Result<()> {
     let advisor = state.advisor(origin)?;
     let epoch = advisor.epoch().await?;
     let (log, rules) = (Arc::clone(epoch.log()), hints.rules.clone());
-    let (mut wanted, all) = blocking(move || {
-        let wanted = wanted(&log, &rules);
-        let all = wanted.len();
-        Ok((wanted, all))
-    })
-    .await?;
-    if all > FILES_MAX {
+    let mut wanted = blocking(move || Ok(wanted(&log, &rules))).await?;
+    if wanted.len() > FILES_MAX
+        && let Some(kept_back) = WARNINGS.may()
+    {
         tracing::warn!(
-            names = all,
+            names = wanted.len(),
             files = FILES_MAX,
-            "more names match [[advisor.slurm]] than get hints: the latest do"
+            kept_back,
+            "not all names of [[advisor.slurm]] get hints"
         );
-        wanted.truncate(FILES_MAX);
     }
+    wanted.truncate(FILES_MAX);
     let mut files = BTreeSet::new();
     for (selector, users) in wanted {
-        let hint = match hint_of(advisor, &epoch, origin, &selector).await {
-            Ok(hint) => hint,
-            Err(error) => {
-                tracing::warn!(name = %selector, "no hint for Slurm: {error:?}");
-                continue;
-            }
-        };
         let file = file_name(&selector.to_string());
-        if file.len() > FILE_NAME_MAX {
-            tracing::warn!(name = %selector, "no hint for Slurm: the name is too long for a file");
-            continue;
-        }
-        let (path, text) = (hints.dir.join(&file), text(&hint, &users, state.now().0 / 1_000_000_000));
-        match blocking(move || put(&path, &text)).await {
+        let (path, now) = (hints.dir.join(&file), state.now().0 / 1_000_000_000);
+        let written = async {
+            let text = text(&hint_of(advisor, &epoch, origin, &selector).await?, &users, now);
+            blocking(move || put(&path, &text)).await
+        };
+        match written.await {
             Ok(()) => drop(files.insert(file)),
-            Err(error) => tracing::warn!(name = %selector, "no hint for Slurm: {error:?}"),
+            Err(error) => {
+                if let Some(kept_back) = WARNINGS.may() {
+                    tracing::warn!(name = %selector, kept_back, "no hint for Slurm: {error:?}");
+                }
+            }
         }
     }
     let dir = hints.dir.clone();
     blocking(move || remove_others(&dir, &files)).await
 }
 
-async fn hint_of(
-    advisor: &Advisor,
-    epoch: &Arc<Epoch>,
-    origin: &crate::repository::Repository,
-    selector: &Selector,
-) -> Result<Hint> {
+async fn hint_of(advisor: &Advisor, epoch: &Arc<Epoch>, origin: &Repository, selector: &Selector) -> Result<Hint> {
     let reader = origin.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
-    let request = HintRequest {
-        api_version: API_VERSION.to_owned(),
-        inputs: vec![HintInput { reference: selector.to_string() }],
-        ..HintRequest::default()
-    };
     let name = selector.resolve(epoch.log())?;
-    advisor.hint(epoch, &reader, &request, &[name], (WAIT, HintDetail::All)).await
+    advisor.hint(epoch, &reader, &HintRequest::about([selector]), &[name], (WAIT, HintDetail::All)).await
 }
 
 /// Names, and `RUN@latest` of runs, with the users who may ask about them. Rules take turns, each with those that were saved last, so
 /// that no team's names keep out another's.
-fn wanted(log: &State, rules: &[SlurmRule]) -> Vec<(Selector, BTreeSet<String>)> {
-    let mut turns: Vec<_> = rules.iter().map(|rule| latest_of(log, &rule.names).into_iter()).collect();
+fn wanted(log: &State, rules: &UserRules) -> Vec<(Selector, BTreeSet<String>)> {
+    let mut turns: Vec<_> = rules.0.iter().map(|rule| latest_of(log, &rule.names).into_iter()).collect();
     let mut found: Vec<String> = Vec::new();
     let mut selectors: BTreeMap<String, (Selector, BTreeSet<String>)> = BTreeMap::new();
     let mut left = true;
     while left {
         left = false;
-        for (rule, turn) in rules.iter().zip(&mut turns) {
+        for (rule, turn) in rules.0.iter().zip(&mut turns) {
             let Some(selector) = turn.next() else { continue };
             left = true;
             let text = selector.to_string();
@@ -195,10 +172,10 @@ fn text(hint: &Hint, users: &BTreeSet<String>, at: i64) -> String {
         Some(all) => vec![all],
         None => users.iter().map(String::as_str).collect(),
     };
-    let elsewhere = word(hint.elsewhere);
+    let elsewhere = hint.elsewhere.word();
     let mut text = format!("{FIRST}at {at}\nusers {}\nelsewhere {elsewhere}\n", users.join(","));
     for candidate in &hint.candidates {
-        let verdict = word(candidate.verdict);
+        let verdict = candidate.verdict.word();
         let denial = candidate.deny.first().map(|denial| printable(&denial.rule)).unwrap_or_default();
         let (missing, usd) = (candidate.bytes.missing, candidate.usd_micro.total);
         let time = candidate.eta_s.p50 * 1000.0;
@@ -206,14 +183,6 @@ fn text(hint: &Hint, users: &BTreeSet<String>, at: i64) -> String {
         let _ = writeln!(text, "{}\t{verdict}\t{missing}\t{time:.0}\t{usd}\t{denial}", candidate.site);
     }
     text
-}
-
-const fn word(verdict: HintVerdict) -> &'static str {
-    match verdict {
-        HintVerdict::Allow => "allow",
-        HintVerdict::Deny => "deny",
-        HintVerdict::Unknown => "unknown",
-    }
 }
 
 /// `text` on one line, without control characters.
@@ -227,7 +196,7 @@ fn file_name(name: &str) -> String {
     for byte in name.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'@' | b'-' => file.push(byte.into()),
-            // A name that begins with a dot must not be one of ours.
+            // Files that begin with a dot are unfinished ones.
             b'.' if !file.is_empty() => file.push('.'),
             // Writing to a string does not fail.
             _ => drop(write!(file, "%{byte:02x}")),
@@ -240,8 +209,11 @@ fn put(path: &Path, text: &str) -> Result<()> {
     let failed = |error| Error::io("cannot write a hint for Slurm", path, error);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let unfinished = path.with_file_name(format!("{UNFINISHED}{name}"));
-    fs::write(&unfinished, text).map_err(failed)?;
-    fs::set_permissions(&unfinished, fs::Permissions::from_mode(MODE)).map_err(failed)?;
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&unfinished).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    // Whatever the umask is.
+    file.set_permissions(fs::Permissions::from_mode(MODE)).map_err(failed)?;
     fs::rename(&unfinished, path).map_err(failed)
 }
 

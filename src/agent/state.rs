@@ -22,9 +22,9 @@ use super::open_trees::OpenTrees;
 use super::preemption::Notice;
 use super::requester::Requester;
 use super::rules::Rules;
-use super::skypilot::SkyPilotRules;
 use super::tasks::Tasks;
 use super::tokens::Tokens;
+use super::user_rules::UserRules;
 use super::view;
 use crate::audit::Recorder;
 use crate::budget::Budget;
@@ -85,7 +85,7 @@ pub(super) struct AgentState {
     /// Rules for the pods of a scheduler that asks.
     pub(super) kube: KubeRules,
     /// Rules for tasks of `SkyPilot`.
-    pub(super) skypilot: SkyPilotRules,
+    pub(super) skypilot: UserRules,
     /// Store of checkpoints that other agents hand off, if enabled.
     pub(super) store: Option<Arc<HandoffStore>>,
     /// Limits of the pins of other agents, and of those of tokens.

@@ -16,8 +16,8 @@ use crate::agent::advisor::{Advisor, Authority, HintDetail, SitesPaths};
 use crate::agent::view::Commitment;
 use crate::error::{Error, Result};
 use crate::placement::{
-    API_VERSION, Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintInput, HintOutput, HintRequest,
-    HintVerdict, Mode, Objective, SourceShare, Workload, check_hint_id,
+    Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintOutput, HintRequest, HintVerdict, Mode,
+    Objective, SourceShare, Workload, check_hint_id,
 };
 use crate::repository::Repository;
 use crate::selector::Selector;
@@ -60,7 +60,7 @@ pub(super) struct HintArgs {
     #[arg(long, value_name = "SITE:BYTES:EVERY", value_parser = output)]
     returns: Vec<HintOutput>,
     /// Measure by which sites are ordered: time, cost or weighted
-    #[arg(long, value_name = "MODE", default_value = "time", value_parser = mode)]
+    #[arg(long, value_name = "MODE", default_value = "time")]
     objective: Mode,
     /// Dollars that an hour of waiting is worth, for --objective weighted
     #[arg(long, value_name = "USD", default_value_t = 0.0)]
@@ -94,15 +94,6 @@ pub(super) struct HintArgs {
     end: Option<String>,
 }
 
-fn mode(text: &str) -> Result<Mode, String> {
-    match text {
-        "time" => Ok(Mode::Time),
-        "cost" => Ok(Mode::Cost),
-        "weighted" => Ok(Mode::Weighted),
-        _ => Err("expected time, cost or weighted".to_owned()),
-    }
-}
-
 fn output(text: &str) -> Result<HintOutput, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let [site, bytes, every] = parts.as_slice() else {
@@ -116,14 +107,12 @@ fn output(text: &str) -> Result<HintOutput, String> {
 impl HintArgs {
     fn request(&self) -> HintRequest {
         HintRequest {
-            api_version: API_VERSION.to_owned(),
             workload: Workload {
                 gpus: self.gpus,
                 gpu_usd_h: self.gpu_usd_h,
                 runtime_s: self.runtime.as_secs(),
                 deadline: self.deadline.clone(),
             },
-            inputs: self.names.iter().map(|name| HintInput { reference: name.to_string() }).collect(),
             outputs: self.returns.clone(),
             candidates: self.at.iter().map(|site| HintCandidate { site: site.clone() }).collect(),
             objective: Objective {
@@ -133,6 +122,7 @@ impl HintArgs {
                 max_usd: self.max_usd,
                 max_seconds: self.max_time.map(|time| time.as_secs_f64()),
             },
+            ..HintRequest::about(&self.names)
         }
     }
 }

@@ -1,8 +1,11 @@
 //! Order of sites: by time, dollars or both. Pure, in integers.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::price::MICRO;
+use crate::error::{Error, Result};
 
 /// Kind of objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +19,19 @@ pub enum Mode {
     Cost,
     /// Dollars, with a price for an hour of waiting.
     Weighted,
+}
+
+impl FromStr for Mode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "time" => Ok(Self::Time),
+            "cost" => Ok(Self::Cost),
+            "weighted" => Ok(Self::Weighted),
+            _ => Err(Error::usage("unknown objective").expected("time, cost or weighted").got(text)),
+        }
+    }
 }
 
 /// Objective of a request.

@@ -93,6 +93,12 @@ pub struct HintCandidate {
 }
 
 impl HintRequest {
+    /// A request for a job that reads `names`, at all sites.
+    pub fn about<N: ToString>(names: impl IntoIterator<Item = N>) -> Self {
+        let input = |name: N| HintInput { reference: name.to_string() };
+        Self { api_version: API_VERSION.to_owned(), inputs: names.into_iter().map(input).collect(), ..Self::default() }
+    }
+
     /// Checks numbers and lengths.
     ///
     /// # Errors

@@ -64,7 +64,7 @@ async fn answer(state: &AgentState, task: &SkyPilotTask) -> Result<String> {
     let may = |name: &Name| state.skypilot.allow(task.user(), name);
     let hint = hint_for_caller(state, &task.hint_request(), may, WAIT).await?;
     let sites = state.advisor(state.origin(None)?)?.sites();
-    task.placed(&hint, &sites.sites)
+    task.with_places(&hint, &sites.sites)
 }
 
 fn json(body: String) -> Response {

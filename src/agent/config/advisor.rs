@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::agent::kube::{KubeRule, KubeRules};
-use crate::agent::skypilot::{SkyPilotRule, SkyPilotRules};
-use crate::agent::slurm::{SlurmHints, SlurmRule};
+use crate::agent::slurm::SlurmHints;
+use crate::agent::user_rules::{UserRule, UserRules};
 use crate::error::{Error, Result};
 use crate::pattern::Patterns;
 use crate::toml_text::OneOrSeveral;
@@ -59,12 +59,8 @@ impl AdvisorSection {
 
     /// Files for Slurm, if there are any.
     pub(super) fn slurm(&self, folder: &Path) -> Result<Option<SlurmHints>> {
-        let rule = |section: &UsersSection| {
-            let (users, names) = section.check("[[advisor.slurm]] permits nothing")?;
-            Ok(SlurmRule { users, names })
-        };
-        let rules: Vec<SlurmRule> = self.slurm.iter().map(rule).collect::<Result<_>>()?;
-        match (&self.slurm_hints, rules.is_empty()) {
+        let rules = rules(&self.slurm, "[[advisor.slurm]] permits nothing")?;
+        match (&self.slurm_hints, rules.0.is_empty()) {
             (Some(dir), false) => Ok(Some(SlurmHints { dir: folder.join(dir), rules })),
             (None, true) => Ok(None),
             _ => Err(Error::usage("[advisor] slurm_hints and [[advisor.slurm]] need each other")
@@ -73,25 +69,22 @@ impl AdvisorSection {
     }
 
     /// Rules for tasks of `SkyPilot`.
-    pub(super) fn skypilot(&self) -> Result<SkyPilotRules> {
-        let rule = |section: &UsersSection| {
-            let (users, names) = section.check("[[advisor.skypilot]] permits nothing")?;
-            Ok(SkyPilotRule { users, names })
-        };
-        self.skypilot.iter().map(rule).collect::<Result<_>>().map(SkyPilotRules)
+    pub(super) fn skypilot(&self) -> Result<UserRules> {
+        rules(&self.skypilot, "[[advisor.skypilot]] permits nothing")
     }
 }
 
-impl UsersSection {
-    /// Users and names; an error with the message `nothing` if there are none.
-    fn check(&self, nothing: &'static str) -> Result<(BTreeSet<String>, Patterns)> {
-        let users: BTreeSet<String> = self.users.clone().list().into_iter().collect();
+/// Rules of `sections`; an error with the message `nothing` for one without users or names.
+fn rules(sections: &[UsersSection], nothing: &'static str) -> Result<UserRules> {
+    let rule = |section: &UsersSection| {
+        let users: BTreeSet<String> = section.users.clone().list().into_iter().collect();
         let is_user = |user: &String| !user.is_empty() && !user.contains([',', ' ', '\t', '\n']);
-        if users.is_empty() || self.names.is_empty() || !users.iter().all(is_user) {
+        if users.is_empty() || section.names.is_empty() || !users.iter().all(is_user) {
             return Err(Error::usage(nothing)
                 .expected("at least one user, or `*`, and one pattern of names")
                 .help("name them, or remove the entry"));
         }
-        Ok((users, self.names.clone()))
-    }
+        Ok(UserRule { users, names: section.names.clone() })
+    };
+    sections.iter().map(rule).collect::<Result<_>>().map(UserRules)
 }

@@ -37,9 +37,9 @@ use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
 use super::advisor::SitesPaths;
 use super::kube::KubeRules;
-use super::skypilot::SkyPilotRules;
 use super::slurm::SlurmHints;
 use super::socket::{self, SOCKET_PATH_MAX};
+use super::user_rules::UserRules;
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::GIB;
@@ -85,7 +85,7 @@ pub struct Config {
     /// Rules for the pods of a scheduler that asks; if there are none, it may not.
     pub kube: KubeRules,
     /// Rules for tasks of `SkyPilot`.
-    pub skypilot: SkyPilotRules,
+    pub skypilot: UserRules,
     /// Files of hints for Slurm, if it writes any.
     pub slurm: Option<SlurmHints>,
     /// Grace period: time that running tasks have after a shutdown request.

@@ -16,9 +16,7 @@ use self::wire::{Metadata, Node, PassedNodes, Pod, Quantity};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::pattern::Patterns;
-use crate::placement::{
-    API_VERSION, Hint, HintCandidate, HintInput, HintRequest, HintVerdict, INPUTS_MAX, Mode, Objective, Sites, Workload,
-};
+use crate::placement::{Hint, HintCandidate, HintRequest, HintVerdict, INPUTS_MAX, Mode, Objective, Sites, Workload};
 
 /// Annotation of a pod: the names that it reads, separated by commas.
 const INPUTS: &str = "towline.dev/inputs";
@@ -98,10 +96,8 @@ impl KubeQuestion {
             Error::usage("annotation of the pod is malformed").at(format!("{name}: {key}")).expected(expected)
         };
         let mode = match told(OBJECTIVE) {
-            None | Some("time") => Mode::Time,
-            Some("cost") => Mode::Cost,
-            Some("weighted") => Mode::Weighted,
-            Some(other) => return Err(wrong(OBJECTIVE, "time, cost or weighted").got(other)),
+            None => Mode::default(),
+            Some(text) => text.parse().map_err(|_| wrong(OBJECTIVE, "time, cost or weighted").got(text))?,
         };
         let usd_per_hour = match told(USD_PER_HOUR) {
             None => 0.0,
@@ -128,12 +124,10 @@ impl KubeQuestion {
         sites.sort_unstable();
         sites.dedup();
         HintRequest {
-            api_version: API_VERSION.to_owned(),
             workload: Workload { gpus: self.gpus, ..Workload::default() },
-            inputs: self.inputs.iter().map(|name| HintInput { reference: name.clone() }).collect(),
             candidates: sites.into_iter().map(|site| HintCandidate { site: site.to_owned() }).collect(),
             objective: self.objective.clone(),
-            ..HintRequest::default()
+            ..HintRequest::about(&self.inputs)
         }
     }
 

@@ -35,6 +35,8 @@ fn with_hints(lab: &PolicyFixture, name: &str) -> (Running, PathBuf, String) {
 fn each_name_has_a_file_with_its_users_and_sites() {
     let lab = fixture();
     lab.user.ok(&["save", "data/one", "other/x"]);
+    // No file can be called so; the others are written.
+    lab.user.ok(&["save", "data/one", &format!("open/{}", "long".repeat(70))]);
     lab.user.ok(&["save", "data/one", "open/step-2"]);
     let (agent, folder, text) = with_hints(&lab, "raw%2fx");
     let lines: Vec<&str> = text.lines().collect();
