@@ -250,7 +250,7 @@ SECTIONS = {
 
 
 # What is measured, and stands on the page, by itself.
-PARTS = {"links": ["loopback", "wan300", "wan1000", "step", "half", "gang"]}
+PARTS = {"links": ["loopback", "wan300", "wan1000", "step", "half", "gang", "estimates"]}
 
 
 def main():
