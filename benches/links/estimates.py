@@ -94,7 +94,7 @@ def transfers(place, scratch):
             (task,) = told["tasks"]
             if number < LEARNING:
                 continue
-            said = task["report"]["fetched_bytes"] / known["rate"]
+            said = task["report"]["fetched_bytes"] / known["rate"] + (known["overhead_s"] or 0)
             found.append((task["report"]["seconds"], said, said * known["spread"]))
     finally:
         mover.close()

@@ -99,7 +99,7 @@ pub struct Warmed {
 /// Safe: fetched chunks stay in the cache and are not fetched again; a pin stays, too.
 #[tracing::instrument(skip_all, fields(%name))]
 pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, options: &WarmOptions) -> Result<Warmed> {
-    let begun = Instant::now();
+    let (begun, transfer) = (Instant::now(), exchange.begin_transfer());
     options.progress.phase("looking", 0);
     let saved = repository.saved(name).await?.shared();
     let (tree, below) = (Arc::clone(&saved), options.below.clone());
@@ -147,6 +147,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     };
     options.progress.phase("warming", coverage.lacking_plain);
     let fetched = exchange.warm(repository, &saved, &coverage.lacking, &options.policy, &options.progress).await;
+    exchange.end_transfer(&transfer);
     let left = measure().await?;
     let sums = sum(&wanted, &coverage.lacking, &left.lacking, stored_len);
     Ok(Warmed {

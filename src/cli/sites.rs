@@ -248,13 +248,14 @@ fn measured_table(links: &[LinkCalibration]) -> String {
             bits(link.rate),
             format!("{:.2}", link.spread),
             link.samples.to_string(),
+            link.overhead_s.map_or_else(|| "-".to_owned(), |overhead| format!("{overhead:.2} s")),
             link.outcomes.to_string(),
             percent(link.median_error),
             percent(link.p90_coverage),
         ]
     };
     let rows: Vec<_> = links.iter().map(row).collect();
-    table(&["FROM", "TO", ">RATE", ">P90/P50", ">SAMPLES", ">OUTCOMES", ">ERROR", ">WITHIN P90"], &rows)
+    table(&["FROM", "TO", ">RATE", ">P90/P50", ">SAMPLES", ">OVERHEAD", ">OUTCOMES", ">ERROR", ">WITHIN P90"], &rows)
 }
 
 /// `$0.09/GiB from 100 GiB, $0.085 from 10240`: each tier with where it begins.

@@ -100,6 +100,8 @@ pub struct LinkRate {
     pub spread: u32,
     /// Number of measurements.
     pub samples: u32,
+    /// Milliseconds that a transfer takes beside the time of its bytes, at the median; 0: not known.
+    pub overhead_ms: u32,
     /// Number of transfers whose time was held against the prediction.
     pub outcomes: u32,
     /// Thousandths: median of the relative errors of the predicted medians.
@@ -155,9 +157,9 @@ impl InventoryHead {
             set.patch.write(&mut writer);
         }
         writer.count(self.links.len());
-        for LinkRate { site, rate, spread, samples, outcomes, error, covered } in &self.links {
+        for LinkRate { site, rate, spread, samples, overhead_ms, outcomes, error, covered } in &self.links {
             writer.string(site.as_bytes()).varint(*rate);
-            for number in [spread, samples, outcomes, error, covered] {
+            for number in [spread, samples, overhead_ms, outcomes, error, covered] {
                 writer.varint((*number).into());
             }
         }
@@ -216,14 +218,14 @@ impl LinkRate {
         reader.kept_list(count, |reader| {
             let site = reader.kept_text(AGENT_NAME_LEN_MAX)?;
             let (rate, spread, samples) = (reader.varint()?, reader.varint32()?, reader.varint32()?);
-            let mut of_outcomes = [0; 3];
+            let mut of_outcomes = [0; 4];
             if version > 1 {
                 for number in &mut of_outcomes {
                     *number = reader.varint32()?;
                 }
             }
-            let [outcomes, error, covered] = of_outcomes;
-            Ok(Self { site, rate, spread, samples, outcomes, error, covered })
+            let [overhead_ms, outcomes, error, covered] = of_outcomes;
+            Ok(Self { site, rate, spread, samples, overhead_ms, outcomes, error, covered })
         })
     }
 }

@@ -20,6 +20,8 @@ pub struct LinkCalibration {
     pub spread: f64,
     /// Measurements.
     pub samples: u32,
+    /// Seconds that a transfer takes beside the time of its bytes; none: not known.
+    pub overhead_s: Option<f64>,
     /// Transfers whose time was compared to the prediction: the last 64.
     pub outcomes: u32,
     /// Median of the relative errors of the predicted medians; none without outcomes.
@@ -47,6 +49,7 @@ pub fn calibration<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> 
             rate: link.rate,
             spread: f64::from(link.spread) / 100.0,
             samples: link.samples,
+            overhead_s: Some(f64::from(link.overhead_ms) / 1000.0).filter(|overhead| *overhead > 0.0),
             outcomes: link.outcomes,
             median_error: outcomes.map(|_| f64::from(link.error) / 1000.0),
             p90_coverage: outcomes.map(|outcomes| f64::from(link.covered) / outcomes),

@@ -244,7 +244,9 @@ impl SourceOption<'_> {
 
     fn share(&self, bytes: u64, so_far: &dyn Fn(&str) -> u64, metered: &mut Vec<(String, u64)>) -> SourceShare {
         let at = self.rate();
-        let delay = self.link.and_then(|link| link.delay).unwrap_or_default();
+        let believed = self.link.and_then(|link| link.delay).unwrap_or_default();
+        let overhead = self.measured.map(|link| Duration::from_millis(link.overhead_ms.into()));
+        let delay = overhead.filter(|overhead| !overhead.is_zero()).unwrap_or(believed);
         let planned =
             |meter: &str| -> u64 { metered.iter().filter(|(name, _)| name == meter).map(|(_, bytes)| bytes).sum() };
         let before = |meter: &str| so_far(meter).saturating_add(planned(meter));

@@ -65,7 +65,7 @@ struct Meter {
 
 /// A transfer whose time is held against what a hint would have said.
 #[derive(Debug)]
-pub(super) struct MeasuredTransfer {
+pub struct MeasuredTransfer {
     begun: Instant,
     /// Links as they were, by site: bytes and busy time so far, and the rate of hints.
     links: BTreeMap<String, (u64, Duration, LinkRate)>,
@@ -149,7 +149,7 @@ impl LinkRates {
         let (Some((_, busy, said)), Some(meter)) = (transfer.links.get(&site), meters.get_mut(&site)) else {
             return;
         };
-        let median = bytes as f64 / said.rate.max(1) as f64;
+        let median = bytes as f64 / said.rate.max(1) as f64 + f64::from(said.overhead_ms) / 1000.0;
         let predicted = Prediction { median, p90: median * f64::from(said.spread) / 100.0 };
         let busy = meter.total_busy.saturating_sub(*busy).as_secs_f64();
         meter.outcomes.add(predicted, now.duration_since(transfer.begun).as_secs_f64(), busy);
@@ -257,9 +257,10 @@ impl Meter {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Some(LinkRate {
             site: site.to_owned(),
-            rate: whole(self.mean.exp() / self.outcomes.correction()).max(1),
+            rate: whole(self.mean.exp()).max(1),
             spread: u32_of(100.0 * spread).max(101),
             samples: self.samples,
+            overhead_ms: u32_of(1000.0 * self.outcomes.overhead()),
             outcomes: count(self.outcomes.len()),
             error: u32_of(1000.0 * self.outcomes.median_error()),
             covered: count(self.outcomes.covered()),
@@ -392,10 +393,12 @@ mod tests {
         assert_eq!(transfer(40).unwrap().outcomes, 0, "nothing was said of the first one");
         let uncorrected = transfer(40).unwrap();
         assert!(is_about(&uncorrected, 20 * MIB) && uncorrected.outcomes == 1 && uncorrected.covered == 0);
+        assert_eq!(uncorrected.overhead_ms, 0);
         transfer(40);
         // Four seconds for what the rate alone says are two.
         let corrected = transfer(40).unwrap();
-        assert!(is_about(&corrected, 10 * MIB) && corrected.error == 500, "{corrected:?}");
+        assert!(is_about(&corrected, 20 * MIB), "{corrected:?}");
+        assert_eq!((corrected.overhead_ms, corrected.error), (2000, 500));
         let later = (0..12).map(|_| transfer(40)).last().flatten().unwrap();
         assert_eq!((later.outcomes, later.covered, later.error), (15, 12, 0), "{later:?}");
         assert!(later.spread < 105, "{later:?}");
@@ -404,7 +407,7 @@ mod tests {
         let restored = LinkRates::default();
         restored.restore(std::slice::from_ref(&later));
         let again = restored.all();
-        assert!(is_about(&again[0], 10 * MIB) && again[0].samples == later.samples, "{again:?}");
+        assert!(is_about(&again[0], 20 * MIB) && again[0].samples == later.samples, "{again:?}");
     }
 
     #[test]

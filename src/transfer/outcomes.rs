@@ -1,12 +1,12 @@
-//! Outcomes of transfers: how long they took, beside what a hint would have said. They correct the rates that hints use.
+//! Outcomes of transfers: how long they took, beside what a hint would have said. They correct the times of hints.
 
 use std::collections::VecDeque;
 
 /// Outcomes that are remembered of a link.
 const REMEMBERED: usize = 64;
-/// Latest outcomes whose median corrects the rate.
+/// Latest outcomes whose median is the overhead.
 const LATEST: usize = 16;
-/// Fewest outcomes that correct a rate.
+/// Fewest outcomes that tell an overhead.
 const CORRECTS: usize = 3;
 /// Fewest outcomes whose own quantile is the spread.
 const SPREADS: usize = 8;
@@ -18,13 +18,13 @@ pub(super) struct Outcomes(VecDeque<Outcome>);
 /// Outcome of one transfer.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
-    /// ln of the time that it took over the part of it in which the link was busy: what the rate of the link does not tell.
+    /// Seconds in which the link was not busy, such as those to open a tree: they do not grow with the bytes.
     overhead: f64,
     /// ln of the time that it took over the median that a hint would have said.
     error: f64,
     /// True if it took at most the 90th percentile that a hint would have said.
     covered: bool,
-    /// True if the rate was corrected by then.
+    /// True if the prediction had an overhead.
     corrected: bool,
 }
 
@@ -46,7 +46,7 @@ impl Outcomes {
             self.0.pop_front();
         }
         self.0.push_back(Outcome {
-            overhead: ratio(busy).max(0.0),
+            overhead: (seconds - busy).max(0.0),
             error: ratio(predicted.median),
             covered: seconds <= predicted.p90,
             corrected,
@@ -58,15 +58,12 @@ impl Outcomes {
         self.0.len()
     }
 
-    /// Factor by which transfers take longer than the measured rate says; 1 before there are several.
-    pub(super) fn correction(&self) -> f64 {
-        if self.0.len() < CORRECTS { 1.0 } else { self.overhead().exp() }
-    }
-
-    /// ln of the correction.
-    fn overhead(&self) -> f64 {
-        let latest: Vec<f64> = self.0.iter().rev().take(LATEST).map(|outcome| outcome.overhead).collect();
-        quantile(latest, 0.5)
+    /// Seconds that a transfer takes beside the time of its bytes, at the median; 0 before there are several outcomes.
+    pub(super) fn overhead(&self) -> f64 {
+        if self.0.len() < CORRECTS {
+            return 0.0;
+        }
+        quantile(self.0.iter().rev().take(LATEST).map(|outcome| outcome.overhead).collect(), 0.5)
     }
 
     /// 90th percentile of the time over its median, by the outcomes themselves; none before there are enough.
@@ -107,18 +104,18 @@ mod tests {
     }
 
     #[test]
-    fn an_overhead_is_corrected_once_it_was_seen_thrice() {
+    fn an_overhead_is_known_once_it_was_seen_thrice() {
         let mut outcomes = Outcomes::default();
         outcomes.add(said(10.0), 12.5, 10.0);
         outcomes.add(said(10.0), 12.5, 10.0);
-        assert!((outcomes.correction() - 1.0).abs() < 1e-9 && outcomes.covered() == 0);
+        assert!(outcomes.overhead().abs() < 1e-9 && outcomes.covered() == 0);
         outcomes.add(said(10.0), 12.5, 10.0);
-        assert!((outcomes.correction() - 1.25).abs() < 1e-9);
+        assert!((outcomes.overhead() - 2.5).abs() < 1e-9);
         assert!((outcomes.median_error() - 0.2).abs() < 1e-9);
         // Corrected hints are right from then on; a link that gets slower is no overhead.
         (0..4).for_each(|_| outcomes.add(said(12.5), 12.5, 10.0));
-        outcomes.add(said(12.5), 25.0, 20.0);
-        assert!((outcomes.correction() - 1.25).abs() < 1e-9);
+        outcomes.add(said(12.5), 22.5, 20.0);
+        assert!((outcomes.overhead() - 2.5).abs() < 1e-9);
         assert_eq!((outcomes.len(), outcomes.covered()), (8, 4));
         assert!(outcomes.spread().is_none());
     }

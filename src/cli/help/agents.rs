@@ -203,7 +203,7 @@ List prices of AWS, Google Cloud, Azure and R2 come with the program; --prices r
 a time over its median, and how the last 64 transfers compare to what a hint would have said.
 
 JSON: prices policy links: from to path rate delay_seconds private meter price: unit tiers: up_to micro_usd; micro_usd_month of a \
-flat line; with --measured: generated_at links: from to rate spread samples outcomes median_error p90_coverage";
+flat line; with --measured: generated_at links: from to rate spread samples overhead_s outcomes median_error p90_coverage";
 
 pub(in crate::cli) const HINT: &str = "\
 Examples:

@@ -50,7 +50,7 @@ use self::stats::{SourceCounters, TransferCounters};
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::ReadAhead;
-use super::link_rates::LinkRates;
+use super::link_rates::{LinkRates, MeasuredTransfer};
 use super::peers::{Peers, Rate};
 use super::policy::Policies;
 use super::protocol::Priority;
@@ -198,6 +198,17 @@ impl Exchange {
     #[must_use]
     pub fn link_rates(&self) -> Vec<LinkRate> {
         self.link_rates.all()
+    }
+
+    /// Begins a transfer whose time is to be held against what a hint would have said, from the request to the last byte.
+    #[must_use]
+    pub fn begin_transfer(&self) -> MeasuredTransfer {
+        self.link_rates.begin_transfer()
+    }
+
+    /// Adds the outcome of a transfer that has ended, if it says something of a link.
+    pub fn end_transfer(&self, transfer: &MeasuredTransfer) {
+        self.link_rates.end_transfer(transfer);
     }
 
     /// Continues with rates that this agent published before it was restarted.

@@ -44,7 +44,6 @@ impl Exchange {
     ) -> WarmedChunks {
         let counters = SourceCounters::default();
         let request = ChunkRequest { repository, saved, policy, through: true, counters: &counters, tenant: None };
-        let measured = self.link_rates.begin_transfer();
         let failed = Mutex::new(Vec::new());
         let (full, refused) = (AtomicBool::new(false), self.cache.stat().refusals);
         for level in levels(saved, chunks) {
@@ -66,7 +65,6 @@ impl Exchange {
             });
             windows.buffer_unordered(WINDOWS).collect::<()>().await;
         }
-        self.link_rates.end_transfer(&measured);
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
         WarmedChunks { failed, full: full.into_inner(), sources: counters.read() }
     }

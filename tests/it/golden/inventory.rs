@@ -41,6 +41,7 @@ fn made() -> (Vec<u8>, Vec<u8>) {
                 rate: 1,
                 spread: 101,
                 samples: 3,
+                overhead_ms: 250,
                 outcomes: 20,
                 error: 1_000,
                 covered: 18,
@@ -69,8 +70,11 @@ fn inventories_stay_as_they_are() {
     let before = SignedInventory::decode(&fs::read(golden("head")).unwrap()).unwrap();
     let before = InventoryHead::decode(&before.head, u64::MAX).unwrap();
     let head = InventoryHead::decode(&SignedInventory::decode(&stored_head).unwrap().head, u64::MAX).unwrap();
-    let links: Vec<LinkRate> =
-        head.links.iter().map(|link| LinkRate { outcomes: 0, error: 0, covered: 0, ..link.clone() }).collect();
+    let links: Vec<LinkRate> = head
+        .links
+        .iter()
+        .map(|link| LinkRate { overhead_ms: 0, outcomes: 0, error: 0, covered: 0, ..link.clone() })
+        .collect();
     assert_eq!(before, InventoryHead { links, ..head.clone() });
     let set = decode_base(&stored_base, &head.held.base.unwrap().digest, u64::MAX).unwrap();
     let now = set.patched(&head.held.patch).unwrap();
