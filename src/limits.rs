@@ -38,6 +38,8 @@ pub const SEGMENT_LEN_MAX: usize = 255;
 /// Bytes in a safetensors header, at most: the limit of the format's own reader
 /// (<https://github.com/huggingface/safetensors>, README, "Format").
 pub const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
+/// Bytes in the table of the tensors in shared memory, at most.
+pub const TENSOR_TABLE_LEN_MAX: u64 = 256 << 20;
 /// Tensors in one file, at most (the largest models have about 200,000 in all their files).
 pub const TENSORS_MAX: usize = 1 << 19;
 /// Dimensions of one tensor, at most: `PyTorch`'s own limit.

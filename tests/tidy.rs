@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The layers, lowest first; within one, a module uses only those to its left. `audit`, `placement` and `staging` are reserved.
+/// The layers, lowest first; within one, a module uses only those to its left.
 const LAYERS: &[(u8, &[&str])] = &[
     (
         0,
@@ -54,6 +54,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/codec/planes/split.rs",
     "src/codec/wide/mod.rs",
     "src/repository/index/map.rs",
+    "src/staging/sealed.rs",
     "tests/fuzz/src/memory.rs",
 ];
 /// The one file that spells object keys.
@@ -436,7 +437,7 @@ fn the_picture_of_the_layers_is_true() {
     let drawn: Vec<(u8, BTreeSet<&str>)> = front.lines().rev().filter_map(drawn_layer).collect();
     assert_eq!(drawn.len(), LAYERS.len());
     for ((number, modules), (drawn, names)) in LAYERS.iter().zip(drawn) {
-        // Types that carry bytes from one layer to the next are not drawn, nor is what is only reserved.
+        // Types that carry bytes from one layer to the next are not drawn.
         let is_drawn = |name: &&str| *name != "chunk" && (is_there(name, "") || is_there(name, ".rs"));
         let modules: BTreeSet<&str> = modules.iter().copied().filter(is_drawn).collect();
         assert_eq!((*number, modules), (drawn, names));

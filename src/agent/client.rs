@@ -48,6 +48,14 @@ const CHUNKS: &str = "/v1/chunks";
 /// Help for a missing agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
+/// Use of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Connection {
+    Http,
+    /// Something else after the first request.
+    Upgrade,
+}
+
 /// Agent of this machine, by its socket, or another agent that it forwards requests to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
@@ -222,22 +230,21 @@ impl Client {
         }
         let mut streams = Vec::with_capacity(STREAMS);
         for _ in 0..STREAMS {
-            streams.push(self.upgraded().await?);
+            streams.push(TokioIo::new(self.upgraded(CHUNKS).await?));
         }
         let window = (repository.budget().total() / WINDOW_SHARE).min(WINDOW_MAX);
         let source = LocalSource::new(streams, repository.budget(), window).await?;
         Ok(repository.with_source(Arc::new(source)))
     }
 
-    /// A connection of the peer protocol.
-    async fn upgraded(&self) -> Result<TokioIo<Upgraded>> {
-        let response = self.send(Method::GET, CHUNKS, Bytes::new()).await?;
+    /// A connection that the agent uses for something else than HTTP, as `path` says.
+    pub(super) async fn upgraded(&self, path: &str) -> Result<Upgraded> {
+        let response = self.send_with(Method::GET, path, Bytes::new(), Connection::Upgrade).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             self.check_status(response).await?;
-            return Err(Error::unsupported("agent does not serve chunks").at(self.socket.display()).help(SAME_VERSION));
+            return Err(Error::unsupported("agent does not know this request").at(path).help(SAME_VERSION));
         }
-        let upgraded = hyper::upgrade::on(response).await.map_err(|source| self.lost(source))?;
-        Ok(TokioIo::new(upgraded))
+        hyper::upgrade::on(response).await.map_err(|source| self.lost(source))
     }
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
@@ -252,6 +259,16 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+        self.send_with(method, path, body, Connection::Http).await
+    }
+
+    async fn send_with(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        connection_is_for: Connection,
+    ) -> Result<Response<Incoming>> {
         let connected = async {
             let stream = UnixStream::connect(&self.socket).await?;
             let user = Uid::from_raw(stream.peer_cred()?.uid());
@@ -270,7 +287,7 @@ impl Client {
         // The connection ends when the sender and the body are dropped.
         tokio::spawn(connection.with_upgrades());
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
-        if path == CHUNKS {
+        if connection_is_for == Connection::Upgrade {
             request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, PROTOCOL);
         }
         if let Some(at) = &self.at {

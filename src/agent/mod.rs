@@ -6,6 +6,7 @@
 //! client    client of the API
 //! tokens    rights of processes that get part of what this node's user may do
 //! sidecar   inputs, watches and preemption of a training
+//! staged    tensors in memory for the processes of the node
 //! handoff   checkpoints of agents that may be shut down before they can save them
 //! ```
 //!
@@ -38,6 +39,7 @@ mod sidecar;
 mod skypilot;
 mod slurm;
 mod socket;
+mod staged;
 mod state;
 mod tasks;
 mod tokens;
@@ -64,13 +66,15 @@ pub use self::client::Client;
 pub use self::commands::command_log;
 pub use self::config::{
     Accepts, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SenderQuota, SidecarConfig,
-    WatchedFolder,
+    StagingConfig, WatchedFolder,
 };
 use self::handoff::{ReceiverOptions, run_receiver};
 pub use self::preemption::Provider;
 pub use self::routing::AgentSelector;
+use self::slurm::SlurmHints;
 use self::socket::Claimed;
 pub use self::socket::well_known;
+pub use self::staged::{StageReport, StageRequest, StagedMemory};
 use self::state::AgentState;
 use self::usage::UsagePublication;
 pub use self::user::user_name;
@@ -164,18 +168,10 @@ impl Agent {
             let receiver = run_receiver(Arc::clone(&state), store, options);
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
-        api.spawn(state.leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
-        if let Some(every) = config.cache.as_ref().map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
-            api.spawn(inventory::run(Arc::clone(&state), every));
-        }
-        if let Some(hints) = config.slurm {
-            let writing = slurm::run(Arc::clone(&state), hints);
-            api.spawn(leaving.clone().run_until_cancelled_owned(writing).map(drop));
-        }
+        begin_jobs(&state, config.cache.as_ref(), config.slurm, &mut api);
         let usage = config.cache.as_ref().map(|cache| cache.usage).filter(|every| !every.is_zero());
         let usage = usage.and_then(|every| UsagePublication::begin(&state, every));
         let publication = Publication::begin(&state, config.audit.as_ref());
-        api.spawn(leaving.clone().run_until_cancelled_owned(commitments::resume(Arc::clone(&state))).map(drop));
         sidecar::begin(&state, config.sidecar, &mut api)?;
         tracing::info!(socket = %config.socket.display(), "agent is running");
         Ok(Self {
@@ -258,6 +254,27 @@ impl Agent {
             .got(lost.join("; "))
             .help("start them again: they resume; or raise `grace`"))
     }
+}
+
+/// Starts the background jobs that end with the API.
+fn begin_jobs(
+    state: &Arc<AgentState>,
+    cache: Option<&CacheConfig>,
+    slurm_hints: Option<SlurmHints>,
+    api: &mut JoinSet<()>,
+) {
+    let leaving = &state.leaving;
+    api.spawn(leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
+    if let Some(every) = cache.map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
+        api.spawn(inventory::run(Arc::clone(state), every));
+    }
+    if let Some(hints) = slurm_hints {
+        api.spawn(leaving.clone().run_until_cancelled_owned(slurm::run(Arc::clone(state), hints)).map(drop));
+    }
+    if let Ok(trees) = state.staged() {
+        api.spawn(leaving.clone().run_until_cancelled_owned(Arc::clone(trees).expire_regularly()).map(drop));
+    }
+    api.spawn(leaving.clone().run_until_cancelled_owned(commitments::resume(Arc::clone(state))).map(drop));
 }
 
 /// Listens for other agents at `address`, on the same port over TCP and QUIC. TCP also carries calls of the API.

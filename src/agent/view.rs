@@ -125,11 +125,14 @@ pub enum TaskKind {
     Watch,
     /// Read and verify the whole cache.
     Check,
+    /// Read tensors into memory.
+    Stage,
 }
 
 impl TaskKind {
     /// Every kind.
-    pub const ALL: [Self; 6] = [Self::Save, Self::Restore, Self::Fetch, Self::Warm, Self::Watch, Self::Check];
+    pub const ALL: [Self; 7] =
+        [Self::Save, Self::Restore, Self::Fetch, Self::Warm, Self::Watch, Self::Check, Self::Stage];
 
     /// Word in the API and the metrics.
     #[must_use]
@@ -141,6 +144,7 @@ impl TaskKind {
             Self::Warm => "warm",
             Self::Watch => "watch",
             Self::Check => "check",
+            Self::Stage => "stage",
         }
     }
 }
@@ -372,6 +376,37 @@ impl From<Checked> for CacheChecked {
 pub struct Evicted {
     /// Bytes freed.
     pub freed_bytes: u64,
+}
+
+/// Tensors in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StagedList {
+    /// Limit of their bytes.
+    pub memory: u64,
+    /// The trees that they are of, the oldest first.
+    pub trees: Vec<Staged>,
+}
+
+/// Tensors of one tree in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Staged {
+    /// Name under which they were staged.
+    pub name: String,
+    /// File or folder of the tree, if they are not of all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<String>,
+    /// Selectors of the tensors.
+    pub selectors: Vec<String>,
+    /// Digest of the tree.
+    pub manifest: String,
+    /// Number of tensors.
+    pub tensors: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Processes that use them.
+    pub users: u64,
+    /// Time of the last use, if nobody uses them.
+    pub last_used: String,
 }
 
 /// One pin.

@@ -76,6 +76,7 @@ impl Context {
                 self.declassify(&name, wanted, &key).await?;
             }
             AgentVerb::Warm(warm) => return self.warm(warm).await,
+            AgentVerb::Stage(stage) => self.stage(stage).await?,
             AgentVerb::Pin(pin) => self.pin(pin).await?,
             AgentVerb::Unpin { pins, at } => self.unpin(&pins, at).await?,
             AgentVerb::Pins(at) => self.pins(at).await?,
@@ -300,7 +301,7 @@ impl Context {
     }
 
     /// The repository that somebody named; the agent's usual one, if nobody did.
-    fn named_repository(&self) -> Result<Option<String>> {
+    pub(super) fn named_repository(&self) -> Result<Option<String>> {
         // Where there is no home folder, nobody named one.
         match self.settings.repository() {
             Ok(Route::Named(location)) => Ok(Some(location.to_string())),

@@ -33,6 +33,8 @@ mod show;
 mod signals;
 #[cfg(feature = "agent")]
 mod sites;
+#[cfg(feature = "agent")]
+mod stage;
 mod target;
 #[cfg(test)]
 #[cfg(feature = "agent")]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 36] = [
+const VERBS: [&str; 37] = [
     "init",
     "save",
     "watch",
@@ -34,6 +34,7 @@ const VERBS: [&str; 36] = [
     "identity",
     "agent",
     "warm",
+    "stage",
     "pin",
     "unpin",
     "pins",

@@ -23,6 +23,7 @@ mod rights;
 mod serve;
 mod skypilot;
 mod slots;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -76,6 +77,9 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(handoff::take, handoff::release))
         .routes(routes!(handoff::retry))
         .routes(routes!(audit::sign, audit::publish))
+        .routes(routes!(staged::begin))
+        .routes(routes!(staged::list, staged::clear))
+        .routes(routes!(staged::take))
         .routes(routes!(peers::list))
         .routes(routes!(peers::ledger))
         .routes(routes!(peers::chunks))

@@ -82,7 +82,7 @@ pub(super) async fn chunks(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-fn wants_upgrade(headers: &HeaderMap) -> bool {
+pub(super) fn wants_upgrade(headers: &HeaderMap) -> bool {
     let wanted = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     wanted.is_some_and(|wanted| wanted.eq_ignore_ascii_case(PROTOCOL))
 }

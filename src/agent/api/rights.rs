@@ -23,7 +23,7 @@ const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
 /// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
-pub(super) const NEEDS: [(&str, &str, Need); 42] = [
+pub(super) const NEEDS: [(&str, &str, Need); 46] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
@@ -48,6 +48,11 @@ pub(super) const NEEDS: [(&str, &str, Need); 42] = [
     ("PUT", "/v1/handoffs/{id}", ADMIN),
     ("DELETE", "/v1/handoffs/{id}", ADMIN),
     ("POST", "/v1/handoffs/{id}/retry", ADMIN),
+    // Memory is passed to processes of the agent's user only.
+    ("POST", "/v1/stage", ADMIN),
+    ("GET", "/v1/staged", ADMIN),
+    ("DELETE", "/v1/staged", ADMIN),
+    ("GET", "/v1/staged/{id}", ADMIN),
     ("GET", "/v1/peers", METRICS),
     // It shows the names that others read.
     ("GET", "/v1/ledger", ADMIN),

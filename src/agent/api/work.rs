@@ -514,7 +514,7 @@ impl Following {
 ///
 /// # Errors
 /// Usage, if the path is not valid in any tree.
-fn below(path: Option<String>) -> Result<Option<String>> {
+pub(super) fn below(path: Option<String>) -> Result<Option<String>> {
     let path = path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
     if let Some(path) = &path
         && path.len() > PATH_LEN_MAX

@@ -9,6 +9,7 @@ mod peers;
 mod pins;
 mod quantity;
 mod sidecar;
+mod staging;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,8 @@ use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
+pub use self::staging::StagingConfig;
+use self::staging::StagingSection;
 use super::advisor::SitesPaths;
 use super::kube::KubeRules;
 use super::slurm::SlurmHints;
@@ -80,6 +83,8 @@ pub struct Config {
     pub memory: Option<u64>,
     /// Cache, if one is configured.
     pub cache: Option<CacheConfig>,
+    /// Memory for tensors that the processes of this node share, if there is any.
+    pub staging: Option<StagingConfig>,
     /// Files of the advisor, if the agent is one.
     pub advisor: Option<SitesPaths>,
     /// Rules for the pods of a scheduler that asks; if there are none, it may not.
@@ -149,6 +154,7 @@ struct File {
     allow_http: bool,
     memory: Option<Bytes>,
     cache: Option<CacheSection>,
+    staging: Option<StagingSection>,
     advisor: Option<AdvisorSection>,
     grace: Option<Span>,
     identity: Option<PathBuf>,
@@ -272,6 +278,7 @@ impl File {
             caller_pins: self.caller_pins.settle(capacity),
             tokens: self.tokens.map(|path| folder.join(path)),
             token_pins: self.token_pins.settle(capacity),
+            staging: self.staging.map(StagingSection::settle),
             handoff: self.handoff.map(|handoff| handoff.settle(folder)).transpose()?,
             audit: self.audit.map(|audit| audit.settle(folder, self.identity.is_some())).transpose()?,
             sidecar: self.sidecar.settle(folder)?,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::agent::Warmed;
+use crate::agent::staged::StageReport;
 use crate::agent::view::{CacheChecked, TaskState};
+use crate::agent::warm::Warmed;
 use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::ops::{RestoreReport, SaveReport};
@@ -31,6 +32,7 @@ pub(in crate::agent) enum TaskReport {
     },
     Restore(Box<RestoreReport>),
     Warm(Box<Warmed>),
+    Stage(Box<StageReport>),
     /// Inputs of a committed hint.
     Committed {
         hint_id: String,

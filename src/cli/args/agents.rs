@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{ArgGroup, Args, Subcommand, ValueHint};
 
 use super::audit::AuditVerb;
 use super::{Target, target};
@@ -14,6 +14,7 @@ use crate::cli::sites::SitesArgs;
 use crate::cli::usage::UsageArgs;
 use crate::identity::Identity;
 use crate::name::Name;
+use crate::ops::TensorSelector;
 use crate::policy::Sensitivity;
 use crate::selector::Selector;
 use crate::transfer::exchange;
@@ -90,6 +91,9 @@ pub(in crate::cli) enum AgentVerb {
     /// Have the agent prefetch names into its cache
     #[command(after_help = help::WARM)]
     Warm(Warm),
+    /// Have the agent read tensors into memory, which processes of this node map
+    #[command(after_help = help::STAGE)]
+    Stage(Stage),
     /// Have the agent keep a name's chunks in its cache
     #[command(after_help = help::PIN)]
     Pin(Pin),
@@ -149,6 +153,7 @@ impl AgentVerb {
         matches!(
             self,
             Self::Warm(_)
+                | Self::Stage(_)
                 | Self::Pin(_)
                 | Self::Audit { .. }
                 | Self::Policy { .. }
@@ -250,6 +255,24 @@ pub(in crate::cli) struct Warm {
     pub(in crate::cli) dry_run: bool,
     #[command(flatten)]
     pub(in crate::cli) at: AtOption,
+}
+
+/// `towline stage`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("stage").required(true).args(["what", "list", "clear"])))]
+pub(in crate::cli) struct Stage {
+    /// Name to stage, or one file or folder of it
+    #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
+    pub(in crate::cli) what: Option<Target>,
+    /// Only these tensors, or a box of each; may be given several times
+    #[arg(long = "tensor", value_name = "[PATH:]GLOB[BOX]", requires = "what")]
+    pub(in crate::cli) tensors: Vec<TensorSelector>,
+    /// List what is in memory
+    #[arg(long)]
+    pub(in crate::cli) list: bool,
+    /// Free the memory that no process uses
+    #[arg(long)]
+    pub(in crate::cli) clear: bool,
 }
 
 /// Choice of the agent.

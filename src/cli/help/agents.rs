@@ -51,6 +51,22 @@ docs/operations.md says how to run it with systemd or beside a pod's containers,
 
 JSON: a line once it listens: event socket http listen";
 
+pub(in crate::cli) const STAGE: &str = "\
+Examples:
+  towline stage run-7@latest                     before the processes of a training start
+  towline stage models/base --tensor 'layers.*'  only these tensors
+  towline stage run-7/step-40:model.safetensors  only this file
+  towline stage --list                           what is in memory, and how many processes use it
+  towline stage --clear                          free what no process uses
+
+The agent reads and verifies the tensors once. Processes of this node map them without a copy: towline.load(), and the restores of \
+the Python package. The memory is sealed: nobody can change it. The limit is [staging] memory in the agent's settings; if it is \
+reached, the tensors that were used longest ago make room. Tensors that no process uses are freed after [staging] keep \
+(docs/staging.md).
+
+JSON: name tensors bytes reused memory fetched_bytes sources seconds; with --list: memory, trees: [name below selectors manifest \
+tensors bytes users last_used]; with --clear: freed_bytes";
+
 pub(in crate::cli) const WARM: &str = "\
 Examples:
   towline warm run-7@latest --wait               before a restore on this node

@@ -1,11 +1,13 @@
 //! Tensors of a saved tree: lists them, and reads only the chunks needed for requested boxes, into buffers of the caller
-//! ([`Repository::read_tensors`]) or to a file ([`Repository::restore_tensors`]).
+//! ([`Repository::read_tensors`]), to a file ([`Repository::restore_tensors`]), or into memory that the processes of a node share
+//! ([`Repository::stage_tensors`]).
 
 mod delivery;
 mod file;
 mod globals;
 mod reading;
 mod selector;
+mod stage;
 #[cfg(test)]
 mod tests;
 

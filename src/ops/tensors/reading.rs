@@ -11,6 +11,7 @@ use crate::checkpoint::Dtype;
 use crate::checkpoint::boxes::{Runs, TensorBox, cover};
 use crate::error::{Error, Result};
 use crate::format::EntryKind;
+use crate::id::ManifestId;
 use crate::limits::MIB;
 use crate::name::Name;
 use crate::ops::shown;
@@ -95,6 +96,12 @@ impl Repository {
 }
 
 impl TensorReading {
+    /// Digest of the tree.
+    #[must_use]
+    pub fn manifest(&self) -> ManifestId {
+        self.saved.value.manifest
+    }
+
     /// Tensors to read, in order; their indexes are the numbers that a sink gets.
     #[must_use]
     pub fn tensors(&self) -> &[WantedTensor] {

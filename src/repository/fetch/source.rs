@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::codec::Encoded;
 use crate::repository::{Repository, Saved};
@@ -14,7 +14,7 @@ use crate::repository::{Repository, Saved};
 pub type FramePlace<'a> = &'a mut (dyn FnMut(u32, &Encoded) + Send);
 
 /// Stored bytes by where they came from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceBytes {
     /// The agent of this node, which reports separately what it fetched for that.
     pub agent: u64,

@@ -16,6 +16,7 @@ mod recorded;
 mod routing;
 mod sidecar;
 mod slurm;
+mod staged;
 mod together;
 mod tokens;
 mod trust;

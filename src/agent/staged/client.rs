@@ -1,0 +1,65 @@
+//! The side of the process that uses staged tensors.
+
+use std::os::fd::OwnedFd;
+
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use tokio::net::UnixStream;
+
+use super::pass::receive;
+use super::stage::StageReport;
+use crate::agent::client::Client;
+use crate::agent::view::Task;
+use crate::error::{Error, Result};
+use crate::staging::SealedMemory;
+
+/// Tensors that a process asks for.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StageRequest {
+    /// A name, or RUN@CHOICE.
+    pub name: String,
+    /// Only this file or folder of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Repository, by its location or id; the agent's default one if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
+    /// Selectors of tensors, `[PATH:]GLOB[BOX]`; all tensors, if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tensors: Vec<String>,
+}
+
+/// Tensors in memory of the agent. It keeps them until this is dropped.
+#[derive(Debug)]
+pub struct StagedMemory {
+    /// Report of the task that staged them.
+    pub report: StageReport,
+    /// The memory.
+    pub memory: SealedMemory,
+    /// Connection that holds the memory.
+    _lease: TokioIo<UnixStream>,
+}
+
+impl Client {
+    /// Has the agent read tensors into memory, or find them there, and takes the memory. `tell` receives the progress.
+    ///
+    /// # Errors
+    /// Unsupported, if the agent keeps no tensors in memory; exhausted, if they do not fit; not found, for the name or the
+    /// tensors; unreachable, if no agent answers.
+    ///
+    /// # Cancel safety
+    /// Safe: the agent continues, and the next request finds the tensors in memory.
+    pub async fn stage(&self, request: &StageRequest, tell: impl FnMut(&Task)) -> Result<StagedMemory> {
+        let begun: Task = self.post("/v1/stage", request).await?;
+        let task = self.follow(&begun.id, tell).await?;
+        let report = StageReport::of(&task)?;
+        let upgraded = self.upgraded(&format!("/v1/staged/{}", report.memory)).await?;
+        let parts = upgraded.downcast::<TokioIo<UnixStream>>();
+        let parts = parts.map_err(|_| Error::other("connection to the agent is of another kind"))?;
+        let received: Result<OwnedFd, _> = receive(parts.io.inner()).await;
+        let received = received.map_err(|source| {
+            Error::unreachable("agent passes no memory").at(self.socket().display()).source(source)
+        })?;
+        Ok(StagedMemory { report, memory: SealedMemory::received(received)?, _lease: parts.io })
+    }
+}

@@ -1,0 +1,69 @@
+//! Reading tensors into memory that the processes of a node share.
+
+use std::sync::Arc;
+
+use super::delivery::{TensorSink, TensorsRead};
+use super::reading::TensorReading;
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use crate::repository::Repository;
+use crate::staging::{SealedMemory, StagedTensor, TensorTable, UnsealedMemory};
+
+impl TensorReading {
+    /// Places of its tensors in shared memory.
+    ///
+    /// # Errors
+    /// Exhausted, if they are too many or too large.
+    pub fn table(&self) -> Result<TensorTable> {
+        let staged = self.tensors().iter().map(|tensor| StagedTensor {
+            name: tensor.name.clone(),
+            path: tensor.path.clone(),
+            dtype: tensor.dtype.word().to_owned(),
+            shape: tensor.shape.clone(),
+            start: 0,
+            len: tensor.bytes,
+        });
+        TensorTable::new(staged.collect())
+    }
+}
+
+impl Repository {
+    /// Reads all boxes of `reading` into new memory, as `table` places them. Nobody can change the memory afterwards, so what was
+    /// verified once stays verified.
+    ///
+    /// # Errors
+    /// As [`Repository::read_tensors`]; exhausted, if the system has no memory.
+    ///
+    /// # Cancel safety
+    /// Safe: the memory is freed.
+    pub async fn stage_tensors(
+        &self,
+        reading: &Arc<TensorReading>,
+        table: &TensorTable,
+        progress: &Progress,
+    ) -> Result<(SealedMemory, TensorsRead)> {
+        let memory = Arc::new(UnsealedMemory::new(table.memory_len())?);
+        memory.write(0, table.head())?;
+        let starts = table.tensors().iter().map(|tensor| table.base() + tensor.start).collect();
+        let sink = Arc::new(MemorySink { memory: Arc::clone(&memory), starts });
+        let read = self.read_tensors(reading, sink, progress).await?;
+        Ok((memory.seal()?, read))
+    }
+}
+
+/// Writes tensors to their places in shared memory.
+struct MemorySink {
+    memory: Arc<UnsealedMemory>,
+    starts: Vec<u64>,
+}
+
+impl TensorSink for MemorySink {
+    fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let start = self.starts.get(tensor).ok_or_else(|| Error::other("a tensor has no place in its memory"))?;
+        self.memory.write(start.saturating_add(offset), bytes)
+    }
+
+    fn is_zeroed(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,12 @@
+//! Tensors in memory that the processes of a node share.
+//!
+//! ```text
+//! sealed   memory that nobody can change any more, passed between processes as a file descriptor
+//! table    where each tensor lies in it
+//! ```
+
+mod sealed;
+mod table;
+
+pub use self::sealed::{MappedMemory, SealedMemory, UnsealedMemory};
+pub use self::table::{StagedTensor, TensorTable};
