@@ -259,6 +259,7 @@ fn every_key_of_the_settings_is_in_the_table() {
     let sections = [
         ("[admission]", "[admission]\n{}"),
         ("[cache]", "[cache]\n{}"),
+        ("[staging]", "[staging]\n{}"),
         ("[advisor]", "[advisor]\n{}"),
         ("[[advisor.kube]]", "[[advisor.kube]]\n{}"),
         ("[[advisor.slurm]]", "[[advisor.slurm]]\n{}"),

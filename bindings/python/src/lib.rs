@@ -15,6 +15,7 @@ mod repository;
 mod runtime;
 mod saving;
 mod stage;
+mod staged;
 mod tree;
 
 use pyo3::prelude::*;
@@ -26,6 +27,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<repository::Repository>()?;
     module.add_class::<saving::Task>()?;
     module.add_class::<tree::Tree>()?;
+    module.add_class::<staged::StagedTensors>()?;
     module.add_class::<stage::Stager>()?;
     module.add_class::<stage::StagingBuffer>()?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;

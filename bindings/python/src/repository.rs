@@ -31,6 +31,7 @@ use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read};
 use crate::runtime::wait;
 use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files};
+use crate::staged::{StagedTensors, stage};
 use crate::tree::Tree;
 
 /// Options of `open`: a dict with `create` and optionally the other keys.
@@ -480,6 +481,51 @@ impl Repository {
         let selectors =
             selectors.iter().map(|text| parsed::<TensorSelector>(py, text)).collect::<PyResult<Vec<_>>>()?;
         self.report(py, |engine| async move { engine.tensors(&engine.resolve(&selector).await?, &selectors).await })
+    }
+
+    /// Tensors that `selectors` select, or all, of the tree or its file or folder `path`, in memory of this node's agent; none if no
+    /// agent can have them there. They are verified once, by the agent.
+    #[pyo3(signature = (name, path=None, selectors=Vec::new(), progress=None))]
+    fn stage(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        path: Option<String>,
+        selectors: Vec<String>,
+        progress: Option<Py<ProgressCounters>>,
+    ) -> PyResult<Option<StagedTensors>> {
+        let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
+        let progress = progress_of(progress);
+        wait(py, async move {
+            let name = engine.resolve(&selector).await?;
+            let recorded = record(&engine, Action::Read, name.as_str()).await?;
+            let staged = stage(&engine, &name, path, selectors, &progress).await;
+            recorded.end(staged, |staged| staged.as_ref().map_or(0, StagedTensors::bytes)).await
+        })
+    }
+
+    /// Tensors, or boxes of them, that `selectors` select, or all, of the tree or its file or folder `path`: a JSON list in their order.
+    #[pyo3(signature = (name, path=None, selectors=Vec::new()))]
+    fn choose_tensors(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        path: Option<String>,
+        selectors: Vec<String>,
+    ) -> PyResult<String> {
+        let selector = parsed::<Selector>(py, name)?;
+        let mut chosen = Vec::with_capacity(selectors.len());
+        for text in &selectors {
+            chosen.push(parsed::<TensorSelector>(py, text)?);
+        }
+        if chosen.is_empty() {
+            chosen.push(parsed::<TensorSelector>(py, "*")?);
+        }
+        self.report(py, |engine| async move {
+            let name = engine.resolve(&selector).await?;
+            let reading = engine.choose_tensors(&name, path.as_ref().map(String::as_bytes), &chosen).await?;
+            Ok(reading.tensors().to_vec())
+        })
     }
 
     /// Reads tensors into memory; returns `(stored bytes read, chunks, bytes)`.

@@ -10,7 +10,7 @@ use super::pass::receive;
 use super::stage::StageReport;
 use crate::agent::client::Client;
 use crate::agent::view::Task;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::staging::SealedMemory;
 
 /// Tensors that a process asks for.
@@ -36,11 +36,35 @@ pub struct StagedMemory {
     pub report: StageReport,
     /// The memory.
     pub memory: SealedMemory,
-    /// Connection that holds the memory.
-    _lease: TokioIo<UnixStream>,
+    /// Connection that holds the memory. It belongs to no runtime: a forked process may drop it.
+    _lease: std::os::unix::net::UnixStream,
 }
 
 impl Client {
+    /// As [`Client::stage`], by the agent of [`Client::find`]. None if there is none, or it cannot have the tensors in memory; the log
+    /// has the reason.
+    ///
+    /// # Errors
+    /// Damaged, if stored bytes are.
+    ///
+    /// # Cancel safety
+    /// As [`Client::stage`].
+    pub async fn find_staged(request: &StageRequest, tell: impl FnMut(&Task)) -> Result<Option<StagedMemory>> {
+        let staged = match Self::find() {
+            Ok(None) => return Ok(None),
+            Ok(Some(agent)) => agent.stage(request, tell).await,
+            Err(error) => Err(error),
+        };
+        match staged {
+            Ok(staged) => Ok(Some(staged)),
+            Err(error) if error.kind() == ErrorKind::Damaged => Err(error),
+            Err(error) => {
+                tracing::info!("tensors are read without the agent: {error:?}");
+                Ok(None)
+            }
+        }
+    }
+
     /// Has the agent read tensors into memory, or find them there, and takes the memory. `tell` receives the progress.
     ///
     /// # Errors
@@ -60,6 +84,8 @@ impl Client {
         let received = received.map_err(|source| {
             Error::unreachable("agent passes no memory").at(self.socket().display()).source(source)
         })?;
-        Ok(StagedMemory { report, memory: SealedMemory::received(received)?, _lease: parts.io })
+        let lease = parts.io.into_inner().into_std();
+        let lease = lease.map_err(|source| Error::other("cannot keep the connection to the agent").source(source))?;
+        Ok(StagedMemory { report, memory: SealedMemory::received(received)?, _lease: lease })
     }
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Serialize, Serializer};
+
 use super::globals::{Global, TensorPlace, globals};
 use super::selector::{Index, TensorSelector};
 use crate::budget::{Budget, Retained};
@@ -37,13 +39,14 @@ pub struct TensorReading {
 type Zeros = (usize, Range<u64>);
 
 /// A tensor, or a box of one, that will be read; its bytes are the elements of the box in row-major order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WantedTensor {
     /// The tensor's name.
     pub name: String,
     /// File, or the folder of the files with its parts; bytes that are not UTF-8 are replaced.
     pub path: String,
     /// Element type.
+    #[serde(serialize_with = "as_word")]
     pub dtype: Dtype,
     /// Elements of the whole tensor along each dimension.
     pub whole: Vec<u64>,
@@ -53,6 +56,10 @@ pub struct WantedTensor {
     pub shape: Vec<u64>,
     /// Bytes of the box.
     pub bytes: u64,
+}
+
+fn as_word<S: Serializer>(dtype: &Dtype, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_str(dtype.word())
 }
 
 /// Bytes of one part for one requested tensor.

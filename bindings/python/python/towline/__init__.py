@@ -35,7 +35,7 @@ from .errors import (
     UsageError,
 )
 from .hints import hint
-from .repository import Repository, open
+from .repository import Repository, load, open
 from .tensors import Tensor, Tensors
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "__version__",
     "allow_classes",
     "hint",
+    "load",
     "open",
 ]
 

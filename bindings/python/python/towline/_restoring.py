@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _classes, _torch
+from . import _classes, _torch, _towline
 from ._devices import gpus
 from ._tags import (
     DEPTH_MAX,
@@ -116,6 +116,17 @@ class Restoring:
         self.prepare(node, into, (), into is not None)
         self._stored = sum(map(_torch.nbytes, self.leaves.values()))
         self._check()
+
+    def use(self, ready: Mapping[str, torch.Tensor]) -> None:
+        """Takes leaves that are in memory already; others remain to be read. Those of `into` are copied."""
+        copies = []
+        for name in self.leaves.keys() & ready.keys():
+            leaf, source = self.leaves[name], ready[name]
+            if name in self._lent:
+                copies.append((leaf.data_ptr(), source.data_ptr(), _torch.nbytes(source)))
+            else:
+                self.leaves[name] = source
+        _towline.copy(copies)
 
     @property
     def gpus(self) -> set[torch.device]:

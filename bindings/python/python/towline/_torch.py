@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -38,6 +39,9 @@ DTYPES: dict[str, torch.dtype] = {
     if hasattr(torch, torch_name)
 }
 
+#: Bytes of an element of the dtypes that torch may lack, unless it is one.
+_WIDTHS = {"C32": 4, "C128": 16, "QI32": 4}
+
 #: Safetensors names of dtypes.
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -50,8 +54,7 @@ def empty(name: str, shape: Sequence[int]) -> torch.Tensor:
         if nbytes(made) >= LARGE:
             _towline.huge_pages(made.data_ptr(), nbytes(made))
         return made
-    width = {"C32": 4, "C128": 16, "QI32": 4}.get(name, 1)
-    return torch.empty((*shape, width), dtype=torch.uint8)
+    return torch.empty((*shape, _WIDTHS.get(name, 1)), dtype=torch.uint8)
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -71,10 +74,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def over(address: int, length: int) -> torch.Tensor:
-    """Tensor of bytes over existing memory, which it does not own."""
+def over(address: int, length: int, owner: Any = None) -> torch.Tensor:
+    """Tensor of bytes over existing memory. It does not own the memory, but keeps `owner` alive."""
     import ctypes
 
     if length == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer((ctypes.c_ubyte * length).from_address(address), dtype=torch.uint8)
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def view(bytes_: torch.Tensor, name: str, shape: Sequence[int]) -> torch.Tensor:
+    """Tensor of the dtype `name` over a tensor of its bytes; bytes with one more dimension if torch has no such dtype."""
+    dtype = DTYPES.get(name)
+    if bytes_.numel() == 0:
+        return empty(name, shape)
+    shape = tuple(shape)
+    return bytes_.view((*shape, _WIDTHS.get(name, 1))) if dtype is None else bytes_.view(dtype).view(shape)

@@ -26,6 +26,7 @@ from ._attempts import Attempts
 from ._backlog import Backlog, finish
 from ._devices import gpus
 from ._documents import read_document
+from ._loading import STAGED_MIN, mapped
 from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
@@ -589,13 +590,16 @@ def read_state(
     restoring = states.Restoring(
         document, held, how.into, how.map_location, how.pickle, strict=how.strict, cast=how.cast
     )
-    leaves = restoring.leaves.items()
-    wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
-    wants = [want for want in wants if want[-1]]
+    length = sum(tensor["bytes"] for tensor in tensors)
     with _progress.counting(how.progress, name) as counters:
+        staged = engine.stage(name, path, [], counters) if length >= STAGED_MIN else None
+        ready = {} if staged is None else {key: tensor for (_, key), tensor in mapped(staged)}
+        restoring.use(ready)
+        leaves = [(key, tensor) for key, tensor in restoring.leaves.items() if key not in ready]
+        wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
+        wants = [want for want in wants if want[-1]]
         if wants:
             engine.read_tensors(name, wants, counters)
-    length = sum(tensor["bytes"] for tensor in tensors)
     return Read(restoring.state(), length, restoring.gpus, restoring.missing, restoring.unexpected)
 
 

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _arguments, _progress, _towline
 from .errors import UsageError
@@ -27,6 +27,9 @@ from .reports import (
     VerifyReport,
 )
 from .tensors import Tensors
+
+if TYPE_CHECKING:
+    import torch
 
 #: Compression of a save, by the words of the command line: "auto" stores data as small as possible; "if-faster" stores it
 #: uncompressed while the store takes bytes faster than they can be compressed; "off" never compresses.
@@ -72,6 +75,20 @@ def open(
 def opened(repo: Repository | str | os.PathLike[str] | None, *, create: bool) -> Repository:
     """Returns `repo` itself, or opens the repository at this URL."""
     return repo if isinstance(repo, Repository) else open(repo, create=create)
+
+
+def load(
+    name: str,
+    *,
+    repo: Repository | str | os.PathLike[str] | None = None,
+    device: str | int | torch.device | None = None,
+    tensors: str | Iterable[str] = (),
+    path: str | None = None,
+    progress: _progress.Progress = None,
+) -> dict[str, torch.Tensor]:
+    """Loads the tensors of a saved tree: `Repository.load` of `repo`, a Repository or its URL, by default as for `towline.open`."""
+    there = opened(repo, create=False)
+    return there.load(name, device=device, tensors=tensors, path=path, progress=progress)
 
 
 def default_url() -> str:
@@ -300,6 +317,27 @@ class Repository:
         names = [names] if isinstance(names, str) else list(names)
         there = opened(to, create=create)
         return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
+
+    def load(
+        self,
+        name: str,
+        *,
+        device: str | int | torch.device | None = None,
+        tensors: str | Iterable[str] = (),
+        path: str | None = None,
+        progress: _progress.Progress = None,
+    ) -> dict[str, torch.Tensor]:
+        """Loads the tensors of the tree `name` (or `RUN@latest`, ...), by name; a name that several files have becomes
+        `FILE:NAME`. `tensors` selects some: names or patterns such as `"layers.*"`, each perhaps with a box, `"embed[0:128, :]"`;
+        `path` a file or folder. They are moved to `device`, if given.
+
+        If this node's agent keeps tensors in memory (`[staging]` in its settings), they are verified once, when the agent reads
+        them, and every process maps that memory without a copy. Writes are private to the process: a page is copied when it is
+        first written. Otherwise they are read and verified here."""
+        from . import _loading
+
+        selectors = [tensors] if isinstance(tensors, str) else list(tensors)
+        return _loading.load(self._engine, name, path, selectors, device, progress)
 
     def tensors(self, name: str) -> Tensors:
         """Returns the tensors of the tree `name` as a lazy mapping: a tensor, or slice of one, is read when it is converted with

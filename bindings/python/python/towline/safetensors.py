@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _towline
+from . import _loading, _towline
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
 from .tensors import Tensor, Tensors, read_request
@@ -159,11 +159,29 @@ class SavedFile:
     def get_tensors(self) -> dict[str, Any]:
         """Reads all tensors at once; returns them by name."""
         self._check()
+        staged = self._staged()
+        if staged is not None:
+            return {name: self._on_device(staged[name]) for name in self._held}
         return dict(zip(self._held, self._read([(tensor, None) for tensor in self._held.values()]), strict=True))
 
     def get_slice(self, name: str) -> Slice:
         """Returns a lazy tensor: indexing it reads only the elements asked for."""
         return Slice(self, self._tensor(name))
+
+    def _staged(self) -> dict[str, torch.Tensor] | None:
+        """The tensors in memory of this node's agent; None if it has no such memory, or torch lacks a type."""
+        if self._framework != "pt":
+            return None
+        from . import _torch
+
+        if any(tensor.dtype not in _torch.DTYPES for tensor in self._held.values()):
+            return None
+        staged = self._engine.stage(self._name, self._path)
+        return None if staged is None else {name: tensor for (_, name), tensor in _loading.mapped(staged)}
+
+    def _on_device(self, tensor: Any) -> Any:
+        on_cpu = self._framework == "np" or str(self._device) == "cpu"
+        return tensor if on_cpu else tensor.to(self._device)
 
     def _check(self) -> None:
         if self._closed:
@@ -197,8 +215,7 @@ class SavedFile:
                 requests.append(read_request(tensor.name, tensor.path, window, address, length))
         if requests:
             self._engine.read_tensors(self._name, requests)
-        on_cpu = self._framework == "np" or str(self._device) == "cpu"
-        return made if on_cpu else [one.to(self._device) for one in made]
+        return [self._on_device(one) for one in made]
 
     def _empty(self, tensor: Tensor, shape: Sequence[int]) -> Any:
         if self._framework == "np":

@@ -1,0 +1,212 @@
+"""`towline.load`: tensors by name, read here, or mapped from the memory of this node's agent."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import towline
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).parents[2]
+TOWLINE = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline"))
+
+
+def tensors(seed: int = 5) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "embed": torch.randn(512, 1024, generator=generator),
+        "layers.0.w": torch.randn(1 << 18, generator=generator).to(torch.bfloat16).view(512, 512),
+        "layers.1.w": torch.randint(-9, 9, (3, 5, 7), generator=generator),
+        "scale": torch.tensor(0.5),
+        "nothing": torch.empty(0, 4),
+    }
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path, repository: towline.Repository) -> dict[str, torch.Tensor]:
+    """A model, saved as `models/m`."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(tensors(), folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    repository.save(folder, "models/m")
+    return tensors()
+
+
+@pytest.fixture(params=["64M", None])
+def memory(
+    request: pytest.FixtureRequest, tmp_path: Path, repository: towline.Repository, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str | None]:
+    """Memory of this node's agent for tensors; None without an agent."""
+    if request.param is None:
+        yield None
+        return
+    with running(tmp_path, monkeypatch, request.param):
+        yield request.param
+
+
+class running:
+    """An agent with memory for tensors."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str):
+        if not TOWLINE.exists():
+            pytest.skip(f"{TOWLINE} is not there: cargo build makes it")
+        self.socket = tmp_path / "agent.sock"
+        settings = tmp_path / "agent.toml"
+        settings.write_text(
+            f'repository = "{tmp_path}/repository"\nsocket = "agent.sock"\nmemory = "512M"\n'
+            f'[cache]\ndir = "cache"\ncapacity = "512M"\nfree_floor = "1M"\n[staging]\nmemory = "{memory}"\n'
+        )
+        self.log = tmp_path / "agent.log"
+        with self.log.open("w") as log:
+            command = [TOWLINE, "agent", "--config", settings, "--json"]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        monkeypatch.setenv("TOWLINE_AGENT", str(self.socket))
+
+    def __enter__(self) -> running:
+        assert b"listening" in self.process.stdout.readline(), self.log.read_text()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def staged() -> list[dict]:
+    listed = subprocess.run([TOWLINE, "stage", "--list", "--json"], check=True, capture_output=True).stdout
+    return json.loads(listed)["trees"]
+
+
+def test_all_tensors_come_by_name(repository: towline.Repository, model: dict, memory: str | None) -> None:
+    for _ in range(2):
+        loaded = towline.load("models/m", repo=repository)
+        assert same(loaded, model)
+    assert memory is None or [tree["users"] for tree in staged()] == [1]
+    del loaded
+    gc.collect()
+    if memory is not None:
+        until = time.monotonic() + 60
+        while staged()[0]["users"]:
+            assert time.monotonic() < until, "the agent still thinks that the tensors are used"
+
+
+def test_some_tensors_and_boxes_are_chosen(repository: towline.Repository, model: dict, memory: str | None) -> None:
+    loaded = repository.load("models/m", tensors=["layers.*", "embed[0:2, 8:]"], path="model.safetensors")
+    assert loaded.keys() == {"layers.0.w", "layers.1.w", "embed"}
+    assert torch.equal(loaded["embed"], model["embed"][0:2, 8:])
+    assert same(repository.load("models/m", tensors="scale"), {"scale": model["scale"]})
+    with pytest.raises(towline.NotFound):
+        repository.load("models/m", tensors="none")
+    with pytest.raises(towline.NotFound):
+        repository.load("models/absent")
+
+
+def test_writes_stay_with_the_process(repository: towline.Repository, model: dict, memory: str | None) -> None:
+    first = repository.load("models/m")
+    first["embed"].zero_()
+    assert same(repository.load("models/m"), model)
+    copied = pickle.loads(pickle.dumps(first["layers.0.w"]))
+    assert torch.equal(copied, model["layers.0.w"])
+
+
+def test_names_that_several_files_have_get_their_path(
+    tmp_path: Path, repository: towline.Repository, memory: str | None
+) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for shard in (1, 2):
+        save_file({"w": torch.full((4,), float(shard)), f"only.{shard}": torch.ones(2)}, folder / f"{shard}.safetensors")
+    repository.save(folder, "shards")
+    loaded = repository.load("shards")
+    assert set(loaded) == {"1.safetensors:w", "2.safetensors:w", "only.1", "only.2"}
+    assert loaded["2.safetensors:w"].tolist() == [2.0] * 4
+    with pytest.raises(towline.UsageError, match="two different boxes"):
+        repository.load("shards", tensors=["only.1[0:1]", "only.1[1:2]"])
+
+
+def test_a_checkpoint_is_restored_from_the_agents_memory(repository: towline.Repository, memory: str | None) -> None:
+    saved = {"model": tensors(), "step": 3}
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.save(1, saved)
+    checkpointer = towline.Checkpointer(repository, "run")
+    restored = checkpointer.restore()
+    assert same(restored["model"], saved["model"]) and restored["step"] == 3
+    into = {"model": {key: torch.zeros_like(tensor) for key, tensor in saved["model"].items()}, "step": 0}
+    before = {key: tensor.data_ptr() for key, tensor in into["model"].items()}
+    checkpointer.restore(into=into)
+    assert same(into["model"], saved["model"]) and into["step"] == 3
+    assert {key: tensor.data_ptr() for key, tensor in into["model"].items()} == before
+    assert memory is None or [tree["name"] for tree in staged()] == ["run/step-1"]
+
+
+def test_load_file_maps_too(repository: towline.Repository, model: dict, memory: str | None) -> None:
+    loaded = towline.safetensors.load_file("model.safetensors", repo=repository, name="models/m")
+    assert same(loaded, model)
+    assert memory is None or [tree["users"] for tree in staged()] == [1]
+
+
+def test_processes_share_what_one_has_read(
+    tmp_path: Path, repository: towline.Repository, model: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, monkeypatch, "64M"):
+        program = (
+            "import sys, torch, towline\n"
+            f"loaded = towline.load('models/m', repo={repository.url!r})\n"
+            "print(loaded['embed'].double().sum().item(), flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        processes = [
+            subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(3)
+        ]
+        sums = {float(process.stdout.readline()) for process in processes}
+        assert sums == {model["embed"].double().sum().item()}
+        assert [tree["users"] for tree in staged()] == [3]
+        for process in processes:
+            process.communicate()
+
+
+def test_tensors_outlive_the_agent_and_one_that_has_no_room_is_done_without(
+    tmp_path: Path, repository: towline.Repository, model: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, monkeypatch, "64M"):
+        loaded = repository.load("models/m")
+    assert same(loaded, model)
+    assert same(repository.load("models/m"), model), "without an agent"
+    with running(tmp_path, monkeypatch, "1M"):
+        assert same(repository.load("models/m"), model)
+        assert staged() == []
+
+
+def test_a_forked_child_keeps_its_tensors(
+    tmp_path: Path, repository: towline.Repository, model: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, monkeypatch, "64M"):
+        loaded = repository.load("models/m")
+        expected = model["embed"].numpy().tobytes()
+        child = os.fork()
+        if child == 0:
+            # Without torch's own threads, which a child does not have.
+            good = loaded["embed"].numpy().tobytes() == expected
+            del loaded
+            os._exit(0 if good else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert same(loaded, model)
+        assert [tree["users"] for tree in staged()] == [1]
