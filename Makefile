@@ -12,16 +12,17 @@ SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 DIST_PROFILE ?= release
 
-.PHONY: help demo test test-python bench bench-peers soak lint deny sbom fuzz dist clean-servers rust nextest
+.PHONY: help demo test test-python test-vllm bench bench-peers soak lint deny sbom fuzz dist clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
 	@echo 'make test           every test, against two real S3 servers on loopback, the doctests, and the Python package with'
 	@echo '                    torch, Lightning, transformers and others, installed into .venv'
+	@echo 'make test-vllm      the loader of vLLM, against vLLM for CPUs; not part of make test'
 	@echo 'make lint           format, clippy, rustdoc, ruff, mypy; licences, sources and known vulnerabilities of dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
-	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,links,index)'
+	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,weights,links,index)'
 	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
 	@echo 'make dist           what ships, into target/dist: program, wheel and crate, stripped; their symbols in target/dist/symbols'
 	@echo 'make sbom           what the program and the wheel are built from, into target/sbom (CycloneDX)'
@@ -61,6 +62,10 @@ test-python: rust
 	@tests/python/setup.sh
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/python
 
+test-vllm: rust
+	@tests/vllm/setup.sh
+	PYTHONPATH=target/vllm .venv/bin/python -m pytest tests/vllm
+
 bench: rust
 	@cargo bench
 
@@ -87,8 +92,8 @@ lint: rust
 	done
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
 	if [ -x .venv/bin/ruff ]; then
-	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
-	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
+	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python tests/vllm examples packaging
+	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python tests/vllm examples packaging
 	    .venv/bin/mypy --config-file bindings/python/pyproject.toml bindings/python/python/towline
 	else echo 'ruff and mypy are not installed: Python not checked (make test-python installs it into .venv)'; fi
 	$(MAKE) --no-print-directory deny

@@ -1,7 +1,8 @@
 """Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
 
 BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
-BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,sharded,links,index),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,
+sharded,weights,links,index),
 BENCH_RUNS_DATA (.peers/runs, the checkpoints of the runs section), BENCH_TRAIN_ARGS (to train.py, which makes them),
 TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
 """
@@ -235,6 +236,11 @@ def sharded():
     return loops.sharded(DISK, RUNS)
 
 
+def weights():
+    """Loading weights, beside other loaders."""
+    return loops.weights(DISK, RUNS)
+
+
 SECTIONS = {
     "local": local,
     "small": small,
@@ -244,6 +250,7 @@ SECTIONS = {
     "boxes": boxes,
     "python": python,
     "sharded": sharded,
+    "weights": weights,
     "links": links,
     "index": index,
 }

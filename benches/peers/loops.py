@@ -11,6 +11,8 @@ from measure import GIB, Failed
 
 PYTHON = tools.ROOT / ".venv/bin/python"
 FLOOR = tools.ROOT / "target/release/floor"
+#: Loaders of weights that setup.sh installs.
+LOADERS = os.environ.get("BENCH_LOADERS", tools.PEERS / "loaders")
 #: What a table's rows are, in their order; the one that the others are told in is the first.
 SAVES = (
     "memcpy",
@@ -38,7 +40,8 @@ RESTORES = (
 def measured(script, scratch, rounds, *more):
     """What a worker says."""
     command = [os.environ.get("BENCH_PYTHON", PYTHON), "-W", "ignore", tools.ROOT / "benches/peers" / script, scratch, str(rounds)]
-    done = subprocess.run([*command, *more], capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(LOADERS)}
+    done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         raise Failed(f"{script}: exit {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -111,3 +114,38 @@ def sharded(scratch, rounds):
     ]
     what = f"Distributed checkpoints: {told['bytes'] / GIB:.2f} GiB in 64 sharded tensors, on disk, torch {told['torch']}"
     return report.section(what, "\n".join(body).rstrip(), targets)
+
+
+#: How weights are loaded; the first is the floor of those that hash every byte.
+LOADS = (
+    "read + BLAKE3 of the same bytes",
+    "torch.load",
+    "safetensors load_file",
+    "Run:ai Model Streamer",
+    "fastsafetensors",
+    "towline load, raw, hashed",
+    "towline load, encoded, hashed",
+    "towline load, raw, agent reads",
+    "towline load, encoded, agent reads",
+    "towline load, raw, in memory",
+    "towline load, encoded, in memory",
+)
+
+
+def weights(scratch, rounds):
+    """Loading weights on a host."""
+    told = measured("weights.py", scratch / "weights", max(rounds, 3), FLOOR, tools.Towline.path())
+    seconds, took = told["seconds"], {what: median(found) for what, found in told["seconds"].items()}
+    floor = took[LOADS[0]]
+    rows = [[what, f"{took[what]:.3f}", spread(seconds[what]), f"{floor / took[what]:.2f}"] for what in LOADS]
+    body = report.table(["loading, seconds", "median", "range", "speed / read + BLAKE3"], rows)
+    mapped = took["towline load, raw, in memory"]
+    targets = [
+        ("load, raw, hashed, speed / read + BLAKE3", floor / took["towline load, raw, hashed"], ">=", 0.95),
+        ("load, in memory, speed / torch.load", took["torch.load"] / mapped, ">=", 1.0),
+        ("load, in memory, speed / Run:ai Model Streamer", took["Run:ai Model Streamer"] / mapped, ">=", 1.0),
+        ("load, in memory, speed / fastsafetensors", took["fastsafetensors"] / mapped, ">=", 1.0),
+        ("load, in memory, speed / safetensors", took["safetensors load_file"] / mapped, ">=", 1.0),
+    ]
+    what = f"Weights: {told['bytes'] / GIB:.2f} GiB of bf16 in {told['tensors']} tensors, one file, in the page cache, torch {told['torch']}"
+    return report.section(what, body, targets)

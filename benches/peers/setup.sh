@@ -51,5 +51,14 @@ if [ -n "$runs" ] && [ "$(cat "$peers/installed-runs" 2>/dev/null)" != "$wanted"
   echo "$wanted" >"$peers/installed-runs"
 fi
 
-# What the sections `python` and `sharded` need is what the Python tests need, the package built as it is released.
-if [[ ,${BENCH_ONLY:-python}, =~ ,(python|sharded), ]]; then tests/python/setup.sh release; fi
+# What the sections `python`, `sharded` and `weights` need is what the Python tests need, the package built as it is released.
+if [[ ,${BENCH_ONLY:-python}, =~ ,(python|sharded|weights), ]]; then tests/python/setup.sh release; fi
+
+# Without what they depend on, which is torch and numpy.
+wanted='runai-model-streamer==0.17.0 humanize==4.* fastsafetensors==0.5.0'
+if [[ ,${BENCH_ONLY:-weights}, = *,weights,* ]] && [ "$(cat "$peers/loaders/installed" 2>/dev/null)" != "$wanted" ]; then
+  echo "installing into .peers/loaders: $wanted"
+  # shellcheck disable=SC2086  # a list of words
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$peers/loaders" $wanted
+  echo "$wanted" >"$peers/loaders/installed"
+fi

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use super::config::SidecarConfig;
 use super::handoff::Sender;
 use super::preemption::await_notice;
+use super::staged::{StageOrder, stage};
 use super::state::AgentState;
 use super::tasks::{self, AGAIN_AFTER, Outcome, RestoreRequest, Task, TaskReport, WarmRequest};
 use super::user::user_name;
@@ -22,11 +23,15 @@ use crate::transfer::exchange::From;
 /// Starts the background jobs of `config` in `api`.
 ///
 /// # Errors
-/// Not found, if names are to be warmed and there is no cache; unreachable, if the agent is shutting down.
+/// Not found, if names are to be warmed and there is no cache; unsupported, if names are to be staged and there is no memory for
+/// tensors; unreachable, if the agent is shutting down.
 pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut JoinSet<()>) -> Result<()> {
-    let SidecarConfig { warm, restore, watch, handoff_to, preemption } = config;
+    let SidecarConfig { warm, stage, restore, watch, handoff_to, preemption } = config;
     if !warm.is_empty() {
         state.exchange()?;
+    }
+    if !stage.is_empty() {
+        state.staged()?;
     }
     if let Some(provider) = preemption {
         let state = Arc::clone(state);
@@ -37,7 +42,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
             }
         });
     }
-    if warm.is_empty() && restore.is_empty() && watch.is_empty() {
+    if warm.is_empty() && stage.is_empty() && restore.is_empty() && watch.is_empty() {
         state.mark_prepared();
         return Ok(());
     }
@@ -72,6 +77,9 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                 };
                 run_until_done(&state, &name, start).await;
             }
+            for name in stage {
+                stage_once(&state, name, by.clone()).await;
+            }
             for (name, to) in restore {
                 let start = || tasks::restore(&state, None, restore_request(&name, &to, by.as_ref()));
                 run_until_done(&state, &name, start).await;
@@ -87,6 +95,22 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
         }
     });
     Ok(())
+}
+
+/// Reads the tensors of `name` into memory. A failure delays nothing: processes then read them themselves.
+async fn stage_once(state: &AgentState, name: Selector, by: Option<LocalCaller>) {
+    if has_no_step(state, &name).await {
+        tracing::info!("{name} has no step yet: nothing to stage");
+        return;
+    }
+    let order = StageOrder { name: name.clone(), below: None, selectors: Vec::new(), by };
+    let failed = match stage(state, None, order) {
+        Ok(task) => failure(&name, &task.ended().await),
+        Err(error) => Some(error),
+    };
+    if let Some(failed) = failed {
+        tracing::warn!("not staged: {failed:?}");
+    }
 }
 
 /// Restore of all of `name` to `to`, where nothing is yet.

@@ -3,13 +3,12 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 
 use crate::error::{Error, Result};
@@ -25,7 +24,11 @@ const NAME: &str = "towline";
 #[derive(Debug)]
 pub struct UnsealedMemory {
     file: Arc<File>,
-    len: u64,
+    len: usize,
+    /// The memory, until it is sealed.
+    map: RwLock<Option<MmapRaw>>,
+    /// Ranges that somebody writes.
+    claimed: Mutex<Vec<Range<usize>>>,
 }
 
 impl UnsealedMemory {
@@ -44,29 +47,87 @@ impl UnsealedMemory {
         };
         let file = File::from(created.map_err(failed)?);
         ftruncate(&file, len).map_err(failed)?;
-        Ok(Self { file: Arc::new(file), len })
+        let len = address_len(len)?;
+        let map = if len == 0 { None } else { Some(MmapOptions::new().len(len).map_raw(&file)) };
+        let map = map.transpose().map_err(|source| io_error("cannot map shared memory", source))?;
+        // Best effort: few systems have huge pages for shared memory.
+        map.iter().for_each(|map| drop(map.advise(Advice::HugePage)));
+        Ok(Self { file: Arc::new(file), len, map: RwLock::new(map), claimed: Mutex::default() })
+    }
+
+    /// Lets `write` write the `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// As `write`; exhausted, if the system is out of memory; other, beyond the end, for bytes that somebody else writes now, and
+    /// once the memory is sealed.
+    pub fn fill(&self, offset: u64, len: usize, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let start =
+            usize::try_from(offset).ok().filter(|start| start.checked_add(len).is_some_and(|end| end <= self.len));
+        let (Some(start), Some(map)) = (start, map.as_ref()) else {
+            return if len == 0 { write(&mut []) } else { Err(misplaced("memory is sealed, or ends before", offset)) };
+        };
+        let claim = self.claim(start..start + len)?;
+        // Page by page this would be a fault each, and being out of memory would end the process instead of the call.
+        let pages = map.advise_range(Advice::PopulateWrite, start, len);
+        if let Err(source) = pages
+            && source.raw_os_error() != Some(rustix::io::Errno::INVAL.raw_os_error())
+        {
+            return Err(Error::exhausted("cannot get shared memory").got(format!("{len} bytes")).source(source));
+        }
+        // SAFETY: the range is within the mapping.
+        let first = unsafe { map.as_mut_ptr().add(start) };
+        // SAFETY: the read lock keeps the mapping; the claim makes this the only reference to the range; no other process has the
+        // file yet.
+        let slot = unsafe { std::slice::from_raw_parts_mut(first, len) };
+        let written = write(slot);
+        drop(claim);
+        written
     }
 
     /// Writes `bytes` from `offset` on.
     ///
     /// # Errors
-    /// Exhausted, if the system is out of memory; other, beyond the end.
+    /// As [`UnsealedMemory::fill`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let end = offset.checked_add(bytes.len() as u64).filter(|&end| end <= self.len);
-        if end.is_none() {
-            return Err(Error::other("write beyond the end of shared memory").expected(self.len));
-        }
-        self.file.write_all_at(bytes, offset).map_err(|source| io_error("cannot write shared memory", source))
+        self.fill(offset, bytes.len(), |slot| {
+            slot.copy_from_slice(bytes);
+            Ok(())
+        })
     }
 
-    /// Makes the content final: later writes fail.
+    /// Makes the content final, once all who write have ended: later writes fail.
     ///
     /// # Errors
     /// Other, if the system refuses.
     pub fn seal(&self) -> Result<SealedMemory> {
+        // A writable mapping would keep the system from sealing.
+        drop(self.map.write().unwrap_or_else(PoisonError::into_inner).take());
         let sealed = fcntl_add_seals(&*self.file, SEALS);
         sealed.map_err(|error| io_error("cannot seal shared memory", error.into()))?;
-        Ok(SealedMemory { file: Arc::clone(&self.file), len: self.len })
+        Ok(SealedMemory { file: Arc::clone(&self.file), len: self.len as u64 })
+    }
+
+    fn claim(&self, range: Range<usize>) -> Result<Claim<'_>> {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        if claimed.iter().any(|other| other.start < range.end && range.start < other.end) {
+            return Err(misplaced("somebody else writes", range.start as u64));
+        }
+        claimed.push(range.clone());
+        Ok(Claim { memory: self, range })
+    }
+}
+
+/// The right to write a range, until this is dropped.
+struct Claim<'a> {
+    memory: &'a UnsealedMemory,
+    range: Range<usize>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut claimed = self.memory.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        claimed.retain(|other| *other != self.range);
     }
 }
 
@@ -113,8 +174,7 @@ impl SealedMemory {
     /// # Errors
     /// Exhausted or other, as the system refuses.
     pub fn map(&self) -> Result<MappedMemory> {
-        let len = usize::try_from(self.len)
-            .map_err(|_| Error::exhausted("shared memory is larger than the address space"))?;
+        let len = address_len(self.len)?;
         if len == 0 {
             return Ok(MappedMemory(None));
         }
@@ -122,8 +182,18 @@ impl SealedMemory {
         // owner, whose writes are private to it.
         let mapped = unsafe { MmapOptions::new().len(len).map_copy(&*self.file) };
         let mapped = mapped.map_err(|source| io_error("cannot map shared memory", source))?;
+        // Best effort, since Linux 5.14: maps all pages at once. Later that costs a page fault for each sixteen of them.
+        let _ = mapped.advise(Advice::PopulateRead);
         Ok(MappedMemory(Some(mapped)))
     }
+}
+
+fn address_len(len: u64) -> Result<usize> {
+    usize::try_from(len).map_err(|_| Error::exhausted("shared memory is larger than the address space").got(len))
+}
+
+fn misplaced(what: &'static str, offset: u64) -> Error {
+    Error::other(format!("{what} byte {offset} of shared memory"))
 }
 
 fn io_error(what: &'static str, source: io::Error) -> Error {
@@ -156,6 +226,8 @@ impl DerefMut for MappedMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
+
     use super::*;
     use crate::error::ErrorKind;
 
@@ -198,6 +270,31 @@ mod tests {
         );
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         assert_eq!(SealedMemory::received(file.into()).unwrap_err().kind(), ErrorKind::Denied);
+    }
+
+    #[test]
+    fn bytes_have_one_writer_at_a_time() {
+        let memory = UnsealedMemory::new(10).unwrap();
+        let nested = |offset: u64, len: usize| {
+            let mut inner = Ok(());
+            memory
+                .fill(2, 4, |outer| {
+                    outer.fill(7);
+                    inner = memory.fill(offset, len, |slot| {
+                        slot.fill(8);
+                        Ok(())
+                    });
+                    Ok(())
+                })
+                .unwrap();
+            inner
+        };
+        nested(0, 2).unwrap();
+        nested(6, 4).unwrap();
+        nested(5, 1).unwrap_err();
+        nested(0, 3).unwrap_err();
+        memory.fill(0, 10, |_| Err(Error::other("on purpose"))).unwrap_err();
+        assert_eq!(&memory.seal().unwrap().map().unwrap()[..], [8, 8, 7, 7, 7, 7, 8, 8, 8, 8]);
     }
 
     #[test]

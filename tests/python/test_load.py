@@ -131,13 +131,27 @@ def test_names_that_several_files_have_get_their_path(
     folder = tmp_path / "shards"
     folder.mkdir()
     for shard in (1, 2):
-        save_file({"w": torch.full((4,), float(shard)), f"only.{shard}": torch.ones(2)}, folder / f"{shard}.safetensors")
+        save_file(
+            {"w": torch.full((4,), float(shard)), f"only.{shard}": torch.ones(2)}, folder / f"{shard}.safetensors"
+        )
     repository.save(folder, "shards")
     loaded = repository.load("shards")
     assert set(loaded) == {"1.safetensors:w", "2.safetensors:w", "only.1", "only.2"}
     assert loaded["2.safetensors:w"].tolist() == [2.0] * 4
     with pytest.raises(towline.UsageError, match="two different boxes"):
         repository.load("shards", tensors=["only.1[0:1]", "only.1[1:2]"])
+
+
+def test_tensors_are_streamed_while_the_next_are_read(
+    repository: towline.Repository, model: dict, memory: str | None
+) -> None:
+    for ahead in (1, "1M", 1 << 30):
+        assert same(dict(repository.stream("models/m", ahead=ahead)), model)
+    some = repository.stream("models/m", tensors="layers.*")
+    assert next(some)[0].startswith("layers.")
+    some.close()
+    with pytest.raises(towline.NotFound):
+        next(repository.stream("models/absent"))
 
 
 def test_a_checkpoint_is_restored_from_the_agents_memory(repository: towline.Repository, memory: str | None) -> None:

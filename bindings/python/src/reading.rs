@@ -49,6 +49,10 @@ impl TensorSink for Places {
         Err(Error::other("more bytes than a tensor has room for").got(offset + bytes.len() as u64))
     }
 
+    fn fills(&self) -> bool {
+        true
+    }
+
     fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
         match self.0.get(tensor).map(Vec::as_slice) {
             Some([place]) => place.fill(offset, len, fill),

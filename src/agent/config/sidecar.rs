@@ -23,6 +23,8 @@ pub(super) struct SidecarSection {
     #[serde(default)]
     warm: Vec<String>,
     #[serde(default)]
+    stage: Vec<String>,
+    #[serde(default)]
     restore: Vec<RestoreSection>,
     #[serde(default)]
     watch: Vec<WatchSection>,
@@ -61,6 +63,8 @@ enum NoticeProvider {
 pub struct SidecarConfig {
     /// Names that are fetched into the cache before the agent is ready.
     pub warm: Vec<Selector>,
+    /// Names whose tensors are read into memory before the agent is ready, if they fit.
+    pub stage: Vec<Selector>,
     /// Names that are restored before the agent is ready, with their destinations.
     pub restore: Vec<(Selector, PathBuf)>,
     /// Watched folders.
@@ -103,6 +107,7 @@ impl SidecarSection {
         restore.iter().try_for_each(|(_, to)| keeps_out_of_checkpoints(to, &watch))?;
         Ok(SidecarConfig {
             warm: self.warm.iter().map(|name| name.parse()).collect::<Result<_>>()?,
+            stage: self.stage.iter().map(|name| name.parse()).collect::<Result<_>>()?,
             restore,
             watch,
             handoff_to: self.handoff_to.as_deref().map(str::parse).transpose()?,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{CacheConfig, CallerPins, Config, PeersConfig, SenderQuota, SidecarConfig, WatchedFolder};
+use super::{CacheConfig, CallerPins, Config, PeersConfig, SenderQuota, SidecarConfig, StagingConfig, WatchedFolder};
 use crate::agent::advisor::SitesPaths;
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
@@ -38,7 +38,8 @@ fn every_setting_is_taken() {
          [peers]\naddresses = ['a:7071', 'b:7071']\ntransport = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
-         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
+         [staging]\nmemory = '40G'\nkeep = '1h'\n\
+         [sidecar]\nwarm = ['run@latest']\nstage = ['base']\nrestore = [{ name = 'base', to = '/data' }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
          [token_pins]\nmax_time = '2h'\n\
@@ -90,12 +91,14 @@ fn every_setting_is_taken() {
     };
     let sidecar = SidecarConfig {
         warm: vec!["run@latest".parse().unwrap()],
+        stage: vec!["base".parse().unwrap()],
         restore: vec![("base".parse().unwrap(), "/data".into())],
         watch: vec![watched],
         handoff_to: Some(AgentSelector::Site("cloud".into())),
         preemption: Some(Provider::Aws),
     };
     assert_eq!(config.sidecar, sidecar);
+    assert_eq!(config.staging, Some(StagingConfig { memory: 40 << 30, keep: Duration::from_hours(1) }));
     let cloud = Identity::new("cloud", "a").unwrap();
     let handoff = config.handoff.unwrap();
     assert_eq!((handoff.dir.as_path(), handoff.capacity), (Path::new("/etc/towline/kept"), 1 << 30));

@@ -138,6 +138,7 @@ impl StagedTrees {
                 .got(size::show(bytes))
                 .help("choose some of the tensors, or raise [staging] memory"));
         }
+        self.drop_expired_offers();
         let mut kept = self.kept();
         let used: u64 = kept.trees.iter().map(|tree| tree.memory.len()).sum::<u64>() + kept.reserved;
         let lacking = used.saturating_add(bytes).saturating_sub(limit);
@@ -172,14 +173,10 @@ impl StagedTrees {
 
     /// Holds a tree for a process, which takes it by the returned id.
     pub(super) fn offer(&self, lease: Lease) -> Ulid {
-        let (id, now) = (Ulid::generate(), self.clock.now());
-        let until = now.after(OFFER);
-        let mut kept = self.kept();
-        let expired: Vec<Ulid> = kept.offers.iter().filter(|(_, offer)| offer.1 <= now).map(|(id, _)| *id).collect();
-        let expired: Vec<_> = expired.iter().filter_map(|id| kept.offers.remove(id)).collect();
-        kept.offers.insert(id, (lease, until));
-        drop(kept);
-        drop(expired);
+        self.drop_expired_offers();
+        let id = Ulid::generate();
+        let until = self.clock.now().after(OFFER);
+        self.kept().offers.insert(id, (lease, until));
         id
     }
 
@@ -205,19 +202,27 @@ impl StagedTrees {
     }
 
     fn expire(&self) {
+        self.drop_expired_offers();
+        let now = self.clock.now();
+        let keep = self.settings.keep;
+        self.kept().trees.retain(|tree| in_use(tree) || last_used(tree).after(keep) > now);
+    }
+
+    fn drop_expired_offers(&self) {
         let now = self.clock.now();
         let mut kept = self.kept();
         let offers = std::mem::take(&mut kept.offers);
         let (valid, expired): (HashMap<_, _>, HashMap<_, _>) = offers.into_iter().partition(|(_, offer)| offer.1 > now);
         kept.offers = valid;
         drop(kept);
+        // A lease reads the clock when it ends.
         drop(expired);
-        let keep = self.settings.keep;
-        self.kept().trees.retain(|tree| in_use(tree) || last_used(tree).after(keep) > now);
     }
 
-    /// Frees the memory of trees that nobody uses; returns the bytes.
+    /// Frees the memory of trees that no process uses, also of those that are held for one; returns the bytes.
     pub(in crate::agent) fn clear(&self) -> u64 {
+        let offers = std::mem::take(&mut self.kept().offers);
+        drop(offers);
         let mut freed = 0;
         self.kept().trees.retain(|tree| {
             freed += if in_use(tree) { 0 } else { tree.memory.len() };

@@ -40,6 +40,11 @@ pub trait TensorSink: Send + Sync {
         Ok(false)
     }
 
+    /// True if [`TensorSink::fill`] takes most bytes.
+    fn fills(&self) -> bool {
+        false
+    }
+
     /// True if all bytes are zeros until they are placed: holes of saved files are then skipped, at no cost for any length.
     fn is_zeroed(&self) -> bool {
         false
@@ -255,6 +260,10 @@ impl Sink for Delivery {
         }
         claim.end();
         Ok(())
+    }
+
+    fn fills(&self) -> bool {
+        self.sink.fills()
     }
 
     fn fill(&self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {

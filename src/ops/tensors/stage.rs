@@ -6,7 +6,7 @@ use super::delivery::{TensorSink, TensorsRead};
 use super::reading::TensorReading;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::repository::Repository;
+use crate::repository::{Fill, Repository};
 use crate::staging::{SealedMemory, StagedTensor, TensorTable, UnsealedMemory};
 
 impl TensorReading {
@@ -57,10 +57,25 @@ struct MemorySink {
     starts: Vec<u64>,
 }
 
+impl MemorySink {
+    fn byte(&self, tensor: usize, offset: u64) -> Result<u64> {
+        let start = self.starts.get(tensor).ok_or_else(|| Error::other("a tensor has no place in its memory"))?;
+        Ok(start.saturating_add(offset))
+    }
+}
+
 impl TensorSink for MemorySink {
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        let start = self.starts.get(tensor).ok_or_else(|| Error::other("a tensor has no place in its memory"))?;
-        self.memory.write(start.saturating_add(offset), bytes)
+        self.memory.write(self.byte(tensor, offset)?, bytes)
+    }
+
+    fn fills(&self) -> bool {
+        true
+    }
+
+    fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
+        self.memory.fill(self.byte(tensor, offset)?, len, fill)?;
+        Ok(true)
     }
 
     fn is_zeroed(&self) -> bool {

@@ -150,7 +150,7 @@ fn verified_in<'a>(located: &Located, base: Option<&Decoded>, frame: &[u8], out:
 }
 
 /// Adds the chunk's place and a help text to `error`.
-fn named(place: &ChunkPlace, error: Error) -> Error {
+pub(super) fn named(place: &ChunkPlace, error: Error) -> Error {
     let key = layout::owned(Family::Pack, place.pack);
     error
         .at(format!("{key}, chunk {} at byte {}", place.ordinal, place.offset))

@@ -1,10 +1,11 @@
 //! Reading chunks: few ranged reads, whose chunks are verified.
 //!
-//! All reads of packs use the same mechanism: [`plan()`] plans the reads, [`read_pack`] reads into a budgeted buffer, and
-//! [`deliver()`] decodes the chunks and verifies each against its id. Restores write the chunks, syncs forward their encoded
+//! Reads of packs use the same mechanism: [`plan()`] plans the reads, [`read_pack`] reads into a budgeted buffer (raw chunks of
+//! local packs go to their final memory instead: `direct.rs`), and [`deliver()`] decodes the chunks and verifies each against its id. Restores write the chunks, syncs forward their encoded
 //! frames, verification only checks them.
 
 mod deliver;
+mod direct;
 mod gaps;
 mod plan;
 mod source;
@@ -17,7 +18,9 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
 use tracing::Instrument as _;
 
+use self::deliver::named;
 pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, deliver};
+use self::direct::read_direct;
 pub use self::gaps::Gaps;
 pub use self::plan::{Located, PackPart, PackRead, PlannedChunk, plan};
 pub use self::source::{ChunkSource, FramePlace, SourceBytes};
@@ -45,6 +48,11 @@ pub trait Sink: Send + Sync {
     /// # Errors
     /// Any error ends the fetch.
     fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()>;
+
+    /// True if [`Sink::fill`] takes most chunks.
+    fn fills(&self) -> bool {
+        false
+    }
 
     /// As [`ChunkSink::fill`]: lets a chunk be decoded directly into its final memory.
     ///
@@ -88,7 +96,7 @@ pub async fn fetch(
         let span = tracing::debug_span!("read", chunks = read.chunks.len(), bytes = read.stored_len());
         let brought = async move {
             let len = read.stored_len();
-            let tree = Arc::clone(&saved);
+            let (tree, direct_sink) = (Arc::clone(&saved), Arc::clone(&sink));
             let work = move |read: &PackRead, buffer: Buffer| {
                 let mut passing = ForwardingSink { sink: &*sink, plain: 0 };
                 deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
@@ -97,7 +105,15 @@ pub async fn fetch(
             let (plain, moved) = match repository.source() {
                 Some(source) => from_near(&**source, repository, &saved, read, work).await?,
                 None => {
-                    let plain = read_pack(&[repository], repository.budget(), read, work).await?;
+                    let direct = match read_direct(repository, &saved, &read, &direct_sink).await {
+                        // It may be an error of this read alone.
+                        Err(error) if error.kind() == ErrorKind::Damaged => None,
+                        read => read?,
+                    };
+                    let plain = match direct {
+                        Some(plain) => plain,
+                        None => read_pack(&[repository], repository.budget(), read, work).await?,
+                    };
                     (plain, SourceBytes::of_repository(len))
                 }
             };

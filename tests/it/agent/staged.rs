@@ -109,8 +109,9 @@ fn the_command_stages_and_says_what_is_there() {
         table.contains("run/step-1:model.safetensors  a[0:10]") && table.contains("of 5.0 MiB are used"),
         "{table}"
     );
-    // What is held for a process that never comes is in use for a minute.
-    assert!(told(&user, &agent, &["stage", "--clear"]).starts_with("freed 0 B"));
+    let bytes = only["bytes"].as_u64().unwrap();
+    let freed = told_json(&user, &agent, &["stage", "--clear"])["freed_bytes"].as_u64().unwrap();
+    assert!(freed > bytes && told(&user, &agent, &["stage", "--clear"]).starts_with("freed 0 B"));
     let refused = |args: &[&str], code: i32| {
         let output = user.command(args).env("TOWLINE_AGENT", &agent.socket).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{args:?}");
@@ -171,6 +172,22 @@ fn memory_outlives_the_agent_and_what_is_damaged_is_never_passed_on() {
     assert_eq!(damaged.kind(), ErrorKind::Damaged, "{damaged}");
     assert_eq!(agent.get("/v1/staged")["trees"], json!([]));
     agent.stop();
+}
+
+#[test]
+fn a_sidecar_stages_before_it_is_ready_and_never_waits_for_room() {
+    let user = trained();
+    let sidecar = "[sidecar]\nstage = ['run@latest', 'absent@latest', 'run/step-9']\n";
+    let agent = start(&user, 5, sidecar);
+    until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
+    let trees = agent.get("/v1/staged")["trees"].clone();
+    assert_eq!((trees[0]["name"].as_str(), trees.as_array().unwrap().len()), (Some("run/step-1"), 1));
+    let held = with_client(&agent, async |client| client.stage(&asks("run/step-1", &[]), |_| {}).await.unwrap());
+    assert!(held.report.reused);
+    drop(agent);
+    let agent = start(&user, 1, sidecar);
+    until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
+    assert_eq!(agent.get("/v1/staged")["trees"], json!([]));
 }
 
 /// All files below a folder.

@@ -69,7 +69,7 @@ __all__ = [
 
 
 # Submodules, most of which need additional packages: imported at first use.
-_MODULES = {"accelerate", "dcp", "fsspec", "hints", "lightning", "reports", "safetensors", "transformers"}
+_MODULES = {"accelerate", "dcp", "fsspec", "hints", "lightning", "reports", "safetensors", "transformers", "vllm"}
 
 
 def __getattr__(name: str) -> Any:

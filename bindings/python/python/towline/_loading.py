@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from . import _progress
 from .errors import UsageError
+from .tensors import read_request
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +32,58 @@ def load(
     """Loads tensors of a tree by name."""
     with _progress.counting(progress, name) as counters:
         staged = engine.stage(name, path, selectors, counters)
-        found = mapped(staged) if staged is not None else _read(engine, name, path, selectors, counters)
+        if staged is not None:
+            found = mapped(staged)
+        else:
+            chosen = _Chosen(engine, name, path, selectors)
+            found = chosen.read(chosen.tensors, counters)
     keys = _keys([place for place, _ in found])
-    if device is None or str(device) == "cpu":
-        return {key: tensor for key, (_, tensor) in zip(keys, found, strict=True)}
-    return {key: tensor.to(device) for key, (_, tensor) in zip(keys, found, strict=True)}
+    return {key: _on(tensor, device) for key, (_, tensor) in zip(keys, found, strict=True)}
+
+
+def stream(
+    engine: Engine,
+    name: str,
+    path: str | None,
+    selectors: list[str],
+    device: str | int | torch.device | None,
+    ahead: int,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields tensors of a tree by name while the next ones are read, in groups of `ahead` bytes."""
+    staged = engine.stage(name, path, selectors)
+    if staged is not None:
+        found = mapped(staged)
+        for key, (_, tensor) in zip(_keys([place for place, _ in found]), found, strict=True):
+            yield key, _on(tensor, device)
+        return
+    chosen = _Chosen(engine, name, path, selectors)
+    keys = iter(_keys([(one["path"], one["name"]) for one in chosen.tensors]))
+    groups = _groups(chosen.tensors, ahead)
+    with ThreadPoolExecutor(1, "towline-load") as reader:
+        coming = reader.submit(chosen.read, next(groups, []))
+        while found := coming.result():
+            coming = reader.submit(chosen.read, next(groups, []))
+            while found:
+                # The consumer alone holds what it gets: memory is free once it is done with it.
+                yield next(keys), _on(found.pop(0)[1], device)
+
+
+def _on(tensor: torch.Tensor, device: str | int | torch.device | None) -> torch.Tensor:
+    return tensor if device is None or str(device) == "cpu" else tensor.to(device)
+
+
+def _groups(tensors: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    """Consecutive tensors of at most `size` bytes together, or one that is longer."""
+    group: list[dict[str, Any]] = []
+    length = 0
+    for tensor in tensors:
+        if group and length + tensor["bytes"] > size:
+            yield group
+            group, length = [], 0
+        group.append(tensor)
+        length += tensor["bytes"]
+    if group:
+        yield group
 
 
 def mapped(staged: StagedTensors) -> list[tuple[tuple[str, str], torch.Tensor]]:
@@ -47,26 +96,32 @@ def mapped(staged: StagedTensors) -> list[tuple[tuple[str, str], torch.Tensor]]:
     ]
 
 
-def _read(
-    engine: Engine, name: str, path: str | None, selectors: list[str], counters: Any
-) -> list[tuple[tuple[str, str], torch.Tensor]]:
-    from . import _torch
-    from .tensors import read_request
+class _Chosen:
+    """Tensors of a tree that are read by this process."""
 
-    # The same tree for both calls, even if a selector such as RUN@latest changes its meaning.
-    name = engine.resolve(name)
-    found, requests = [], []
-    for one in json.loads(engine.choose_tensors(name, path, selectors)):
-        tensor = _torch.empty(one["dtype"], one["shape"])
-        window = None if one["shape"] == one["whole"] else (one["offsets"], one["shape"])
-        if _torch.nbytes(tensor) != one["bytes"]:
-            raise UsageError(f"{one['name']} is {one['dtype']}, for which torch has no type: restore its file instead")
-        if one["bytes"]:
-            requests.append(read_request(one["name"], one["path"], window, tensor.data_ptr(), one["bytes"]))
-        found.append(((one["path"], one["name"]), tensor))
-    if requests:
-        engine.read_tensors(name, requests, counters)
-    return found
+    def __init__(self, engine: Engine, name: str, path: str | None, selectors: list[str]):
+        # The same tree for all reads, even if a selector such as RUN@latest changes its meaning.
+        self._engine, self._name = engine, engine.resolve(name)
+        self.tensors: list[dict[str, Any]] = json.loads(engine.choose_tensors(self._name, path, selectors))
+
+    def read(self, tensors: list[dict[str, Any]], counters: Any = None) -> list[tuple[tuple[str, str], torch.Tensor]]:
+        """Reads some of the tensors; returns each with its path and name."""
+        from . import _torch
+
+        found, requests = [], []
+        for one in tensors:
+            tensor = _torch.empty(one["dtype"], one["shape"])
+            window = None if one["shape"] == one["whole"] else (one["offsets"], one["shape"])
+            if _torch.nbytes(tensor) != one["bytes"]:
+                raise UsageError(
+                    f"{one['name']} is {one['dtype']}, for which torch has no type: restore its file instead"
+                )
+            if one["bytes"]:
+                requests.append(read_request(one["name"], one["path"], window, tensor.data_ptr(), one["bytes"]))
+            found.append(((one["path"], one["name"]), tensor))
+        if requests:
+            self._engine.read_tensors(self._name, requests, counters)
+        return found
 
 
 def _keys(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,7 +86,8 @@ def load(
     path: str | None = None,
     progress: _progress.Progress = None,
 ) -> dict[str, torch.Tensor]:
-    """Loads the tensors of a saved tree: `Repository.load` of `repo`, a Repository or its URL, by default as for `towline.open`."""
+    """Loads the tensors of a saved tree, as `Repository.load`. `repo` is a Repository or its URL, by default as for
+    `towline.open`."""
     there = opened(repo, create=False)
     return there.load(name, device=device, tensors=tensors, path=path, progress=progress)
 
@@ -338,6 +339,23 @@ class Repository:
 
         selectors = [tensors] if isinstance(tensors, str) else list(tensors)
         return _loading.load(self._engine, name, path, selectors, device, progress)
+
+    def stream(
+        self,
+        name: str,
+        *,
+        device: str | int | torch.device | None = None,
+        tensors: str | Iterable[str] = (),
+        path: str | None = None,
+        ahead: int | str = "256M",
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `load`, but yields pairs of a name and a tensor while the next tensors are read. At most twice `ahead` bytes of
+        tensors are in memory beside those that the caller keeps, or the two longest tensors."""
+        from . import _loading
+
+        selectors = [tensors] if isinstance(tensors, str) else list(tensors)
+        length = _towline.size(ahead, "ahead") if isinstance(ahead, str) else ahead
+        return _loading.stream(self._engine, name, path, selectors, device, length)
 
     def tensors(self, name: str) -> Tensors:
         """Returns the tensors of the tree `name` as a lazy mapping: a tensor, or slice of one, is read when it is converted with

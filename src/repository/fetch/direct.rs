@@ -1,0 +1,79 @@
+//! Direct reads: chunks that are stored raw in a local pack go to their final memory without a buffer in between, and are verified
+//! there.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use object_store::GetResultPayload;
+
+use super::plan::{Located, PackRead};
+use super::{Sink, named};
+use crate::blocks::Block;
+use crate::chunk::Chunk;
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::repository::layout::{self, Family};
+use crate::repository::{Repository, Saved, objects};
+use crate::work::blocking;
+
+/// Reads the chunks of `read` to `sink`; returns their plain bytes. None, with nothing read, if one of them is not raw, the pack is
+/// not a local file, or `sink` has no memory for most chunks.
+///
+/// # Errors
+/// Not found, if the pack is gone; damaged; errors of `sink`.
+///
+/// # Cancel safety
+/// Safe: it only reads; `sink` may be called for a moment longer.
+pub(super) async fn read_direct(
+    repository: &Repository,
+    saved: &Saved,
+    read: &PackRead,
+    sink: &Arc<dyn Sink>,
+) -> Result<Option<u64>> {
+    let [part] = read.parts.as_slice() else { return Ok(None) };
+    if !repository.store().is_local() || !sink.fills() {
+        return Ok(None);
+    }
+    let mut chunks = Vec::with_capacity(read.chunks.len());
+    for planned in &read.chunks {
+        let located = saved.locate(planned.chunk)?;
+        if located.place.codec != Codec::Raw || !planned.wanted {
+            return Ok(None);
+        }
+        chunks.push((planned.chunk, located));
+    }
+    let key = layout::owned(Family::Pack, part.pack);
+    let opened = objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?;
+    let GetResultPayload::File(file, path) = opened.payload else { return Ok(None) };
+    let (file, sink) = (OpenPack { file, path }, Arc::clone(sink));
+    blocking(move || {
+        chunks.iter().try_for_each(|(chunk, located)| file.deliver(*chunk, located, &*sink))?;
+        Ok(Some(chunks.iter().map(|(_, located)| u64::from(located.place.plain_len)).sum()))
+    })
+    .await
+}
+
+/// A local pack.
+struct OpenPack {
+    file: File,
+    path: PathBuf,
+}
+
+impl OpenPack {
+    fn deliver(&self, index: u32, located: &Located, sink: &dyn Sink) -> Result<()> {
+        let len = located.place.plain_len as usize;
+        if sink.fill(index, len, &mut |slot| self.read(located, slot).map(drop))? {
+            return Ok(());
+        }
+        let mut block = Block::new(len);
+        sink.take(index, self.read(located, &mut block)?)
+    }
+
+    /// Reads and verifies a chunk.
+    fn read<'a>(&self, located: &Located, slot: &'a mut [u8]) -> Result<Chunk<'a>> {
+        let path: &Path = &self.path;
+        objects::read_file(&self.file, path, located.place.offset, slot)?;
+        Chunk::verify(located.id, slot).map_err(|error| named(&located.place, error))
+    }
+}
