@@ -76,6 +76,17 @@ pub(super) fn open(secret: &Secret, bytes: &Bytes) -> Option<Frame> {
     Some(Frame::kept(id, encoded, number(8)?))
 }
 
+/// True if `header` is the undamaged header of the chunk `id`, stored raw in `len` bytes, which follow it. They are not verified.
+pub(super) fn is_raw(secret: &Secret, header: &[u8; HEADER_LEN], id: &ChunkId, len: usize) -> bool {
+    let Some(len) = u32::try_from(len).ok().map(u32::to_le_bytes) else { return false };
+    header[..5] == MAGIC
+        && header[5..8] == [Codec::Raw as u8, 0, 0]
+        && header[8..12] == len
+        && header[12..16] == len
+        && header[16..48] == *id.as_bytes()
+        && digest(secret, &header[..SEALED_LEN], &[]).as_bytes()[..] == header[SEALED_LEN..]
+}
+
 fn digest(secret: &Secret, sealed: &[u8], frame: &[u8]) -> blake3::Hash {
     blake3::Hasher::new_keyed(secret).update(sealed).update(frame).finalize()
 }
@@ -115,6 +126,23 @@ mod tests {
             }
             (0..whole).for_each(|cut| assert_eq!(open(bytes[..cut].to_vec()), None));
         }
+    }
+
+    #[test]
+    fn only_the_header_of_that_raw_chunk_is_taken_for_it() {
+        let plain = b"some bytes of a chunk";
+        let (frame, bytes) = sealed(&[1; 32], raw(plain), plain);
+        let is_raw = |header: &[u8], id, len| is_raw(&[1; 32], header.first_chunk().unwrap(), &id, len);
+        assert!(is_raw(&bytes, frame.id(), plain.len()));
+        assert!(!is_raw(&bytes, ChunkId::of(b"other"), plain.len()) && !is_raw(&bytes, frame.id(), plain.len() + 1));
+        for bit in 0..HEADER_LEN * 8 {
+            let mut bent = bytes.clone();
+            bent[bit / 8] ^= 1 << (bit % 8);
+            assert!(!is_raw(&bent, frame.id(), plain.len()), "bit {bit}");
+        }
+        let words = Bytes::from("some bytes of a chunk, ".repeat(50));
+        let (frame, bytes) = sealed(&[1; 32], encode(&words, Compression::Auto, None), &words);
+        assert!(!is_raw(&bytes, frame.id(), words.len()));
     }
 
     #[test]

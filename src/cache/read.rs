@@ -8,6 +8,7 @@ use super::frame::Frame;
 use super::queue::Resident;
 use super::{Cache, count};
 use crate::blocks::Block;
+use crate::chunk::Chunk;
 use crate::id::ChunkId;
 
 /// Maximum reads of a chunk that is moved meanwhile.
@@ -31,6 +32,23 @@ impl Cache {
         let found = self.try_get(id);
         count(if found.is_some() { &self.counters.hits } else { &self.counters.misses });
         found
+    }
+
+    /// Reads a chunk that is stored raw to `out`, and verifies it there; none, with arbitrary bytes in `out`, if it is missing, encoded,
+    /// damaged, or has another length: [`Cache::get`] then does what is due. Blocks on the disk.
+    #[must_use]
+    pub fn read_raw<'a>(&self, id: &ChunkId, out: &'a mut [u8]) -> Option<Chunk<'a>> {
+        let chunk = self.state().queue.touch(id.prefix())?;
+        let mut header = [0; extent::HEADER_LEN];
+        self.slabs.read(chunk.place, &mut header).ok()?;
+        if !extent::is_raw(&self.identity.secret, &header, id, out.len()) {
+            return None;
+        }
+        self.slabs.read_within(chunk.place, header.len(), out).ok()?;
+        // The place may have got another chunk meanwhile.
+        let chunk = Chunk::verify(*id, out).ok()?;
+        count(&self.counters.hits);
+        Some(chunk)
     }
 
     /// True if a chunk is in the index; [`Cache::get`] may still find it damaged. Only eight bytes of the id are compared: of two

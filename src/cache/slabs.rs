@@ -65,8 +65,13 @@ impl Slabs {
 
     /// Reads from a place.
     pub(super) fn read(&self, place: u32, buffer: &mut [u8]) -> io::Result<()> {
+        self.read_within(place, 0, buffer)
+    }
+
+    /// Reads from byte `offset` of a place on.
+    pub(super) fn read_within(&self, place: u32, offset: usize, buffer: &mut [u8]) -> io::Result<()> {
         let (file, at) = self.find(place)?;
-        file.read_at(buffer, at)
+        file.read_at(buffer, at + offset as u64)
     }
 
     /// Writes `parts` to a place.

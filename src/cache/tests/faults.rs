@@ -120,6 +120,28 @@ fn damage_in_a_slab_is_a_miss_and_the_next_fill_heals_it() {
 }
 
 #[test]
+fn a_raw_chunk_is_read_to_its_place_or_not_at_all() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    fill(&cache, 0..12);
+    let read = |n: u64, more: usize| {
+        let frame = frame(n);
+        let mut out = vec![0; frame.bytes().len() + more];
+        let found = cache.read_raw(&frame.id(), &mut out).map(|chunk| chunk.id());
+        assert!(found.is_none_or(|id| id == frame.id() && out == frame.bytes()[..]));
+        found.is_some()
+    };
+    assert!((0..12).all(|n| read(n, 0)));
+    assert_eq!(cache.stat().hits, 12);
+    assert!(!read(3, 1) && !read(400, 0), "another length, and a chunk that is not there");
+    memory.meddle("slab-000000", |bytes| bytes.iter_mut().step_by(4096).for_each(|byte| *byte ^= 1));
+    let left = (0..12).filter(|&n| read(n, 0)).count();
+    assert!(left < 12);
+    assert_eq!((cache.stat().hits, cache.stat().damaged), (12 + left as u64, 0), "`get` drops what is damaged");
+    assert_eq!(present(&cache, 0..12), left);
+}
+
+#[test]
 fn a_slab_that_is_gone_or_cut_takes_only_its_own_with_it() {
     for cut in [Some(SLAB_LEN / 2), None] {
         let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());

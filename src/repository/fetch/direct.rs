@@ -1,6 +1,7 @@
-//! Direct reads: chunks that are stored raw in a local pack go to their final memory without a buffer in between, and are verified
-//! there.
+//! Direct reads: chunks that are stored raw in a local pack, or in the cache, go to their final memory without a buffer in between,
+//! and are verified there.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,11 +9,12 @@ use std::sync::Arc;
 use object_store::GetResultPayload;
 
 use super::plan::{Located, PackRead};
+use super::source::ChunkSource;
 use super::{Sink, named};
 use crate::blocks::Block;
 use crate::chunk::Chunk;
 use crate::codec::Codec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::repository::layout::{self, Family};
 use crate::repository::{Repository, Saved, objects};
 use crate::work::blocking;
@@ -32,7 +34,73 @@ pub(super) async fn read_direct(
     sink: &Arc<dyn Sink>,
 ) -> Result<Option<u64>> {
     let [part] = read.parts.as_slice() else { return Ok(None) };
-    if !repository.store().is_local() || !sink.fills() {
+    if !repository.store().is_local() {
+        return Ok(None);
+    }
+    let Some(chunks) = raw_chunks(saved, read, &**sink)? else { return Ok(None) };
+    let key = layout::owned(Family::Pack, part.pack);
+    let opened = objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?;
+    let GetResultPayload::File(file, path) = opened.payload else { return Ok(None) };
+    let (file, sink) = (OpenPack { file, path }, Arc::clone(sink));
+    blocking(move || {
+        chunks.iter().try_for_each(|(chunk, located)| file.deliver(*chunk, located, &*sink))?;
+        Ok(Some(chunks.iter().map(|(_, located)| u64::from(located.place.plain_len)).sum()))
+    })
+    .await
+}
+
+/// Result of [`read_near`].
+#[derive(Debug, Default)]
+pub(super) struct ReadNear {
+    /// Chunks that were read.
+    pub(super) chunks: HashSet<u32>,
+    /// Their plain bytes.
+    pub(super) bytes: u64,
+}
+
+/// Reads those chunks of `read` to `sink` that `source` has on this machine, if all chunks of `read` are raw, and `sink` has memory for
+/// most chunks.
+///
+/// # Errors
+/// Errors of `sink`.
+///
+/// # Cancel safety
+/// As [`read_direct`].
+pub(super) async fn read_near(
+    source: &Arc<dyn ChunkSource>,
+    saved: &Saved,
+    read: &PackRead,
+    sink: &Arc<dyn Sink>,
+) -> Result<ReadNear> {
+    let Some(chunks) = raw_chunks(saved, read, &**sink)? else { return Ok(ReadNear::default()) };
+    let (source, sink) = (Arc::clone(source), Arc::clone(sink));
+    blocking(move || {
+        let mut near = ReadNear::default();
+        for (index, located) in chunks {
+            let mut is_there = true;
+            let filled = sink.fill(index, located.place.plain_len as usize, &mut |slot| {
+                is_there = source.read_raw(&located.id, slot).is_some();
+                if is_there { Ok(()) } else { Err(Error::not_found("chunk is not on this machine")) }
+            });
+            match filled {
+                Ok(true) => {
+                    near.chunks.insert(index);
+                    near.bytes += u64::from(located.place.plain_len);
+                }
+                Ok(false) => {}
+                Err(error) if is_there => return Err(error),
+                // The others are probably not there either.
+                Err(_) => break,
+            }
+        }
+        Ok(near)
+    })
+    .await
+}
+
+/// Chunks of `read` and their places; none, if one of them is not raw, or `sink` has no memory for most chunks.
+fn raw_chunks(saved: &Saved, read: &PackRead, sink: &dyn Sink) -> Result<Option<Vec<(u32, Located)>>> {
+    if !sink.fills() {
         return Ok(None);
     }
     let mut chunks = Vec::with_capacity(read.chunks.len());
@@ -43,15 +111,7 @@ pub(super) async fn read_direct(
         }
         chunks.push((planned.chunk, located));
     }
-    let key = layout::owned(Family::Pack, part.pack);
-    let opened = objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?;
-    let GetResultPayload::File(file, path) = opened.payload else { return Ok(None) };
-    let (file, sink) = (OpenPack { file, path }, Arc::clone(sink));
-    blocking(move || {
-        chunks.iter().try_for_each(|(chunk, located)| file.deliver(*chunk, located, &*sink))?;
-        Ok(Some(chunks.iter().map(|(_, located)| u64::from(located.place.plain_len)).sum()))
-    })
-    .await
+    Ok(Some(chunks))
 }
 
 /// A local pack.

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 
 use self::deliver::named;
 pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, deliver};
-use self::direct::read_direct;
+use self::direct::{read_direct, read_near};
 pub use self::gaps::Gaps;
 pub use self::plan::{Located, PackPart, PackRead, PlannedChunk, plan};
 pub use self::source::{ChunkSource, FramePlace, SourceBytes};
@@ -96,27 +96,7 @@ pub async fn fetch(
         let span = tracing::debug_span!("read", chunks = read.chunks.len(), bytes = read.stored_len());
         let brought = async move {
             let len = read.stored_len();
-            let (tree, direct_sink) = (Arc::clone(&saved), Arc::clone(&sink));
-            let work = move |read: &PackRead, buffer: Buffer| {
-                let mut passing = ForwardingSink { sink: &*sink, plain: 0 };
-                deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
-                Ok(passing.plain)
-            };
-            let (plain, moved) = match repository.source() {
-                Some(source) => from_near(&**source, repository, &saved, read, work).await?,
-                None => {
-                    let direct = match read_direct(repository, &saved, &read, &direct_sink).await {
-                        // It may be an error of this read alone.
-                        Err(error) if error.kind() == ErrorKind::Damaged => None,
-                        read => read?,
-                    };
-                    let plain = match direct {
-                        Some(plain) => plain,
-                        None => read_pack(&[repository], repository.budget(), read, work).await?,
-                    };
-                    (plain, SourceBytes::of_repository(len))
-                }
-            };
+            let (plain, moved) = fetch_one(repository, &saved, read, sink).await?;
             progress.moved(len);
             progress.advance(plain);
             Ok::<_, Error>(moved)
@@ -129,6 +109,43 @@ pub async fn fetch(
         moved += more;
     }
     Ok(moved)
+}
+
+/// Executes one read of [`fetch`]; returns the plain bytes that `sink` got, and the stored bytes that moved.
+async fn fetch_one(
+    repository: &Repository,
+    saved: &Arc<Saved>,
+    read: PackRead,
+    sink: Arc<dyn Sink>,
+) -> Result<(u64, SourceBytes)> {
+    let len = read.stored_len();
+    let (tree, passed_to) = (Arc::clone(saved), Arc::clone(&sink));
+    let work = move |read: &PackRead, buffer: Buffer| {
+        let mut passing = ForwardingSink { sink: &*passed_to, plain: 0 };
+        deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
+        Ok(passing.plain)
+    };
+    let Some(source) = repository.source() else {
+        let direct = match read_direct(repository, saved, &read, &sink).await {
+            // It may be an error of this read alone.
+            Err(error) if error.kind() == ErrorKind::Damaged => None,
+            direct => direct?,
+        };
+        let plain = match direct {
+            Some(plain) => plain,
+            None => read_pack(&[repository], repository.budget(), read, work).await?,
+        };
+        return Ok((plain, SourceBytes::of_repository(len)));
+    };
+    let near = read_near(source, saved, &read, &sink).await?;
+    let rest = read.of_others(&near.chunks, |chunk| saved.locate(chunk))?;
+    let found = SourceBytes { cache: len - rest.stored_len(), ..SourceBytes::default() };
+    if rest.chunks.is_empty() {
+        return Ok((near.bytes, found));
+    }
+    let (plain, mut moved) = from_near(&**source, repository, saved, rest, work).await?;
+    moved += found;
+    Ok((near.bytes + plain, moved))
 }
 
 /// Forwards requested chunks to a sink.

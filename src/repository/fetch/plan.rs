@@ -3,7 +3,7 @@
 //! A chunk stored as a difference is read together with its base, so that no plain bytes are kept between reads. Bases come in
 //! the order of their places, each followed by its dependents.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::gaps::{GAP, GapBudget, Gaps};
@@ -110,6 +110,19 @@ impl PackRead {
         }
         let parts = self.parts.iter().zip(rest);
         Ok(parts.filter_map(|(part, range)| Some(PackPart { range: range?, ..part.clone() })).collect())
+    }
+
+    /// The same read without the chunks `done`, none of which is a base of another.
+    ///
+    /// # Errors
+    /// Errors of `locate`.
+    pub(super) fn of_others(self, done: &HashSet<u32>, locate: impl Fn(u32) -> Result<Located>) -> Result<Self> {
+        if done.is_empty() {
+            return Ok(self);
+        }
+        let parts = self.without(|chunk| done.contains(&chunk), locate)?;
+        let chunks = self.chunks.into_iter().filter(|planned| !done.contains(&planned.chunk)).collect();
+        Ok(Self { parts, chunks })
     }
 
     /// Range in the buffer of the bytes of `part`, which is within one of the parts.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use crate::chunk::Chunk;
 use crate::codec::Encoded;
+use crate::id::ChunkId;
 use crate::repository::{Repository, Saved};
 
 /// Consumer of frames: the chunk's number as [`Saved::locate`] counts, and the encoded chunk.
@@ -68,4 +70,11 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
         chunks: &[u32],
         place: FramePlace<'_>,
     ) -> SourceBytes;
+
+    /// Reads a chunk that it has on this machine, not encoded, to `out`, and verifies it there; none, with arbitrary bytes in `out`, if
+    /// it cannot. Blocks.
+    fn read_raw<'a>(&self, id: &ChunkId, out: &'a mut [u8]) -> Option<Chunk<'a>> {
+        let _ = (id, out);
+        None
+    }
 }

@@ -56,8 +56,10 @@ use super::policy::Policies;
 use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
+use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::LinkRate;
+use crate::id::ChunkId;
 use crate::identity::Identity;
 use crate::policy::AllowList;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
@@ -264,6 +266,10 @@ impl ChunkSource for Exchange {
         };
         self.get_chunks(&request, chunks, place).await;
         counters.read()
+    }
+
+    fn read_raw<'a>(&self, id: &ChunkId, out: &'a mut [u8]) -> Option<Chunk<'a>> {
+        self.cache.read_raw(id, out)
     }
 }
 

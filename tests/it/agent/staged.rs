@@ -90,6 +90,8 @@ fn processes_map_what_was_read_and_verified_once() {
     drop(held);
     until("nobody uses it", || users(&agent) == [0]);
     assert_eq!(agent.ask("DELETE", "/v1/staged", "", "").json(200)["freed_bytes"], bytes);
+    let again = with_client(&agent, async |client| client.stage(&asks("run@latest", &[]), |_| {}).await.unwrap());
+    assert_eq!((again.report.reused, again.report.sources.cache), (false, again.report.fetched_bytes));
     agent.stop();
 }
 
