@@ -161,6 +161,9 @@ impl Context {
         };
         let ruling = rules.rule_on(&question);
         let over_store = rules.rule_on(&Question { route: Route::Store, ..question });
+        if !state.refs.contains_key(&name) {
+            self.output.remark("the repository has no such name: this is the answer for a name without content");
+        }
         if rules.sites().get(&to).is_none() {
             self.output.remark(&format!("the policy does not describe the site {}", printable(&to)));
         }

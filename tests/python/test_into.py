@@ -37,6 +37,14 @@ def test_what_the_state_lacks_is_named(value, into, missing):
     again(value, into, strict=False)
 
 
+def test_a_value_where_a_tensor_is_wanted_is_named():
+    with pytest.raises(
+        towline.Mismatch, match=r"holds no tensor, as `into` does, but a plain value at state\['step'\]"
+    ) as caught:
+        again({"step": 3}, {"step": torch.zeros(())})
+    assert "lacks" not in str(caught.value) and list(caught.value.missing_keys) == ["state['step']"]
+
+
 def test_nothing_is_filled_if_something_is_missing(repository):
     with towline.Checkpointer(repository, "run") as checkpointer:
         checkpointer.save(1, {"w": torch.ones(3), "more": torch.ones(2)}).wait()

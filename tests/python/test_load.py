@@ -6,11 +6,13 @@ import gc
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,18 +66,21 @@ def memory(
 class running:
     """An agent with memory for tensors."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str):
+    def __init__(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str = "64M", settings: str | None = None
+    ):
         if not TOWLINE.exists():
             pytest.skip(f"{TOWLINE} is not there: cargo build makes it")
         self.socket = tmp_path / "agent.sock"
-        settings = tmp_path / "agent.toml"
-        settings.write_text(
-            f'repository = "{tmp_path}/repository"\nsocket = "agent.sock"\nmemory = "512M"\n'
+        file = tmp_path / "agent.toml"
+        file.write_text(
+            settings
+            or f'socket = "agent.sock"\nrepository = "{tmp_path}/repository"\nmemory = "512M"\n'
             f'[cache]\ndir = "cache"\ncapacity = "512M"\nfree_floor = "1M"\n[staging]\nmemory = "{memory}"\n'
         )
         self.log = tmp_path / "agent.log"
         with self.log.open("w") as log:
-            command = [TOWLINE, "agent", "--config", settings, "--json"]
+            command = [TOWLINE, "agent", "--config", file, "--json"]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         monkeypatch.setenv("TOWLINE_AGENT", str(self.socket))
 
@@ -224,3 +229,39 @@ def test_a_forked_child_keeps_its_tensors(
         assert os.waitstatus_to_exitcode(status) == 0
         assert same(loaded, model)
         assert [tree["users"] for tree in staged()] == [1]
+
+
+def test_the_page_about_staging_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/staging.md").read_text()
+    blocks = {
+        kind: re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL) for kind in ("toml", "python", "sh")
+    }
+    here = lambda text: text.replace("/srv/checkpoints", f"{tmp_path}/repository").replace("/var/cache", str(tmp_path))  # noqa: E731
+    (settings,) = blocks["toml"]
+    loading, streaming, _ = blocks["python"]
+    repository = towline.open(tmp_path / "repository", create=True)
+    weights = {"embed": torch.randn(256, 64), "layers.0": torch.randn(512, 1024)}
+    (tmp_path / "model").mkdir()
+    save_file(weights, tmp_path / "model/model.safetensors")
+    repository.save(tmp_path / "model", "models/base")
+    with towline.Checkpointer(repository, "run-7") as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(1 << 19)})
+    monkeypatch.setenv("TOWLINE_REPO", repository.url)
+    model = torch.nn.ParameterDict(
+        {name.replace(".", "_"): torch.zeros_like(tensor) for name, tensor in weights.items()}
+    )
+    named = {
+        "model": SimpleNamespace(get_parameter=lambda name: model[name.replace(".", "_")]),
+        "state": {"w": torch.zeros(1 << 19)},
+    }
+    with running(tmp_path, monkeypatch, settings='socket = "agent.sock"\n' + here(settings)):
+        exec(here(loading), named)
+        assert same(named["weights"], weights)
+        assert same(named["some"], {**weights, "embed": weights["embed"][0:128]})
+        assert named["state"]["w"].sum() == 1 << 19
+        for command in blocks["sh"][0].splitlines():
+            subprocess.run(
+                command.replace("towline", str(TOWLINE), 1), shell=True, check=True, stdout=subprocess.DEVNULL
+            )
+    exec(here(streaming), named)
+    assert torch.equal(model["layers_0"], weights["layers.0"])

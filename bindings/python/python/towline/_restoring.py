@@ -97,6 +97,8 @@ class Restoring:
         #: Paths in `into` that the state lacks, and paths in the state that `into` lacks, as in torch's load_state_dict.
         self.missing: list[str] = []
         self.unexpected: list[str] = []
+        #: Those of the missing paths that have a value in the state, where `into` has a tensor.
+        self._plain: list[str] = []
         #: True if a module would refuse an unexpected key.
         self._refused = False
         #: Tensor of `into` for each node, by id of the node.
@@ -203,8 +205,9 @@ class Restoring:
             # Of a list, only the first surplus element is reported.
             self.unexpected += [shown((*path, len(into)))] if length > len(into) else []
         elif isinstance(into, torch.Tensor):
-            fits = word in ("tensor", "sparse", "quantized")
-            self.missing += [] if fits else [shown(path)]
+            if word not in ("tensor", "sparse", "quantized"):
+                self.missing.append(shown(path))
+                self._plain += [shown(path)] if node is not None else []
         elif _is_filled(into) and word not in _NAMED:
             self.missing.append(shown(path))
 
@@ -230,8 +233,11 @@ class Restoring:
         if not self.strict or not (self.missing or self._refused):
             return
         faults = []
-        if self.missing:
-            faults.append(f"it lacks {_some(self.missing)}")
+        lacking = [path for path in self.missing if path not in self._plain]
+        if lacking:
+            faults.append(f"it lacks {_some(lacking)}")
+        if self._plain:
+            faults.append(f"it holds no tensor, as `into` does, but a plain value at {_some(self._plain)}")
         if self.unexpected:
             faults.append(f"it holds {_some(self.unexpected)}, which `into` lacks")
         error = Mismatch(f"the state does not fit `into`: {'; '.join(faults)} (strict=False restores the rest)")
