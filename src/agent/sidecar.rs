@@ -103,7 +103,7 @@ async fn stage_once(state: &AgentState, name: Selector, by: Option<LocalCaller>)
         tracing::info!("{name} has no step yet: nothing to stage");
         return;
     }
-    let order = StageOrder { name: name.clone(), below: None, selectors: Vec::new(), by };
+    let order = StageOrder { name: name.clone(), below: None, selectors: Vec::new(), hold: false, by };
     let failed = match stage(state, None, order) {
         Ok(task) => failure(&name, &task.ended().await),
         Err(error) => Some(error),

@@ -32,6 +32,7 @@ impl Context {
             path,
             repository: self.named_repository()?,
             tensors: stage.tensors.iter().map(ToString::to_string).collect(),
+            hold: false,
         };
         let agent = Client::required()?;
         let begun: Task = agent.post("/v1/stage", &request).await?;

@@ -68,7 +68,8 @@ impl UnsealedMemory {
             return if len == 0 { write(&mut []) } else { Err(misplaced("memory is sealed, or ends before", offset)) };
         };
         let claim = self.claim(start..start + len)?;
-        // Page by page this would be a fault each, and being out of memory would end the process instead of the call.
+        // Page by page this would be a fault each, and a system without memory would end the process instead of the call (a cgroup
+        // without memory does so in any case).
         let pages = map.advise_range(Advice::PopulateWrite, start, len);
         if let Err(source) = pages
             && source.raw_os_error() != Some(rustix::io::Errno::INVAL.raw_os_error())
@@ -180,7 +181,7 @@ impl SealedMemory {
         }
         // SAFETY: the seals keep every process from writing or truncating the memory, so the mapping changes by nobody but its
         // owner, whose writes are private to it.
-        let mapped = unsafe { MmapOptions::new().len(len).map_copy(&*self.file) };
+        let mapped = unsafe { MmapOptions::new().len(len).no_reserve_swap().map_copy(&*self.file) };
         let mapped = mapped.map_err(|source| io_error("cannot map shared memory", source))?;
         // Best effort, since Linux 5.14: maps all pages at once. Later that costs a page fault for each sixteen of them.
         let _ = mapped.advise(Advice::PopulateRead);

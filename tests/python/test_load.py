@@ -18,6 +18,7 @@ import pytest
 import torch
 import towline
 from safetensors.torch import save_file
+from towline.state import Restoring, describe
 
 ROOT = Path(__file__).parents[2]
 TOWLINE = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline"))
@@ -156,7 +157,43 @@ def test_tensors_are_streamed_while_the_next_are_read(
     assert next(some)[0].startswith("layers.")
     some.close()
     with pytest.raises(towline.NotFound):
-        next(repository.stream("models/absent"))
+        repository.stream("models/absent")
+    with pytest.raises(towline.UsageError, match="ahead"):
+        repository.stream("models/m", ahead=0)
+
+
+def test_a_stream_keeps_its_tree_when_the_name_is_replaced(
+    tmp_path: Path, repository: towline.Repository, memory: str | None
+) -> None:
+    for value in (1.0, 2.0):
+        folder = tmp_path / f"v{value}"
+        folder.mkdir()
+        save_file({f"l{at}": torch.full((1 << 16,), value) for at in range(6)}, folder / "model.safetensors")
+    repository.save(tmp_path / "v1.0", "m")
+    streamed = repository.stream("m", ahead=1)
+    first = next(streamed)
+    repository.save(tmp_path / "v2.0", "m")
+    assert {tensor[0].item() for _, tensor in [first, *streamed]} == {1.0}
+    assert repository.load("m")["l0"][0].item() == 2.0
+
+
+def test_tensors_of_another_shape_are_never_copied_into_those_that_are_there() -> None:
+    into = {"w": torch.zeros(4), "v": torch.zeros(4)}
+    described = describe({"w": torch.ones(4), "v": torch.ones(4)})
+    restoring = Restoring(described.document, {"w": ("F32", (4,)), "v": ("F32", (4,))}, into)
+    other = {"w": torch.ones(1000), "v": torch.ones(4, dtype=torch.float64)}
+    assert restoring.use(other) == set() and restoring.use({"w": torch.ones(4)}) == {"w"}
+    assert into["w"].tolist() == [1.0] * 4 and into["v"].tolist() == [0.0] * 4
+
+
+def test_types_that_torch_lacks_are_refused_alike(
+    tmp_path: Path, repository: towline.Repository, memory: str | None
+) -> None:
+    header = json.dumps({"w": {"dtype": "F4", "shape": [64, 64], "data_offsets": [0, 2048]}}).encode()
+    (tmp_path / "odd.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2048))
+    repository.save(tmp_path / "odd.safetensors", "odd")
+    with pytest.raises(towline.UsageError, match="w is F4, for which torch has no type"):
+        repository.load("odd")
 
 
 def test_a_checkpoint_is_restored_from_the_agents_memory(repository: towline.Repository, memory: str | None) -> None:

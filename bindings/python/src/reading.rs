@@ -8,7 +8,7 @@ use towline::checkpoint::boxes::Slices;
 use towline::name::Name;
 use towline::ops::{TensorReading, TensorSelector, TensorSink, TensorsRead};
 use towline::progress::Progress;
-use towline::repository::{Fill, Repository};
+use towline::repository::{Fill, Repository, Saved};
 use towline::{Error, Result};
 
 use crate::memory::MemoryRange;
@@ -69,10 +69,21 @@ pub(crate) async fn read(
     requests: Vec<ReadRequest>,
     progress: Progress,
 ) -> Result<TensorsRead> {
+    let saved = repository.saved(&name).await?.shared();
+    read_in(&repository, &saved, requests, &progress).await
+}
+
+/// As [`read`], from a tree that is open.
+pub(crate) async fn read_in(
+    repository: &Repository,
+    saved: &Arc<Saved>,
+    requests: Vec<ReadRequest>,
+    progress: &Progress,
+) -> Result<TensorsRead> {
     let selectors: Vec<TensorSelector> = requests.iter().map(selector).collect();
-    let reading = Arc::new(repository.choose_tensors(&name, None, &selectors).await?);
+    let reading = Arc::new(repository.choose_tensors_in(saved, None, &selectors)?);
     let places = places(&reading, &requests)?;
-    repository.read_tensors(&reading, Arc::new(places), &progress).await
+    repository.read_tensors(&reading, Arc::new(places), progress).await
 }
 
 fn selector(request: &ReadRequest) -> TensorSelector {

@@ -498,33 +498,10 @@ impl Repository {
         let progress = progress_of(progress);
         wait(py, async move {
             let name = engine.resolve(&selector).await?;
+            // The agent records the access, before it passes the memory; a log of this process has it, too.
+            let Some(staged) = stage(&engine, &name, path, selectors, &progress).await? else { return Ok(None) };
             let recorded = record(&engine, Action::Read, name.as_str()).await?;
-            let staged = stage(&engine, &name, path, selectors, &progress).await;
-            recorded.end(staged, |staged| staged.as_ref().map_or(0, StagedTensors::bytes)).await
-        })
-    }
-
-    /// Tensors, or boxes of them, that `selectors` select, or all, of the tree or its file or folder `path`: a JSON list in their order.
-    #[pyo3(signature = (name, path=None, selectors=Vec::new()))]
-    fn choose_tensors(
-        &self,
-        py: Python<'_>,
-        name: &str,
-        path: Option<String>,
-        selectors: Vec<String>,
-    ) -> PyResult<String> {
-        let selector = parsed::<Selector>(py, name)?;
-        let mut chosen = Vec::with_capacity(selectors.len());
-        for text in &selectors {
-            chosen.push(parsed::<TensorSelector>(py, text)?);
-        }
-        if chosen.is_empty() {
-            chosen.push(parsed::<TensorSelector>(py, "*")?);
-        }
-        self.report(py, |engine| async move {
-            let name = engine.resolve(&selector).await?;
-            let reading = engine.choose_tensors(&name, path.as_ref().map(String::as_bytes), &chosen).await?;
-            Ok(reading.tensors().to_vec())
+            recorded.end(Ok(Some(staged)), |staged| staged.as_ref().map_or(0, StagedTensors::bytes)).await
         })
     }
 

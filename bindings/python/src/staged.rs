@@ -15,11 +15,19 @@ pub(crate) struct StagedTensors {
     table: TensorTable,
     memory: MappedMemory,
     reused: bool,
+    /// File or folder whose tensors were asked for; the memory may have those of the whole tree.
+    below: Option<String>,
     /// The agent keeps the memory while this lives.
     _staged: StagedMemory,
 }
 
 impl StagedTensors {
+    /// True for a tensor of the file or folder `path`.
+    fn is_wanted(&self, path: &str) -> bool {
+        let Some(below) = &self.below else { return true };
+        path.strip_prefix(below.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
     /// Bytes of the memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.table.memory_len()
@@ -43,7 +51,7 @@ impl StagedTensors {
             let StagedTensor { name, path, dtype, shape, len, .. } = tensor.clone();
             (name, path, dtype, shape, address, len)
         };
-        self.table.tensors().iter().map(place).collect()
+        self.table.tensors().iter().filter(|tensor| self.is_wanted(&tensor.path)).map(place).collect()
     }
 }
 
@@ -61,8 +69,14 @@ pub(crate) async fn stage(
     tensors: Vec<String>,
     progress: &Progress,
 ) -> Result<Option<StagedTensors>> {
-    let name = name.to_string();
-    let request = StageRequest { name, path, repository: Some(repository.id().to_string()), tensors };
+    let below = path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
+    let request = StageRequest {
+        name: name.to_string(),
+        path: below.clone(),
+        repository: Some(repository.id().to_string()),
+        tensors,
+        ..StageRequest::default()
+    };
     let staged = Client::find_staged(&request, |task| {
         if progress.snapshot().phase != "restoring" && task.progress.total > 0 {
             progress.phase("restoring", task.progress.total);
@@ -71,8 +85,7 @@ pub(crate) async fn stage(
         progress.advance(task.progress.done.saturating_sub(seen.done));
         progress.moved(task.progress.moved.saturating_sub(seen.moved));
     });
-    let Some(staged) = staged.await? else { return Ok(None) };
-    let memory = staged.memory.map()?;
+    let Some((staged, memory)) = staged.await? else { return Ok(None) };
     let table = TensorTable::read(&memory)?;
-    Ok(Some(StagedTensors { table, memory, reused: staged.report.reused, _staged: staged }))
+    Ok(Some(StagedTensors { table, memory, reused: staged.report.reused, below, _staged: staged }))
 }

@@ -7,11 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use towline::Error;
 use towline::format::EntryKind;
-use towline::ops::RangeSink;
+use towline::ops::{RangeSink, TensorSelector};
 use towline::repository::Saved;
 
 use crate::audited::Reading;
 use crate::memory::{Latch, MemoryRange};
+use crate::progress_counters::ProgressCounters;
+use crate::reading::{ReadRequest, read_in};
 use crate::repository::Repository;
 use crate::runtime::wait;
 
@@ -79,6 +81,37 @@ impl Tree {
             made.iter().map(|bytes| MemoryRange::new(bytes.as_bytes().as_ptr() as usize, bytes.as_bytes().len()));
         self.fill(py, ranges, places.collect())?;
         Ok(made)
+    }
+
+    /// Tensors, or boxes of them, that `selectors` select, or all, of the tree or its file or folder `path`: a JSON list in their order.
+    #[pyo3(signature = (path=None, selectors=Vec::new()))]
+    fn choose_tensors(&self, py: Python<'_>, path: Option<String>, selectors: Vec<String>) -> PyResult<String> {
+        let (engine, saved) = (self.repository.get().engine(py)?, Arc::clone(&self.saved));
+        wait(py, async move {
+            let mut chosen =
+                selectors.iter().map(|text| text.parse()).collect::<Result<Vec<TensorSelector>, Error>>()?;
+            if chosen.is_empty() {
+                chosen.push(TensorSelector::new("*")?);
+            }
+            let reading = engine.choose_tensors_in(&saved, path.as_ref().map(String::as_bytes), &chosen)?;
+            serde_json::to_string(reading.tensors())
+                .map_err(|source| Error::other("cannot write the list as JSON").source(source))
+        })
+    }
+
+    /// Reads tensors into memory.
+    #[pyo3(signature = (requests, progress=None))]
+    fn read_tensors(
+        &self,
+        py: Python<'_>,
+        requests: Vec<ReadRequest>,
+        progress: Option<Py<ProgressCounters>>,
+    ) -> PyResult<()> {
+        let (engine, saved) = (self.repository.get().engine(py)?, Arc::clone(&self.saved));
+        let progress = progress.map(|counters| counters.get().progress()).unwrap_or_default();
+        let read = wait(py, async move { read_in(&engine, &saved, requests, &progress).await })?;
+        self.reading.count(read.bytes);
+        Ok(())
     }
 
     /// Reads `start..end` of a file into memory of that length.

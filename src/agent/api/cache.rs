@@ -178,7 +178,11 @@ async fn pin_whole(
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved).collect() };
         // A reason that the caller gives may be that of several names.
-        if is_named_only { replace_pin(&cache, request, limit.as_ref()) } else { cache.pin_within(request, limit.as_ref()) }
+        if is_named_only {
+            replace_pin(&cache, request, limit.as_ref())
+        } else {
+            cache.pin_within(request, limit.as_ref())
+        }
     });
     match pinned.await? {
         Pinned::Kept(pin) => Ok(pin),

@@ -26,6 +26,7 @@ use crate::agent::{PROTOCOL, view};
 use crate::audit::{Action, Repeats};
 use crate::error::{Error, Result};
 use crate::ops::TensorSelector;
+use crate::work::blocking;
 
 /// Body of a request to stage tensors.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -40,6 +41,9 @@ pub(super) struct Stage {
     /// Selectors of tensors, `[PATH:]GLOB[BOX]`; all tensors, if there are none.
     #[serde(default)]
     tensors: Vec<String>,
+    /// Hold the memory for a process that takes it within a minute (`GET /v1/staged/{id}`).
+    #[serde(default)]
+    hold: bool,
 }
 
 /// Starts to read tensors into memory; tensors that are in memory are not read again.
@@ -59,6 +63,7 @@ pub(super) async fn begin(
         name: body.name.parse()?,
         below: below(body.path)?,
         selectors: body.tensors.iter().map(|text| text.parse()).collect::<Result<Vec<TensorSelector>>>()?,
+        hold: body.hold,
         by: caller.local(),
     };
     state.staged()?;
@@ -93,7 +98,9 @@ pub(super) async fn list(State(state): State<Arc<AgentState>>) -> Result<Json<vi
     responses((status = 200, description = "It is freed", body = view::Evicted)),
 )]
 pub(super) async fn clear(State(state): State<Arc<AgentState>>) -> Result<Json<view::Evicted>, ApiError> {
-    Ok(Json(view::Evicted { freed_bytes: state.staged()?.clear() }))
+    let trees = Arc::clone(state.staged()?);
+    let freed_bytes = blocking(move || Ok(trees.clear())).await?;
+    Ok(Json(view::Evicted { freed_bytes }))
 }
 
 /// Passes the memory that a task of `POST /v1/stage` reports to a process of this node, as a file descriptor. Only on the socket,
@@ -120,13 +127,16 @@ pub(super) async fn take(
     }
     let malformed = |source| Error::usage("id is malformed").got(&id).source(source);
     let id: Ulid = id.parse().map_err(malformed)?;
-    let lease = state.staged()?.take(id)?;
+    let trees = state.staged()?;
     if state.tasks.is_closed() {
         return Err(Error::unreachable("agent is shutting down").into());
     }
-    let slot = Arc::clone(&state.local_reader_slots).try_acquire_owned();
-    let slot = slot
-        .map_err(|_| Error::exhausted("too many processes use chunks and memory").help("wait until one has ended"))?;
+    let slot = Arc::clone(&state.staged_users).try_acquire_owned();
+    let slot = slot.map_err(|_| {
+        Error::exhausted("processes hold too many trees in memory")
+            .help("keep fewer loads at a time, or load a tree at once")
+    })?;
+    let lease = trees.take(id)?;
     let (upgrade, leaving) = (hyper::upgrade::on(request), state.leaving.clone());
     state.local_readers.spawn(leaving.run_until_cancelled_owned(async move {
         let _slot = slot;

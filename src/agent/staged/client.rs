@@ -11,7 +11,7 @@ use super::stage::StageReport;
 use crate::agent::client::Client;
 use crate::agent::view::Task;
 use crate::error::{Error, ErrorKind, Result};
-use crate::staging::SealedMemory;
+use crate::staging::{MappedMemory, SealedMemory};
 
 /// Tensors that a process asks for.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -27,6 +27,8 @@ pub struct StageRequest {
     /// Selectors of tensors, `[PATH:]GLOB[BOX]`; all tensors, if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tensors: Vec<String>,
+    /// True for a process that takes the memory; set by [`Client::stage`].
+    pub hold: bool,
 }
 
 /// Tensors in memory of the agent. It keeps them until this is dropped.
@@ -41,27 +43,31 @@ pub struct StagedMemory {
 }
 
 impl Client {
-    /// As [`Client::stage`], by the agent of [`Client::find`]. None if there is none, or it cannot have the tensors in memory; the log
-    /// has the reason.
+    /// As [`Client::stage`], by the agent of [`Client::find`], with the memory mapped. None if there is no agent, it cannot have the
+    /// tensors in memory, or they cannot be mapped; the log has the reason.
     ///
     /// # Errors
     /// Damaged, if stored bytes are.
     ///
     /// # Cancel safety
     /// As [`Client::stage`].
-    pub async fn find_staged(request: &StageRequest, tell: impl FnMut(&Task)) -> Result<Option<StagedMemory>> {
-        let staged = match Self::find() {
-            Ok(None) => return Ok(None),
-            Ok(Some(agent)) => agent.stage(request, tell).await,
-            Err(error) => Err(error),
+    pub async fn find_staged(
+        request: &StageRequest,
+        tell: impl FnMut(&Task),
+    ) -> Result<Option<(StagedMemory, MappedMemory)>> {
+        let staged = async {
+            let Some(agent) = Self::find()? else { return Ok(None) };
+            let staged = agent.stage(request, tell).await?;
+            let mapped = staged.memory.map()?;
+            Ok(Some((staged, mapped)))
         };
+        let staged: Result<_> = staged.await;
         match staged {
-            Ok(staged) => Ok(Some(staged)),
-            Err(error) if error.kind() == ErrorKind::Damaged => Err(error),
-            Err(error) => {
+            Err(error) if error.kind() != ErrorKind::Damaged => {
                 tracing::info!("tensors are read without the agent: {error:?}");
                 Ok(None)
             }
+            staged => staged,
         }
     }
 
@@ -74,10 +80,12 @@ impl Client {
     /// # Cancel safety
     /// Safe: the agent continues, and the next request finds the tensors in memory.
     pub async fn stage(&self, request: &StageRequest, tell: impl FnMut(&Task)) -> Result<StagedMemory> {
-        let begun: Task = self.post("/v1/stage", request).await?;
+        let request = StageRequest { hold: true, ..request.clone() };
+        let begun: Task = self.post("/v1/stage", &request).await?;
         let task = self.follow(&begun.id, tell).await?;
         let report = StageReport::of(&task)?;
-        let upgraded = self.upgraded(&format!("/v1/staged/{}", report.memory)).await?;
+        let id = report.memory.as_ref().ok_or_else(|| Error::other("agent holds no memory").at(&begun.id))?;
+        let upgraded = self.upgraded(&format!("/v1/staged/{id}")).await?;
         let parts = upgraded.downcast::<TokioIo<UnixStream>>();
         let parts = parts.map_err(|_| Error::other("connection to the agent is of another kind"))?;
         let received: Result<OwnedFd, _> = receive(parts.io.inner()).await;

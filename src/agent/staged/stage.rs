@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::trees::{Lease, StagedKey, StagedTrees};
+use super::trees::{ALL, Lease, StagedKey, StagedTrees};
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{Task, TaskReport, TaskSpec};
 use crate::agent::view::{self, TaskKind};
@@ -17,6 +17,9 @@ use crate::progress::Progress;
 use crate::repository::{Repository, SourceBytes};
 use crate::selector::Selector;
 
+/// Tries for a name that is replaced meanwhile.
+const ATTEMPTS: usize = 4;
+
 /// Arguments of [`stage`].
 #[derive(Debug)]
 pub(in crate::agent) struct StageOrder {
@@ -25,6 +28,8 @@ pub(in crate::agent) struct StageOrder {
     pub(in crate::agent) below: Option<String>,
     /// Only these tensors; all, if there are none.
     pub(in crate::agent) selectors: Vec<TensorSelector>,
+    /// Hold the memory for a process, which takes it within a minute.
+    pub(in crate::agent) hold: bool,
     /// Local caller that requested it, for the policy.
     pub(in crate::agent) by: Option<LocalCaller>,
 }
@@ -40,8 +45,9 @@ pub struct StageReport {
     pub bytes: u64,
     /// True if they were in memory before.
     pub reused: bool,
-    /// Id under which a process of this node takes the memory within a minute, once.
-    pub memory: String,
+    /// Id under which a process of this node takes the memory within a minute, once; none, if it is not held for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
     /// Stored bytes that were fetched.
     pub fetched_bytes: u64,
     /// The same, by where they came from.
@@ -88,7 +94,7 @@ pub(in crate::agent) fn stage(state: &AgentState, repository: Option<&str>, orde
             reused: staged.reused,
             fetched_bytes: staged.sources.total(),
             sources: staged.sources,
-            memory: trees.offer(staged.lease).to_string(),
+            memory: order.hold.then(|| trees.offer(staged.lease).to_string()),
             seconds: begun.elapsed().as_secs_f64(),
         })))
     })
@@ -109,33 +115,40 @@ async fn staged(
     order: &StageOrder,
     progress: &Progress,
 ) -> Result<Staged> {
-    // The caller's rights are checked each time.
-    repository.check_name(name).await?;
-    let state = repository.state().await?;
-    let value = state.refs.get(name).ok_or_else(|| Error::not_found("name was removed meanwhile").at(name))?;
     let selectors = match order.selectors.as_slice() {
-        [] => vec![TensorSelector::new("*")?],
+        [] => vec![TensorSelector::new(ALL)?],
         chosen => chosen.to_vec(),
     };
-    let key = StagedKey {
-        repository: repository.id(),
-        manifest: value.manifest,
-        below: order.below.clone().unwrap_or_default(),
-        selectors: selectors.iter().map(ToString::to_string).collect(),
-    };
-    let lock = trees.lock_of(&key);
-    let _reading = lock.lock().await;
-    if let Some(lease) = trees.find(&key) {
-        return Ok(Staged { lease, reused: true, sources: SourceBytes::default() });
+    for _ in 0..ATTEMPTS {
+        repository.check_name(name).await?;
+        let state = repository.state().await?;
+        let value = state.refs.get(name).ok_or_else(|| Error::not_found("name was removed meanwhile").at(name))?;
+        let key = StagedKey {
+            repository: repository.id(),
+            manifest: value.manifest,
+            below: order.below.clone().unwrap_or_default(),
+            selectors: selectors.iter().map(ToString::to_string).collect(),
+        };
+        let lock = trees.lock_of(&key);
+        let _reading = lock.lock().await;
+        // The caller's rights are checked each time, after any wait.
+        repository.check_readable(name, &key.manifest).await?;
+        if let Some(lease) = trees.find(&key) {
+            return Ok(Staged { lease, reused: true, sources: SourceBytes::default() });
+        }
+        progress.phase("opening", 0);
+        let below = order.below.as_ref().map(String::as_bytes);
+        let reading = Arc::new(repository.choose_tensors(name, below, &selectors).await?);
+        if reading.manifest() != key.manifest {
+            // The name was replaced meanwhile.
+            continue;
+        }
+        let table = reading.table()?;
+        let reservation = trees.reserve(table.memory_len())?;
+        let (memory, read) = repository.stage_tensors(&reading, &table, progress).await?;
+        let count = table.tensors().len() as u64;
+        let lease = trees.keep(reservation, key, name.to_string(), count, memory);
+        return Ok(Staged { lease, reused: false, sources: read.sources });
     }
-    progress.phase("opening", 0);
-    let below = order.below.as_ref().map(String::as_bytes);
-    let reading = Arc::new(repository.choose_tensors(name, below, &selectors).await?);
-    let table = reading.table()?;
-    let key = StagedKey { manifest: reading.manifest(), ..key };
-    let reservation = trees.reserve(table.memory_len())?;
-    let (memory, read) = repository.stage_tensors(&reading, &table, progress).await?;
-    let count = table.tensors().len() as u64;
-    let lease = trees.keep(reservation, key, name.to_string(), count, memory);
-    Ok(Staged { lease, reused: false, sources: read.sources })
+    Err(Error::conflict("name moves faster than it can be read").at(name).help("try again"))
 }

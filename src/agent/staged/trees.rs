@@ -15,11 +15,14 @@ use crate::error::{Error, Result};
 use crate::id::{ManifestId, RepositoryId};
 use crate::size;
 use crate::staging::SealedMemory;
+use crate::work::blocking;
 
 /// Time for which a tree is held for the process that asked for it.
 const OFFER: Duration = Duration::from_mins(1);
 /// Shortest and longest interval at which trees expire.
 const EXPIRE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Selector of all tensors.
+pub(super) const ALL: &str = "*";
 /// Maximum number of trees in memory.
 const TREES_MAX: usize = 1024;
 
@@ -32,6 +35,15 @@ pub(super) struct StagedKey {
     pub(super) below: String,
     /// Selectors, as text.
     pub(super) selectors: Vec<String>,
+}
+
+impl StagedKey {
+    /// True if the tensors of `other` are among those of this.
+    fn covers(&self, other: &Self) -> bool {
+        let is_whole = self.below.is_empty() && self.selectors == [ALL];
+        let same_tree = (self.repository, self.manifest) == (other.repository, other.manifest);
+        self == other || (same_tree && is_whole && other.selectors == [ALL])
+    }
 }
 
 /// A tree in memory.
@@ -120,10 +132,11 @@ impl StagedTrees {
         lock
     }
 
-    /// The tree, if it is in memory.
+    /// The tree, if it is in memory, or all tensors of the tree that it is a file or folder of.
     pub(super) fn find(&self, key: &StagedKey) -> Option<Lease> {
         let kept = self.kept();
-        kept.trees.iter().find(|tree| tree.key == *key).map(|tree| self.lease(tree))
+        let found = kept.trees.iter().find(|tree| tree.key.covers(key));
+        found.map(|tree| self.lease(tree))
     }
 
     /// Memory for a tree of `bytes`; trees that nobody uses make room, those that were used longest ago first.
@@ -157,7 +170,7 @@ impl StagedTrees {
     /// Keeps a tree that was read into the memory of `reservation`.
     pub(super) fn keep(
         &self,
-        reservation: Reservation,
+        mut reservation: Reservation,
         key: StagedKey,
         name: String,
         tensors: u64,
@@ -166,8 +179,10 @@ impl StagedTrees {
         let last_used = AtomicI64::new(self.clock.now().0);
         let tree = Arc::new(StagedTree { key, name, tensors, memory, last_used });
         let lease = self.lease(&tree);
-        self.kept().trees.push(tree);
-        drop(reservation);
+        let mut kept = self.kept();
+        kept.trees.push(tree);
+        kept.reserved -= std::mem::take(&mut reservation.bytes);
+        drop(kept);
         lease
     }
 
@@ -197,7 +212,14 @@ impl StagedTrees {
     pub(in crate::agent) async fn expire_regularly(self: Arc<Self>) {
         loop {
             tokio::time::sleep(self.settings.keep.clamp(EXPIRE_EVERY.0, EXPIRE_EVERY.1)).await;
-            self.expire();
+            let trees = Arc::clone(&self);
+            let expire = move || {
+                trees.expire();
+                Ok(())
+            };
+            if let Err(error) = blocking(expire).await {
+                tracing::warn!("cannot free tensors in memory: {error:?}");
+            }
         }
     }
 
@@ -205,7 +227,15 @@ impl StagedTrees {
         self.drop_expired_offers();
         let now = self.clock.now();
         let keep = self.settings.keep;
-        self.kept().trees.retain(|tree| in_use(tree) || last_used(tree).after(keep) > now);
+        drop(self.take_out(|tree| !in_use(tree) && last_used(tree).after(keep) <= now));
+    }
+
+    /// Takes trees out of the list. Freeing their memory takes a while, so their last reference is dropped elsewhere.
+    fn take_out(&self, is_out: impl Fn(&Arc<StagedTree>) -> bool) -> Vec<Arc<StagedTree>> {
+        let mut kept = self.kept();
+        let (out, rest) = std::mem::take(&mut kept.trees).into_iter().partition(is_out);
+        kept.trees = rest;
+        out
     }
 
     fn drop_expired_offers(&self) {
@@ -219,16 +249,11 @@ impl StagedTrees {
         drop(expired);
     }
 
-    /// Frees the memory of trees that no process uses, also of those that are held for one; returns the bytes.
+    /// Frees the memory of trees that no process uses, also of those that are held for one; returns the bytes. Blocks.
     pub(in crate::agent) fn clear(&self) -> u64 {
         let offers = std::mem::take(&mut self.kept().offers);
         drop(offers);
-        let mut freed = 0;
-        self.kept().trees.retain(|tree| {
-            freed += if in_use(tree) { 0 } else { tree.memory.len() };
-            in_use(tree)
-        });
-        freed
+        self.take_out(|tree| !in_use(tree)).iter().map(|tree| tree.memory.len()).sum()
     }
 
     /// The trees in memory, as the API shows them.
@@ -332,6 +357,22 @@ mod tests {
         drop(keep(&trees, &keys[3], 40).unwrap());
         let found: Vec<bool> = keys.iter().map(|key| trees.find(key).is_some()).collect();
         assert_eq!(found, [true, false, true, true]);
+    }
+
+    #[test]
+    fn all_tensors_are_also_those_of_a_file() {
+        let (trees, _) = trees(100);
+        let whole = key(0);
+        let part = |below: &str, selector: &str| StagedKey {
+            below: below.to_owned(),
+            selectors: vec![selector.to_owned()],
+            ..whole.clone()
+        };
+        drop(keep(&trees, &part("a", "*"), 10).unwrap());
+        assert!(trees.find(&whole).is_none() && trees.find(&part("b", "*")).is_none());
+        drop(keep(&trees, &whole, 10).unwrap());
+        assert!(trees.find(&whole).is_some() && trees.find(&part("b", "*")).is_some());
+        assert!(trees.find(&part("", "w")).is_none() && trees.find(&key(1)).is_none());
     }
 
     #[test]

@@ -46,6 +46,8 @@ use crate::transfer::policy::{Policies, seen_folder};
 
 /// Limit of processes of this node that read chunks at the same time.
 const LOCAL_READERS_MAX: usize = 256;
+/// Limit of the trees in memory that processes use at the same time; each takes a connection.
+const STAGED_USERS_MAX: usize = 4096;
 
 /// Shared state of the agent, used by the API and the background jobs.
 #[derive(Debug)]
@@ -97,6 +99,8 @@ pub(super) struct AgentState {
     pub(super) open_trees: OpenTrees,
     /// Tensors in memory for the processes of this node, if there is memory for them.
     staged: Option<Arc<StagedTrees>>,
+    /// Connections of processes that use these tensors.
+    pub(super) staged_users: Arc<Semaphore>,
     /// Bytes of files sent.
     pub(super) file_bytes_sent: AtomicU64,
     /// Limits of the heads of audit logs that are published for other agents.
@@ -176,6 +180,7 @@ impl AgentState {
             open_trees: OpenTrees::default(),
             staged: config.staging.map(|settings| Arc::new(StagedTrees::new(settings, Arc::clone(&clock)))),
             file_bytes_sent: AtomicU64::new(0),
+            staged_users: Arc::new(Semaphore::new(STAGED_USERS_MAX)),
             head_limits: HeadLimits::default(),
             denied_names: ActorLimit::new(DENIED_NAMES),
             recorded_requests: ActorLimit::new(RECORDED_REQUESTS),

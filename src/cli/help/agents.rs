@@ -64,7 +64,7 @@ the Python package. The memory is sealed: nobody can change it. The limit is [st
 reached, the tensors that were used longest ago make room. Tensors that no process uses are freed after [staging] keep \
 (docs/staging.md).
 
-JSON: name tensors bytes reused memory fetched_bytes sources seconds; with --list: memory, trees: [name below selectors manifest \
+JSON: name tensors bytes reused fetched_bytes sources seconds; with --list: memory, trees: [name below selectors manifest \
 tensors bytes users last_used]; with --clear: freed_bytes";
 
 pub(in crate::cli) const WARM: &str = "\

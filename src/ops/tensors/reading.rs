@@ -98,7 +98,20 @@ impl Repository {
         selectors: &[TensorSelector],
     ) -> Result<TensorReading> {
         let saved = self.saved(name).await?.shared();
-        TensorReading::choose(&saved, below, selectors, self.budget())
+        self.choose_tensors_in(&saved, below, selectors)
+    }
+
+    /// As [`Repository::choose_tensors`], in a tree that is open.
+    ///
+    /// # Errors
+    /// As [`Repository::choose_tensors`], but for the name.
+    pub fn choose_tensors_in(
+        &self,
+        saved: &Arc<Saved>,
+        below: Option<&[u8]>,
+        selectors: &[TensorSelector],
+    ) -> Result<TensorReading> {
+        TensorReading::choose(saved, below, selectors, self.budget())
     }
 }
 

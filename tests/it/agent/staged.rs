@@ -14,6 +14,7 @@ use towline::{ErrorKind, Result};
 use super::{PATIENCE, Running, told, told_json};
 use crate::cli::{User, has_members};
 use crate::data::{noise, safetensors};
+use crate::policy::PolicyFixture;
 
 /// A repository with `run/step-1`: two tensors of 1 MiB and 3 MiB of bytes, and a file of something else.
 fn trained() -> User {
@@ -102,7 +103,7 @@ fn the_command_stages_and_says_what_is_there() {
     assert!(told(&user, &agent, &["stage", "run@latest"]).contains("2 tensors, 4.0 MiB, read into memory in "));
     assert!(told(&user, &agent, &["stage", "run/step-1"]).contains("were in memory"));
     let only = told_json(&user, &agent, &["stage", "run/step-1:model.safetensors", "--tensor", "a[0:10]"]);
-    has_members(&only, "name tensors bytes reused memory fetched_bytes sources seconds");
+    has_members(&only, "name tensors bytes reused fetched_bytes sources seconds");
     assert_eq!(only["tensors"], 1);
     let listed = told_json(&user, &agent, &["stage", "--list"]);
     has_members(&listed, "memory trees");
@@ -192,6 +193,49 @@ fn a_sidecar_stages_before_it_is_ready_and_never_waits_for_room() {
     assert_eq!(agent.get("/v1/staged")["trees"], json!([]));
 }
 
+#[test]
+fn the_policy_is_asked_for_tensors_in_memory_too() {
+    let mut lab = PolicyFixture::at("home");
+    lab.user.write("tree/model.safetensors", &safetensors(1, &[("a", 1 << 18)]));
+    lab.user.ok(&["save", "tree", "open/model"]);
+    let agent = start(&lab.user, 64, "");
+    let stage = |name: &str| {
+        with_client(&agent, async |client| {
+            client.stage(&asks(name, &[]), |_| {}).await.map(|staged| staged.report.reused)
+        })
+    };
+    assert!(!stage("open/model").unwrap() && stage("open/model").unwrap());
+    // Another name of the same tree is another question.
+    lab.user.ok(&["cp", "open/model", "open/copy"]);
+    assert!(stage("open/copy").unwrap());
+    lab.rules = "[[rule]]\nverdict = 'deny'\nnames = 'open/model'\nwhy = 'closed now'\n[[rule]]\nverdict = 'allow'\nwhy = 'all else'\n"
+        .to_owned();
+    lab.set(&["--lock-out"]);
+    let denied = stage("open/model").unwrap_err();
+    assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
+    assert!(told(&lab.user, &agent, &["stage", "--list"]).contains("open/model"), "it is still in memory");
+    agent.stop();
+}
+
+#[test]
+fn a_file_of_a_staged_tree_is_not_read_again() {
+    let user = trained();
+    let agent = start(&user, 5, "");
+    told(&user, &agent, &["stage", "run@latest"]);
+    let file = StageRequest { path: Some("model.safetensors".to_owned()), ..asks("run/step-1", &[]) };
+    let held = with_client(&agent, async |client| client.stage(&file, |_| {}).await.unwrap());
+    assert!(held.report.reused && users(&agent) == [1]);
+    drop(held);
+    // What a command stages is held for nobody: the next makes room.
+    user.write("other/model.safetensors", &safetensors(2, &[("c", 1 << 20)]));
+    user.ok(&["save", "other", "run/step-2"]);
+    until("nobody uses it", || users(&agent) == [0]);
+    told(&user, &agent, &["stage", "run/step-2"]);
+    told(&user, &agent, &["stage", "run/step-1"]);
+    assert_eq!(users(&agent), [0]);
+    agent.stop();
+}
+
 /// All files below a folder.
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -202,7 +246,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
 fn memory_is_passed_once_and_over_the_socket_only() {
     let user = trained();
     let agent = start(&user, 64, "http = '127.0.0.1:0'");
-    let task = agent.done("/v1/stage", &json!({ "name": "run/step-1" }));
+    let task = agent.done("/v1/stage", &json!({ "name": "run/step-1", "hold": true }));
     let path = format!("/v1/staged/{}", task["report"]["memory"].as_str().unwrap());
     assert_eq!(agent.ask("GET", &path, "", "").refuses(426), "usage");
     let upgrade = "Upgrade: towline\r\n";

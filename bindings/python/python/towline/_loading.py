@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._towline import Repository as Engine
     from ._towline import StagedTensors
 
-#: Minimum bytes for which the agent is asked: fewer are read in the time of the request.
+#: Minimum bytes of a state for which the agent is asked: fewer are read in the time of the request.
 STAGED_MIN = 1 << 20
 
 
@@ -53,11 +53,16 @@ def stream(
     staged = engine.stage(name, path, selectors)
     if staged is not None:
         found = mapped(staged)
-        for key, (_, tensor) in zip(_keys([place for place, _ in found]), found, strict=True):
-            yield key, _on(tensor, device)
-        return
+        keys = _keys([place for place, _ in found])
+        return ((key, _on(tensor, device)) for key, (_, tensor) in zip(keys, found, strict=True))
     chosen = _Chosen(engine, name, path, selectors)
-    keys = iter(_keys([(one["path"], one["name"]) for one in chosen.tensors]))
+    keys = _keys([(one["path"], one["name"]) for one in chosen.tensors])
+    return _read_ahead(chosen, iter(keys), device, ahead)
+
+
+def _read_ahead(
+    chosen: _Chosen, keys: Iterator[str], device: str | int | torch.device | None, ahead: int
+) -> Iterator[tuple[str, torch.Tensor]]:
     groups = _groups(chosen.tensors, ahead)
     with ThreadPoolExecutor(1, "towline-load") as reader:
         coming = reader.submit(chosen.read, next(groups, []))
@@ -90,19 +95,19 @@ def mapped(staged: StagedTensors) -> list[tuple[tuple[str, str], torch.Tensor]]:
     """Tensors over the agent's memory, each with its path and name. Writes to them are private to this process."""
     from . import _torch
 
-    return [
-        ((path, name), _torch.view(_torch.over(address, length, staged), dtype, shape))
-        for name, path, dtype, shape, address, length in staged.tensors()
-    ]
+    found = []
+    for name, path, dtype, shape, address, length in staged.tensors():
+        _check_type(name, dtype, shape, length)
+        found.append(((path, name), _torch.view(_torch.over(address, length, staged), dtype, shape)))
+    return found
 
 
 class _Chosen:
-    """Tensors of a tree that are read by this process."""
+    """Tensors of a tree that are read by this process. The tree stays the same if its name is replaced."""
 
     def __init__(self, engine: Engine, name: str, path: str | None, selectors: list[str]):
-        # The same tree for all reads, even if a selector such as RUN@latest changes its meaning.
-        self._engine, self._name = engine, engine.resolve(name)
-        self.tensors: list[dict[str, Any]] = json.loads(engine.choose_tensors(self._name, path, selectors))
+        self._tree = engine.open_tree(name)
+        self.tensors: list[dict[str, Any]] = json.loads(self._tree.choose_tensors(path, selectors))
 
     def read(self, tensors: list[dict[str, Any]], counters: Any = None) -> list[tuple[tuple[str, str], torch.Tensor]]:
         """Reads some of the tensors; returns each with its path and name."""
@@ -110,18 +115,23 @@ class _Chosen:
 
         found, requests = [], []
         for one in tensors:
+            _check_type(one["name"], one["dtype"], one["shape"], one["bytes"])
             tensor = _torch.empty(one["dtype"], one["shape"])
             window = None if one["shape"] == one["whole"] else (one["offsets"], one["shape"])
-            if _torch.nbytes(tensor) != one["bytes"]:
-                raise UsageError(
-                    f"{one['name']} is {one['dtype']}, for which torch has no type: restore its file instead"
-                )
             if one["bytes"]:
                 requests.append(read_request(one["name"], one["path"], window, tensor.data_ptr(), one["bytes"]))
             found.append(((one["path"], one["name"]), tensor))
         if requests:
-            self._engine.read_tensors(self._name, requests, counters)
+            self._tree.read_tensors(requests, counters)
         return found
+
+
+def _check_type(name: str, dtype: str, shape: Sequence[int], length: int) -> None:
+    """Raises UsageError if no tensor of torch has elements of that type."""
+    from . import _torch
+
+    if _torch.length(dtype, shape) != length:
+        raise UsageError(f"{name} is {dtype}, for which torch has no type: restore its file instead")
 
 
 def _keys(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -119,16 +119,22 @@ class Restoring:
         self._stored = sum(map(_torch.nbytes, self.leaves.values()))
         self._check()
 
-    def use(self, ready: Mapping[str, torch.Tensor]) -> None:
-        """Takes leaves that are in memory already; others remain to be read. Those of `into` are copied."""
-        copies = []
+    def use(self, ready: Mapping[str, torch.Tensor]) -> set[str]:
+        """Takes leaves that are in memory already, and returns their names; others remain to be read. Those of `into` are
+        copied."""
+        taken, copies = set(), []
         for name in self.leaves.keys() & ready.keys():
             leaf, source = self.leaves[name], ready[name]
+            # The step may have been replaced since its tensors were listed.
+            if leaf.dtype != source.dtype or leaf.shape != source.shape:
+                continue
+            taken.add(name)
             if name in self._lent:
                 copies.append((leaf.data_ptr(), source.data_ptr(), _torch.nbytes(source)))
             else:
                 self.leaves[name] = source
         _towline.copy(copies)
+        return taken
 
     @property
     def gpus(self) -> set[torch.device]:

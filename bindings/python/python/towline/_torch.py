@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,9 +87,15 @@ def over(address: int, length: int, owner: Any = None) -> torch.Tensor:
 
 
 def view(bytes_: torch.Tensor, name: str, shape: Sequence[int]) -> torch.Tensor:
-    """Tensor of the dtype `name` over a tensor of its bytes; bytes with one more dimension if torch has no such dtype."""
+    """Tensor of the dtype `name` over a tensor of all its bytes; bytes with one more dimension if torch has no such dtype."""
     dtype = DTYPES.get(name)
     if bytes_.numel() == 0:
         return empty(name, shape)
     shape = tuple(shape)
     return bytes_.view((*shape, _WIDTHS.get(name, 1))) if dtype is None else bytes_.view(dtype).view(shape)
+
+
+def length(name: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor that `empty` makes."""
+    dtype = DTYPES.get(name)
+    return math.prod(shape) * (_WIDTHS.get(name, 1) if dtype is None else dtype.itemsize)

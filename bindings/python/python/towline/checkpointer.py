@@ -594,8 +594,8 @@ def read_state(
     with _progress.counting(how.progress, name) as counters:
         staged = engine.stage(name, path, [], counters) if length >= STAGED_MIN else None
         ready = {} if staged is None else {key: tensor for (_, key), tensor in mapped(staged)}
-        restoring.use(ready)
-        leaves = [(key, tensor) for key, tensor in restoring.leaves.items() if key not in ready]
+        taken = restoring.use(ready)
+        leaves = [(key, tensor) for key, tensor in restoring.leaves.items() if key not in taken]
         wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
         wants = [want for want in wants if want[-1]]
         if wants:

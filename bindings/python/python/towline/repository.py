@@ -355,6 +355,7 @@ class Repository:
 
         selectors = [tensors] if isinstance(tensors, str) else list(tensors)
         length = _towline.size(ahead, "ahead") if isinstance(ahead, str) else ahead
+        _arguments.check_positive("ahead", length)
         return _loading.stream(self._engine, name, path, selectors, device, length)
 
     def tensors(self, name: str) -> Tensors:

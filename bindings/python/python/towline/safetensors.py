@@ -177,7 +177,12 @@ class SavedFile:
         if any(tensor.dtype not in _torch.DTYPES for tensor in self._held.values()):
             return None
         staged = self._engine.stage(self._name, self._path)
-        return None if staged is None else {name: tensor for (_, name), tensor in _loading.mapped(staged)}
+        if staged is None:
+            return None
+        found = {name: tensor for (_, name), tensor in _loading.mapped(staged)}
+        about = {name: (_torch.DTYPES[tensor.dtype], tensor.shape) for name, tensor in self._held.items()}
+        # The name may have been replaced since the file was opened.
+        return found if about == {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()} else None
 
     def _on_device(self, tensor: Any) -> Any:
         on_cpu = self._framework == "np" or str(self._device) == "cpu"
