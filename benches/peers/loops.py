@@ -147,5 +147,8 @@ def weights(scratch, rounds):
         ("load, in memory, speed / fastsafetensors", took["fastsafetensors"] / mapped, ">=", 1.0),
         ("load, in memory, speed / safetensors", took["safetensors load_file"] / mapped, ">=", 1.0),
     ]
-    what = f"Weights: {told['bytes'] / GIB:.2f} GiB of bf16 in {told['tensors']} tensors, one file, in the page cache, torch {told['torch']}"
+    what = (
+        f"Weights: {told['bytes'] / GIB:.2f} GiB of bf16 in {told['tensors']} tensors, one file, in the page cache, huge pages for shared "
+        f"memory: {told['pages']}, torch {told['torch']}"
+    )
     return report.section(what, body, targets)

@@ -113,6 +113,7 @@ def main():
             for loaded in (repository.load("model"), agent.load(repository)):
                 assert all(torch.equal(loaded[name], tensor) for name, tensor in model.items())
     told = {"bytes": sum(tensor.nbytes for tensor in model.values()), "tensors": TENSORS, "torch": torch.__version__}
+    told["pages"] = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text().split("[")[1].split("]")[0]
     told["seconds"] = {what: seconds[1:] for what, seconds in clock.found.items()}
     fresh(scratch)
     print(json.dumps(told))

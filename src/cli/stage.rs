@@ -9,6 +9,7 @@ use crate::agent::{Client, StageReport, StageRequest};
 use crate::error::{Error, Result};
 use crate::selector::Selector;
 use crate::size::show;
+use crate::staging::small_pages;
 
 impl Context {
     /// Has the agent read tensors into its memory, lists what is there, or frees it.
@@ -42,6 +43,9 @@ impl Context {
         let report = StageReport::of(&task)?;
         if matches!(what.name, Selector::Step { .. }) {
             self.output.remark(&format!("{} is {}", what.name, printable(&report.name)));
+        }
+        if let Some(remark) = small_pages().filter(|_| !report.reused) {
+            self.output.remark(&remark);
         }
         self.output.report(&report, |report, _| staged(report))
     }

@@ -183,8 +183,6 @@ impl SealedMemory {
         // owner, whose writes are private to it.
         let mapped = unsafe { MmapOptions::new().len(len).no_reserve_swap().map_copy(&*self.file) };
         let mapped = mapped.map_err(|source| io_error("cannot map shared memory", source))?;
-        // Best effort, since Linux 5.14: maps all pages at once. Later that costs a page fault for each sixteen of them.
-        let _ = mapped.advise(Advice::PopulateRead);
         Ok(MappedMemory(Some(mapped)))
     }
 }

@@ -14,7 +14,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 use crate::id::{ManifestId, RepositoryId};
 use crate::size;
-use crate::staging::SealedMemory;
+use crate::staging::{SealedMemory, small_pages};
 use crate::work::blocking;
 
 /// Time for which a tree is held for the process that asked for it.
@@ -117,6 +117,9 @@ impl Drop for Reservation {
 
 impl StagedTrees {
     pub(in crate::agent) fn new(settings: StagingConfig, clock: Arc<dyn Clock>) -> Self {
+        if let Some(remark) = small_pages() {
+            tracing::info!("{remark}");
+        }
         Self { settings, clock, kept: Mutex::default(), reading: Mutex::default() }
     }
 
