@@ -29,7 +29,7 @@ first=$XDG_DATA_HOME/towline/repository   # the embedded default
 second=$work/other-cloud
 trainer= agents=() sockets=$(mktemp -d /tmp/towline-demo.XXXXXX)   # a socket's path may have 107 bytes, this folder's may be longer
 trap '[ -z "$trainer" ] || kill -9 "$trainer" 2>/dev/null || true
-  [ ${#agents[@]} = 0 ] || kill -9 "${agents[@]}" 2>/dev/null || true
+  [ ${#agents[@]} = 0 ] || { kill -9 "${agents[@]}"; wait "${agents[@]}"; } 2>/dev/null || true
   rm -rf "$sockets"' EXIT
 
 bytes() { du -sb "$1" | cut -f1; }
