@@ -245,28 +245,18 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
 /// Pins chunks of a tree for `pinning`, replacing the pin of the same owner for the same reason.
 fn pin(saved: &Saved, wanted: &[u32], reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
     let Pinning { owner, expires, limit } = pinning;
+    let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
     let chunks = pin_chunks(saved, wanted)?;
     let request = PinRequest { owner, reason, expires, chunks };
-    match replace_pin(cache, request, limit.as_ref())? {
-        Pinned::Kept(pin) => Ok(pin),
+    match cache.pin_within(request, limit.as_ref())? {
+        Pinned::Kept(pin) => {
+            for earlier in before {
+                cache.unpin(earlier.id)?;
+            }
+            Ok(pin)
+        }
         Pinned::Lacking { bytes, disk_full } => Err(pin_lacking(&saved.name, bytes, disk_full)),
     }
-}
-
-/// As [`Cache::pin_within`]; a new pin ends earlier ones of the same owner for the same reason.
-///
-/// # Errors
-/// As [`Cache::pin_within`] and [`Cache::unpin`].
-pub(super) fn replace_pin(cache: &Cache, request: PinRequest, limit: Option<&PinLimit>) -> Result<Pinned> {
-    let is_earlier = |pin: &Pin| pin.owner == request.owner && pin.reason == request.reason;
-    let before: Vec<Pin> = cache.pins().into_iter().filter(is_earlier).collect();
-    let pinned = cache.pin_within(request, limit)?;
-    if matches!(pinned, Pinned::Kept(_)) {
-        for earlier in before {
-            cache.unpin(earlier.id)?;
-        }
-    }
-    Ok(pinned)
 }
 
 /// Error for a pin of `name` that is `bytes` too large for the cache.

@@ -17,7 +17,7 @@ use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{TaskReport, TaskSpec, resolve, without_offers};
 use crate::agent::view;
-use crate::agent::warm::{pin_lacking, replace_pin};
+use crate::agent::warm::pin_lacking;
 use crate::audit::{Action, Repeats, Request};
 use crate::cache::{Pin, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
@@ -174,15 +174,10 @@ async fn pin_whole(
 ) -> Result<Pin> {
     let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
     let owner = caller.owner(body.owner.clone());
-    let (is_named_only, reason) = (body.reason.is_none(), body.reason.clone().unwrap_or_else(|| name.to_string()));
+    let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved).collect() };
-        // A reason that the caller gives may be that of several names.
-        if is_named_only {
-            replace_pin(&cache, request, limit.as_ref())
-        } else {
-            cache.pin_within(request, limit.as_ref())
-        }
+        cache.pin_within(request, limit.as_ref())
     });
     match pinned.await? {
         Pinned::Kept(pin) => Ok(pin),

@@ -97,8 +97,7 @@ Examples:
   towline pin run-7@latest --for 24h --at cloud  on the agent of that site that `towline warm` uses
 
 Pinned chunks are never evicted, and space is reserved for those that are not cached yet. A pin survives restarts. A pin that \
-does not fit is refused with the number of missing bytes. If the name moves, the pin keeps the old value. A pin of the same owner \
-replaces an earlier one of the same name, unless it is given a --reason.
+does not fit is refused with the number of missing bytes. If the name moves, the pin keeps the old value.
 
 With --at the other agent limits the pins of each asking agent to 7 days, also without --for, and a quarter of its cache, unless \
 [caller_pins] of its settings says otherwise. Its own users are not limited.
