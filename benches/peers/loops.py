@@ -148,7 +148,7 @@ def weights(scratch, rounds):
         ("load, in memory, speed / safetensors", took["safetensors load_file"] / mapped, ">=", 1.0),
     ]
     what = (
-        f"Weights: {told['bytes'] / GIB:.2f} GiB of bf16 in {told['tensors']} tensors, one file, in the page cache, huge pages for shared "
-        f"memory: {told['pages']}, torch {told['torch']}"
+        f"Weights: {told['bytes'] / GIB:.2f} GiB of bf16 in {told['tensors']} tensors, one file, huge pages for shared memory: "
+        f"{told['pages']}, torch {told['torch']}"
     )
     return report.section(what, body, targets)
