@@ -48,12 +48,12 @@ const CHUNKS: &str = "/v1/chunks";
 /// Help for a missing agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
-/// Use of a connection.
+/// Protocol of a connection after its first request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Connection {
+enum Protocol {
     Http,
-    /// Something else after the first request.
-    Upgrade,
+    /// The one that the path of the request stands for.
+    Upgraded,
 }
 
 /// Agent of this machine, by its socket, or another agent that it forwards requests to.
@@ -237,9 +237,9 @@ impl Client {
         Ok(repository.with_source(Arc::new(source)))
     }
 
-    /// A connection that the agent uses for something else than HTTP, as `path` says.
+    /// A connection that is upgraded to the protocol of `path`.
     pub(super) async fn upgraded(&self, path: &str) -> Result<Upgraded> {
-        let response = self.send_with(Method::GET, path, Bytes::new(), Connection::Upgrade).await?;
+        let response = self.send_with(Method::GET, path, Bytes::new(), Protocol::Upgraded).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             self.check_status(response).await?;
             return Err(Error::unsupported("agent does not know this request").at(path).help(SAME_VERSION));
@@ -259,7 +259,7 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
-        self.send_with(method, path, body, Connection::Http).await
+        self.send_with(method, path, body, Protocol::Http).await
     }
 
     async fn send_with(
@@ -267,7 +267,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Bytes,
-        connection_is_for: Connection,
+        protocol: Protocol,
     ) -> Result<Response<Incoming>> {
         let connected = async {
             let stream = UnixStream::connect(&self.socket).await?;
@@ -287,7 +287,7 @@ impl Client {
         // The connection ends when the sender and the body are dropped.
         tokio::spawn(connection.with_upgrades());
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
-        if connection_is_for == Connection::Upgrade {
+        if protocol == Protocol::Upgraded {
             request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, PROTOCOL);
         }
         if let Some(at) = &self.at {

@@ -403,7 +403,7 @@ pub struct Staged {
     pub tensors: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Processes that use them.
+    /// Processes that use them, or that they are held for.
     pub users: u64,
     /// Time of the last use, if nobody uses them.
     pub last_used: String,

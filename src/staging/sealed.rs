@@ -50,8 +50,10 @@ impl UnsealedMemory {
         let len = address_len(len)?;
         let map = if len == 0 { None } else { Some(MmapOptions::new().len(len).map_raw(&file)) };
         let map = map.transpose().map_err(|source| io_error("cannot map shared memory", source))?;
-        // Best effort: few systems have huge pages for shared memory.
-        map.iter().for_each(|map| drop(map.advise(Advice::HugePage)));
+        if let Some(map) = &map {
+            // Best effort: few systems have huge pages for shared memory.
+            let _ = map.advise(Advice::HugePage);
+        }
         Ok(Self { file: Arc::new(file), len, map: RwLock::new(map), claimed: Mutex::default() })
     }
 
@@ -68,8 +70,8 @@ impl UnsealedMemory {
             return if len == 0 { write(&mut []) } else { Err(misplaced("memory is sealed, or ends before", offset)) };
         };
         let claim = self.claim(start..start + len)?;
-        // Page by page this would be a fault each, and a system without memory would end the process instead of the call (a cgroup
-        // without memory does so in any case).
+        // Allocates all pages at once, without a page fault each. A lack of memory is then an error; only in a full cgroup the
+        // kernel still kills a process.
         let pages = map.advise_range(Advice::PopulateWrite, start, len);
         if let Err(source) = pages
             && source.raw_os_error() != Some(rustix::io::Errno::INVAL.raw_os_error())

@@ -126,7 +126,7 @@ impl LinkRates {
         MeasuredTransfer { begun: now, links: self.lock().iter().filter_map(link).collect() }
     }
 
-    /// Adds the outcome of a transfer that has ended, if it says something of a link.
+    /// Records the outcome of a transfer that has ended, unless it was short or came over several links.
     pub(super) fn end_transfer(&self, transfer: &MeasuredTransfer) {
         self.end_transfer_at(transfer, Instant::now());
     }

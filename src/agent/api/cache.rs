@@ -18,7 +18,7 @@ use crate::agent::state::AgentState;
 use crate::agent::tasks::{TaskReport, TaskSpec, resolve, without_offers};
 use crate::agent::view;
 use crate::agent::warm::pin_lacking;
-use crate::audit::{Action, Repeats, Request};
+use crate::audit::{Action, Request};
 use crate::cache::{Pin, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -146,7 +146,7 @@ pub(super) async fn pin(
     caller.check_repository_name(body.repository.as_deref())?;
     let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
     let requester = caller.requester();
-    let recorded = recorded_separately(&caller, Action::Pin, Some(&repository));
+    let recorded = AccessRequest::separate(&caller, Action::Pin, Some(&repository));
     let name = match resolve(state.exchange()?, &repository, requester.as_ref(), &selector).await {
         Ok(name) => name,
         Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
@@ -196,15 +196,6 @@ fn record_outcome(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin>
     pinned
 }
 
-/// A request that is recorded separately each time.
-fn recorded_separately<'a>(
-    caller: &'a Caller,
-    action: Action,
-    repository: Option<&'a Repository>,
-) -> AccessRequest<'a> {
-    AccessRequest { caller, action, repository, repeats: Repeats::Separate }
-}
-
 /// Ends a pin.
 #[utoipa::path(
     delete,
@@ -223,7 +214,7 @@ pub(super) async fn unpin(
     let pin: PinId = id.parse().map_err(|_| unknown())?;
     let (looked, holder) = (Arc::clone(&cache), caller.clone());
     let find = move || Ok(looked.pins().into_iter().find(|kept| kept.id == pin && holder.has(kept)));
-    let recorded = recorded_separately(&caller, Action::Unpin, None);
+    let recorded = AccessRequest::separate(&caller, Action::Unpin, None);
     let Some(found) = blocking(find).await? else {
         return Err(recorded.refuse(&state, format!("pin {pin}"), unknown()).await.into());
     };

@@ -26,7 +26,12 @@ pub(super) struct AccessRequest<'a> {
     pub(super) repeats: Repeats,
 }
 
-impl AccessRequest<'_> {
+impl<'a> AccessRequest<'a> {
+    /// A request that is recorded separately each time.
+    pub(super) fn separate(caller: &'a Caller, action: Action, repository: Option<&'a Repository>) -> Self {
+        Self { caller, action, repository, repeats: Repeats::Separate }
+    }
+
     /// Records that the request for `name` is allowed.
     ///
     /// # Errors

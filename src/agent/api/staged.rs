@@ -23,7 +23,7 @@ use crate::agent::audit::follow;
 use crate::agent::staged::{StageOrder, pass, stage};
 use crate::agent::state::AgentState;
 use crate::agent::{PROTOCOL, view};
-use crate::audit::{Action, Repeats};
+use crate::audit::Action;
 use crate::error::{Error, Result};
 use crate::ops::TensorSelector;
 use crate::work::blocking;
@@ -68,13 +68,8 @@ pub(super) async fn begin(
     };
     state.staged()?;
     let repository = state.repository(body.repository.as_deref())?;
-    let request = AccessRequest {
-        caller: &caller,
-        action: Action::Restore,
-        repository: Some(repository),
-        repeats: Repeats::Separate,
-    };
-    let request = request.allow(&state, &order.name).await?;
+    let recorded = AccessRequest::separate(&caller, Action::Restore, Some(repository));
+    let request = recorded.allow(&state, &order.name).await?;
     let begun = follow(request, stage(&state, body.repository.as_deref(), order))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }

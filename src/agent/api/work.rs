@@ -29,14 +29,14 @@ use crate::agent::tasks::{self, RestoreRequest, Task, TaskReport, TaskSpec, Warm
 use crate::agent::tokens::{Grant, check_named};
 use crate::agent::usage::count_saved;
 use crate::agent::view::{self, TaskKind, TaskProgress};
-use crate::audit::{Action, Repeats};
+use crate::audit::Action;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PATH_LEN_MAX;
 use crate::name::Name;
 use crate::ops::{RootLink, SaveOptions};
 use crate::policy::{Labels, Scope};
+use crate::repository::LabelScope;
 use crate::repository::log::StepFacts;
-use crate::repository::{LabelScope, Repository};
 use crate::selector::Selector;
 use crate::transfer::exchange::FetchPolicy;
 use crate::work::blocking;
@@ -188,7 +188,7 @@ pub(super) async fn save(
     caller.check_repository_name(body.repository.as_deref())?;
     let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
     let base: Option<Selector> = body.base.as_deref().map(str::parse).transpose()?;
-    let recorded = recorded_separately(&caller, Action::Save, &repository);
+    let recorded = AccessRequest::separate(&caller, Action::Save, Some(&repository));
     let path = match allowed(&caller, &name, absolute(body.path)?).await {
         Ok(path) => path,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
@@ -280,7 +280,8 @@ pub(super) async fn restore(
         by: caller.local(),
     };
     let repository = state.repository(body.repository.as_deref())?;
-    let request = recorded_separately(&caller, Action::Restore, repository).allow(&state, &restoring.name).await?;
+    let request =
+        AccessRequest::separate(&caller, Action::Restore, Some(repository)).allow(&state, &restoring.name).await?;
     let begun = follow(request, tasks::restore(&state, body.repository.as_deref(), restoring))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
@@ -303,7 +304,7 @@ pub(super) async fn fetch(
     let (mut name, below) = (body.name.parse()?, below(body.path)?);
     let requester = caller.requester();
     let repository = state.origin(body.repository.as_deref())?;
-    let recorded = recorded_separately(&caller, Action::Warm, repository);
+    let recorded = AccessRequest::separate(&caller, Action::Warm, Some(repository));
     if let Some(grant) = caller.grant() {
         name = match resolve_for(repository, Some(grant), &name).await {
             Ok(name) => Selector::Name(name),
@@ -343,7 +344,7 @@ pub(super) async fn warm(
     let requester = caller.requester();
     let repository = state.origin(body.repository.as_deref())?;
     let (selector, recorded): (Selector, _) =
-        (body.name.parse()?, recorded_separately(&caller, Action::Warm, repository));
+        (body.name.parse()?, AccessRequest::separate(&caller, Action::Warm, Some(repository)));
     let pin = match body.pin {
         Some(Span(span)) => {
             if let Some(grant) = caller.grant() {
@@ -392,7 +393,7 @@ pub(super) async fn warm(
     let request = recorded.allow(&state, &warming.name).await?;
     let pinning = match &warming.pin {
         Some(_) if !warming.dry_run => {
-            recorded_separately(&caller, Action::Pin, repository).allow(&state, &warming.name).await?
+            AccessRequest::separate(&caller, Action::Pin, Some(repository)).allow(&state, &warming.name).await?
         }
         _ => None,
     };
@@ -522,11 +523,6 @@ pub(super) fn below(path: Option<String>) -> Result<Option<String>> {
         return Err(Error::usage("path is too long").expected(format!("at most {PATH_LEN_MAX} bytes")).got(path.len()));
     }
     Ok(path)
-}
-
-/// A request that is recorded separately each time.
-fn recorded_separately<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> AccessRequest<'a> {
-    AccessRequest { caller, action, repository: Some(repository), repeats: Repeats::Separate }
 }
 
 /// Checks that the path is absolute: callers have other working directories than the agent.

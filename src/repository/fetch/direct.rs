@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::GetResultPayload;
@@ -41,9 +41,9 @@ pub(super) async fn read_direct(
     let key = layout::owned(Family::Pack, part.pack);
     let opened = objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?;
     let GetResultPayload::File(file, path) = opened.payload else { return Ok(None) };
-    let (file, sink) = (OpenPack { file, path }, Arc::clone(sink));
+    let (pack, sink) = (OpenPack { file, path }, Arc::clone(sink));
     blocking(move || {
-        chunks.iter().try_for_each(|(chunk, located)| file.deliver(*chunk, located, &*sink))?;
+        chunks.iter().try_for_each(|(chunk, located)| pack.deliver(*chunk, located, &*sink))?;
         Ok(Some(chunks.iter().map(|(_, located)| u64::from(located.place.plain_len)).sum()))
     })
     .await
@@ -132,8 +132,7 @@ impl OpenPack {
 
     /// Reads and verifies a chunk.
     fn read<'a>(&self, located: &Located, slot: &'a mut [u8]) -> Result<Chunk<'a>> {
-        let path: &Path = &self.path;
-        objects::read_file(&self.file, path, located.place.offset, slot)?;
+        objects::read_file(&self.file, &self.path, located.place.offset, slot)?;
         Chunk::verify(located.id, slot).map_err(|error| named(&located.place, error))
     }
 }

@@ -208,7 +208,7 @@ impl Exchange {
         self.link_rates.begin_transfer()
     }
 
-    /// Adds the outcome of a transfer that has ended, if it says something of a link.
+    /// Records the outcome of a transfer that has ended, unless it was short or came over several links.
     pub fn end_transfer(&self, transfer: &MeasuredTransfer) {
         self.link_rates.end_transfer(transfer);
     }

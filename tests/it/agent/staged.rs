@@ -226,7 +226,7 @@ fn a_file_of_a_staged_tree_is_not_read_again() {
     let held = with_client(&agent, async |client| client.stage(&file, |_| {}).await.unwrap());
     assert!(held.report.reused && users(&agent) == [1]);
     drop(held);
-    // What a command stages is held for nobody: the next makes room.
+    // A command does not hold what it stages: the next one evicts it.
     user.write("other/model.safetensors", &safetensors(2, &[("c", 1 << 20)]));
     user.ok(&["save", "other", "run/step-2"]);
     until("nobody uses it", || users(&agent) == [0]);
