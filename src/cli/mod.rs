@@ -35,6 +35,8 @@ mod signals;
 mod sites;
 #[cfg(feature = "agent")]
 mod stage;
+#[cfg(feature = "agent")]
+mod stage_bench;
 mod target;
 #[cfg(test)]
 #[cfg(feature = "agent")]

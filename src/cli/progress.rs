@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_line_says_what_is_known() {
-        let at = |total, done, moved| Snapshot { phase: "reading", total, done, moved };
+        let at = |total, done, moved| Snapshot { phase: "reading", total, done, moved, ..Snapshot::default() };
         assert_eq!(message(at(0, 1 << 20, 0), 0.0), "1.0 MiB");
         assert_eq!(
             message(at(4 << 20, 1 << 20, 1 << 19), 1_048_576.0),

@@ -22,7 +22,10 @@ impl Context {
             let freed: Evicted = Client::required()?.delete("/v1/staged").await?;
             return self.output.report(&freed, |freed, _| format!("freed {}\n", show(freed.freed_bytes)));
         }
-        let Some(what) = stage.what else { return Ok(()) };
+        let Some(what) = &stage.what else { return Ok(()) };
+        if stage.bench {
+            return self.bench_staging(what, &stage).await;
+        }
         let path = what.path.clone().map(String::from_utf8).transpose();
         let path = path.map_err(|source| {
             let error = Error::usage("path is not UTF-8, as an agent takes it").at(&what.name).source(source);
@@ -58,7 +61,11 @@ fn staged(report: &StageReport) -> String {
         return format!("{name}: {tensors} tensors, {bytes}, were in memory\n");
     }
     let (fetched, from) = (show(report.fetched_bytes), by_source(&report.sources));
-    format!("{name}: {tensors} tensors, {bytes}, read into memory in {:.2} s from {fetched}{from}\n", report.seconds)
+    let first = report.times.map_or_else(String::new, |times| format!("; the first after {:.2} s", times.first_tensor));
+    format!(
+        "{name}: {tensors} tensors, {bytes}, read into memory in {:.2} s from {fetched}{from}{first}\n",
+        report.seconds
+    )
 }
 
 /// Table of what is in memory.

@@ -45,7 +45,7 @@ pub(super) struct Context {
 
 /// `repository` with the agent of this node as its first source of chunks, if one runs.
 #[cfg_attr(not(feature = "agent"), expect(clippy::unused_async, reason = "there are no agents to ask"))]
-async fn attached(repository: Repository) -> Repository {
+pub(super) async fn attached(repository: Repository) -> Repository {
     #[cfg(feature = "agent")]
     let repository = crate::agent::Client::attached(repository).await;
     repository

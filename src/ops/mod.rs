@@ -45,8 +45,8 @@ pub use show::{ShownEntry, ShownTensor, TreeSummary};
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
 pub use tensors::{
-    RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
-    TensorsRead, WantedTensor,
+    DeviceRange, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed,
+    TensorReading, TensorSelector, TensorSink, TensorsRead, WantedTensor,
 };
 pub use undelete::{NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport};
 pub use verify::{Damage, VerifyOptions, VerifyReport};

@@ -188,7 +188,8 @@ TOWLINE_AGENT=$cloud "$towline" restore "run/step-$last" node2/restored --repo "
 for file in model optimizer; do
   cmp "node1/step-$last/$file.safetensors" "node2/restored/$file.safetensors"
 done
-echo "   bit for bit what was saved"
+echo "   bit for bit what was saved; and staged into memory, as a server of the model would:"
+TOWLINE_AGENT=$cloud "$towline" stage "run/step-$last" --repo "$second" --bench | tail -n +2 | sed 's/^/ /'
 
 echo "6. Training resumes there, and goes on saving."
 TOWLINE_REPO=$second "$python" "$here/train.py" --work node2 --steps $steps --every $every \

@@ -23,6 +23,7 @@ mod collect;
 mod conformance;
 mod crash;
 mod credentials;
+mod cuda;
 mod data;
 mod differences;
 mod doctor;

@@ -1,11 +1,12 @@
 //! Extension module of the Python package `towline`: the operations of the engine, run with the GIL released.
 //!
 //! The public API is in python/towline; this module is private to it. Memory is passed as addresses and lengths: the package
-//! keeps the tensors alive, and only `memory.rs` accesses them.
+//! keeps the tensors alive, and only `memory.rs` accesses them; `cuda.rs` has a GPU do so.
 
 mod agent;
 mod audited;
 mod command;
+mod cuda;
 mod errors;
 mod memory;
 mod progress_counters;
@@ -40,5 +41,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(quantity::span, module)?)?;
     module.add_function(wrap_pyfunction!(agent::agent_request, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::cuda_name, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::copy_to_cuda, module)?)?;
     module.add_function(wrap_pyfunction!(memory::copy, module)?)
 }

@@ -28,6 +28,22 @@ impl MemoryRange {
         Self { address, len: if address == 0 { 0 } else { len } }
     }
 
+    /// Address of the first byte.
+    pub(crate) fn address(self) -> usize {
+        self.address
+    }
+
+    /// Number of bytes.
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    /// The bytes, for a call that ends before the package frees or changes them.
+    pub(crate) fn borrowed<'a>(self) -> &'a [u8] {
+        // SAFETY: the package keeps the tensor, and does not write to it, until the call has ended.
+        unsafe { self.read() }
+    }
+
     /// Borrows the bytes.
     ///
     /// # Safety

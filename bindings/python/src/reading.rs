@@ -11,6 +11,7 @@ use towline::progress::Progress;
 use towline::repository::{Fill, Repository, Saved};
 use towline::{Error, Result};
 
+use crate::cuda;
 use crate::memory::MemoryRange;
 
 /// A tensor to read, and its target memory.
@@ -70,19 +71,23 @@ pub(crate) async fn read(
     progress: Progress,
 ) -> Result<TensorsRead> {
     let saved = repository.saved(&name).await?.shared();
-    read_in(&repository, &saved, requests, &progress).await
+    read_in(&repository, &saved, requests, None, &progress).await
 }
 
-/// As [`read`], from a tree that is open.
+/// As [`read`], from a tree that is open; with `gpu`, the addresses are of its memory.
 pub(crate) async fn read_in(
     repository: &Repository,
     saved: &Arc<Saved>,
     requests: Vec<ReadRequest>,
+    gpu: Option<cuda::Target>,
     progress: &Progress,
 ) -> Result<TensorsRead> {
     let selectors: Vec<TensorSelector> = requests.iter().map(selector).collect();
     let reading = Arc::new(repository.choose_tensors_in(saved, None, &selectors)?);
     let places = places(&reading, &requests)?;
+    if let Some(gpu) = gpu {
+        return cuda::read_to(repository, &reading, places.0, gpu, progress).await;
+    }
     repository.read_tensors(&reading, Arc::new(places), progress).await
 }
 

@@ -11,6 +11,7 @@ use towline::ops::{RangeSink, TensorSelector};
 use towline::repository::Saved;
 
 use crate::audited::Reading;
+use crate::cuda;
 use crate::memory::{Latch, MemoryRange};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read_in};
@@ -99,17 +100,18 @@ impl Tree {
         })
     }
 
-    /// Reads tensors into memory.
-    #[pyo3(signature = (requests, progress=None))]
+    /// Reads tensors into memory; with `gpu`, its number and a stream of it, into its memory.
+    #[pyo3(signature = (requests, progress=None, gpu=None))]
     fn read_tensors(
         &self,
         py: Python<'_>,
         requests: Vec<ReadRequest>,
         progress: Option<Py<ProgressCounters>>,
+        gpu: Option<cuda::Target>,
     ) -> PyResult<()> {
         let (engine, saved) = (self.repository.get().engine(py)?, Arc::clone(&self.saved));
         let progress = progress.map(|counters| counters.get().progress()).unwrap_or_default();
-        let read = wait(py, async move { read_in(&engine, &saved, requests, &progress).await })?;
+        let read = wait(py, async move { read_in(&engine, &saved, requests, gpu, &progress).await })?;
         self.reading.count(read.bytes);
         Ok(())
     }

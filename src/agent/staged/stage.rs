@@ -16,6 +16,7 @@ use crate::policy::LocalCaller;
 use crate::progress::Progress;
 use crate::repository::{Repository, SourceBytes};
 use crate::selector::Selector;
+use crate::staging::StageTimes;
 
 /// Tries for a name that is replaced meanwhile.
 const ATTEMPTS: usize = 4;
@@ -54,6 +55,9 @@ pub struct StageReport {
     pub sources: SourceBytes,
     /// Duration in seconds.
     pub seconds: f64,
+    /// Times of the stages; none, if the tensors were in memory before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<StageTimes>,
 }
 
 impl StageReport {
@@ -91,11 +95,12 @@ pub(in crate::agent) fn stage(state: &AgentState, repository: Option<&str>, orde
             name: name.to_string(),
             tensors: tree.tensors(),
             bytes: tree.memory().len(),
-            reused: staged.reused,
+            reused: staged.times.is_none(),
             fetched_bytes: staged.sources.total(),
             sources: staged.sources,
             memory: order.hold.then(|| trees.offer(staged.lease).to_string()),
             seconds: begun.elapsed().as_secs_f64(),
+            times: staged.times,
         })))
     })
 }
@@ -103,8 +108,9 @@ pub(in crate::agent) fn stage(state: &AgentState, repository: Option<&str>, orde
 /// A tree in memory, and what it took to read it.
 struct Staged {
     lease: Lease,
-    reused: bool,
     sources: SourceBytes,
+    /// None, if they were in memory before.
+    times: Option<StageTimes>,
 }
 
 /// The tensors of `name`, from memory if they are there.
@@ -134,7 +140,7 @@ async fn staged(
         // The caller's rights are checked each time, after any wait.
         repository.check_readable(name, &key.manifest).await?;
         if let Some(lease) = trees.find(&key) {
-            return Ok(Staged { lease, reused: true, sources: SourceBytes::default() });
+            return Ok(Staged { lease, sources: SourceBytes::default(), times: None });
         }
         progress.phase("opening", 0);
         let below = order.below.as_ref().map(String::as_bytes);
@@ -145,10 +151,10 @@ async fn staged(
         }
         let table = reading.table()?;
         let reservation = trees.reserve(table.memory_len())?;
-        let (memory, read) = repository.stage_tensors(&reading, &table, progress).await?;
+        let (memory, read, times) = repository.stage_tensors(&reading, &table, progress).await?;
         let count = table.tensors().len() as u64;
         let lease = trees.keep(reservation, key, name.to_string(), count, memory);
-        return Ok(Staged { lease, reused: false, sources: read.sources });
+        return Ok(Staged { lease, sources: read.sources, times: Some(times) });
     }
     Err(Error::conflict("name moves faster than it can be read").at(name).help("try again"))
 }

@@ -1,6 +1,7 @@
 //! Arguments of commands for agents and certificates.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand, ValueHint};
@@ -12,6 +13,7 @@ use crate::cli::help::{agents as help, audit as audit_help};
 use crate::cli::hint::HintArgs;
 use crate::cli::sites::SitesArgs;
 use crate::cli::usage::UsageArgs;
+use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::ops::TensorSelector;
@@ -273,6 +275,35 @@ pub(in crate::cli) struct Stage {
     /// Free the memory that no process uses
     #[arg(long)]
     pub(in crate::cli) clear: bool,
+    /// Load them without the agent's memory, print the times of the stages, and free them
+    #[arg(long, requires = "what")]
+    pub(in crate::cli) bench: bool,
+    /// Load them there: host, or cuda:N [default: host]
+    #[arg(long, value_name = "DEVICE", requires = "bench")]
+    pub(in crate::cli) device: Option<DeviceName>,
+}
+
+/// Memory that tensors are loaded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) enum DeviceName {
+    /// Memory of this machine.
+    Host,
+    /// Memory of the GPU with this number.
+    Cuda(u32),
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let gpu = match text {
+            "host" | "cpu" => return Ok(Self::Host),
+            "cuda" => Some(0),
+            other => other.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+        };
+        let unknown = || Error::usage("no such device").expected("host, or cuda:N").got(format!("{text:?}"));
+        gpu.map(Self::Cuda).ok_or_else(unknown)
+    }
 }
 
 /// Choice of the agent.

@@ -16,7 +16,8 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 #[cfg(feature = "agent")]
 pub(super) use self::agents::{
-    AgentVerb, AtOption, AuthorityFolder, CacheVerb, HandoffVerb, IdentityVerb, Pin, PolicyVerb, Stage, TokenVerb, Warm,
+    AgentVerb, AtOption, AuthorityFolder, CacheVerb, DeviceName, HandoffVerb, IdentityVerb, Pin, PolicyVerb, Stage,
+    TokenVerb, Warm,
 };
 #[cfg(feature = "agent")]
 pub(super) use self::audit::{AuditFolder, AuditShow, AuditVerb, AuditVerify};

@@ -58,14 +58,19 @@ Examples:
   towline stage run-7/step-40:model.safetensors  only this file
   towline stage --list                           what is in memory, and how many processes use it
   towline stage --clear                          free what no process uses
+  towline stage models/base --bench              how long each stage takes on this machine
+  towline stage models/base --bench --device cuda:0     and to the memory of a GPU
 
 The agent reads and verifies the tensors once. Processes of this node map them without a copy: towline.load(), and the restores of \
 the Python package. The memory is sealed: nobody can change it. The limit is [staging] memory in the agent's settings; if it is \
 reached, the tensors that were used longest ago make room. Tensors that no process uses are freed after [staging] keep \
 (docs/staging.md).
 
-JSON: name tensors bytes reused fetched_bytes sources seconds; with --list: memory, trees: [name below selectors manifest \
-tensors bytes users last_used]; with --clear: freed_bytes";
+With --bench this command loads the tensors itself, and frees them. What a GPU got is read back and compared.
+
+JSON: name tensors bytes reused fetched_bytes sources seconds times: {total first_tensor read decode wait copy}, in seconds; with \
+--list: memory, trees: [name below selectors manifest tensors bytes users last_used]; with --clear: freed_bytes; with --bench: name \
+device tensors bytes fetched_bytes sources times overlap compared";
 
 pub(in crate::cli) const WARM: &str = "\
 Examples:

@@ -1,8 +1,9 @@
 //! Tensors of a saved tree: lists them, and reads only the chunks needed for requested boxes, into buffers of the caller
-//! ([`Repository::read_tensors`]), to a file ([`Repository::restore_tensors`]), or into memory that the processes of a node share
-//! ([`Repository::stage_tensors`]).
+//! ([`Repository::read_tensors`]), to a file ([`Repository::restore_tensors`]), into memory that the processes of a node share
+//! ([`Repository::stage_tensors`]), or to a GPU ([`Repository::read_tensors_to_new`]).
 
 mod delivery;
+mod device;
 mod file;
 mod globals;
 mod reading;
@@ -14,6 +15,7 @@ mod tests;
 use serde::Serialize;
 
 pub use self::delivery::{TensorSink, TensorsRead};
+pub use self::device::{DeviceRange, DeviceTensors, PINNED_MAX};
 pub use self::file::{RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE};
 pub use self::reading::{TensorReading, WantedTensor};
 pub use self::selector::TensorSelector;

@@ -140,6 +140,13 @@ impl TensorReading {
         self.chunks.len() as u64
     }
 
+    /// Bytes of the longest chunk to fetch.
+    #[must_use]
+    pub fn longest_chunk(&self) -> u64 {
+        let lens = &self.saved.manifest.chunks.lens;
+        self.chunks.iter().filter_map(|&chunk| lens.get(chunk as usize)).copied().max().unwrap_or(0).into()
+    }
+
     fn choose(saved: &Arc<Saved>, below: Option<&[u8]>, selectors: &[TensorSelector], budget: &Budget) -> Result<Self> {
         let globals = globals(&saved.manifest);
         let mut draft = Draft {

@@ -7,7 +7,7 @@ use super::reading::TensorReading;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::repository::{Fill, Repository};
-use crate::staging::{SealedMemory, StagedTensor, TensorTable, UnsealedMemory};
+use crate::staging::{SealedMemory, StageClock, StageTimes, StagedTensor, TensorTable, UnsealedMemory};
 
 impl TensorReading {
     /// Places of its tensors in shared memory.
@@ -41,13 +41,14 @@ impl Repository {
         reading: &Arc<TensorReading>,
         table: &TensorTable,
         progress: &Progress,
-    ) -> Result<(SealedMemory, TensorsRead)> {
+    ) -> Result<(SealedMemory, TensorsRead, StageTimes)> {
+        let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
         let memory = Arc::new(UnsealedMemory::new(table.memory_len())?);
         memory.write(0, table.head())?;
         let starts = table.tensors().iter().map(|tensor| table.base() + tensor.start).collect();
-        let sink = Arc::new(MemorySink { memory: Arc::clone(&memory), starts });
+        let sink = Arc::new(MemorySink { memory: Arc::clone(&memory), starts, clock: Arc::clone(&clock) });
         let read = self.read_tensors(reading, sink, progress).await?;
-        Ok((memory.seal()?, read))
+        Ok((memory.seal()?, read, clock.times(progress.snapshot().reading)))
     }
 }
 
@@ -55,6 +56,7 @@ impl Repository {
 struct MemorySink {
     memory: Arc<UnsealedMemory>,
     starts: Vec<u64>,
+    clock: Arc<StageClock>,
 }
 
 impl MemorySink {
@@ -66,7 +68,9 @@ impl MemorySink {
 
 impl TensorSink for MemorySink {
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.memory.write(self.byte(tensor, offset)?, bytes)
+        self.memory.write(self.byte(tensor, offset)?, bytes)?;
+        self.clock.arrived(tensor, bytes.len());
+        Ok(())
     }
 
     fn fills(&self) -> bool {
@@ -74,7 +78,8 @@ impl TensorSink for MemorySink {
     }
 
     fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
-        self.memory.fill(self.byte(tensor, offset)?, len, fill)?;
+        self.memory.fill(self.byte(tensor, offset)?, len, |slot| self.clock.decoding(|| fill(slot)))?;
+        self.clock.arrived(tensor, len);
         Ok(true)
     }
 

@@ -12,6 +12,7 @@ mod source;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -31,7 +32,7 @@ use crate::chunk::Chunk;
 use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
-use crate::progress::Progress;
+use crate::progress::{Progress, TimeSum};
 use crate::work::blocking;
 
 /// Maximum length of a network read, unless one frame is longer: long enough to amortize a request, short enough for many in
@@ -95,8 +96,10 @@ pub async fn fetch(
         let (saved, sink) = (Arc::clone(saved), Arc::clone(&sink));
         let span = tracing::debug_span!("read", chunks = read.chunks.len(), bytes = read.stored_len());
         let brought = async move {
-            let len = read.stored_len();
-            let (plain, moved) = fetch_one(repository, &saved, read, sink).await?;
+            let (len, begun) = (read.stored_len(), Instant::now());
+            let delivering = Arc::new(TimeSum::default());
+            let (plain, moved) = fetch_one(repository, &saved, read, sink, &delivering).await?;
+            progress.read_for(begun.elapsed().saturating_sub(delivering.get()));
             progress.moved(len);
             progress.advance(plain);
             Ok::<_, Error>(moved)
@@ -111,20 +114,25 @@ pub async fn fetch(
     Ok(moved)
 }
 
-/// Executes one read of [`fetch`]; returns the plain bytes that `sink` got, and the stored bytes that moved.
+/// Executes one read of [`fetch`]; returns the plain bytes that `sink` got, and the stored bytes that moved. Adds the time of
+/// delivering, which direct reads do while they read, to `delivering`.
 async fn fetch_one(
     repository: &Repository,
     saved: &Arc<Saved>,
     read: PackRead,
     sink: Arc<dyn Sink>,
+    delivering: &Arc<TimeSum>,
 ) -> Result<(u64, SourceBytes)> {
     let len = read.stored_len();
-    let (tree, passed_to) = (Arc::clone(saved), Arc::clone(&sink));
+    let (tree, passed_to, spent) = (Arc::clone(saved), Arc::clone(&sink), Arc::clone(delivering));
     let work = move |read: &PackRead, buffer: Buffer| {
+        let begun = Instant::now();
         let mut passing = ForwardingSink { sink: &*passed_to, plain: 0 };
         deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
+        spent.add(begun.elapsed());
         Ok(passing.plain)
     };
+    let begun = Instant::now();
     let Some(source) = repository.source() else {
         let direct = match read_direct(repository, saved, &read, &sink).await {
             // It may be an error of this read alone.
@@ -132,12 +140,16 @@ async fn fetch_one(
             direct => direct?,
         };
         let plain = match direct {
-            Some(plain) => plain,
+            Some(plain) => {
+                delivering.add(begun.elapsed());
+                plain
+            }
             None => read_pack(&[repository], repository.budget(), read, work).await?,
         };
         return Ok((plain, SourceBytes::of_repository(len)));
     };
     let near = read_near(source, saved, &read, &sink).await?;
+    delivering.add(begun.elapsed());
     let rest = read.of_others(&near.chunks, |chunk| saved.locate(chunk))?;
     let found = SourceBytes { cache: len - rest.stored_len(), ..SourceBytes::default() };
     if rest.chunks.is_empty() {

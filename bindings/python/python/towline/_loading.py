@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from . import _progress
+from . import _cuda, _progress
 from .errors import UsageError
 from .tensors import read_request
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from ._towline import Repository as Engine
     from ._towline import StagedTensors
+
+    #: Path and name of a tensor, and the tensor.
+    Found = tuple[tuple[str, str], torch.Tensor]
+    Device = str | int | torch.device | None
 
 #: Minimum bytes of a state for which the agent is asked: fewer are read in the time of the request.
 STAGED_MIN = 1 << 20
@@ -26,19 +30,20 @@ def load(
     name: str,
     path: str | None,
     selectors: list[str],
-    device: str | int | torch.device | None,
+    device: Device,
     progress: _progress.Progress,
 ) -> dict[str, torch.Tensor]:
     """Loads tensors of a tree by name."""
+    gpu = _cuda.target(device)
     with _progress.counting(progress, name) as counters:
         staged = engine.stage(name, path, selectors, counters)
         if staged is not None:
-            found = mapped(staged)
+            found = _on_device(mapped(staged), device, gpu)
         else:
             chosen = _Chosen(engine, name, path, selectors)
-            found = chosen.read(chosen.tensors, counters)
+            found = chosen.read(chosen.tensors, device, gpu, counters)
     keys = _keys([place for place, _ in found])
-    return {key: _on(tensor, device) for key, (_, tensor) in zip(keys, found, strict=True)}
+    return {key: tensor for key, (_, tensor) in zip(keys, found, strict=True)}
 
 
 def stream(
@@ -46,35 +51,41 @@ def stream(
     name: str,
     path: str | None,
     selectors: list[str],
-    device: str | int | torch.device | None,
+    device: Device,
     ahead: int,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields tensors of a tree by name while the next ones are read, in groups of `ahead` bytes."""
+    gpu = _cuda.target(device)
     staged = engine.stage(name, path, selectors)
     if staged is not None:
         found = mapped(staged)
         keys = _keys([place for place, _ in found])
-        return ((key, _on(tensor, device)) for key, (_, tensor) in zip(keys, found, strict=True))
+        return ((key, _on_device([one], device, gpu)[0][1]) for key, one in zip(keys, found, strict=True))
     chosen = _Chosen(engine, name, path, selectors)
     keys = _keys([(one["path"], one["name"]) for one in chosen.tensors])
-    return _read_ahead(chosen, iter(keys), device, ahead)
+    return _read_ahead(chosen, iter(keys), device, gpu, ahead)
 
 
 def _read_ahead(
-    chosen: _Chosen, keys: Iterator[str], device: str | int | torch.device | None, ahead: int
+    chosen: _Chosen, keys: Iterator[str], device: Device, gpu: _cuda.Target | None, ahead: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     groups = _groups(chosen.tensors, ahead)
     with ThreadPoolExecutor(1, "towline-load") as reader:
-        coming = reader.submit(chosen.read, next(groups, []))
+        coming = reader.submit(chosen.read, next(groups, []), device, gpu)
         while found := coming.result():
-            coming = reader.submit(chosen.read, next(groups, []))
+            coming = reader.submit(chosen.read, next(groups, []), device, gpu)
             while found:
                 # The consumer alone holds what it gets: memory is free once it is done with it.
-                yield next(keys), _on(found.pop(0)[1], device)
+                yield next(keys), found.pop(0)[1]
 
 
-def _on(tensor: torch.Tensor, device: str | int | torch.device | None) -> torch.Tensor:
-    return tensor if device is None or str(device) == "cpu" else tensor.to(device)
+def _on_device(found: list[Found], device: Device, gpu: _cuda.Target | None) -> list[Found]:
+    """Moves tensors in host memory to `device`."""
+    if device is None or str(device) == "cpu":
+        return found
+    places, tensors = [place for place, _ in found], [tensor for _, tensor in found]
+    moved = [tensor.to(device) for tensor in tensors] if gpu is None else _cuda.copied(tensors, gpu)
+    return list(zip(places, moved, strict=True))
 
 
 def _groups(tensors: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
@@ -91,7 +102,7 @@ def _groups(tensors: list[dict[str, Any]], size: int) -> Iterator[list[dict[str,
         yield group
 
 
-def mapped(staged: StagedTensors) -> list[tuple[tuple[str, str], torch.Tensor]]:
+def mapped(staged: StagedTensors) -> list[Found]:
     """Tensors over the agent's memory, each with its path and name. Writes to them are private to this process."""
     from . import _torch
 
@@ -109,21 +120,23 @@ class _Chosen:
         self._tree = engine.open_tree(name)
         self.tensors: list[dict[str, Any]] = json.loads(self._tree.choose_tensors(path, selectors))
 
-    def read(self, tensors: list[dict[str, Any]], counters: Any = None) -> list[tuple[tuple[str, str], torch.Tensor]]:
-        """Reads some of the tensors; returns each with its path and name."""
+    def read(
+        self, tensors: list[dict[str, Any]], device: Device, gpu: _cuda.Target | None, counters: Any = None
+    ) -> list[Found]:
+        """Reads some of the tensors to `device`; returns each with its path and name."""
         from . import _torch
 
         found, requests = [], []
         for one in tensors:
             _check_type(one["name"], one["dtype"], one["shape"], one["bytes"])
-            tensor = _torch.empty(one["dtype"], one["shape"])
+            tensor = _torch.empty(one["dtype"], one["shape"], None if gpu is None else f"cuda:{gpu[0]}")
             window = None if one["shape"] == one["whole"] else (one["offsets"], one["shape"])
             if one["bytes"]:
                 requests.append(read_request(one["name"], one["path"], window, tensor.data_ptr(), one["bytes"]))
             found.append(((one["path"], one["name"]), tensor))
         if requests:
-            self._tree.read_tensors(requests, counters)
-        return found
+            self._tree.read_tensors(requests, counters, gpu)
+        return found if gpu is not None else _on_device(found, device, None)
 
 
 def _check_type(name: str, dtype: str, shape: Sequence[int], length: int) -> None:

@@ -47,15 +47,15 @@ _WIDTHS = {"C32": 4, "C128": 16, "QI32": 4}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def empty(name: str, shape: Sequence[int]) -> torch.Tensor:
+def empty(name: str, shape: Sequence[int], device: str | None = None) -> torch.Tensor:
     """Uninitialized tensor of the dtype `name`; bytes with one more dimension if torch has no such dtype."""
     dtype = DTYPES.get(name)
     if dtype is not None:
-        made = torch.empty(tuple(shape), dtype=dtype)
-        if nbytes(made) >= LARGE:
+        made = torch.empty(tuple(shape), dtype=dtype, device=device)
+        if device is None and nbytes(made) >= LARGE:
             _towline.huge_pages(made.data_ptr(), nbytes(made))
         return made
-    return torch.empty((*shape, _WIDTHS.get(name, 1)), dtype=torch.uint8)
+    return torch.empty((*shape, _WIDTHS.get(name, 1)), dtype=torch.uint8, device=device)
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -319,18 +319,11 @@ class Repository:
         there = opened(to, create=create)
         return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
 
-    def load(
-        self,
-        name: str,
-        *,
-        device: str | int | torch.device | None = None,
-        tensors: str | Iterable[str] = (),
-        path: str | None = None,
-        progress: _progress.Progress = None,
-    ) -> dict[str, torch.Tensor]:
-        """Loads the tensors of the tree `name` (or `RUN@latest`, ...), by name; a name that several files have becomes
-        `FILE:NAME`. `tensors` selects some: names or patterns such as `"layers.*"`, each perhaps with a box, `"embed[0:128, :]"`;
-        `path` a file or folder. They are moved to `device`, if given.
+def load( self, name: str, *, device: str | int | torch.device | None = None, tensors: str | Iterable[str] = (), path: str | None
+= None, progress: _progress.Progress = None, ) -> dict[str, torch.Tensor]: """Loads the tensors of the tree `name` (or
+`RUN@latest`, ...), by name; a name that several files have becomes `FILE:NAME`. `tensors` selects some: names or patterns such as
+`"layers.*"`, each perhaps with a box, `"embed[0:128, :]"`; `path` a file or folder. They are moved to `device`, if given: to an
+NVIDIA GPU through pinned memory, while others are read.
 
         If this node's agent keeps tensors in memory (`[staging]` in its settings), they are verified once, when the agent reads
         them, and every process maps that memory without a copy. Writes are private to the process: a page is copied when it is

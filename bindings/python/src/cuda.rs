@@ -1,0 +1,90 @@
+//! Copies to memory of a GPU that torch allocated.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use towline::ops::{DeviceRange, PINNED_MAX, TensorReading};
+use towline::progress::Progress;
+use towline::repository::Repository;
+use towline::staging::cuda::{CudaCopier, CudaDevice};
+use towline::staging::{PinnedRing, Upload, upload};
+use towline::{Error, Result};
+
+use crate::errors::raised;
+use crate::memory::MemoryRange;
+
+/// Bytes of a piece of an upload.
+const PIECE: usize = 4 << 20;
+
+/// A GPU and torch's current stream there, as Python gives them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    ordinal: u32,
+    /// `CUstream`.
+    stream: usize,
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Target {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let (ordinal, stream) = given.extract()?;
+        Ok(Self { ordinal, stream })
+    }
+}
+
+impl Target {
+    /// Copies that begin once what torch has queued is done: it may still use memory that it has freed and given out again.
+    fn copier(self) -> Result<CudaCopier> {
+        let copier = CudaCopier::new(&CudaDevice::open(self.ordinal)?)?;
+        // SAFETY: the package passes the handle of a stream of torch, which exists as long as the process.
+        unsafe { copier.wait_for_stream(self.stream)? };
+        Ok(copier)
+    }
+}
+
+/// Name of the GPU `ordinal`.
+///
+/// # Errors
+/// Unsupported, if there is no driver, it is too old, or it finds no GPU.
+#[pyfunction]
+pub(crate) fn cuda_name(py: Python<'_>, ordinal: u32) -> PyResult<String> {
+    let opened = py.detach(|| CudaDevice::open(ordinal).map(|device| device.name().to_owned()));
+    opened.map_err(|error| raised(py, &error))
+}
+
+/// Copies ranges of host memory, each given by its address, the address of the GPU and its length.
+#[pyfunction]
+pub(crate) fn copy_to_cuda(py: Python<'_>, copies: Vec<(usize, u64, usize)>, target: Target) -> PyResult<()> {
+    let outcome = py.detach(|| {
+        let ring = PinnedRing::new(target.copier()?, PIECE, PINNED_MAX / 4, Box::new(|_, _, _| {}));
+        let upload_of = |(from, to, len)| Upload { from: MemoryRange::new(from, len).borrowed(), to };
+        let uploads: Vec<Upload<'_>> = copies.into_iter().map(upload_of).collect();
+        // SAFETY: the package keeps the tensors until this returns, and nobody else has them yet.
+        unsafe { upload(&ring, &uploads) }
+    });
+    outcome.map_err(|error| raised(py, &error))
+}
+
+/// Reads `reading` to memory of a GPU. Returns the bytes.
+///
+/// # Errors
+/// As [`Repository::read_tensors_to`].
+///
+/// # Cancel safety
+/// Safe: on drop it waits until no copy runs.
+pub(crate) async fn read_to(
+    repository: &Repository,
+    reading: &Arc<TensorReading>,
+    targets: Vec<Vec<MemoryRange>>,
+    target: Target,
+    progress: &Progress,
+) -> Result<towline::ops::TensorsRead> {
+    let range = |range: &MemoryRange| DeviceRange { address: range.address() as u64, len: range.len() as u64 };
+    let targets = targets.iter().map(|ranges| ranges.iter().map(range).collect()).collect();
+    let copier = tokio::task::spawn_blocking(move || target.copier()).await;
+    let copier = copier.map_err(|source| Error::other("cannot open the GPU").source(source))??;
+    // SAFETY: the package keeps the tensors until this has ended, and nobody else has them yet.
+    let read = unsafe { repository.read_tensors_to(reading, copier, targets, progress) };
+    read.await.map(|(read, _)| read)
+}

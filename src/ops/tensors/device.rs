@@ -1,0 +1,233 @@
+//! Reading tensors into the memory of a GPU: fetch -> decode + verify -> pinned slot -> device, all at the same time.
+#![expect(unsafe_code, reason = "a device writes to memory that the caller names")]
+
+use std::sync::Arc;
+
+use super::delivery::{TensorSink, TensorsRead};
+use super::reading::TensorReading;
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::limits::MIB;
+use crate::progress::Progress;
+use crate::repository::{Fill, Repository};
+use crate::staging::cuda::{CudaCopier, CudaDevice, CudaMemory};
+use crate::staging::{CopyEngine, PinnedRing, StageClock, StageTimes};
+use crate::work::blocking;
+
+/// Maximum pinned memory, in bytes: enough for some milliseconds of the fastest bus, and pinned in a moment.
+pub const PINNED_MAX: u64 = 256 * MIB;
+/// Minimum length of a slot, in bytes.
+const SLOT_MIN: u64 = 64 << 10;
+/// Alignment of tensors in memory that is allocated here, in bytes: that of torch's allocator.
+const ALIGNMENT: u64 = 512;
+
+/// Memory of a device for one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceRange {
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Tensors in new memory of a GPU.
+#[derive(Debug)]
+pub struct DeviceTensors {
+    /// The memory.
+    pub memory: CudaMemory,
+    /// First byte of each tensor there, in the order of the reading.
+    pub starts: Vec<u64>,
+    /// Cost of the reading.
+    pub read: TensorsRead,
+    /// Times of the stages.
+    pub times: StageTimes,
+}
+
+impl Repository {
+    /// Reads all boxes of `reading` into new memory of `device`. Every byte is verified before it is copied.
+    ///
+    /// # Errors
+    /// As [`Repository::read_tensors`]; exhausted, if the device has too little memory, or none can be pinned; others of the device.
+    ///
+    /// # Cancel safety
+    /// Safe: the memory is freed, once no copy runs.
+    pub async fn read_tensors_to_new(
+        &self,
+        reading: &Arc<TensorReading>,
+        device: &CudaDevice,
+        progress: &Progress,
+    ) -> Result<DeviceTensors> {
+        let (mut starts, mut end) = (Vec::with_capacity(reading.tensors().len()), 0_u64);
+        for tensor in reading.tensors() {
+            starts.push(end);
+            let next = end.checked_add(tensor.bytes).and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
+            end = next.ok_or_else(|| Error::exhausted("tensors are too large for any device"))?;
+        }
+        let allocating = device.clone();
+        let memory = blocking(move || allocating.allocate(end)).await?;
+        let first = memory.address();
+        let ranges = reading.tensors().iter().zip(&starts);
+        let ranges = ranges.map(|(tensor, start)| vec![DeviceRange { address: first + start, len: tensor.bytes }]);
+        let copier = CudaCopier::new(device)?;
+        // SAFETY: the memory outlives the call, and is freed after it.
+        let (read, times) = unsafe { self.read_tensors_to(reading, copier, ranges.collect(), progress).await? };
+        Ok(DeviceTensors { memory, starts, read, times })
+    }
+
+    /// Reads all boxes of `reading` to `targets`: for each tensor one or more ranges of the device to which `engine` copies.
+    ///
+    /// # Safety
+    /// The targets are memory of the device that stays allocated, and is used by nobody else, until this has returned or was dropped.
+    ///
+    /// # Errors
+    /// As [`Repository::read_tensors`]; errors of the device. The targets then have arbitrary bytes.
+    ///
+    /// # Cancel safety
+    /// Safe: on drop it waits until no copy runs.
+    pub async unsafe fn read_tensors_to<E: CopyEngine + 'static>(
+        &self,
+        reading: &Arc<TensorReading>,
+        engine: E,
+        targets: Vec<Vec<DeviceRange>>,
+        progress: &Progress,
+    ) -> Result<(TensorsRead, StageTimes)> {
+        let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
+        let slot = reading.longest_chunk().max(SLOT_MIN);
+        let pinned = pinned_bytes(self.budget(), slot);
+        let _memory = self.budget().carve_beside_buffers(pinned).await?;
+        let landing = Arc::clone(&clock);
+        let landed = move |tensor, len, took| {
+            landing.copied(took);
+            landing.arrived(tensor, len);
+        };
+        let slot = usize::try_from(slot).unwrap_or(usize::MAX);
+        let ring = Arc::new(PinnedRing::new(engine, slot, pinned, Box::new(landed)));
+        // Dropped after the reading, and so after the last copy was started.
+        let idle = IdleOnDrop(&ring);
+        let sink = Arc::new(DeviceSink { ring: Arc::clone(&ring), targets, clock: Arc::clone(&clock) });
+        let read = self.read_tensors(reading, sink, progress).await?;
+        let finishing = Arc::clone(&ring);
+        blocking(move || finishing.finish()).await?;
+        drop(idle);
+        Ok((read, clock.times(progress.snapshot().reading)))
+    }
+}
+
+impl DeviceTensors {
+    /// Reads the tensors once more, and compares each byte with what the GPU has.
+    ///
+    /// # Errors
+    /// Other, with the tensor, if they differ; as [`Repository::read_tensors`]; others of the device.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn compare(
+        self: &Arc<Self>,
+        repository: &Repository,
+        reading: &Arc<TensorReading>,
+        progress: &Progress,
+    ) -> Result<()> {
+        let (there, names) = (Arc::clone(self), Arc::clone(reading));
+        let compare = move |tensor: usize, offset: u64, bytes: &[u8]| {
+            let mut found = vec![0; bytes.len()];
+            let start = there.starts.get(tensor).copied().unwrap_or(u64::MAX);
+            there.memory.read(start.saturating_add(offset), &mut found)?;
+            if found == bytes {
+                return Ok(());
+            }
+            let name = names.tensors().get(tensor).map_or("", |wanted| &wanted.name);
+            Err(Error::other("memory of the GPU differs from what was copied there")
+                .at(format!("{name}, byte {offset}")))
+        };
+        repository.read_tensors(reading, Arc::new(compare), progress).await.map(drop)
+    }
+}
+
+/// Pinned memory for slots of `slot` bytes: a quarter of the budget, but at least two slots if half of it has room.
+fn pinned_bytes(budget: &Budget, slot: u64) -> u64 {
+    let wanted = (budget.total() / 4).min(PINNED_MAX).max(2 * slot);
+    wanted.min(budget.total() / 2).max(slot)
+}
+
+/// Waits on drop until no copy runs.
+struct IdleOnDrop<'r, E: CopyEngine>(&'r PinnedRing<E>);
+
+impl<E: CopyEngine> Drop for IdleOnDrop<'_, E> {
+    fn drop(&mut self) {
+        // Errors were reported, or nobody waits for them.
+        let _ = self.0.finish();
+    }
+}
+
+/// Copies tensors to a device.
+struct DeviceSink<E: CopyEngine> {
+    ring: Arc<PinnedRing<E>>,
+    /// Targets of each tensor, which the caller of [`Repository::read_tensors_to`] vouches for.
+    targets: Vec<Vec<DeviceRange>>,
+    clock: Arc<StageClock>,
+}
+
+impl<E: CopyEngine> DeviceSink<E> {
+    fn targets(&self, tensor: usize) -> &[DeviceRange] {
+        self.targets.get(tensor).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Lets `fill` write `len` bytes to a slot, and copies them to `target`, from its byte `offset` on.
+    fn copy(
+        &self,
+        tensor: usize,
+        target: DeviceRange,
+        offset: u64,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > target.len) {
+            return Err(Error::other("more bytes than a tensor has room for").got(offset));
+        }
+        let mut slot = self.clock.waiting(|| self.ring.acquire())?;
+        let bytes = slot.get_mut(..len).ok_or_else(|| Error::other("a chunk is longer than a slot").got(len))?;
+        self.clock.decoding(|| fill(bytes))?;
+        // SAFETY: the range is within a target.
+        unsafe { slot.submit(len, target.address + offset, tensor) }
+    }
+}
+
+impl<E: CopyEngine> TensorSink for DeviceSink<E> {
+    fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        for &target in self.targets(tensor) {
+            let mut at = offset;
+            for piece in bytes.chunks(self.ring.slot_len()) {
+                self.copy(tensor, target, at, piece.len(), |slot| {
+                    slot.copy_from_slice(piece);
+                    Ok(())
+                })?;
+                at += piece.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn fills(&self) -> bool {
+        true
+    }
+
+    fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
+        match self.targets(tensor) {
+            &[target] if len <= self.ring.slot_len() => self.copy(tensor, target, offset, len, fill).map(|()| true),
+            // Several targets need the bytes.
+            _ => Ok(false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_memory_stays_within_the_budget() {
+        let of = |budget: u64, slot: u64| pinned_bytes(&Budget::new(budget * MIB).unwrap(), slot * MIB) / MIB;
+        assert_eq!((of(64, 1), of(64, 16), of(1024, 1), of(8192, 16)), (16, 32, 256, 256));
+        assert_eq!(of(64, 20), 32);
+    }
+}

@@ -1,0 +1,273 @@
+//! Loading to a GPU, with the real binary and a CUDA driver in software (tests/cuda/libcuda.rs), which ends the process at what a real
+//! driver would not forgive.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::cli::{User, has_members};
+use crate::data::safetensors;
+
+/// Folder with the driver, which is built once for all tests.
+fn driver() -> &'static Path {
+    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+    DRIVER.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/libcuda.rs");
+        let version = blake3::hash(&std::fs::read(&source).unwrap()).to_hex();
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}", &version[..16]));
+        let library = folder.join("libcuda.so.1");
+        if library.exists() {
+            return folder;
+        }
+        std::fs::create_dir_all(&folder).unwrap();
+        // Tests are processes of their own, and several may be here.
+        let building = tempfile::tempdir_in(&folder).unwrap();
+        let built = building.path().join("libcuda.so.1");
+        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        rustc.args(["--edition", "2024", "--crate-type", "cdylib", "-C", "opt-level=1", "-o"]).arg(&built).arg(source);
+        let output = rustc.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::rename(built, library).unwrap();
+        folder
+    })
+}
+
+/// A repository with `base`: tensors of 6 MiB and 1 MiB of bytes, one of 12 bytes, and an empty one.
+fn with_weights() -> User {
+    let user = User::with_repository();
+    user.write("base/model.safetensors", &safetensors(7, &[("a", 3 << 19), ("b", 1 << 18), ("c", 3), ("d", 0)]));
+    user.ok(&["save", "base", "base"]);
+    user
+}
+
+struct Outcome {
+    code: Option<i32>,
+    out: String,
+    err: String,
+    /// What the driver counted; none, if it was not released.
+    log: Option<Value>,
+}
+
+/// Runs `towline stage base --bench --device cuda:0 --json MORE` with the driver and its knobs.
+fn load(user: &User, more: &[&str], knobs: &[(&str, &str)]) -> Outcome {
+    let output = command(user, more, knobs).output().unwrap();
+    let log = std::fs::read(user.work().join("cuda.log")).ok();
+    Outcome {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+        log: log.map(|log| serde_json::from_slice(&log).unwrap()),
+    }
+}
+
+fn command(user: &User, more: &[&str], knobs: &[(&str, &str)]) -> Command {
+    let line = [&["stage", "base", "--bench", "--json", "--device", "cuda:0"], more].concat();
+    let mut command = user.command(&line);
+    command.env("LD_LIBRARY_PATH", driver()).env("SOFT_CUDA_LOG", user.work().join("cuda.log"));
+    command.envs(knobs.iter().copied());
+    command
+}
+
+/// The error that a command ends with, which has released all but what a lost device keeps.
+fn error(user: &User, code: i32, knobs: &[(&str, &str)]) -> (Value, Option<Value>) {
+    let failed = load(user, &[], knobs);
+    assert_eq!(failed.code, Some(code), "{}", failed.err);
+    assert!(failed.out.is_empty(), "{}", failed.out);
+    let error: Value = serde_json::from_str(&failed.err).unwrap();
+    (error["error"].clone(), failed.log)
+}
+
+fn says(error: &Value, words: &str) -> bool {
+    error["message"].as_str().unwrap().contains(words)
+}
+
+/// Nothing is left on the device.
+#[track_caller]
+fn is_released(log: Option<&Value>) {
+    let log = log.expect("the context was released");
+    for kind in ["allocated", "pinned", "pending", "streams"] {
+        assert_eq!(log[kind], 0, "{kind}: {log}");
+    }
+}
+
+#[test]
+fn tensors_arrive_as_they_were_saved() {
+    let user = with_weights();
+    let loaded = load(&user, &[], &[]);
+    assert_eq!(loaded.code, Some(0), "{}", loaded.err);
+    let report: Value = serde_json::from_str(&loaded.out).unwrap();
+    has_members(&report, "name device tensors bytes fetched_bytes sources times overlap compared");
+    assert_eq!((&report["device"], &report["compared"]), (&"cuda:0 (Software GPU)".into(), &true.into()));
+    assert_eq!((&report["tensors"], &report["bytes"]), (&4.into(), &(7 * 1024 * 1024 + 12).into()));
+    let times = |stage: &str| report["times"][stage].as_f64().unwrap();
+    assert!(times("copy") > 0.0 && times("decode") > 0.0 && times("first_tensor") <= times("total"), "{report}");
+    is_released(loaded.log.as_ref());
+    let log = loaded.log.unwrap();
+    assert_eq!((&log["events"], &log["copied"]), (&0.into(), &report["bytes"]), "{log}");
+
+    let some = load(&user, &["--tensor", "b[1:3]", "--tensor", "c"], &[]);
+    let report: Value = serde_json::from_str(&some.out).unwrap();
+    assert_eq!((&report["tensors"], &report["bytes"]), (&2.into(), &20.into()), "{report}");
+}
+
+#[test]
+fn encoded_chunks_and_holes_arrive_too() {
+    let user = User::with_repository();
+    // Smooth values, which are stored as planes, and a hole.
+    let mut file = safetensors(7, &[("a", 3 << 19), ("b", 1 << 18)]);
+    let len = file.len();
+    for (at, number) in file[len - (5 << 20)..].chunks_exact_mut(4).enumerate() {
+        number.copy_from_slice(&(1.0 + at as f32 / 1e6).to_le_bytes());
+    }
+    file[len - (4 << 20)..len - (1 << 20)].fill(0);
+    user.write("base/model.safetensors", &file);
+    user.ok(&["save", "base", "base"]);
+    let loaded = load(&user, &[], &[]);
+    assert_eq!(loaded.code, Some(0), "{}", loaded.err);
+    is_released(loaded.log.as_ref());
+}
+
+#[test]
+fn text_says_where_the_time_went() {
+    let user = with_weights();
+    let mut host = user.command(&["stage", "base", "--bench"]);
+    let text = String::from_utf8(host.output().unwrap().stdout).unwrap();
+    assert!(text.starts_with("base: 4 tensors, 7.0 MiB, loaded to host in "), "{text}");
+    assert!(text.contains("first tensor complete after") && text.contains("overlap"), "{text}");
+    let mut gpu = user.command(&["stage", "base", "--bench", "--device", "cuda"]);
+    let text = String::from_utf8(gpu.env("LD_LIBRARY_PATH", driver()).output().unwrap().stdout).unwrap();
+    assert!(text.contains("loaded to cuda:0 (Software GPU) in ") && text.contains("the same bytes"), "{text}");
+}
+
+/// Slow copies: threads wait for slots, which are used again and again.
+#[test]
+fn pinned_memory_stays_within_its_limit() {
+    let user = with_weights();
+    user.set_up("64M");
+    let slow = load(&user, &[], &[("SOFT_CUDA_DELAY_US", "20000")]);
+    assert_eq!(slow.code, Some(0), "{}", slow.err);
+    let log = slow.log.unwrap();
+    assert!(log["pinned_most"].as_u64().unwrap() <= 16 << 20, "a quarter of the budget: {log}");
+    assert!(log["pending_most"].as_u64().unwrap() > 1, "copies wait while others are filled: {log}");
+    // Room for one slot.
+    let narrow = load(&user, &[], &[("SOFT_CUDA_PINNED", "1100000"), ("SOFT_CUDA_DELAY_US", "2000")]);
+    assert_eq!(narrow.code, Some(0), "{}", narrow.err);
+    let log = narrow.log.unwrap();
+    assert!(log["pinned_most"].as_u64().unwrap() <= 1_100_000 && log["pending_most"] == 1, "{log}");
+}
+
+#[test]
+fn without_a_usable_gpu_the_error_says_why() {
+    let user = with_weights();
+    let none = user.fails(&["stage", "base", "--bench", "--device", "cuda:0"], 1);
+    assert!(none["kind"] == "unsupported" && says(&none, "no CUDA driver on this machine"), "{none}");
+    let (none, _) = error(&user, 1, &[("SOFT_CUDA_DEVICES", "0")]);
+    assert!(none["kind"] == "unsupported" && says(&none, "CUDA_ERROR_NO_DEVICE (100)"), "{none}");
+    let (old, _) = error(&user, 1, &[("SOFT_CUDA_VERSION", "11010")]);
+    assert!(
+        old["kind"] == "unsupported" && says(&old, "expected version 11.2 of its API, or newer, got 11.1"),
+        "{old}"
+    );
+    let mut other = command(&user, &[], &[]);
+    let other = other.args(["--device", "cuda:3"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&other.stderr).contains("cannot be used multiple times"));
+    let mut other = user.command(&["stage", "base", "--bench", "--device", "cuda:3", "--json"]);
+    let other = other.env("LD_LIBRARY_PATH", driver()).output().unwrap();
+    let error: Value = serde_json::from_slice(&other.stderr).unwrap();
+    assert!(error["error"]["kind"] == "not-found" && error["error"]["place"] == "cuda:3", "{error}");
+    let wrong = user.run(&["stage", "base", "--bench", "--device", "gpu"]);
+    assert!(wrong.code == Some(2) && wrong.err.contains("host, or cuda:N"), "{}", wrong.err);
+    let lacks = user.run(&["stage", "base", "--device", "cuda"]);
+    assert!(lacks.code == Some(2) && lacks.err.contains("--bench"), "{}", lacks.err);
+}
+
+#[test]
+fn too_little_memory_is_an_error_with_numbers() {
+    let user = with_weights();
+    let (small, log) = error(&user, 1, &[("SOFT_CUDA_MEMORY", "1000000")]);
+    assert!(small["kind"] == "exhausted" && says(&small, "1000000 are free"), "{small}");
+    is_released(log.as_ref());
+    let (unpinned, log) = error(&user, 1, &[("SOFT_CUDA_PINNED", "1000")]);
+    assert!(unpinned["kind"] == "exhausted" && says(&unpinned, "cannot pin host memory"), "{unpinned}");
+    assert!(unpinned["help"].as_str().unwrap().contains("ulimit -l"), "{unpinned}");
+    is_released(log.as_ref());
+}
+
+/// Faults of the device at each function, once and for good: an error, nothing handed over, no copy left when memory is freed.
+#[test]
+fn faults_of_the_device_are_errors() {
+    let user = with_weights();
+    for function in [
+        "cuMemAlloc_v2",
+        "cuStreamCreate",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventSynchronize",
+    ] {
+        for at in ["1", "3", "1+", "4+"] {
+            if matches!(function, "cuMemAlloc_v2" | "cuStreamCreate") && !at.starts_with('1') {
+                continue;
+            }
+            let fault = format!("{function}:{at}:214");
+            let (failed, log) = error(&user, 1, &[("SOFT_CUDA_FAIL", &fault), ("SOFT_CUDA_DELAY_US", "5000")]);
+            assert!(failed.to_string().contains("CUDA_ERROR_ECC_UNCORRECTABLE"), "{fault}: {failed}");
+            is_released(log.as_ref());
+        }
+    }
+}
+
+/// A device that does not even say whether its copies have ended: what it may still read stays pinned, and nothing is freed there.
+#[test]
+fn memory_of_a_lost_device_stays_pinned() {
+    let user = with_weights();
+    let lost = ("SOFT_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:3:214,cuStreamSynchronize:1+:214");
+    let (error, log) = error(&user, 1, &[lost, ("SOFT_CUDA_DELAY_US", "50000")]);
+    assert!(error.to_string().contains("CUDA_ERROR_ECC_UNCORRECTABLE"), "{error}");
+    let log = log.unwrap();
+    assert!(log["pinned"] != 0 && log["allocated"] != 0, "{log}");
+}
+
+#[test]
+fn damage_never_reaches_the_device() {
+    let user = with_weights();
+    let packs: Vec<PathBuf> = walk(&user.repository().join("pack"));
+    let pack = packs.iter().max_by_key(|pack| pack.metadata().unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(pack).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::remove_file(pack).unwrap();
+    std::fs::write(pack, bytes).unwrap();
+    let (damaged, log) = error(&user, 4, &[]);
+    assert!(damaged["kind"] == "damaged" && says(&damaged, "damage in "), "{damaged}");
+    is_released(log.as_ref());
+    assert!(log.unwrap()["copied"].as_u64().unwrap() < 7 << 20);
+}
+
+#[test]
+fn a_copy_that_changed_bytes_is_found_when_it_is_read_back() {
+    let user = with_weights();
+    let (differs, log) = error(&user, 1, &[("SOFT_CUDA_CORRUPT", "2")]);
+    assert!(says(&differs, "memory of the GPU differs"), "{differs}");
+    is_released(log.as_ref());
+}
+
+#[test]
+fn an_interrupted_load_leaves_nothing_on_the_device() {
+    let user = with_weights();
+    let mut running = command(&user, &[], &[("SOFT_CUDA_DELAY_US", "150000")]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    kill_process(Pid::from_child(&running), Signal::INT).unwrap();
+    assert_eq!(running.wait().unwrap().code(), Some(130));
+    let log = std::fs::read(user.work().join("cuda.log")).ok();
+    is_released(log.map(|log| serde_json::from_slice(&log).unwrap()).as_ref());
+}
+
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
