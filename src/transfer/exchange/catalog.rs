@@ -1,7 +1,7 @@
 //! The manifests that may be requested: those of names of a repository.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,6 +28,8 @@ use crate::transfer::protocol::Grant;
 const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 /// Maximum number of trees that are opened at the same time.
 const OPENING_MAX: usize = 8;
+/// Maximum number of maps of one tree that are opened for a request.
+const MAPS_MAX: usize = 4;
 /// Age up to which a repository's state counts as current, for requests in quick succession.
 const FRESH: Duration = Duration::from_secs(1);
 /// Maximum age of the state for a second lookup after a miss.
@@ -77,6 +79,11 @@ impl OpenedTree {
     /// True if its repository is on this node's disk: then all of it is local.
     pub(super) fn is_here(&self) -> bool {
         self.repository.store().directory().is_some()
+    }
+
+    /// Number of chunks of other trees that it needs.
+    fn bases(&self) -> usize {
+        self.saved.map.further.len()
     }
 
     /// Number of a chunk, as in [`Saved::locate`].
@@ -145,10 +152,10 @@ impl Catalog {
                 let private = by.is_some_and(|by| permits.is_private((by.own, by.peer), by.route));
                 let rights = served.rights(private);
                 if rights.has(agent, &state, may, manifest) {
-                    let found = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
-                    if let Some((name, value)) = found {
-                        let repository = served.repository.for_caller(caller.cloned());
-                        return self.entry(&repository, name, value).await.map(Some);
+                    let found = state.refs.iter().filter(|(name, value)| value.manifest == *manifest && may(name));
+                    let repository = served.repository.for_caller(caller.cloned());
+                    if let Some(entry) = self.entry_with_bases(&repository, found).await? {
+                        return Ok(Some(entry));
                     }
                 }
                 let remembered = agent.is_some() && rights.is_missed(agent, &state, manifest);
@@ -165,6 +172,30 @@ impl Catalog {
             }
         }
         Ok(None)
+    }
+
+    /// Opens the names `found` of one tree as far as their maps differ, as that of a copy that stands alone does; returns the one with
+    /// most bases, which serves readers of each.
+    async fn entry_with_bases<'n>(
+        &self,
+        repository: &Repository,
+        found: impl Iterator<Item = (&'n Name, &'n RefValue)>,
+    ) -> Result<Option<Arc<OpenedTree>>> {
+        let (mut seen, mut best, mut failed) = (HashSet::new(), None::<Arc<OpenedTree>>, None);
+        for (name, value) in found {
+            if seen.len() == MAPS_MAX || !seen.insert(value.map_key) {
+                continue;
+            }
+            match self.entry(repository, name, value).await {
+                Ok(entry) if best.as_ref().is_none_or(|best| best.bases() < entry.bases()) => best = Some(entry),
+                Ok(_) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        match (best, failed) {
+            (None, Some(error)) => Err(error),
+            (best, _) => Ok(best),
+        }
     }
 
     /// Opens a tree, once for all concurrent requests.
@@ -196,7 +227,9 @@ impl Catalog {
 
     /// Tree whose manifest is `manifest`, if it is still open: for requests that were granted.
     pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<OpenedTree>> {
-        lock(&self.open).iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
+        let open = lock(&self.open);
+        let same = open.iter().filter(|entry| entry.saved.value.manifest == *manifest);
+        same.max_by_key(|entry| entry.bases()).cloned()
     }
 
     /// True if neither labels nor a policy restricted any reader of `repository` at the last read.

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use towline::metrics::{FAMILIES, Metric};
 
 use super::{Running, exchange, told, told_json, with_tree};
-use crate::cli::has_members;
-use crate::data::noise;
+use crate::cli::{User, has_members};
+use crate::data::{noise, safetensors};
 
 #[test]
 fn what_goes_in_comes_out_in_whole_and_in_part() {
@@ -297,5 +297,35 @@ fn the_manual_names_every_figure_and_path() {
     for path in agent.get("/openapi.json")["paths"].as_object().unwrap().keys() {
         assert!(manual.contains(path.split('{').next().unwrap()), "{path} is not in docs/operations.md");
     }
+    agent.stop();
+}
+
+/// A copy that stands alone is another map of the same tree, whose name may come first.
+#[test]
+fn a_copy_that_stands_alone_does_not_keep_the_agent_from_giving_bases() {
+    let user = User::with_repository();
+    let smooth = |shift: f32| -> Vec<u8> {
+        let mut file = safetensors(1, &[("w", 1 << 19)]);
+        let data = file.len() - (4 << 19);
+        for (at, number) in file[data..].chunks_exact_mut(4).enumerate() {
+            #[expect(clippy::cast_precision_loss, reason = "any values")]
+            let value = (at as f32 / 1e5).sin() + shift;
+            number.copy_from_slice(&value.to_le_bytes());
+        }
+        file
+    };
+    for (step, shift) in [(1, 0.0), (2, 1e-6)] {
+        user.write("ckpt/model.safetensors", &smooth(shift));
+        user.ok(&["save", "ckpt", &format!("run/step-{step}")]);
+    }
+    assert!(user.json(&["show", "run/step-2"], 0)["base_bytes"].as_u64().unwrap() > 0);
+    user.ok(&["cp", "run/step-2", "best", "--stand-alone"]);
+    let agent = Running::start(&user, "");
+    told(&user, &agent, &["warm", "run/step-2", "--wait"]);
+    // What the cache has is enough.
+    fs::rename(user.repository().join("pack"), user.work().join("away")).unwrap();
+    let restored = told_json(&user, &agent, &["restore", "run/step-2", "out"]);
+    assert_eq!(restored["sources"]["agent"], restored["fetched_bytes"], "{restored}");
+    assert_eq!(user.read("out/model.safetensors"), smooth(1e-6));
     agent.stop();
 }
