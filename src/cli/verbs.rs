@@ -258,7 +258,7 @@ impl Context {
             freed_bytes: Option<u64>,
         }
         let Expire { run, keep_last, keep_every, keep_min, keep_max, keep_removed, dry_run } = expire;
-        let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
+        let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max, ..ExpirePolicy::default() };
         let repository = self.open().await?;
         let plan = repository.plan_expire(&run, &policy).await?;
         let mut freed_bytes = None;

@@ -161,6 +161,41 @@ def test_choices_and_retention(repository):
             checkpointer.restore("min=accuracy")
 
 
+def comes_to(checkpointer, steps):
+    """Waits until the steps are these: they expire after the save."""
+    for _ in range(200):
+        if checkpointer.steps() == steps:
+            return
+        time.sleep(0.05)
+    assert checkpointer.steps() == steps
+
+
+def test_a_training_that_goes_back_keeps_what_it_saves_then(repository, caplog):
+    with towline.Checkpointer(repository, "run", keep_last=2, keep_min=["loss"]) as checkpointer:
+        for step, loss in {100: 3.0, 200: 1.0, 300: 2.0, 400: 9.0}.items():
+            checkpointer.save(step, {"at": torch.tensor(step)}, metrics={"loss": loss}).wait()
+        comes_to(checkpointer, [200, 300, 400])
+    with towline.Checkpointer(repository, "run", keep_last=2, keep_min=["loss"]) as checkpointer:
+        assert checkpointer.restore("min=loss")["at"] == 200
+        checkpointer.close()
+    assert towline.open(repository.url).runs("run")[0].steps[-1].step == 400, "reading alone gives up nothing"
+    with towline.Checkpointer(repository, "run", keep_last=2, keep_min=["loss"]) as checkpointer:
+        checkpointer.restore("min=loss")
+        checkpointer.save(250, {"at": torch.tensor(250)}, metrics={"loss": 1.5}).wait()
+        comes_to(checkpointer, [200, 250])
+        assert "gives up the later steps 300, 400" in caplog.text
+        checkpointer.save(300, {"at": torch.tensor(-300)}, metrics={"loss": 1.4}).wait()
+        comes_to(checkpointer, [200, 250, 300])
+        assert checkpointer.restore()["at"] == -300
+    repository.undelete("run/step-400")
+    caplog.clear()
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.restore(250)
+        checkpointer.save(260, {"at": torch.tensor(260)}).wait()
+        assert checkpointer.steps() == [200, 250, 260, 300, 400], "without rules all stay"
+    assert "run@latest is the last of them" in caplog.text
+
+
 @pytest.mark.parametrize(
     "rules", [{"keep_last": 0}, {"keep_last": -1}, {"keep_last": "3"}, {"keep_every": 2.5}, {"keep_min": [1]}]
 )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -202,7 +203,7 @@ class Silent:
 
 
 def test_a_silent_store_makes_way_for_the_next_state(far, tmp_path, monkeypatch):
-    monkeypatch.setattr(_backlog, "_SILENCE", 1.0)
+    monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=1))
     silent = Silent()
     with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
         monkeypatch.setattr(far._engine, "begin_save_files", lambda *_: silent, raising=False)
@@ -215,6 +216,29 @@ def test_a_silent_store_makes_way_for_the_next_state(far, tmp_path, monkeypatch)
         second.wait("durable", timeout=60)
         assert first.done() and checkpointer.steps() == [1, 2]
         check(checkpointer, 1)
+
+
+def test_a_store_that_hangs_before_the_upload_makes_way_too(far, tmp_path, monkeypatch):
+    limits = []
+
+    def find(path, limit=None):
+        limits.append(limit)
+        raise towline.Unreachable("store does not answer")
+
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
+        with monkeypatch.context() as hanging:
+            hanging.setattr(far._engine, "find", find, raising=False)
+            first = checkpointer.save(1, a_state(1)).wait("local", timeout=60)
+            second = checkpointer.save(2, a_state(2)).wait("local", timeout=60)
+        second.wait("durable", timeout=60)
+        assert first.done() and checkpointer.steps() == [1, 2]
+    assert limits and set(limits) == {_backlog.SILENCE}
+
+
+def test_a_lookup_has_a_limit(repository):
+    with pytest.raises(towline.Unreachable, match="store does not answer"):
+        repository._engine.find("run/step-1", timedelta(0))
+    assert repository._engine.find("run/step-1", timedelta(minutes=1)) is None
 
 
 @pytest.mark.parametrize("at", ["_sync", "_write_record", "os.rename"])

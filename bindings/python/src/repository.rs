@@ -1,5 +1,6 @@
 //! Python class of a repository.
 
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -243,11 +244,18 @@ impl Repository {
         outcome
     }
 
-    /// Longest saved name that `path` begins with, and its version; none if there is none.
-    fn find(&self, py: Python<'_>, path: &str) -> PyResult<Option<(String, u64)>> {
+    /// Longest saved name that `path` begins with, and its version; none if there is none. Unreachable, if the store has not answered
+    /// within `limit` seconds.
+    #[pyo3(signature = (path, limit=None))]
+    fn find(&self, py: Python<'_>, path: &str, limit: Option<Duration>) -> PyResult<Option<(String, u64)>> {
         let (engine, path) = (self.engine(py)?, path.to_owned());
         wait(py, async move {
-            let state = engine.state().await?;
+            let state = match limit {
+                None => engine.state().await?,
+                Some(limit) => tokio::time::timeout(limit, engine.state()).await.map_err(|_| {
+                    Error::unreachable("store does not answer").got(format!("nothing for {} s", limit.as_secs()))
+                })??,
+            };
             let mut ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).chain([path.len()]).collect();
             ends.reverse();
             let names = ends.into_iter().filter_map(|end| path.get(..end)?.parse::<Name>().ok());
@@ -393,7 +401,7 @@ impl Repository {
     }
 
     /// Removes the steps of a run that no rule keeps.
-    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false, keep_removed=false))]
+    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false, keep_removed=false, given_up=BTreeSet::new()))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn expire(
         &self,
@@ -405,9 +413,10 @@ impl Repository {
         keep_max: Vec<String>,
         dry_run: bool,
         keep_removed: bool,
+        given_up: BTreeSet<u64>,
     ) -> PyResult<String> {
         let run = parsed::<Name>(py, run)?;
-        let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
+        let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max, given_up };
         self.report(py, |engine| async move {
             let plan = engine.plan_expire(&run, &policy).await?;
             match (dry_run, keep_removed) {

@@ -22,6 +22,8 @@ pub struct ExpirePolicy {
     pub keep_min: Vec<String>,
     /// Metrics; for each, keep the step with the largest value.
     pub keep_max: Vec<String>,
+    /// Steps that a training went back from: they count neither as latest nor as last ones, unless there are no others.
+    pub given_up: BTreeSet<u64>,
 }
 
 impl ExpirePolicy {
@@ -30,7 +32,8 @@ impl ExpirePolicy {
     /// # Errors
     /// Usage, if it has none: it would remove all steps except the latest.
     pub fn check(&self) -> Result<()> {
-        if *self != Self::default() {
+        let counts = self.keep_last.is_some() || self.keep_every.is_some();
+        if counts || !self.keep_min.is_empty() || !self.keep_max.is_empty() {
             return Ok(());
         }
         Err(Error::usage("nothing says which steps to keep")
@@ -111,9 +114,10 @@ pub(super) fn plan<'a>(run: &Run<'a>, policy: &ExpirePolicy) -> Result<ExpirePla
     policy.check()?;
     let mut reasons: BTreeMap<&'a Name, Vec<Reason>> = BTreeMap::new();
     let mut keep = |step: Step<'a>, reason| reasons.entry(step.name).or_default().push(reason);
-    keep(run.latest(), Reason::Latest);
+    let going_on = || run.counting().rev().filter(|step| !policy.given_up.contains(&step.number));
+    keep(going_on().next().unwrap_or_else(|| run.latest()), Reason::Latest);
     let last = policy.keep_last.map_or(0, |last| usize::try_from(last.get()).unwrap_or(usize::MAX));
-    run.counting().rev().take(last).for_each(|step| keep(step, Reason::Last));
+    going_on().take(last).for_each(|step| keep(step, Reason::Last));
     if let Some(every) = policy.keep_every {
         run.counting().filter(|step| step.number % every == 0).for_each(|step| keep(step, Reason::Every));
     }

@@ -54,6 +54,24 @@ fn outcome_of(plan: &ExpirePlan) -> (Vec<String>, Vec<&str>) {
 }
 
 #[test]
+fn steps_that_a_training_went_back_from_do_not_count() {
+    let refs = run(&[("10", Some(3.0)), ("20", Some(1.0)), ("30", None), ("40", Some(0.5)), ("25", None)]);
+    let back = |given_up: &[u64], policy| {
+        let policy = ExpirePolicy { given_up: given_up.iter().copied().collect(), ..policy };
+        planned(&refs, &policy).unwrap()
+    };
+    let plan = back(&[30, 40], policy(2, 0));
+    assert_eq!(
+        outcome_of(&plan),
+        (vec!["20 last".into(), "25 latest last".into()], vec!["r/step-10", "r/step-30", "r/step-40"])
+    );
+    let plan = back(&[30, 40], ExpirePolicy { keep_min: vec!["loss".into()], ..policy(1, 0) });
+    assert_eq!(outcome_of(&plan).0, ["25 latest last", "40 min=loss"]);
+    assert_eq!(outcome_of(&back(&[10, 20, 25, 30, 40], policy(3, 0))).0, ["40 latest"]);
+    planned(&refs, &ExpirePolicy { given_up: [10].into(), ..ExpirePolicy::default() }).unwrap_err();
+}
+
+#[test]
 fn each_rule_keeps_its_own_and_says_why() {
     let refs =
         run(&[("0", None), ("5", Some(2.0)), ("10", Some(1.0)), ("15", Some(1.0)), ("20", Some(3.0)), ("25", None)]);

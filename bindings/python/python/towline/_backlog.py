@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from . import _towline, spool
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 #: Seconds before the first and between later tries.
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
 #: Seconds without progress after which an upload makes way for the next state, which then waits for its memory.
-_SILENCE = 20.0
+SILENCE = timedelta(seconds=20)
 
 
 class Backlog:
@@ -83,8 +84,8 @@ def finish(saving: _towline.Task, is_wanted: Callable[[], bool] | None) -> SaveR
             now = saving.progress()
             if now != last or not is_wanted():
                 last, since = now, time.monotonic()
-            elif time.monotonic() - since > _SILENCE:
+            elif time.monotonic() - since > SILENCE.total_seconds():
                 saving.cancel()
                 saving.wait()
-                raise Unreachable(f"the store did not answer for {_SILENCE:.0f} s")
+                raise Unreachable(f"the store did not answer for {SILENCE.seconds} s")
     return SaveReport.read(json.loads(saving.result() or "{}"))

@@ -18,12 +18,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import Backlog, finish
+from ._backlog import SILENCE, Backlog, finish
 from ._devices import gpus
 from ._documents import read_document
 from ._loading import STAGED_MIN, mapped
@@ -32,7 +33,7 @@ from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, U
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
-from .retention import Retention
+from .retention import Branch, Retention
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +133,7 @@ class Checkpointer:
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
+        self._branch = Branch(run)
         self._look()
 
     def __enter__(self) -> Checkpointer:
@@ -186,6 +188,7 @@ class Checkpointer:
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
         described = states.describe(state, self.pickle, stateful)
+        self._branch.saved(step, self._retention.has_rules)
         job = Job(Handle(name, step), described, options, progress)
         if not self._can_stage(job.length):
             return self._save_unstaged(job)
@@ -293,6 +296,7 @@ class Checkpointer:
             read.unexpected,
         )
         self._look()
+        self._branch.restored(self.step, self._steps_after(self.step) if step != "latest" else set())
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state
@@ -449,7 +453,8 @@ class Checkpointer:
             (self._path(DOCUMENT), [job.described.document]),
         ]
         try:
-            with self._own(handle.name) as expected:
+            # A step in the spool does not wait for a store that hangs: others wait for its memory.
+            with self._own(handle.name, None if kept is None else SILENCE) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
                 handle.report = finish(handle._saving, None if kept is None else lambda: self._wanted)
         except (Unreachable, Exhausted) as error:
@@ -489,7 +494,14 @@ class Checkpointer:
 
     def _expire(self) -> None:
         if self.rank == 0:
-            self._retention.expire(self.repository, self.run)
+            self._retention.expire(self.repository, self.run, frozenset(self._branch.given_up))
+
+    def _steps_after(self, step: int) -> set[int]:
+        """Steps of the run that a training which goes on from `step` gives up."""
+        try:
+            return {later for later in self.steps() if later > step} if self.rank == 0 else set()
+        except Error:
+            return set()
 
     def _finish_pending(self) -> None:
         """Waits for pending saves, except those whose store does not answer."""
@@ -516,13 +528,13 @@ class Checkpointer:
             self._seen = None
 
     @contextlib.contextmanager
-    def _own(self, name: str) -> Iterator[dict[str, Any]]:
+    def _own(self, name: str, limit: timedelta | None = None) -> Iterator[dict[str, Any]]:
         """Options for a save of `name` within the block that make it fail rather than replace another process's step. With
-        several ranks, attempts do that instead."""
+        several ranks, attempts do that instead. Raises Unreachable if the store does not answer within `limit`."""
         if self._attempts is not None or self._seen is None or not name.startswith(f"{self.run}/"):
             yield {}
             return
-        version = self._version(name)
+        version = self._version(name, limit)
         if version and name not in self._unsure and self._seen.get(name) != version:
             raise _saved_by_another(name)
         # If the save fails, it may still have committed, and only the answer was lost.
@@ -531,16 +543,16 @@ class Checkpointer:
             yield {"version": version}
         except Conflict as error:
             self._unsure.discard(name)
-            if self._version(name) != version:
+            if self._version(name, limit) != version:
                 raise _saved_by_another(name) from error
             raise
         with contextlib.suppress(Error):
-            self._seen[name] = self._version(name)
+            self._seen[name] = self._version(name, limit)
             self._unsure.discard(name)
 
-    def _version(self, name: str) -> int:
+    def _version(self, name: str, limit: timedelta | None) -> int:
         """Current version of a name; 0 if it does not exist."""
-        found = self.repository._engine.find(name)
+        found = self.repository._engine.find(name, limit)
         return found[1] if found is not None and found[0] == name else 0
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -284,6 +284,12 @@ class Repository:
         report = self._engine.expire(run, keep_last, keep_every, least, greatest, dry_run, keep_removed)
         return ExpireReport.read(json.loads(report))
 
+    def _expire(self, run: str, rules: Mapping[str, Any], given_up: Collection[int]) -> ExpireReport:
+        """As `expire`, but the steps `given_up` do not count as last ones; if there are any, all that is removed is kept for
+        `undelete`."""
+        report = self._engine.expire(run, **rules, keep_removed=bool(given_up), given_up=set(given_up))
+        return ExpireReport.read(json.loads(report))
+
     def collect(
         self,
         *,
@@ -319,11 +325,19 @@ class Repository:
         there = opened(to, create=create)
         return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
 
-def load( self, name: str, *, device: str | int | torch.device | None = None, tensors: str | Iterable[str] = (), path: str | None
-= None, progress: _progress.Progress = None, ) -> dict[str, torch.Tensor]: """Loads the tensors of the tree `name` (or
-`RUN@latest`, ...), by name; a name that several files have becomes `FILE:NAME`. `tensors` selects some: names or patterns such as
-`"layers.*"`, each perhaps with a box, `"embed[0:128, :]"`; `path` a file or folder. They are moved to `device`, if given: to an
-NVIDIA GPU through pinned memory, while others are read.
+    def load(
+        self,
+        name: str,
+        *,
+        device: str | int | torch.device | None = None,
+        tensors: str | Iterable[str] = (),
+        path: str | None = None,
+        progress: _progress.Progress = None,
+    ) -> dict[str, torch.Tensor]:
+        """Loads the tensors of the tree `name` (or `RUN@latest`, ...), by name; a name that several files have becomes
+        `FILE:NAME`. `tensors` selects some: names or patterns such as `"layers.*"`, each perhaps with a box, `"embed[0:128, :]"`;
+        `path` a file or folder. They are moved to `device`, if given: to an NVIDIA GPU through pinned memory, while others are
+        read.
 
         If this node's agent keeps tensors in memory (`[staging]` in its settings), they are verified once, when the agent reads
         them, and every process maps that memory without a copy. Writes are private to the process: a page is copied when it is

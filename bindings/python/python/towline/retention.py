@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments
@@ -12,6 +13,8 @@ from .errors import Error, NotFound
 
 if TYPE_CHECKING:
     from .repository import Repository
+
+_logger = logging.getLogger("towline")
 
 
 def steps(repository: Repository, run: str) -> list[int]:
@@ -22,6 +25,36 @@ def steps(repository: Repository, run: str) -> list[int]:
         return []
     # The list also has runs whose names begin with this one.
     return [step.step for one in runs if one.run == run for step in one.steps if step.counts]
+
+
+class Branch:
+    """Steps that a training gives up, because it went back to an earlier one and saves others instead."""
+
+    def __init__(self, run: str):
+        self._run = run
+        self._from: int | None = None
+        self._later: set[int] = set()
+        #: Steps given up that were not saved again.
+        self.given_up: set[int] = set()
+
+    def restored(self, step: int, later: set[int]) -> None:
+        """Records that `step` was restored, although the run has the steps `later`."""
+        self._from, self._later = step, later
+
+    def saved(self, step: int | None, has_rules: bool) -> None:
+        """Records a save. The first one after the training went back gives up the later steps, and says so."""
+        if self._later:
+            self.given_up, self._later = self._later, set()
+            steps = ", ".join(map(str, sorted(self.given_up)))
+            if has_rules:
+                what = "they no longer count for keep_last; `towline undelete` restores those that no other rule keeps for 7 days"
+            else:
+                what = f"{self._run}@latest is the last of them until the training has passed it; `towline rm` removes them"
+            _logger.warning(
+                "%s goes on from step %s, and gives up the later steps %s: %s", self._run, self._from, steps, what
+            )
+        if step is not None:
+            self.given_up.discard(step)
 
 
 class Retention:
@@ -50,13 +83,18 @@ class Retention:
         }
         self._rules: dict[str, Any] = {key: rule for key, rule in rules.items() if rule}
 
-    def expire(self, repository: Repository, run: str) -> None:
-        """Removes the steps that no rule keeps. A failure is only a warning: the save itself succeeded, and the next one tries
-        again."""
+    @property
+    def has_rules(self) -> bool:
+        """True if steps are removed."""
+        return bool(self._rules)
+
+    def expire(self, repository: Repository, run: str, given_up: Collection[int] = ()) -> None:
+        """Removes the steps that no rule keeps. Those in `given_up` do not count as last ones, and `undelete` restores them for 7
+        days. A failure is only a warning: the save itself succeeded, and the next one tries again."""
         if not self._rules:
             return
         try:
-            plan = repository.expire(run, **self._rules)
+            plan = repository._expire(run, self._rules, given_up)
         except Error as error:
             warnings.warn(f"towline: steps of {run} were not expired: {error}", stacklevel=2)
             return
