@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -209,8 +209,12 @@ fn put(path: &Path, text: &str) -> Result<()> {
     let failed = |error| Error::io("cannot write a hint for Slurm", path, error);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let unfinished = path.with_file_name(format!("{UNFINISHED}{name}"));
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&unfinished).map_err(failed)?;
+    // One of a write that broke off, or what others put there: a link must not be followed.
+    match fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&unfinished).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)?;
     // Whatever the umask is.
     file.set_permissions(fs::Permissions::from_mode(MODE)).map_err(failed)?;
@@ -253,5 +257,16 @@ mod tests {
             assert_eq!(file_name(name), file);
         }
         assert_eq!(printable("a\tb\nc"), "a b c");
+    }
+
+    #[test]
+    fn a_link_in_place_of_an_unfinished_hint_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("precious");
+        fs::write(&target, "precious").unwrap();
+        std::os::unix::fs::symlink(&target, dir.path().join(format!("{UNFINISHED}n"))).unwrap();
+        put(&dir.path().join("n"), "hint").unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+        assert_eq!(fs::read_to_string(dir.path().join("n")).unwrap(), "hint");
     }
 }

@@ -7,8 +7,8 @@
 //! ```
 
 use std::fs::{DirBuilder, File};
-use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
@@ -16,9 +16,10 @@ use rustix::fs::{FlockOperation, flock};
 use super::allocator::UNIT;
 use super::extent::Secret;
 use super::journal::CacheId;
-use super::medium::Medium;
+use super::medium::{Medium, open_own};
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
+use crate::tree::check_own_folder;
 
 const MAGIC: &[u8; 8] = b"TWLCACHE";
 const VERSION: u32 = 2;
@@ -59,8 +60,8 @@ impl Identity {
         let read = medium.open(&path, false).and_then(|file| file.read_at(&mut bytes, 0));
         match read {
             Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             Err(error) => return Err(Error::io("cannot read the cache's description", &path, error)),
         }
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -102,13 +103,30 @@ impl Identity {
 }
 
 /// Writes a small file whole, to last, in the place of one that is there.
-pub(super) fn replace(medium: &dyn Medium, folder: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(super) fn replace(medium: &dyn Medium, folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let file = medium.open(&new, true)?;
     file.write_at(&[bytes], 0)?;
     file.sync()?;
     medium.rename(&new, path)?;
     medium.sync_folder(folder)
+}
+
+/// Checks that `dir` belongs to this user or root, and that only they can replace it. Others may be able to write to it, as to a volume
+/// of Kubernetes (`emptyDir`): its files are guarded one by one ([`open_own`]), and what they hold is verified.
+fn check_folder(dir: &Path) -> Result<()> {
+    let io = |error| Error::io("cannot inspect the cache's folder", dir, error);
+    let place = dir.canonicalize().map_err(io)?;
+    let owner = place.metadata().map_err(io)?.uid();
+    let user = rustix::process::geteuid().as_raw();
+    if owner != user && owner != 0 {
+        return Err(Error::denied("cache's folder belongs to another user")
+            .at(dir.display())
+            .expected(format!("a folder of user {user} or root"))
+            .got(format!("owner {owner}"))
+            .help("name another folder in [cache] dir, or give this one to the user of the agent"));
+    }
+    place.parent().map_or(Ok(()), check_own_folder)
 }
 
 /// Creates the folder if needed, and locks the cache for this process until the file is closed.
@@ -118,9 +136,22 @@ pub(super) fn replace(medium: &dyn Medium, folder: &Path, path: &Path, bytes: &[
 pub(super) fn lock(dir: &Path) -> Result<File> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir.join("pins"));
     made.map_err(|error| Error::io("cannot make the cache's folder", dir, error))?;
+    check_folder(dir)?;
     let path = dir.join("lock");
-    let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let mut file = open.map_err(|error| Error::io("cannot open the cache's lock", &path, error))?;
+    let failed = |error| Error::io("cannot open the cache's lock", &path, error);
+    let mut file = match open_own(&path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // Another process may create it first.
+            let created = File::options().write(true).create_new(true).mode(0o600).open(&path);
+            if let Err(error) = created
+                && error.kind() != io::ErrorKind::AlreadyExists
+            {
+                return Err(failed(error));
+            }
+            open_own(&path, false).map_err(failed)?
+        }
+        opened => opened.map_err(failed)?,
+    };
     if let Err(errno) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
         if errno != rustix::io::Errno::WOULDBLOCK {
             return Err(Error::io("cannot lock the cache", &path, errno.into()));

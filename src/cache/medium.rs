@@ -3,16 +3,16 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
 use rustix::io::{Errno, pwritev, retry_on_intr};
 
 /// Storage of a cache.
 pub(super) trait Medium: fmt::Debug + Send + Sync {
-    /// Opens a file for reading and writing; `create` creates an empty one, or truncates an existing one.
+    /// Opens a file for reading and writing; `create` creates an empty one in place of any other.
     fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>>;
     /// Names of files and their lengths.
     fn names(&self, folder: &Path) -> io::Result<Vec<(String, u64)>>;
@@ -44,11 +44,32 @@ pub(super) trait MediumFile: fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Disk;
 
+/// Opens a file of the cache for reading and writing, or creates it in place of any other. Whoever may write to the folder can put a
+/// link to a file elsewhere there, which must not be written: links are not followed, and an existing file must be this user's and have
+/// no other name.
+///
+/// # Errors
+/// Permission denied, if it is another's; errors of the file system.
+pub(super) fn open_own(path: &Path, create: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(create).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let file = match options.open(path) {
+        Err(error) if create && error.kind() == io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(path)?;
+            options.open(path)?
+        }
+        opened => opened?,
+    };
+    let found = file.metadata()?;
+    if found.is_file() && found.uid() == rustix::process::geteuid().as_raw() && found.nlink() <= 1 {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's, or has another name"))
+}
+
 impl Medium for Disk {
     fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>> {
-        let mut options = File::options();
-        let file = options.read(true).write(true).create(create).truncate(create).mode(0o600).open(path)?;
-        Ok(Arc::new(file))
+        Ok(Arc::new(open_own(path, create)?))
     }
 
     fn names(&self, folder: &Path) -> io::Result<Vec<(String, u64)>> {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -108,6 +109,7 @@ impl Context {
                 _ = terminate.recv() => {}
             }
         };
+        raise_descriptor_limit();
         let mut config = Config::read(config)?;
         config.memory = self.memory.or(config.memory);
         let agent = tokio::select! {
@@ -347,7 +349,8 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
             } else if evicted {
                 "they came and were evicted again: more than the cache, or the quota of their tenant, keeps"
             } else {
-                "no source has them, or none that may give them ([[allow]] of other agents, the policy, --from)"
+                "no source that answers has them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the policy, \
+                 --from)"
             };
             format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
         }
@@ -445,6 +448,15 @@ fn found(checked: &CacheChecked) -> String {
     text
 }
 
+/// Raises the limit of open files to what the system allows this process: clients, peers, slabs and staged tensors each take some,
+/// and the usual limit of 1,024 is one for programs that use select(2).
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::debug!("the limit of open files stays at {:?}: {errno}", limit.current);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -476,8 +488,8 @@ mod tests {
         }));
         let text = warmed(&begun);
         let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
-                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no source has them, or none \
-                        that may give them ([[allow]] of other agents, the policy, --from)\n";
+                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no source that answers has \
+                        them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the policy, --from)\n";
         assert_eq!(text, expected);
         begun.what.report.as_mut().unwrap()["full"] = true.into();
         assert!(

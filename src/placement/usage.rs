@@ -99,7 +99,9 @@ impl Usage {
         }
         let mut moved = BTreeMap::new();
         for ((from, to), [sent, received]) in links {
-            let sum = |side: &BTreeMap<String, UsageTotals>| -> u64 { side.values().map(|totals| totals.bytes).sum() };
+            let sum = |side: &BTreeMap<String, UsageTotals>| {
+                side.values().fold(0_u64, |sum, totals| sum.saturating_add(totals.bytes))
+            };
             // Both sides count the same bytes, perhaps by other names; either may not report.
             let counted = if sum(&sent) > sum(&received) { sent } else { received };
             moved.extend(
@@ -383,5 +385,23 @@ price = { usd_month = "100" }
         let unknown = usage().rows(UsageBy::Link, Some(PricedSites { sites: &sites, book: &book, repository: None }));
         assert_eq!(unknown.iter().filter(|row| row.usd_micro.is_none()).count(), 2);
         assert!(usage().rows(UsageBy::Run, None).iter().all(|row| row.usd_micro.is_none()));
+    }
+
+    /// Agents are trusted with their own counts, not with the arithmetic of others.
+    #[test]
+    fn absurd_reports_do_not_overflow() {
+        let lines = [(Direction::In, "home", "a", "red", 1, 1), (Direction::In, "home", "b", "red", 1, 1)];
+        let (agent, mut report) = report("burst", &lines);
+        for (_, totals) in &mut report.lines {
+            *totals = UsageTotals { bytes: u64::MAX, requests: u64::MAX };
+        }
+        let usage = Usage::of([(&agent, &report)]);
+        let book = PriceBook::built_in();
+        let sites = Sites::read(SITES, &book).unwrap();
+        let priced = || PricedSites { sites: &sites, book: &book, repository: Some("home") };
+        for by in [UsageBy::Tenant, UsageBy::Run, UsageBy::Site, UsageBy::Link] {
+            assert!(usage.rows(by, Some(priced())).iter().any(|row| row.bytes == u64::MAX));
+        }
+        assert_eq!(usage.by_meter(&sites, None).len(), 1);
     }
 }

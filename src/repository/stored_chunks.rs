@@ -1,7 +1,7 @@
 //! Deduplication: finds chunks that are stored already.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
@@ -15,6 +15,8 @@ use crate::id::{ChunkId, PackId};
 
 /// Footers read at once.
 const FOOTERS: usize = 16;
+/// Maximum number of places of one chunk that are looked up.
+const CANDIDATES_MAX: usize = 64;
 
 /// Place of a stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,34 +202,36 @@ impl StoredChunks {
         Ok(())
     }
 
-    /// All places of `ids` in the index and the pack footers.
+    /// Places of `ids` in the index and the pack footers: a limited number of each, since whoever may save can list any number.
     async fn search(&mut self, ids: &[ChunkId]) -> Result<Vec<(ChunkId, ChunkPlace)>> {
-        let mut candidates: Vec<(ChunkId, PackRef, u32)> = Vec::new();
+        let mut by_pack: BTreeMap<PackRef, Vec<(ChunkId, u32)>> = BTreeMap::new();
         for &id in ids {
-            let hits = self.index.candidates(id).filter(|(pack, _)| self.state.is_target(&pack.id));
-            candidates.extend(hits.map(|(pack, ordinal)| (id, pack, ordinal)));
-        }
-        let packs: BTreeSet<PackRef> = candidates.iter().map(|(_, pack, _)| *pack).collect();
-        let repository = self.repository.clone();
-        let footers: HashMap<PackId, _> = stream::iter(packs)
-            .map(|pack| {
-                let repository = repository.clone();
-                async move { (pack.id, repository.footer(&pack).await) }
-            })
-            .buffer_unordered(FOOTERS)
-            .collect()
-            .await;
-        let mut places = Vec::with_capacity(candidates.len());
-        for (id, pack, ordinal) in candidates {
-            match footers.get(&pack.id) {
-                Some(Ok(footer)) => {
-                    if let Some(entry) = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id) {
-                        places.push((id, ChunkPlace::of(pack.id, ordinal, entry)));
-                        self.packs.insert(pack.id, pack);
-                    }
+            for (pack, ordinal) in self.index.candidates(id).take(CANDIDATES_MAX) {
+                if self.state.is_target(&pack.id) {
+                    by_pack.entry(pack).or_default().push((id, ordinal));
                 }
-                Some(Err(error)) => tracing::warn!("pack {} is skipped: {error:?}", pack.id),
-                None => {}
+            }
+        }
+        let repository = self.repository.clone();
+        let footers = stream::iter(by_pack).map(|(pack, listed)| {
+            let repository = repository.clone();
+            async move { (pack, listed, repository.footer(&pack).await) }
+        });
+        let mut footers = std::pin::pin!(footers.buffered(FOOTERS));
+        let mut places = Vec::new();
+        while let Some((pack, listed, footer)) = footers.next().await {
+            let footer = match footer {
+                Ok(footer) => footer,
+                Err(error) => {
+                    tracing::warn!("pack {} is skipped: {error:?}", pack.id);
+                    continue;
+                }
+            };
+            for (id, ordinal) in listed {
+                if let Some(entry) = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id) {
+                    places.push((id, ChunkPlace::of(pack.id, ordinal, entry)));
+                    self.packs.insert(pack.id, pack);
+                }
             }
         }
         Ok(places)

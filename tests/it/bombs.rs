@@ -17,7 +17,9 @@ use towline::codec::Codec;
 use towline::error::ErrorKind;
 use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, header, seal};
 use towline::format::wire::Writer;
-use towline::format::{ChunkList, Content, EntryKind, Frame, Manifest, Map, PackRef, Piece, TensorEntry, TreeEntry};
+use towline::format::{
+    ChunkList, Content, EntryKind, Frame, Manifest, Map, PackRef, Piece, TensorEntry, TensorPart, TreeEntry,
+};
 use towline::id::{ChunkId, ManifestId, Owned, SessionId, WriteId};
 use towline::identity::Identity;
 use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
@@ -494,4 +496,90 @@ fn a_tensor_in_a_hole_takes_no_room_on_the_disk() {
     });
     let found = fs::metadata(&out).unwrap();
     assert!(found.len() > LEN && found.blocks() * 512 < MIB, "{} blocks", found.blocks());
+}
+
+/// A file of zeros with `tensors`, whose path is `path`.
+fn in_a_hole(path: &str, size: u64, tensors: Vec<TensorEntry>) -> Manifest {
+    let mut tree = empty_tree();
+    for (end, _) in path.match_indices('/') {
+        let kind = EntryKind::Folder;
+        tree.entries.push(TreeEntry { path: path[..end].into(), mode: 0o755, mtime: Timestamp(0), kind });
+    }
+    let content = Content { size, cut: Cut::Tensor, pieces: Vec::new(), tensors };
+    let kind = EntryKind::File(content);
+    tree.entries.push(TreeEntry { path: path.into(), mode: 0o644, mtime: Timestamp(0), kind });
+    tree
+}
+
+/// Chooses all tensors of a planted tree, on this thread.
+fn choose_all(tree: &Manifest) -> (towline::Result<usize>, u64) {
+    let fixture = Fixture::new();
+    let (repository, saved) = run(async {
+        let repository = fixture.open().await;
+        plant(&repository, &tree.encode().1).await;
+        let saved = repository.saved(&name("bomb")).await.unwrap().shared();
+        (repository, saved)
+    });
+    let selectors: Vec<TensorSelector> = vec!["*".parse().unwrap()];
+    let (chosen, peak) = peak_of(|| repository.choose_tensors_in(&saved, None, &selectors));
+    (chosen.map(|chosen| chosen.tensors().len()), peak as u64)
+}
+
+/// Every second row of one tensor, and columns that cross all the others.
+#[test]
+fn parts_that_cross_each_other_do_not_exceed_the_budget() {
+    let (columns, rows) = (800_u64, 3_000_u64);
+    let part = |shape: [u64; 3], offsets: [u64; 3]| TensorEntry {
+        name: "w".into(),
+        dtype: "U8".into(),
+        range: 0..shape.iter().product(),
+        shape: shape.into(),
+        part: Some(TensorPart { shape: vec![2, rows, columns], offsets: offsets.into() }),
+    };
+    let mut parts: Vec<TensorEntry> = (0..rows).step_by(2).map(|at| part([2, 1, columns], [0, at, 0])).collect();
+    parts.extend((0..columns).map(|at| part([1, rows, 1], [1, 0, at])));
+    let (refused, peak) = choose_all(&in_a_hole("m", 1 << 30, parts));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().contains("overlap in more ways"), "{error}");
+    assert!(peak < 40 * MIB, "{peak}");
+}
+
+/// The manifest has the path once, and lists of tensors have it for each.
+#[test]
+fn a_long_path_of_many_tensors_counts_for_each() {
+    let path = vec!["f".repeat(250); 16].join("/");
+    let tensor =
+        |n: usize| TensorEntry { name: n.to_string(), dtype: "U8".into(), shape: vec![0], range: 0..0, part: None };
+    let tree = in_a_hole(&path, 1, (0..50_000).map(tensor).collect());
+    let (refused, peak) = choose_all(&tree);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Exhausted);
+    assert!(peak < MEMORY_MIN, "{peak}");
+    let fixture = Fixture::new();
+    let (listed, peak) = measured(async {
+        let repository = fixture.open().await;
+        plant(&repository, &tree.encode().1).await;
+        repository.tensors(&name("bomb"), &[]).await
+    });
+    let error = listed.unwrap_err();
+    assert!(error.kind() == ErrorKind::Exhausted && error.help_text().unwrap().contains("fewer tensors"), "{error}");
+    assert!(peak < 2 * MEMORY_MIN, "{peak}");
+}
+
+/// Boundaries at powers of two, as far as numbers go: the search for the last one ends.
+#[test]
+fn planted_boundaries_do_not_overflow() {
+    let fixture = Fixture::new();
+    run(async {
+        let repository = fixture.open().await;
+        let mut body = Writer::new();
+        body.varint(0);
+        let object = seal(Kind::Boundary, &body.into_bytes(), false);
+        for number in (0..64).map(|power| 1_u64 << power).chain([0, u64::MAX]) {
+            let key = Numbered::Boundary.key(number);
+            fixture.objects.put(&key, object.clone().into()).await.unwrap();
+        }
+        // Nobody wrote them, so there is nothing that could be read; it must only end.
+        let _ = fixture.open().await.state().await;
+        let _ = repository.state().await;
+    });
 }

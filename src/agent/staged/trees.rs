@@ -23,8 +23,8 @@ const OFFER: Duration = Duration::from_mins(1);
 const EXPIRE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Selector of all tensors.
 pub(super) const ALL: &str = "*";
-/// Maximum number of trees in memory.
-const TREES_MAX: usize = 1024;
+/// Maximum number of trees in memory: each takes a file descriptor.
+const TREES_MAX: usize = 256;
 
 /// Tensors of one tree.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -237,3 +237,45 @@ fn a_damaged_pin_ends_and_half_a_pin_was_never_one() {
     assert_eq!(cache.pins(), [two]);
     assert_eq!(Medium::names(&memory, &dir.path().join("pins")).unwrap().len(), 1);
 }
+
+#[test]
+fn links_that_others_put_into_the_folder_are_not_followed() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let target = elsewhere.path().join("file");
+    std::fs::write(&target, "precious").unwrap();
+    let link = |name: &str| std::os::unix::fs::symlink(&target, dir.path().join(name)).unwrap();
+    link("lock");
+    assert!(Cache::open(dir.path(), options()).is_err());
+    std::fs::remove_file(dir.path().join("lock")).unwrap();
+    let cache = Cache::open(dir.path(), options()).unwrap();
+    link("slab-000000");
+    assert_eq!(cache.insert(&frame(0)), Inserted::Kept, "a new slab takes the place of the link");
+    drop(cache);
+    // Another name of the file is no better.
+    let slab = dir.path().join("slab-000000");
+    std::fs::hard_link(&slab, elsewhere.path().join("slab")).unwrap();
+    assert!(Cache::open(dir.path(), options()).is_err());
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+}
+
+#[test]
+fn a_folder_that_others_can_replace_is_refused() {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("cache");
+    drop(Cache::open(&dir, options()).unwrap());
+    let mode =
+        |path: &std::path::Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    // A volume of Kubernetes.
+    mode(&dir, 0o777);
+    drop(Cache::open(&dir, options()).unwrap());
+    mode(above.path(), 0o777);
+    assert_eq!(Cache::open(&dir, options()).unwrap_err().kind(), ErrorKind::Denied);
+    mode(above.path(), 0o1777);
+    drop(Cache::open(&dir, options()).unwrap());
+    if rustix::process::geteuid().is_root() {
+        chown(&dir, Some(65_534), None).unwrap();
+        let error = Cache::open(&dir, options()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Denied && error.to_string().contains("another user"), "{error}");
+    }
+}

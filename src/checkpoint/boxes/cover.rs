@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::TensorBox;
 
-/// Maximum pieces of a box: 256 parts that overlap in a bad order make some hundreds.
+/// Maximum pieces of a box, beside two for each part: 256 parts that overlap in a bad order make some hundreds.
 const PIECES_MAX: usize = 1 << 12;
 /// Maximum comparisons of pieces with parts.
 const COMPARED_MAX: usize = 1 << 24;
@@ -54,7 +54,8 @@ pub fn cover(wanted: &TensorBox, parts: &[TensorBox]) -> Result<Vec<(usize, Tens
             }
         }
         missing = still;
-        if missing.len() > PIECES_MAX || compared > COMPARED_MAX {
+        let many = missing.len() > PIECES_MAX || taken.len() > 2 * parts.len() + PIECES_MAX;
+        if many || compared > COMPARED_MAX {
             return Err(Uncovered::TooManyPieces);
         }
     }

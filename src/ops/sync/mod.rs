@@ -296,7 +296,7 @@ impl Syncing<'_> {
 
     fn done(&mut self, value: &RefValue) -> Step {
         self.report.names += 1;
-        self.report.chunks += value.chunks;
+        self.report.chunks = self.report.chunks.saturating_add(value.chunks);
         self.options.progress.advance(value.logical_bytes.saturating_sub(std::mem::take(&mut self.reported)));
         Step::Done
     }

@@ -21,9 +21,11 @@ pub use self::reading::{TensorReading, WantedTensor};
 pub use self::selector::TensorSelector;
 
 use self::globals::{Global, globals};
+use self::reading::listed_len;
 use self::selector::Index;
 use super::shown;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::limits::MIB;
 use crate::name::Name;
 use crate::repository::Repository;
 
@@ -64,7 +66,17 @@ impl Repository {
                 }
             }
         }
-        Ok(globals.iter().zip(listed).filter(|(_, listed)| *listed).map(|(global, _)| describe(global)).collect())
+        let chosen: Vec<&Global<'_>> =
+            globals.iter().zip(listed).filter(|(_, listed)| *listed).map(|(global, _)| global).collect();
+        let bytes = chosen.iter().fold(0_usize, |sum, global| sum.saturating_add(listed_len(global)));
+        if bytes as u64 > self.budget().kept_max() {
+            return Err(Error::exhausted("list of the tensors takes too much memory")
+                .at(name)
+                .expected(format!("at most {} MiB, half of the memory budget", self.budget().kept_max() / MIB))
+                .got(format!("{} tensors", chosen.len()))
+                .help("choose fewer tensors at a time, or raise --memory"));
+        }
+        Ok(chosen.into_iter().map(describe).collect())
     }
 }
 

@@ -18,6 +18,7 @@ use crate::limits::MIB;
 use crate::name::Name;
 use crate::ops::shown;
 use crate::repository::{Repository, Saved};
+use crate::work::blocking;
 
 /// Result of [`Repository::choose_tensors`].
 #[derive(Debug)]
@@ -98,7 +99,9 @@ impl Repository {
         selectors: &[TensorSelector],
     ) -> Result<TensorReading> {
         let saved = self.saved(name).await?.shared();
-        self.choose_tensors_in(&saved, below, selectors)
+        let (below, selectors, budget) = (below.map(<[u8]>::to_vec), selectors.to_vec(), self.budget().clone());
+        // It takes long for a tree of very many tensors.
+        blocking(move || TensorReading::choose(&saved, below.as_deref(), &selectors, &budget)).await
     }
 
     /// As [`Repository::choose_tensors`], in a tree that is open.
@@ -226,6 +229,16 @@ impl PlanMemory {
     }
 }
 
+/// Bytes for each element of a tensor's shape.
+const DIMENSION: usize = 4 * size_of::<u64>();
+
+/// Bytes for a tensor in a list, with its path, which the manifest has only once for all tensors of a file. Counted twice: lists are
+/// also written, to staged memory or as text.
+pub(super) fn listed_len(global: &Global<'_>) -> usize {
+    let text = global.path.len().saturating_add(global.name.len());
+    2 * (size_of::<WantedTensor>() + text + DIMENSION * global.shape.len())
+}
+
 /// Bytes for a use: itself, its chunk in the list of chunks, and its pair of [`TensorReading::chunks_by_tensor`].
 const USE: usize = size_of::<Use>() + size_of::<u32>() + size_of::<(usize, u32)>();
 /// Bytes for a segment with its number below its file, and for each dimension of it.
@@ -256,6 +269,7 @@ impl Draft<'_> {
         };
         let (fixed, dimension) = SEGMENT;
         self.memory.take((fixed + dimension * global.shape.len()).saturating_mul(pieces.len()))?;
+        self.memory.take(listed_len(global))?;
         let tensor = self.tensors.len();
         let bytes = match global.dtype.tensor_len(&wanted.shape) {
             Some(bytes) => bytes,

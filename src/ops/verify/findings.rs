@@ -1,6 +1,8 @@
 //! Findings, compared with the newest state, and reported with the names that they affect.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use object_store::path::Path;
 
 use super::hits::Hits;
 use super::{Damage, Verifying};
@@ -39,22 +41,56 @@ pub(super) struct Finding {
     error: Error,
 }
 
+/// Maximum number of damaged chunks of one pack that are findings of their own; the others are one finding about the pack. A pack may
+/// have a million chunks, and a failing disk damages many.
+pub(super) const CHUNKS_MAX: usize = 32;
+/// Maximum number of findings, beside one for each pack.
+const FINDINGS_MAX: usize = 2_000;
+
 /// All findings.
 #[derive(Debug, Default)]
-pub(super) struct Findings(Vec<Finding>);
+pub(super) struct Findings {
+    all: Vec<Finding>,
+    /// Number of findings about chunks of each pack; none, once there is one about the pack.
+    chunks: BTreeMap<PackId, Option<usize>>,
+}
 
 impl Findings {
     pub(super) fn add(&mut self, subject: Subject, what: String, error: Error) {
-        self.0.push(Finding { subject, what, error });
+        self.all.push(Finding { subject, what, error });
+    }
+
+    /// Adds a fault of the chunk `ordinal` of a pack, or of the pack, whose key is `key`.
+    pub(super) fn add_to_pack(&mut self, pack: PackId, key: &Path, ordinal: Option<u32>, error: Error) {
+        let told = self.chunks.entry(pack).or_insert(Some(0));
+        let Some(count) = told else { return };
+        match ordinal {
+            Some(ordinal) if *count < CHUNKS_MAX && self.all.len() < FINDINGS_MAX => {
+                *count += 1;
+                self.add(Subject::Chunk(pack, ordinal), format!("{key}, chunk {ordinal}"), error);
+            }
+            Some(_) => {
+                *told = None;
+                self.add(
+                    Subject::Pack(pack),
+                    key.to_string(),
+                    Error::damaged("more chunks of it are damaged").source(error),
+                );
+            }
+            None => {
+                *told = None;
+                self.add(Subject::Pack(pack), key.to_string(), error);
+            }
+        }
     }
 
     pub(super) fn subjects(&self) -> impl Iterator<Item = Subject> {
-        self.0.iter().map(|finding| finding.subject)
+        self.all.iter().map(|finding| finding.subject)
     }
 
     /// Damaged packs, without those that a later version may have written.
     pub(super) fn damaged_packs(&self) -> BTreeSet<PackId> {
-        let certain = self.0.iter().filter(|finding| finding.error.kind() != ErrorKind::Unsupported);
+        let certain = self.all.iter().filter(|finding| finding.error.kind() != ErrorKind::Unsupported);
         let pack = |finding: &Finding| match finding.subject {
             Subject::Pack(pack) | Subject::Chunk(pack, _) => Some(pack),
             _ => None,
@@ -66,7 +102,7 @@ impl Findings {
 impl Verifying<'_> {
     /// Drops findings that are explained by changes of other processes meanwhile; returns the rest.
     pub(super) async fn settle(&mut self) -> Result<Vec<Damage>> {
-        if self.findings.0.is_empty() {
+        if self.findings.all.is_empty() {
             return Ok(Vec::new());
         }
         let now = self.repository.state().await?;
@@ -79,7 +115,7 @@ impl Verifying<'_> {
         };
         // A purge whose record was dropped leaves no trace.
         let target = |pack: &PackId| now.is_target(pack) && now.forgotten == self.state.forgotten;
-        self.findings.0.retain(|finding| match finding.subject {
+        self.findings.all.retain(|finding| match finding.subject {
             Subject::Log { .. } => true,
             Subject::Segment(id) => now.segments.contains_key(&id),
             Subject::Manifest(key) => names.values().any(|value| value.manifest_key == key),
@@ -92,7 +128,7 @@ impl Verifying<'_> {
 
     /// Findings, each with the affected names.
     pub(super) fn damage(&self, hits: &Hits) -> Vec<Damage> {
-        let damages = self.findings.0.iter().map(|finding| {
+        let damages = self.findings.all.iter().map(|finding| {
             let hit: Vec<(&Name, &RefValue)> = self.hit_by(finding.subject, hits).collect();
             let felt = |(name, value): &(&Name, &RefValue)| {
                 let places = hits.get(&value.map_key).and_then(|hits| hits.get(&finding.subject));
@@ -135,4 +171,29 @@ fn chain(error: &Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Owned, SessionId};
+
+    #[test]
+    fn damage_of_very_many_chunks_is_that_of_their_packs() {
+        let mut findings = Findings::default();
+        let key = Path::from("pack/a/b");
+        let packs: Vec<PackId> = (0..100).map(|_| Owned::fresh(SessionId::random())).collect();
+        for pack in &packs {
+            for ordinal in 0..1_000 {
+                findings.add_to_pack(*pack, &key, Some(ordinal), Error::damaged("chunk is not what its id says"));
+            }
+        }
+        let of = |pack: &PackId| {
+            findings.subjects().filter(|subject| matches!(subject, Subject::Chunk(id, _) if id == pack)).count()
+        };
+        assert_eq!((of(&packs[0]), of(&packs[99])), (CHUNKS_MAX, 0));
+        assert!(findings.subjects().count() <= FINDINGS_MAX + packs.len());
+        let whole = findings.subjects().filter(|subject| matches!(subject, Subject::Pack(_))).count();
+        assert_eq!((whole, findings.damaged_packs().len()), (100, 100));
+    }
 }

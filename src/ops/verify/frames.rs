@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 
-use super::{Subject, Verifying, is_damage};
+use super::findings::CHUNKS_MAX;
+use super::{Verifying, is_damage};
 use crate::budget::Buffer;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -121,12 +122,7 @@ impl Verifying<'_> {
     fn take_down(&mut self, pack: PackRef, wrong: Vec<PackFault>) {
         let key = layout::owned(Family::Pack, pack.id);
         for (chunk, error) in wrong {
-            match chunk {
-                Some(ordinal) => {
-                    self.findings.add(Subject::Chunk(pack.id, ordinal), format!("{key}, chunk {ordinal}"), error);
-                }
-                None => self.findings.add(Subject::Pack(pack.id), key.to_string(), error),
-            }
+            self.findings.add_to_pack(pack.id, &key, chunk, error);
         }
     }
 }
@@ -219,7 +215,8 @@ fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<PackFau
             unsound.insert(delivered.index);
             // A chunk that is only a base here is checked in its own tile.
             let excused = delivered.located.base.is_some_and(|base| unsound.contains(&base));
-            if delivered.wanted && !excused {
+            // One more than are told, so that it is known that there are more.
+            if delivered.wanted && !excused && wrong.len() <= CHUNKS_MAX {
                 wrong.push((Some(delivered.located.place.ordinal), error));
             }
         }

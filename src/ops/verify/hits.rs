@@ -44,10 +44,11 @@ impl Verifying<'_> {
     }
 }
 
-/// For each chunk of the map, the `subjects` that it needs to be decoded. One pass, because there may be many of both.
+/// For each chunk of the map, the `subjects` that it needs to be decoded; not more chunks for each than are examined. One pass, because
+/// there may be many of both.
 fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Subject>> {
     let base = |number: u32| map.frames.get(number as usize)?.base();
-    let mut needing: BTreeMap<u32, BTreeSet<Subject>> = BTreeMap::new();
+    let (mut needing, mut told): (BTreeMap<u32, BTreeSet<Subject>>, BTreeMap<Subject, usize>) = Default::default();
     for number in 0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX) {
         // A chunk, its base, and the base of that.
         for needed in std::iter::successors(Some(number), |&number| base(number)) {
@@ -55,6 +56,11 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Su
             let Ok(pack) = map.pack(frame) else { continue };
             let about = [Subject::Pack(pack.id), Subject::Chunk(pack.id, frame.ordinal)];
             for subject in about.into_iter().filter(|subject| subjects.contains(subject)) {
+                let told = told.entry(subject).or_default();
+                *told += 1;
+                if *told > LOOKS_MAX {
+                    continue;
+                }
                 needing.entry(number).or_default().insert(subject);
             }
         }
@@ -97,6 +103,8 @@ struct HitPlaces {
     places: Vec<String>,
     /// Number of chunks examined for them.
     looks: usize,
+    /// True once no more are added.
+    is_full: bool,
 }
 
 impl HitCollector {
@@ -118,6 +126,9 @@ impl HitCollector {
 impl HitPlaces {
     /// Adds one place in `tensors` of the file at `path`; true if more can be added.
     fn add(&mut self, path: &str, tensors: &[&str]) -> bool {
+        if self.is_full {
+            return false;
+        }
         self.looks += 1;
         let found: Vec<String> = match tensors {
             [] => vec![path.to_owned()],
@@ -129,6 +140,7 @@ impl HitPlaces {
         }
         self.places.truncate(LISTED_MAX);
         self.places.push("...".to_owned());
+        self.is_full = true;
         false
     }
 }
@@ -190,8 +202,11 @@ mod tests {
         let manifest = Manifest { entries: vec![entry], chunks, ..Manifest::default() };
         let subject = || Subject::Pack(Owned::fresh(SessionId::random()));
         let hit = (0..count).map(|chunk| (chunk, [subject()].into())).collect();
-        let places = places(&manifest, hit);
-        assert_eq!(places.len(), count as usize);
-        assert!(places.values().all(|places| places == &["f", "..."]));
+        let all = places(&manifest, hit);
+        assert_eq!(all.len(), count as usize);
+        assert!(all.values().all(|places| places == &["f", "..."]));
+        let one = subject();
+        let shared = (0..count).map(|chunk| (chunk, [one].into())).collect();
+        assert_eq!(places(&manifest, shared).into_values().collect::<Vec<_>>(), [["f", "..."]]);
     }
 }

@@ -27,9 +27,9 @@ pub(crate) fn choose(state: &State, most: usize) -> Vec<SegmentId> {
     if by_size.len() <= most {
         return Vec::new();
     }
-    let mut sum = 0;
+    let mut sum = 0_u64;
     let small = by_size.iter().take_while(|(chunks, _)| {
-        sum += chunks;
+        sum = sum.saturating_add(*chunks);
         sum <= MERGED_MAX
     });
     let chosen: Vec<_> = small.map(|(_, id)| *id).collect();
@@ -124,5 +124,22 @@ pub(crate) async fn merge_if_many(repository: &Repository, state: &State) {
     };
     if let Err(error) = merged.await {
         tracing::debug!("index segments were not merged: {error:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Owned, SessionId};
+    use crate::repository::log::SegmentInfo;
+
+    #[test]
+    fn counts_that_no_segment_can_have_do_not_overflow() {
+        let mut state = State::default();
+        for chunks in [1, 2, u64::MAX, u64::MAX] {
+            let info = SegmentInfo { len: 0, packs: 0, chunks, built: 0 };
+            state.segments.insert(Owned::fresh(SessionId::random()), info);
+        }
+        assert_eq!(choose(&state, 3).len(), 2);
     }
 }

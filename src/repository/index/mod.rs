@@ -20,7 +20,7 @@ use super::layout::{self, Family};
 use super::log::{SegmentInfo, State};
 use super::objects::{self, Downloaded};
 use crate::budget::{Budget, Retained};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::{PackRef, SegmentView};
 use crate::id::{ChunkId, PackId, SegmentId};
@@ -143,6 +143,12 @@ impl Repository {
                 Ok(index) => return Ok((state, index)),
                 Err(error) => {
                     let newer = self.state().await?;
+                    if newer.segments == state.segments && error.kind() == ErrorKind::NotFound {
+                        let what = "an index segment is missing";
+                        return Err(Error::damaged(what)
+                            .help("`towline verify --repair` rebuilds the index")
+                            .source(error));
+                    }
                     if newer.segments == state.segments {
                         return Err(error);
                     }

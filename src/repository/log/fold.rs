@@ -147,8 +147,11 @@ impl Log {
         let mut last = self.seen().boundary;
         let mut step = 1;
         loop {
-            match self.boundary(last.number + step).await? {
-                Some(found) => (last, step) = (found, step * 2),
+            // A boundary that no log can reach was planted: the search passes it by, and comes back with smaller steps.
+            let next = last.number.saturating_add(step);
+            let found = if next > NUMBER_MAX { None } else { self.boundary(next).await? };
+            match found {
+                Some(found) => (last, step) = (found, step.saturating_mul(2)),
                 None if step == 1 => break,
                 None => step = 1,
             }
