@@ -389,7 +389,7 @@ fn pin_of(cache: &Cache, hint: &str, owner: &str) -> Option<Pin> {
 fn absent(hint: &str) -> Error {
     Error::not_found("hint is not committed here")
         .at(hint)
-        .help("commit it with POST /v1/hints/ID/commit at an agent of the site; a commitment ends with its lease")
+        .help("it was released, or its lease is over: `towline hint NAME --commit` makes another")
 }
 
 fn read(path: &Path) -> Result<Record> {

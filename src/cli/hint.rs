@@ -80,7 +80,7 @@ pub(super) struct HintArgs {
     /// Have an agent of this site, or of the best allowed one, hold the names and fetch them now
     #[arg(long, value_name = "SITE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     commit: Option<String>,
-    /// Time that the names are held; a repetition renews it
+    /// Time that the names are held; another command holds them for itself
     #[arg(long, value_name = "TIME", value_parser = span::parse, default_value = "1h", requires = "commit")]
     lease: Duration,
     /// Wait until all of it is there
@@ -298,7 +298,11 @@ fn committed_line(answer: &CommittedHint) -> String {
         }
         _ => format!("{} to come", size::show(*missing_bytes)),
     };
-    format!("committed at {}: {} held{until}; {state}\n", printable(site), size::show(*bytes))
+    let (site, id) = (printable(site), printable(&answer.hint.id));
+    format!(
+        "committed at {site}: {} held{until}; {state}\n  `towline hint --end {id} --at {site}` releases it\n",
+        size::show(*bytes)
+    )
 }
 
 fn shown(hint: &Hint, explain: bool) -> String {

@@ -19,6 +19,7 @@ use crate::policy::{
 };
 use crate::repository::Repository;
 use crate::repository::log::State;
+use crate::selector::Selector;
 use crate::transfer::identity::{Context as Signing, PolicyKey};
 use crate::transfer::policy::{machine_guard, sign};
 use crate::tree::read_text_file;
@@ -137,12 +138,17 @@ impl Context {
 
     async fn explain(
         &self,
-        name: Name,
+        name: Selector,
         to: String,
         (agent, caller): (Option<&Identity>, Option<&LocalCaller>),
         file: Option<&Path>,
     ) -> Result<()> {
         let repository = self.open().await?;
+        // A name may be absent: the rules apply to it all the same.
+        let name = match name {
+            Selector::Name(name) => name,
+            step @ Selector::Step { .. } => self.resolve(&repository, &step).await?,
+        };
         let state = repository.state().await?;
         let rules = match file {
             Some(file) => read_rules(file)?.into(),

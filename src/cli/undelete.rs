@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde::Serialize;
+
 use super::args::Undelete;
 use super::output::table;
 use super::render;
@@ -15,8 +17,15 @@ use crate::size::show;
 
 impl Context {
     pub(super) async fn undelete(&self, undelete: Undelete) -> Result<()> {
-        let Undelete { name, version, to, replace } = undelete;
+        let Undelete { name, recursive, version, to, replace } = undelete;
         let repository = self.open().await?;
+        if recursive {
+            let recorded = self.record(Action::Copy, &[name.to_string()], &repository, None).await?;
+            let names = recorded.end(repository.undelete_below(&name).await, |_| 0).await?;
+            return self
+                .output
+                .report(&UndeletedNames { names }, |report, _| report.names.iter().map(undeleted).collect());
+        }
         // A name that stands for something again is a copy of it.
         let names = [name.to_string(), to.as_ref().unwrap_or(&name).to_string()];
         let recorded = self.record(Action::Copy, &names, &repository, None).await?;
@@ -29,6 +38,12 @@ impl Context {
         let history = self.open().await?.history(name).await?;
         self.output.answer(&history, |history, _| values(history))
     }
+}
+
+/// Result of `undelete --recursive`.
+#[derive(Debug, Serialize)]
+struct UndeletedNames {
+    names: Vec<UndeleteReport>,
 }
 
 fn undeleted(report: &UndeleteReport) -> String {
@@ -66,7 +81,8 @@ pub(super) fn kept(removed: u64, kept: u64, forgotten: u64, now: bool) -> String
     if now {
         let _ = writeln!(text, "nothing is kept; `towline collect --grace 0` deletes at once what nothing else needs");
     } else if kept > 0 {
-        let _ = writeln!(text, "`towline undelete` takes it back, for 7 days unless a collect is told otherwise");
+        let all = if removed > 1 { ", with --recursive for all below a name," } else { "" };
+        let _ = writeln!(text, "`towline undelete`{all} takes it back, for 7 days unless a collect is told otherwise");
     }
     if !now && kept < removed {
         let _ = writeln!(text, "{} not kept: too many, or too large", counted(removed - kept, "name"));

@@ -197,6 +197,27 @@ impl Repository {
         Err(Error::conflict("the kept value is repacked faster than it can be restored").at(name).help("try again"))
     }
 
+    /// Restores the latest kept values of `name` and of all names below it that are not there, one after the other; returns what was
+    /// restored, by name. Kept values of names that are there, because they were replaced, stay where they are.
+    ///
+    /// # Errors
+    /// As [`Repository::undelete`]: those before the failing name are restored.
+    ///
+    /// # Cancel safety
+    /// Not safe: some may be restored.
+    pub async fn undelete_below(&self, name: &Name) -> Result<Vec<UndeleteReport>> {
+        let state = self.state().await?;
+        let removed = removed_below(&state, name);
+        if removed.is_empty() {
+            return Err(self.nothing_kept(&state, name).await);
+        }
+        let mut restored = Vec::with_capacity(removed.len());
+        for name in removed {
+            restored.push(self.undelete(&name, &UndeleteOptions::default()).await?);
+        }
+        Ok(restored)
+    }
+
     /// Commits it; None if it must be read again.
     async fn restore_kept(&self, taking: &Taking<'_>) -> Result<Option<UndeleteReport>> {
         let (name, to) = (&taking.key.0, taking.to());
@@ -262,7 +283,12 @@ impl Repository {
         let told = self.log().latest(state.seq, |action| forgets(action) || removes(action)).await.ok().flatten();
         let Some((entry, at)) = told else {
             // The log has no removal of it.
-            return nothing(String::new()).help("`towline ls` lists the names");
+            let below = removed_below(state, name).len();
+            return nothing(String::new()).help(if below > 0 {
+                format!("`towline undelete {name} --recursive` restores the removed names below it: {below}")
+            } else {
+                "`towline ls` lists the names".to_owned()
+            });
         };
         let when = self.time_of(entry, Some(at)).await;
         let actions = self.log().past_entry(entry).await.ok().flatten().map(|taken| taken.actions).unwrap_or_default();
@@ -281,6 +307,13 @@ impl Repository {
         let told = store_time(self, entry).await.ok().flatten().or(writer);
         told.map_or_else(String::new, |at| format!(" at {at}"))
     }
+}
+
+/// `name` and the names below it that were removed, have kept values and are not there.
+fn removed_below(state: &State, name: &Name) -> Vec<Name> {
+    let names: BTreeSet<&Name> = state.removed.keys().map(|(name, _)| name).collect();
+    let is_meant = |removed: &&Name| removed.is_under(name) && !state.refs.contains_key(*removed);
+    names.into_iter().filter(is_meant).cloned().collect()
 }
 
 /// Version to restore: the given one, or the latest that is kept.

@@ -67,7 +67,10 @@ fn several_names_go_in_one_commit_or_not_at_all() {
     assert_eq!(removed, json!({ "removed": ["best", "run/step-2"], "kept": 2, "forgotten": 0 }));
     assert_eq!(entries(), before + 1, "one commit");
     let removed = user.ok(&["rm", "--recursive", "other"]);
-    assert!(removed.starts_with("removed other\nremoved other/a\nremoved other/b/c\n`towline undelete`"), "{removed}");
+    assert!(
+        removed.starts_with("removed other\nremoved other/a\nremoved other/b/c\n`towline undelete`, with --recursive"),
+        "{removed}"
+    );
     assert_eq!(entries(), before + 2);
     assert_eq!(user.fails(&["rm", "-r", "run", "other"], 3)["kind"], "not-found");
     let left = user.json(&["ls"], 0);

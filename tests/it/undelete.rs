@@ -480,3 +480,28 @@ fn the_command_line_takes_back() {
     assert_eq!(user.json(&["collect", "--grace", "0", "--keep-removed", "0"], 0)["forgotten_values"], 1);
     assert_eq!(user.fails(&["history", "best"], 3)["kind"], "not-found");
 }
+
+#[test]
+fn all_removed_steps_of_a_run_come_back_at_once() {
+    let user = User::with_repository();
+    for step in 1..=3 {
+        user.write("tree/a", format!("{step}").as_bytes());
+        user.ok(&["save", "tree", &format!("run/step-{step}")]);
+    }
+    user.ok(&["save", "tree", "run-b/step-1"]);
+    let text = user.ok(&["rm", "run", "--recursive"]);
+    assert!(text.contains("with --recursive for all below a name, takes it back"), "{text}");
+    user.ok(&["rm", "run-b/step-1"]);
+    user.write("tree/a", b"new");
+    user.ok(&["save", "tree", "run/step-3"]);
+    let error = user.fails(&["undelete", "run"], 3);
+    assert_eq!(error["help"], "`towline undelete run --recursive` restores the removed names below it: 2");
+    let report = user.json(&["undelete", "run", "--recursive"], 0);
+    let names: Vec<&str> =
+        report["names"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["run/step-1", "run/step-2"]);
+    assert_eq!((user.ok(&["cat", "run/step-2:a"]), user.ok(&["cat", "run/step-3:a"])), ("2".into(), "new".into()));
+    assert_eq!(user.fails(&["undelete", "run", "--recursive"], 3)["kind"], "not-found");
+    user.fails(&["show", "run-b/step-1"], 3);
+    assert_eq!(user.run(&["undelete", "run", "--recursive", "--as", "other"]).code, Some(2));
+}

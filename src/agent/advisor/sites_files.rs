@@ -55,7 +55,7 @@ impl SitesPaths {
             book = book.overridden_by(PriceBook::read(&text).map_err(|error| error.in_file(file))?);
         }
         let text = read_text_file(&self.sites, SITES_LEN_MAX)
-            .map_err(|error| error.help("docs/placement.md has an example; name another file to use that"))?;
+            .map_err(|error| error.help("docs/placement.md has an example; --sites names another file"))?;
         hasher.update(book.dated().as_bytes()).update(text.as_bytes());
         let sites = Sites::read(&text, &book).map_err(|error| error.in_file(&self.sites))?;
         Ok(SitesRead { sites, book, hash: hasher.finalize() })

@@ -352,7 +352,8 @@ fn repositories(folder: &Path, one: Option<String>, several: Vec<String>) -> Res
         return Err(Error::usage("both `repository` and `repositories` are set").help("list all in `repositories`"));
     }
     let located = |text: String| {
-        if text.contains("://") { text.parse() } else { Location::directory(folder.join(text)) }
+        let location: Location = text.parse()?;
+        if text.contains("://") { Ok(location) } else { Location::directory(folder.join(text)) }
     };
     let found: Vec<Location> = one.into_iter().chain(several).map(located).collect::<Result<_>>()?;
     if found.is_empty() {

@@ -212,7 +212,7 @@ pub(in crate::cli) enum PolicyVerb {
     /// Say which rule decides whether a name may go to a site
     Explain {
         /// Name
-        name: Name,
+        name: Selector,
         /// Destination site
         #[arg(long, value_name = "SITE")]
         to: String,

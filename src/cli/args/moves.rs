@@ -28,6 +28,9 @@ pub(in crate::cli) struct Rm {
 pub(in crate::cli) struct Undelete {
     /// The name that was removed or replaced
     pub(in crate::cli) name: Name,
+    /// Restore all removed names below it, such as the steps of a run
+    #[arg(long, conflicts_with_all = ["version", "to", "replace"])]
+    pub(in crate::cli) recursive: bool,
     /// Restore this version [default: the latest that is kept]
     #[arg(long, value_name = "V")]
     pub(in crate::cli) version: Option<u64>,

@@ -299,6 +299,7 @@ damaged) forgotten";
 pub(super) const UNDELETE: &str = "\
 Examples:
   towline undelete run-7/step-1000                      its last value
+  towline undelete run-7 --recursive                    all removed steps of a run
   towline undelete models/best --as models/before       the replaced value, under another name
   towline undelete models/best --replace                swap it with the current value, which is kept in turn
   towline undelete models/best --version 812 --as models/early    an earlier value; `towline history` lists them
@@ -307,7 +308,7 @@ This is one commit, and moves no content. An existing name is left alone (exit c
 refused if a chunk is gone (exit code 3) or known to be damaged (exit code 4), saying since when.
 
 JSON: name from version manifest bytes files saved metrics world_size framework was, and replaced: manifest saved bytes kept, if \
-the name existed";
+the name existed; with --recursive: names: [the same]";
 
 pub(super) const HISTORY: &str = "\
 Examples:

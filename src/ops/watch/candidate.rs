@@ -33,10 +33,17 @@ pub(super) enum Class {
     Other,
 }
 
+/// Files that frameworks write beside their checkpoints, and that look like some: the arguments of Hugging Face's Trainer
+/// (<https://huggingface.co/docs/transformers/main_classes/trainer>).
+const BESIDE: [&str; 1] = ["training_args.bin"];
+
 /// Classifies the entry called `name`.
 pub(super) fn classify(name: &str, folder: bool) -> Class {
     if is_temporary(name) {
         return Class::Temporary;
+    }
+    if BESIDE.contains(&name) {
+        return Class::Other;
     }
     let extension = EXTENSIONS.iter().find(|end| name.ends_with(**end));
     let stem = extension.and_then(|end| name.strip_suffix(end)).unwrap_or(name);
