@@ -39,7 +39,7 @@
 //! ```text
 //! layer 5  agent  cli                              entry points: parse, call one operation, render
 //! layer 4  ops                                     save restore sync verify collect expire doctor ...
-//! layer 3  transfer  placement  staging            peers: certificates, protocol, transports, exchange | sites, links, prices | shared memory
+//! layer 3  transfer  placement  staging            peers: certificates, protocol, transports, exchange | sites, links, prices | shared memory, GPUs
 //! layer 2  storage  tree  cache  repository  audit    stores | local files | local chunk cache | repositories | audit log
 //! layer 1  codec  chunker  checkpoint  format  policy      pure, without I/O (+ chunk)
 //! layer 0  id error clock backoff log_limit single_flight limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity

@@ -229,6 +229,8 @@ impl<E: CopyEngine> PinnedRing<E> {
             Err(error) => {
                 state.slots -= count;
                 if state.slots == 0 && count == 1 {
+                    // Threads that wait for this slot try for themselves.
+                    self.changed.notify_all();
                     return Err(error);
                 }
                 // One slot is tried before giving up.
@@ -340,5 +342,111 @@ impl<E: CopyEngine> Drop for FreeSlot<'_, E> {
     fn drop(&mut self) {
         self.ring.lock().free.push(self.slot);
         self.ring.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread::{JoinHandle, sleep, spawn};
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// Copies within host memory, on a thread for each, some of them late.
+    struct Threads {
+        /// Bytes that may be pinned.
+        limit: usize,
+        pinned: AtomicUsize,
+        started: AtomicUsize,
+    }
+
+    impl Threads {
+        fn new(limit: usize) -> Self {
+            Self { limit, pinned: AtomicUsize::new(0), started: AtomicUsize::new(0) }
+        }
+    }
+
+    impl CopyEngine for Threads {
+        type Copy = JoinHandle<()>;
+
+        unsafe fn pin(&self, _: *mut u8, len: usize) -> Result<()> {
+            let before = self.pinned.fetch_add(len, Ordering::Relaxed);
+            if before + len <= self.limit {
+                return Ok(());
+            }
+            self.pinned.fetch_sub(len, Ordering::Relaxed);
+            Err(Error::exhausted("no more"))
+        }
+
+        unsafe fn unpin(&self, _: *mut u8) {}
+
+        unsafe fn start(&self, from: &[u8], to: u64) -> Result<JoinHandle<()>> {
+            let late = self.started.fetch_add(1, Ordering::Relaxed).is_multiple_of(7);
+            let (from, len) = (from.as_ptr() as usize, from.len());
+            Ok(spawn(move || {
+                sleep(Duration::from_micros(if late { 500 } else { 0 }));
+                // SAFETY: both stay as they are until the copy has ended.
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+            }))
+        }
+
+        fn finish(&self, copy: JoinHandle<()>) -> Result<Duration> {
+            copy.join().map_err(|_| Error::other("a copy panicked"))?;
+            Ok(Duration::from_micros(1))
+        }
+
+        fn settle(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn many_threads_share_few_slots() {
+        const PIECE: usize = 4096;
+        let target: Vec<u8> = vec![0; 400 * PIECE];
+        let (address, landed) = (target.as_ptr() as u64, Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&landed);
+        let count = move |_, len, _| {
+            counted.fetch_add(len, Ordering::Relaxed);
+        };
+        let ring = PinnedRing::new(Threads::new(5 * PIECE), PIECE, 5 * PIECE as u64, Box::new(count));
+        std::thread::scope(|scope| {
+            for thread in 0..8_u8 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for at in 0..50_u64 {
+                        let mut slot = ring.acquire().unwrap();
+                        if at % 9 == 0 {
+                            // Not submitted.
+                            drop(slot);
+                            slot = ring.acquire().unwrap();
+                        }
+                        slot.fill(thread + 1);
+                        let piece = u64::from(thread) * 50 + at;
+                        // SAFETY: the target outlives the ring.
+                        unsafe { slot.submit(PIECE, address + piece * PIECE as u64, 0).unwrap() };
+                    }
+                });
+            }
+        });
+        ring.finish().unwrap();
+        assert_eq!(landed.load(Ordering::Relaxed), target.len());
+        drop(ring);
+        assert!(target.chunks(50 * PIECE).zip(1..).all(|(part, thread)| part.iter().all(|&byte| byte == thread)));
+    }
+
+    /// Threads that wait for the memory of another one, which gets none, end too.
+    #[test]
+    fn without_pinned_memory_every_thread_ends() {
+        for _ in 0..50 {
+            let ring = PinnedRing::new(Threads::new(0), 1 << 20, 64 << 20, Box::new(|_, _, _| {}));
+            std::thread::scope(|scope| {
+                for _ in 0..6 {
+                    scope.spawn(|| assert_eq!(ring.acquire().unwrap_err().kind(), ErrorKind::Exhausted));
+                }
+            });
+        }
     }
 }
