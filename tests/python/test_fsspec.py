@@ -809,3 +809,29 @@ def test_a_dict_is_piped_by_one_commit_for_a_tree(fs: Any):
         fs.pipe({"tree/new": b"x", "tree/newer": b"y"})
         assert not fs.exists("tree/new")
     assert fs.cat("tree/newer") == b"y"
+
+
+def test_links_are_the_files_that_they_lead_to(fs: Any, tmp_path: Path):
+    tree = tmp_path / "tree"
+    (tree / "d").mkdir(parents=True)
+    (tree / "d" / "a").write_bytes(b"hello")
+    for name, target in {
+        "to-a": "d/a",
+        "d/up": "../to-a",
+        "gone": "nowhere",
+        "out": "/etc/passwd",
+        "round": "round",
+        "to-d": "d",
+    }.items():
+        (tree / name).symlink_to(target)
+    fs.shared.repository.save(tree, "linked")
+    assert fs.cat_file("linked/to-a") == fs.cat_file("linked/d/up") == b"hello"
+    info = fs.info("linked/to-a")
+    assert (info["type"], info["size"], info["islink"], info["destination"]) == ("file", 5, True, "d/a")
+    assert fs.find("linked") == ["linked/d/a", "linked/d/up", "linked/to-a"]
+    for name in ("gone", "out", "round", "to-d"):
+        assert fs.info(f"linked/{name}")["type"] == "link"
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(f"linked/{name}")
+    fs.get("linked", str(tmp_path / "out"), recursive=True)
+    assert (tmp_path / "out" / "d" / "up").read_bytes() == b"hello"

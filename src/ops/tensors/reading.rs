@@ -331,21 +331,22 @@ impl Draft<'_> {
             let placed: Vec<(u32, Range<u64>)> = content.placed(&manifest.chunks).collect();
             for &number in held {
                 let Some(segment) = self.segments.get(number) else { continue };
-                let needed = |range: Range<u64>| segment.runs.within(range).next().is_some();
-                let span = segment.runs.span();
-                let from = placed.partition_point(|(_, at)| at.end <= span.start);
-                let mut covered = span.start;
-                for (chunk, at) in placed.iter().skip(from).take_while(|(_, at)| at.start < span.end) {
-                    if covered < at.start && needed(covered..at.start) {
-                        take(Need::Zeros((number, covered..at.start)))?;
+                let end = segment.runs.span().end;
+                let mut at = segment.runs.span().start;
+                // From one needed byte to the next: a box may need few of the chunks between its first and its last byte.
+                while let Some(run) = segment.runs.within(at..end).next() {
+                    let first = run.source.start;
+                    let next = placed.partition_point(|(_, range)| range.end <= first);
+                    match placed.get(next) {
+                        Some((chunk, range)) if range.start <= first => {
+                            take(Need::Chunk(Use { chunk: *chunk, segment: number, at: range.start }))?;
+                            at = range.end;
+                        }
+                        after => {
+                            at = after.map_or(end, |(_, range)| range.start.min(end));
+                            take(Need::Zeros((number, first..at)))?;
+                        }
                     }
-                    covered = at.end;
-                    if needed(at.clone()) {
-                        take(Need::Chunk(Use { chunk: *chunk, segment: number, at: at.start }))?;
-                    }
-                }
-                if covered < span.end && needed(covered..span.end) {
-                    take(Need::Zeros((number, covered..span.end)))?;
                 }
             }
         }

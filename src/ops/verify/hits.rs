@@ -17,6 +17,8 @@ pub(super) type Hits = BTreeMap<MapKey, BTreeMap<Subject, Vec<String>>>;
 const LISTED_MAX: usize = 100;
 /// Maximum number of chunks to examine for them.
 const LOOKS_MAX: usize = 1000;
+/// Maximum number of tensors to compare with one chunk.
+const EXAMINED_MAX: usize = 4096;
 
 impl Verifying<'_> {
     /// Finds the names affected by the findings. Manifests and maps are read again, since damage is rare and names are many.
@@ -176,9 +178,13 @@ impl<'a> Tensors<'a> {
     fn within(&self, start: u64, end: u64) -> Vec<&'a str> {
         let first = self.sorted.partition_point(|(_, greatest)| *greatest <= start);
         let last = self.sorted.partition_point(|(tensor, _)| tensor.range.start < end);
-        let near = self.sorted.get(first..last).unwrap_or_default().iter();
+        // Those that begin last are most likely to reach that far; a tree may have any number of others before them.
+        let near = self.sorted.get(first..last).unwrap_or_default().iter().rev().take(EXAMINED_MAX);
         let overlapping = near.filter(|(tensor, _)| tensor.range.end > start);
-        overlapping.map(|(tensor, _)| tensor.name.as_str()).take(LISTED_MAX + 1).collect()
+        let mut names: Vec<&str> =
+            overlapping.map(|(tensor, _)| tensor.name.as_str()).take(LISTED_MAX + 1).collect();
+        names.reverse();
+        names
     }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import posixpath
 import re
 import threading
 from collections import OrderedDict
@@ -20,6 +21,9 @@ Piece = Any
 
 #: Maximum number of trees that stay open.
 _TREES = 16
+
+#: Maximum number of links that lead to each other, as in Linux (path_resolution(7)).
+_LINKS = 40
 
 _STEP = re.compile(r"step-[0-9]+")
 
@@ -72,6 +76,17 @@ class Tree:
 
     def entry(self, path: str) -> Entry | None:
         return self.entries.get(path) if path else FOLDER
+
+    def resolved(self, path: str) -> tuple[str, Entry] | None:
+        """Path and entry of the file or folder at `path`, through links within the tree; None if a link leads nowhere."""
+        for _ in range(_LINKS):
+            entry = self.entry(path)
+            if entry is None or entry.target is None:
+                return None if entry is None else (path, entry)
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
+            if path.startswith(("/", "..")):
+                return None
+        return None
 
     def below(self, path: str) -> Iterator[tuple[str, Entry]]:
         """All entries below the folder `path`."""

@@ -102,9 +102,10 @@ class TowlineFileSystem(AbstractFileSystem):
         path = self._strip_protocol(path)
         if not path:
             return _folder("")
-        entry = self.shared.entry(self.shared.find(path))
+        tree_path = self.shared.find(path)
+        entry = self.shared.entry(tree_path)
         if entry is not None:
-            return _info(path, entry)
+            return _info(path, entry, self.shared.tree(tree_path), tree_path.inner)
         if self._made(path) or self.shared.names(path):
             return _folder(path)
         raise FileNotFoundError(f"towline://{path}")
@@ -122,10 +123,10 @@ class TowlineFileSystem(AbstractFileSystem):
             tree = self.shared.tree(tree_path)
             entry = tree.entry(tree_path.inner)
             if entry is not None and entry.kind != "directory" and not found:
-                return [_info(path, entry)] if detail else [path]
+                return [_info(path, entry, tree, tree_path.inner)] if detail else [path]
             for child in tree.children.get(tree_path.inner, ()):
                 name = TreePath(tree_path.name, child).path
-                found[name] = _info(name, tree.entries[child])
+                found[name] = _info(name, tree.entries[child], tree, child)
         if not found and entry is None and path and not self._made(path):
             raise FileNotFoundError(f"towline://{path}")
         return [found[name] for name in sorted(found)] if detail else sorted(found)
@@ -137,9 +138,11 @@ class TowlineFileSystem(AbstractFileSystem):
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
         found = {}
+        # A link that leads to no file of the tree cannot be read, so it is only listed.
+        kinds = ("file", "directory") if withdirs else ("file",)
         for name, info in self._below(path):
             depth = name.count("/") - path.count("/") + (0 if path else 1)
-            if (maxdepth is None or depth <= maxdepth) and (withdirs or info["type"] != "directory"):
+            if (maxdepth is None or depth <= maxdepth) and info["type"] in kinds:
                 found[name] = info
         # With `withdirs`, fsspec includes the folder itself.
         if path and (withdirs or (not found and self.isfile(path))):
@@ -158,9 +161,10 @@ class TowlineFileSystem(AbstractFileSystem):
                 yield folder, _folder(folder)
         trees = [tree_path] if tree_path.name else []
         for tree_path in trees + [TreePath(name, "", version) for name, version in names.items()]:
-            for inner, entry in self.shared.tree(tree_path).below(tree_path.inner):
+            tree = self.shared.tree(tree_path)
+            for inner, entry in tree.below(tree_path.inner):
                 name = TreePath(tree_path.name, inner).path
-                yield name, _info(name, entry)
+                yield name, _info(name, entry, tree, inner)
 
     def created(self, path: str) -> datetime:
         return self.modified(path)
@@ -179,9 +183,9 @@ class TowlineFileSystem(AbstractFileSystem):
         tree_path = self.shared.find(self._strip_protocol(path))
         if tree_path.name:
             tree = self.shared.tree(tree_path)
-            entry = tree.entry(tree_path.inner)
-            if entry is not None and entry.kind == "file":
-                return tree_path, tree, entry
+            found = tree.resolved(tree_path.inner)
+            if found is not None and found[1].kind == "file":
+                return tree_path._replace(inner=found[0]), tree, found[1]
         if self.isdir(path):
             raise IsADirectoryError(f"towline://{self._strip_protocol(path)}")
         raise FileNotFoundError(f"towline://{self._strip_protocol(path)}")
@@ -458,13 +462,18 @@ def _folder(path: str) -> dict[str, Any]:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def _info(path: str, entry: Entry) -> dict[str, Any]:
+def _info(path: str, entry: Entry, tree: Tree, inner: str) -> dict[str, Any]:
+    """Description of an entry. A link to a file of the tree is that file, as in fsspec's local file system; others have the type
+    "link"."""
+    link, found = entry, tree.resolved(inner) if entry.target is not None else None
+    if found is not None and found[1].kind == "file":
+        entry = found[1]
     info = {"name": path, "size": entry.size, "type": entry.kind, "mode": entry.mode}
     if entry.kind == "directory":
         return info
-    info["mtime"] = entry.mtime_ns / 1e9
-    if entry.target is not None:
-        info.update(islink=True, destination=entry.target)
+    info["mtime"] = link.mtime_ns / 1e9
+    if link.target is not None:
+        info.update(islink=True, destination=link.target)
     return info
 
 
