@@ -81,11 +81,14 @@ impl Context {
         let Sync { from, to, what, init, dry_run } = sync;
         let opened = async {
             let from = self.open_at(from, 2).await?;
-            let to = self.destination(to, *init, *dry_run).await?;
             let mut names = Vec::with_capacity(what.len());
             for selector in what {
-                names.push(self.resolve(&from, selector).await?);
+                let name = self.resolve(&from, selector).await?;
+                from.check_name(&name).await?;
+                names.push(name);
             }
+            // Nothing is made for a name that is misspelt.
+            let to = self.destination(to, *init, *dry_run).await?;
             Ok((from, to, names))
         };
         let (from, to, names) = Box::pin(self.unless_stopped(opened)).await?;

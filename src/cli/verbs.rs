@@ -221,12 +221,18 @@ impl Context {
         struct Refs {
             refs: Vec<ops::Listed>,
         }
-        let refs = match (self.open_if_made().await?, prefix) {
+        let opened = self.open_if_made().await?;
+        let refs = match (&opened, prefix) {
             (Some(repository), _) => repository.list(prefix).await?,
             (None, Some(_)) => self.open().await?.list(prefix).await?,
             (None, None) => Vec::new(),
         };
-        if refs.is_empty() {
+        if opened.is_none() {
+            let location = self.location(None)?;
+            self.output.remark(&format!(
+                "there is no repository yet at {location}: `towline save` makes it, --repo names another"
+            ));
+        } else if refs.is_empty() {
             self.output.remark("the repository holds no names");
         }
         self.output.answer(&Refs { refs }, |list, _| render::refs(&list.refs, long))

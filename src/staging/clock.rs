@@ -29,7 +29,7 @@ pub struct StageTimes {
     pub first_tensor: f64,
     /// Reading from the repository, the cache or peers, summed over all reads.
     pub read: f64,
-    /// Decoding and verifying, summed over all threads; of raw chunks that lie in a local file, reading, too.
+    /// Decoding and verifying, summed over all threads. For raw chunks in a local file this includes reading them.
     pub decode: f64,
     /// Waiting for pinned memory, summed over all threads.
     pub wait: f64,
@@ -38,7 +38,7 @@ pub struct StageTimes {
 }
 
 impl StageTimes {
-    /// Sum of the stages over the total: 1 if they ran one after the other.
+    /// Sum of the stages over the total: how many of them ran at a time, on average, those of several threads counted each.
     #[must_use]
     pub fn overlap(&self) -> f64 {
         if self.total > 0.0 { (self.read + self.decode + self.copy) / self.total } else { 0.0 }

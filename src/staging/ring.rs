@@ -4,8 +4,8 @@
 //! free --acquire--> filled by a thread --submit--> copied by the device --(its event)--> free
 //! ```
 //!
-//! Threads fill slots while the device copies others. A thread that finds no free slot adds memory, up to a limit, and then waits for
-//! the copy that began first.
+//! Threads fill slots while the device copies others. A thread that finds no free slot takes that of a copy that has ended, or adds
+//! memory, up to a limit, or waits for the first copy that nobody else waits for.
 #![expect(unsafe_code, reason = "a device reads the memory in the background")]
 
 use std::collections::VecDeque;
@@ -58,6 +58,9 @@ pub trait CopyEngine: Send + Sync {
     /// Errors of the device; the copy may then still run.
     fn finish(&self, copy: Self::Copy) -> Result<Duration>;
 
+    /// True if [`CopyEngine::finish`] would not wait.
+    fn has_ended(&self, copy: &Self::Copy) -> bool;
+
     /// Waits until no copy runs, also none whose start or end was an error.
     ///
     /// # Errors
@@ -87,6 +90,8 @@ struct State<C> {
     slots_max: usize,
     /// Slots that there are, or that a thread is adding.
     slots: usize,
+    /// Slots to add at a time.
+    block_slots: usize,
     /// Copies that threads wait for.
     awaited: usize,
     /// First error of the device. Nothing is copied any more.
@@ -124,6 +129,7 @@ impl<E: CopyEngine> PinnedRing<E> {
             flying: VecDeque::new(),
             slots_max,
             slots: 0,
+            block_slots: (BLOCK_MIN / slot_len).max(1),
             awaited: 0,
             failed: None,
         };
@@ -149,7 +155,8 @@ impl<E: CopyEngine> PinnedRing<E> {
             if let Some(slot) = state.free.pop() {
                 return Ok(FreeSlot { ring: self, slot });
             }
-            if state.slots < state.slots_max {
+            let ended = state.flying.front().is_some_and(|first| self.engine.has_ended(&first.copy));
+            if !ended && state.slots < state.slots_max {
                 state = self.grow(state)?;
                 continue;
             }
@@ -213,9 +220,9 @@ impl<E: CopyEngine> PinnedRing<E> {
         }
     }
 
-    /// Adds slots, without the lock. If the system refuses, the existing slots have to do.
+    /// Adds slots, without the lock. If the system refuses, fewer are tried, and then the existing slots have to do.
     fn grow<'s>(&'s self, mut state: MutexGuard<'s, State<E::Copy>>) -> Result<MutexGuard<'s, State<E::Copy>>> {
-        let count = (BLOCK_MIN / self.slot_len).max(1).min(state.slots_max - state.slots);
+        let count = state.block_slots.min(state.slots_max - state.slots);
         state.slots += count;
         drop(state);
         let block = self.block(count);
@@ -228,14 +235,16 @@ impl<E: CopyEngine> PinnedRing<E> {
             }
             Err(error) => {
                 state.slots -= count;
-                if state.slots == 0 && count == 1 {
+                if count > 1 {
+                    state.block_slots = count / 2;
+                } else if state.slots > 0 {
+                    state.slots_max = state.slots;
+                    tracing::debug!("no more pinned memory: {error}");
+                } else {
                     // Threads that wait for this slot try for themselves.
                     self.changed.notify_all();
                     return Err(error);
                 }
-                // One slot is tried before giving up.
-                state.slots_max = state.slots.max(1);
-                tracing::debug!("no more pinned memory: {error}");
             }
         }
         self.changed.notify_all();
@@ -246,6 +255,8 @@ impl<E: CopyEngine> PinnedRing<E> {
         let len = slots.saturating_mul(self.slot_len);
         let failed = |source| Error::exhausted("cannot get memory for copies to a device").got(len).source(source);
         let mut block = MmapMut::map_anon(len).map_err(failed)?;
+        // A child of this process must not share the pages: the one that writes first gets a copy, while the device reads the original.
+        block.advise(Advice::DontFork).map_err(failed)?;
         // Best effort: pages are otherwise allocated one by one while they are pinned.
         let _ = block.advise(Advice::HugePage).and_then(|()| block.advise(Advice::PopulateWrite));
         // SAFETY: the block is unmapped after `unpin`, or never.
@@ -395,6 +406,10 @@ mod tests {
         fn finish(&self, copy: JoinHandle<()>) -> Result<Duration> {
             copy.join().map_err(|_| Error::other("a copy panicked"))?;
             Ok(Duration::from_micros(1))
+        }
+
+        fn has_ended(&self, copy: &JoinHandle<()>) -> bool {
+            copy.is_finished()
         }
 
         fn settle(&self) -> Result<()> {

@@ -12,6 +12,7 @@
 //! SOFT_CUDA_DELAY_US=N          time of a copy in microseconds [100]
 //! SOFT_CUDA_FAIL=FUNCTION:CALL:CODE,...   result of the CALL-th call of FUNCTION (from 1), and of all later ones with `CALL+`
 //! SOFT_CUDA_CORRUPT=CALL        changes a byte of the CALL-th copy
+//! SOFT_CUDA_COPYING=FILE        a file that is made when a copy starts
 //! SOFT_CUDA_LOG=FILE            counts, written when the context is released
 //! ```
 #![allow(non_snake_case, clippy::missing_safety_doc, missing_docs)]
@@ -27,6 +28,7 @@ const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
 const INVALID_DEVICE: c_int = 101;
+const NOT_READY: c_int = 600;
 
 fn knob(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
@@ -299,6 +301,9 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, len: usize,
         die("a copy to memory that is not allocated");
     }
     state.copies += 1;
+    if let Ok(file) = std::env::var("SOFT_CUDA_COPYING") {
+        std::fs::write(file, "").unwrap();
+    }
     state.pending.push((from, to, len));
     state.pending_most = state.pending_most.max(state.pending.len());
     let task = Task::Copy { from, to, len, number: state.copies };
@@ -391,6 +396,13 @@ pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> c_in
         None => die("no such stream"),
     }
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(event: *mut c_void) -> c_int {
+    let moment = Arc::clone(&STATE.lock().unwrap().events[&(event as usize)]);
+    let at = moment.at.lock().unwrap();
+    if at.is_some() { SUCCESS } else { NOT_READY }
 }
 
 #[unsafe(no_mangle)]

@@ -129,6 +129,8 @@ fn sync_says_what_would_move_and_makes_the_destination_if_told() {
     }
     let there = user.work().join("../there");
     assert_eq!(user.fails(&["sync", "../repo", "../there", "--dry-run"], 3)["kind"], "not-found");
+    assert_eq!(user.fails(&["sync", "../repo", "../there", "rnu/step-1", "--init"], 3)["kind"], "not-found");
+    assert!(!user.exists("../there"), "nothing is made for a name that is misspelt");
     let planned = rehearsed(&user, &["sync", "../repo", "../there", "--init"]);
     assert!(!there.exists(), "a dry run made the destination");
     assert_eq!(planned["planned"].as_array().unwrap().len(), 2);
@@ -202,6 +204,10 @@ fn what_looks_like_a_step_and_is_none_is_warned_about() {
     assert!(warnings[0].as_str().unwrap().starts_with("run-7/step-abc is no step of a run"), "{warnings}");
     assert!(user.run(&["cp", "run/1", "run-7/step_9"]).err.starts_with("warning: run-7/step_9 is no step"));
     assert_eq!(user.run(&["save", "tree", "run-7/step-9"]).err, "");
+    let run = "warning: run-7 is a run, and this is none of its steps: they are run-7/step-N\n";
+    assert_eq!(user.run(&["save", "tree", "run-7"]).err, run);
+    user.write("tree/new", b"more");
+    assert_eq!(user.run(&["save", "tree", "run-7"]).err, "", "it was there before");
 }
 
 #[test]
@@ -269,4 +275,15 @@ fn a_folder_in_the_way_of_a_file_goes_when_the_file_is_there() {
     fs::rename(&hidden, &packs).unwrap();
     user.ok(&restore);
     assert_eq!((user.read("out/d"), user.read("out/small")), (noise(3_000_000), b"small".to_vec()));
+}
+
+#[test]
+fn a_list_says_where_there_is_no_repository_yet() {
+    let user = User::new();
+    let listed = user.run(&["ls"]);
+    let said = listed.err.starts_with("there is no repository yet at ")
+        && listed.err.contains(".local/share/towline/repository");
+    assert!(listed.code == Some(0) && said, "{}", listed.err);
+    let user = User::with_repository();
+    assert_eq!(user.run(&["ls"]).err, "the repository holds no names\n");
 }

@@ -92,9 +92,16 @@ def test_a_failing_copy_is_an_error(driver: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and "CUDA_ERROR_ECC_UNCORRECTABLE (214)" in done.stderr, done.stderr
 
 
+def test_a_default_device_of_torch_does_not_count(tmp_path: Path) -> None:
+    state = saved(tmp_path / "repo")
+    with torch.device("meta"):
+        loaded = towline.load("base", repo=str(tmp_path / "repo"))
+    assert torch.equal(loaded["a"], state["a"])
+
+
 def test_without_a_driver_torch_decides(tmp_path: Path) -> None:
     state = saved(tmp_path / "repo")
-    assert _cuda.target("cuda:0") is None and _cuda.target("cpu") is None and _cuda.target(None) is None
+    assert _cuda.gpu_of("cuda:0") is None and _cuda.gpu_of("cpu") is None and _cuda.gpu_of(None) is None
     loaded = towline.load("base", repo=str(tmp_path / "repo"), device="meta")
     assert loaded["a"].device.type == "meta" and loaded["a"].shape == state["a"].shape
     with pytest.raises((RuntimeError, AssertionError)):

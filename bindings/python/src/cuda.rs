@@ -34,10 +34,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Target {
 }
 
 impl Target {
-    /// Copies that begin once what torch has queued is done: it may still use memory that it has freed and given out again.
+    /// Copies that begin once what torch has queued is done: it may still use memory that torch's allocator has given out again.
     fn copier(self) -> Result<CudaCopier> {
         let copier = CudaCopier::new(&CudaDevice::open(self.ordinal)?)?;
-        // SAFETY: the package passes the handle of a stream of torch, which exists as long as the process.
+        // SAFETY: the package passes the handle of a stream of torch, and keeps the stream until the call has ended.
         unsafe { copier.wait_for_stream(self.stream)? };
         Ok(copier)
     }
@@ -49,20 +49,24 @@ impl Target {
 /// Unsupported, if there is no driver, it is too old, or it finds no GPU.
 #[pyfunction]
 pub(crate) fn cuda_name(py: Python<'_>, ordinal: u32) -> PyResult<String> {
-    let opened = py.detach(|| CudaDevice::open(ordinal).map(|device| device.name().to_owned()));
-    opened.map_err(|error| raised(py, &error))
+    py.detach(|| CudaDevice::name_of(ordinal)).map_err(|error| raised(py, &error))
 }
 
 /// Copies ranges of host memory, each given by its address, the address of the GPU and its length.
 #[pyfunction]
 pub(crate) fn copy_to_cuda(py: Python<'_>, copies: Vec<(usize, u64, usize)>, target: Target) -> PyResult<()> {
-    let outcome = py.detach(|| {
-        let ring = PinnedRing::new(target.copier()?, PIECE, PINNED_MAX / 4, Box::new(|_, _, _| {}));
-        let upload_of = |(from, to, len)| Upload { from: MemoryRange::new(from, len).borrowed(), to };
-        let uploads: Vec<Upload<'_>> = copies.into_iter().map(upload_of).collect();
+    let upload_of = |(from, to, len)| Upload { from: MemoryRange::new(from, len).borrowed(), to };
+    let uploads: Vec<Upload<'_>> = copies.into_iter().map(upload_of).collect();
+    let bytes: usize = uploads.iter().map(|one| one.from.len()).sum();
+    let pinned = (bytes.next_multiple_of(PIECE) as u64).min(PINNED_MAX / 4);
+    let work = || {
+        let ring = PinnedRing::new(target.copier()?, PIECE, pinned, Box::new(|_, _, _| {}));
         // SAFETY: the package keeps the tensors until this returns, and nobody else has them yet.
         unsafe { upload(&ring, &uploads) }
-    });
+    };
+    // On a thread of its own: the caller's stays with the GPU that torch has made current there.
+    let outcome = py.detach(|| std::thread::scope(|scope| scope.spawn(work).join()));
+    let outcome = outcome.unwrap_or_else(|_| Err(Error::other("a copying thread panicked")));
     outcome.map_err(|error| raised(py, &error))
 }
 

@@ -53,7 +53,7 @@ use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
-use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, Run, StoredChunks, Writer};
 use crate::tree::{MemoryFile, Rules, StatCache, Walk, WalkKind, coarse_now, walk};
 use crate::work::blocking;
 
@@ -277,7 +277,12 @@ impl Repository {
                     let stored_bytes = writer.stored_bytes();
                     let replaced = before.filter(|before| before.version != value.version);
                     let replaced = replaced.map(|before| Replaced::of(before, &value));
-                    let report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
+                    let mut report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
+                    if before.is_none() && Run::find(&state.refs, name).is_ok() {
+                        report
+                            .warnings
+                            .push(format!("{name} is a run, and this is none of its steps: they are {name}/step-N"));
+                    }
                     return Ok(SaveReport { replaced, ..report });
                 }
                 Ok(None) => tracing::info!("a pack or chunk that this save relied on is gone: starting over"),

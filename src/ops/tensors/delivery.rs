@@ -297,7 +297,7 @@ impl Placing {
             match self.0.compare_exchange(TO_DO, CLAIMED, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Claim(self)),
                 Err(OVER) => return None,
-                // The holder decodes a chunk, which takes a millisecond and never blocks.
+                // The holder decodes a chunk, which takes a millisecond; to a device it may first wait for an earlier copy.
                 Err(_) => std::thread::yield_now(),
             }
         }

@@ -83,7 +83,7 @@ impl Repository {
     /// As [`Repository::read_tensors`]; errors of the device. The targets then have arbitrary bytes.
     ///
     /// # Cancel safety
-    /// Safe: on drop it waits until no copy runs.
+    /// Safe: on drop it waits until no copy runs, unless the device is lost.
     pub async unsafe fn read_tensors_to<E: CopyEngine + 'static>(
         &self,
         reading: &Arc<TensorReading>,
@@ -93,7 +93,8 @@ impl Repository {
     ) -> Result<(TensorsRead, StageTimes)> {
         let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
         let slot = reading.longest_chunk().max(SLOT_MIN);
-        let pinned = pinned_bytes(self.budget(), slot);
+        let needed = reading.bytes().saturating_add(slot * reading.tensors().len() as u64);
+        let pinned = pinned_bytes(self.budget(), slot).min(needed.max(slot));
         let _memory = self.budget().carve_beside_buffers(pinned).await?;
         let landing = Arc::clone(&clock);
         let landed = move |tensor, len, took| {

@@ -143,6 +143,19 @@ impl TensorReading {
         self.chunks.len() as u64
     }
 
+    /// Bytes of each tensor that come from chunks; the others are in holes of files.
+    #[must_use]
+    pub(super) fn bytes_in_chunks(&self) -> Vec<u64> {
+        let mut bytes: Vec<u64> = self.tensors.iter().map(|tensor| tensor.bytes).collect();
+        for (segment, hole) in self.zeros() {
+            let zeros: u64 = segment.runs.within(hole).map(|run| run.source.end - run.source.start).sum();
+            if let Some(bytes) = bytes.get_mut(segment.tensor) {
+                *bytes = bytes.saturating_sub(zeros);
+            }
+        }
+        bytes
+    }
+
     /// Bytes of the longest chunk to fetch.
     #[must_use]
     pub fn longest_chunk(&self) -> u64 {

@@ -42,7 +42,7 @@ impl Repository {
         table: &TensorTable,
         progress: &Progress,
     ) -> Result<(SealedMemory, TensorsRead, StageTimes)> {
-        let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
+        let clock = Arc::new(StageClock::start(reading.bytes_in_chunks()));
         let memory = Arc::new(UnsealedMemory::new(table.memory_len())?);
         memory.write(0, table.head())?;
         let starts = table.tensors().iter().map(|tensor| table.base() + tensor.start).collect();

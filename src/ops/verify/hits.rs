@@ -181,8 +181,7 @@ impl<'a> Tensors<'a> {
         // Those that begin last are most likely to reach that far; a tree may have any number of others before them.
         let near = self.sorted.get(first..last).unwrap_or_default().iter().rev().take(EXAMINED_MAX);
         let overlapping = near.filter(|(tensor, _)| tensor.range.end > start);
-        let mut names: Vec<&str> =
-            overlapping.map(|(tensor, _)| tensor.name.as_str()).take(LISTED_MAX + 1).collect();
+        let mut names: Vec<&str> = overlapping.map(|(tensor, _)| tensor.name.as_str()).take(LISTED_MAX + 1).collect();
         names.reverse();
         names
     }

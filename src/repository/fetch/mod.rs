@@ -1,8 +1,8 @@
 //! Reading chunks: few ranged reads, whose chunks are verified.
 //!
 //! Reads of packs use the same mechanism: [`plan()`] plans the reads, [`read_pack`] reads into a budgeted buffer (raw chunks of
-//! local packs go to their final memory instead: `direct.rs`), and [`deliver()`] decodes the chunks and verifies each against its id. Restores write the chunks, syncs forward their encoded
-//! frames, verification only checks them.
+//! local packs go to their final memory instead: `direct.rs`), and [`deliver()`] decodes the chunks and verifies each against its id.
+//! Restores write the chunks, syncs forward their encoded frames, verification only checks them.
 
 mod deliver;
 mod direct;

@@ -25,6 +25,10 @@ type Code = c_int;
 const OUT_OF_MEMORY: Code = 2;
 /// `CUDA_ERROR_INVALID_DEVICE`.
 const INVALID_DEVICE: Code = 101;
+/// `CUDA_ERROR_OPERATING_SYSTEM`: the system refused a call of the driver.
+const OPERATING_SYSTEM: Code = 304;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: Code = 600;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: registered for all contexts of the process.
 const REGISTER_PORTABLE: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the legacy stream, on which the process may compute.
@@ -106,6 +110,7 @@ symbols! {
     create_event: b"cuEventCreate\0" (*mut Event, c_uint);
     destroy_event: b"cuEventDestroy_v2\0" (Event);
     record: b"cuEventRecord\0" (Event, Stream);
+    query: b"cuEventQuery\0" (Event);
     wait: b"cuEventSynchronize\0" (Event);
     elapsed: b"cuEventElapsedTime\0" (*mut f32, Event, Event);
 }
@@ -130,7 +135,7 @@ impl Driver {
             return Ok(driver);
         }
         let driver = Self(Symbols::load(library()?)?);
-        // SAFETY: no other function of the driver was called before.
+        // SAFETY: it may be called at any time, by any thread.
         let begun = unsafe { (driver.0.init)(0) };
         driver.check_as(ErrorKind::Unsupported, "CUDA cannot be used", begun)?;
         let mut version = 0;
@@ -166,9 +171,8 @@ impl Driver {
         Err(Error::new(kind, doing).got(format!("{name} ({code})")))
     }
 
-    /// The GPU `ordinal`: the driver's number of it, its name, and the context that it shares with other libraries of this process,
-    /// which is kept until [`Driver::release`].
-    pub(super) fn retain(&self, ordinal: u32) -> Result<(c_int, String, Context)> {
+    /// The driver's number and the name of the GPU `ordinal`.
+    pub(super) fn find(&self, ordinal: u32) -> Result<(c_int, String)> {
         let mut device = 0;
         // SAFETY: the address is that of an integer.
         let code = unsafe { (self.0.device)(&raw mut device, c_int::try_from(ordinal).unwrap_or(c_int::MAX)) };
@@ -187,10 +191,15 @@ impl Driver {
         self.check("cannot ask for the name of the GPU", code)?;
         let name =
             CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok((device, name))
+    }
+
+    /// The context of a device that this process's libraries share, kept until [`Driver::release`].
+    pub(super) fn retain(&self, device: c_int) -> Result<Context> {
         let mut context = Context(ptr::null_mut());
         // SAFETY: the address is that of a handle.
         self.check("cannot use the GPU", unsafe { (self.0.retain)(&raw mut context, device) })?;
-        Ok((device, name, context))
+        Ok(context)
     }
 
     pub(super) fn release(&self, device: c_int) {
@@ -234,10 +243,15 @@ impl Driver {
     pub(super) unsafe fn register(&self, memory: *mut u8, len: usize) -> Result<()> {
         // SAFETY: as the caller says.
         let code = unsafe { (self.0.register)(memory.cast(), len, REGISTER_PORTABLE) };
-        let pinned = self.check_as(ErrorKind::Exhausted, "cannot pin host memory", code);
-        pinned.map_err(|error| {
+        let is_limit = code == OUT_OF_MEMORY || code == OPERATING_SYSTEM;
+        let kind = if is_limit { ErrorKind::Exhausted } else { ErrorKind::Other };
+        self.check_as(kind, "cannot pin host memory", code).map_err(|error| {
             let error = error.expected(format!("{len} bytes"));
-            error.help("raise the limit of locked memory (ulimit -l) of the process or its container")
+            if is_limit {
+                error.help("raise the limit of locked memory (ulimit -l) of the process or its container")
+            } else {
+                error
+            }
         })
     }
 
@@ -276,7 +290,7 @@ impl Driver {
         Ok(stream)
     }
 
-    /// Ends a stream. The driver first finishes what is queued there.
+    /// Ends a stream; the driver frees it once what is queued there is done.
     pub(super) fn destroy_stream(&self, stream: Stream) {
         // SAFETY: the caller has it from `create_stream`, and destroys it once.
         unsafe { (self.0.destroy_stream)(stream) };
@@ -311,6 +325,13 @@ impl Driver {
     pub(super) fn record(&self, event: Event, stream: Stream) -> Result<()> {
         // SAFETY: both exist.
         self.check("cannot record an event of the GPU", unsafe { (self.0.record)(event, stream) })
+    }
+
+    /// True if `event` has happened, or will not because of an error, which [`Driver::wait`] reports.
+    pub(super) fn has_happened(&self, event: Event) -> bool {
+        // SAFETY: it exists.
+        let code = unsafe { (self.0.query)(event) };
+        code != NOT_READY
     }
 
     /// Waits until `event` has happened. Errors of earlier copies are reported here.

@@ -28,7 +28,7 @@ struct Retained {
     name: String,
     /// The primary context, which torch uses, too: memory of one is valid for the other.
     context: Context,
-    /// It did not say whether its copies have ended: its memory is not freed.
+    /// True once the GPU did not say whether copies have ended: memory that they may write to is not freed.
     is_lost: AtomicBool,
 }
 
@@ -45,8 +45,17 @@ impl CudaDevice {
     /// Unsupported, if there is no driver, it is too old, or it finds no GPU; not found, if there are fewer.
     pub fn open(ordinal: u32) -> Result<Self> {
         let driver = Driver::get()?;
-        let (device, name, context) = driver.retain(ordinal)?;
+        let (device, name) = driver.find(ordinal)?;
+        let context = driver.retain(device)?;
         Ok(Self(Arc::new(Retained { driver, ordinal, device, name, context, is_lost: AtomicBool::new(false) })))
+    }
+
+    /// Name of the model of the GPU `ordinal`, without a context on it.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::open`].
+    pub fn name_of(ordinal: u32) -> Result<String> {
+        Driver::get()?.find(ordinal).map(|(_, name)| name)
     }
 
     /// Number of the GPU.

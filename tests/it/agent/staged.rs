@@ -103,7 +103,8 @@ fn the_command_stages_and_says_what_is_there() {
     assert!(told(&user, &agent, &["stage", "run@latest"]).contains("2 tensors, 4.0 MiB, read into memory in "));
     assert!(told(&user, &agent, &["stage", "run/step-1"]).contains("were in memory"));
     let only = told_json(&user, &agent, &["stage", "run/step-1:model.safetensors", "--tensor", "a[0:10]"]);
-    has_members(&only, "name tensors bytes reused fetched_bytes sources seconds");
+    has_members(&only, "name tensors bytes reused fetched_bytes sources seconds times");
+    has_members(&only["times"], "total first_tensor read decode wait copy");
     assert_eq!(only["tensors"], 1);
     let listed = told_json(&user, &agent, &["stage", "--list"]);
     has_members(&listed, "memory trees");

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import _towline
 from .errors import Error
@@ -11,12 +12,30 @@ from .errors import Error
 if TYPE_CHECKING:
     import torch
 
-#: Number of a GPU, and its stream.
-Target = tuple[int, int]
+_logger = logging.getLogger("towline")
 
 
-def target(device: str | int | torch.device | None) -> Target | None:
-    """The GPU `device` and torch's current stream there; None for other devices, and where only torch can use the GPU."""
+class Gpu(NamedTuple):
+    """A GPU, and the stream of torch for which tensors are allocated there. Copies wait for what was queued in it, as torch may
+    give out memory that earlier work in the stream still uses."""
+
+    number: int
+    stream: torch.cuda.Stream
+
+    @property
+    def target(self) -> tuple[int, int]:
+        """Number of the GPU and handle of the stream, for the engine."""
+        return self.number, self.stream.cuda_stream
+
+    def allocating(self) -> torch.cuda.StreamContext:
+        """Block in which tensors are allocated for the stream, also in another thread than that of its user."""
+        import torch
+
+        return torch.cuda.stream(self.stream)
+
+
+def gpu_of(device: str | int | torch.device | None) -> Gpu | None:
+    """The GPU `device` with torch's current stream there; None for other devices, and where only torch can use the GPU."""
     if device is None:
         return None
     import torch
@@ -27,19 +46,20 @@ def target(device: str | int | torch.device | None) -> Target | None:
     number = torch.cuda.current_device() if chosen.index is None else chosen.index
     try:
         _towline.cuda_name(number)
-    except Error:
-        # Without the driver's library, or with an old one, torch copies, or says why it cannot.
+    except Error as error:
+        _logger.info("torch copies to cuda:%s: %s", number, error)
         return None
-    return number, torch.cuda.current_stream(number).cuda_stream
+    return Gpu(number, torch.cuda.current_stream(number))
 
 
-def copied(tensors: Iterable[torch.Tensor], gpu: Target) -> list[torch.Tensor]:
+def copied(tensors: Iterable[torch.Tensor], gpu: Gpu) -> list[torch.Tensor]:
     """Copies of tensors in host memory, on the GPU."""
     import torch
 
     tensors = list(tensors)
-    made = [torch.empty_like(tensor, device=f"cuda:{gpu[0]}") for tensor in tensors]
+    with gpu.allocating():
+        made = [torch.empty_like(tensor, device=f"cuda:{gpu.number}") for tensor in tensors]
     pairs = zip(tensors, made, strict=True)
     ranges = [(one.data_ptr(), copy.data_ptr(), one.numel() * one.element_size()) for one, copy in pairs]
-    _towline.copy_to_cuda([one for one in ranges if one[2]], gpu)
+    _towline.copy_to_cuda([one for one in ranges if one[2]], gpu.target)
     return made

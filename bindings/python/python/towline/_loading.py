@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ def load(
     progress: _progress.Progress,
 ) -> dict[str, torch.Tensor]:
     """Loads tensors of a tree by name."""
-    gpu = _cuda.target(device)
+    gpu = _cuda.gpu_of(device)
     with _progress.counting(progress, name) as counters:
         staged = engine.stage(name, path, selectors, counters)
         if staged is not None:
@@ -55,19 +56,43 @@ def stream(
     ahead: int,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields tensors of a tree by name while the next ones are read, in groups of `ahead` bytes."""
-    gpu = _cuda.target(device)
+    gpu = _cuda.gpu_of(device)
     staged = engine.stage(name, path, selectors)
     if staged is not None:
         found = mapped(staged)
         keys = _keys([place for place, _ in found])
-        return ((key, _on_device([one], device, gpu)[0][1]) for key, one in zip(keys, found, strict=True))
+        return _moved(zip(keys, found, strict=True), device, gpu, ahead)
     chosen = _Chosen(engine, name, path, selectors)
     keys = _keys([(one["path"], one["name"]) for one in chosen.tensors])
     return _read_ahead(chosen, iter(keys), device, gpu, ahead)
 
 
+def _moved(
+    found: Iterable[tuple[str, Found]], device: Device, gpu: _cuda.Gpu | None, size: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Moves tensors in host memory to `device`, in groups of `size` bytes."""
+    group: list[tuple[str, Found]] = []
+    length = 0
+    for key, one in found:
+        tensor = one[1]
+        length += tensor.numel() * tensor.element_size()
+        group.append((key, one))
+        if gpu is None or length >= size:
+            yield from _taken(group, device, gpu)
+            group, length = [], 0
+    yield from _taken(group, device, gpu)
+
+
+def _taken(group: list[tuple[str, Found]], device: Device, gpu: _cuda.Gpu | None) -> Iterator[tuple[str, torch.Tensor]]:
+    moved = _on_device([one for _, one in group], device, gpu)
+    keys = [key for key, _ in group]
+    group.clear()
+    while moved:
+        yield keys.pop(0), moved.pop(0)[1]
+
+
 def _read_ahead(
-    chosen: _Chosen, keys: Iterator[str], device: Device, gpu: _cuda.Target | None, ahead: int
+    chosen: _Chosen, keys: Iterator[str], device: Device, gpu: _cuda.Gpu | None, ahead: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     groups = _groups(chosen.tensors, ahead)
     with ThreadPoolExecutor(1, "towline-load") as reader:
@@ -79,7 +104,7 @@ def _read_ahead(
                 yield next(keys), found.pop(0)[1]
 
 
-def _on_device(found: list[Found], device: Device, gpu: _cuda.Target | None) -> list[Found]:
+def _on_device(found: list[Found], device: Device, gpu: _cuda.Gpu | None) -> list[Found]:
     """Moves tensors in host memory to `device`."""
     if device is None or str(device) == "cpu":
         return found
@@ -121,21 +146,24 @@ class _Chosen:
         self.tensors: list[dict[str, Any]] = json.loads(self._tree.choose_tensors(path, selectors))
 
     def read(
-        self, tensors: list[dict[str, Any]], device: Device, gpu: _cuda.Target | None, counters: Any = None
+        self, tensors: list[dict[str, Any]], device: Device, gpu: _cuda.Gpu | None, counters: Any = None
     ) -> list[Found]:
         """Reads some of the tensors to `device`; returns each with its path and name."""
         from . import _torch
 
-        found, requests = [], []
         for one in tensors:
             _check_type(one["name"], one["dtype"], one["shape"], one["bytes"])
-            tensor = _torch.empty(one["dtype"], one["shape"], None if gpu is None else f"cuda:{gpu[0]}")
+        place = None if gpu is None else f"cuda:{gpu.number}"
+        with contextlib.nullcontext() if gpu is None else gpu.allocating():
+            made = [_torch.empty(one["dtype"], one["shape"], place) for one in tensors]
+        found, requests = [], []
+        for one, tensor in zip(tensors, made, strict=True):
             window = None if one["shape"] == one["whole"] else (one["offsets"], one["shape"])
             if one["bytes"]:
                 requests.append(read_request(one["name"], one["path"], window, tensor.data_ptr(), one["bytes"]))
             found.append(((one["path"], one["name"]), tensor))
         if requests:
-            self._tree.read_tensors(requests, counters, gpu)
+            self._tree.read_tensors(requests, counters, None if gpu is None else gpu.target)
         return found if gpu is not None else _on_device(found, device, None)
 
 

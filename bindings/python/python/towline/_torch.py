@@ -48,14 +48,15 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 
 
 def empty(name: str, shape: Sequence[int], device: str | None = None) -> torch.Tensor:
-    """Uninitialized tensor of the dtype `name`; bytes with one more dimension if torch has no such dtype."""
-    dtype = DTYPES.get(name)
+    """Uninitialized tensor of the dtype `name`, in host memory unless `device` says otherwise; bytes with one more dimension if
+    torch has no such dtype."""
+    dtype, place = DTYPES.get(name), device or "cpu"
     if dtype is not None:
-        made = torch.empty(tuple(shape), dtype=dtype, device=device)
+        made = torch.empty(tuple(shape), dtype=dtype, device=place)
         if device is None and nbytes(made) >= LARGE:
             _towline.huge_pages(made.data_ptr(), nbytes(made))
         return made
-    return torch.empty((*shape, _WIDTHS.get(name, 1)), dtype=torch.uint8, device=device)
+    return torch.empty((*shape, _WIDTHS.get(name, 1)), dtype=torch.uint8, device=place)
 
 
 def nbytes(tensor: torch.Tensor) -> int:
