@@ -196,7 +196,7 @@ async fn packs_and_segments() {
         ("truncated", one(&key, segment.slice(..segment.len() - 1)), Damaged),
         ("more entries", one(&key, resealed(&segment, 16, 99)), Damaged),
         ("another kind", one(&key, bent(&segment, 4, |_| b'M')), Damaged),
-        ("gone", gone(&key), NotFound),
+        ("gone", gone(&key), Damaged),
     ];
     check(&golden, cases).await;
 }
