@@ -12,7 +12,7 @@ SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 DIST_PROFILE ?= release
 
-.PHONY: help demo test test-python test-vllm bench bench-peers soak lint deny sbom fuzz dist clean-servers rust nextest
+.PHONY: help demo test test-python test-vllm bench bench-gpu bench-peers soak lint deny sbom fuzz dist clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test-vllm      the loader of vLLM, against vLLM for CPUs; not part of make test'
 	@echo 'make lint           format, clippy, rustdoc, ruff, mypy; licences, sources and known vulnerabilities of dependencies'
 	@echo 'make bench          the micro-benchmarks'
+	@echo 'make bench-gpu      loads to a GPU beside bare copies; without one it says so and measures nothing'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,weights,links,index)'
 	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
@@ -69,6 +70,10 @@ test-vllm: rust
 bench: rust
 	@cargo bench
 
+bench-gpu: rust
+	@cargo build --release --quiet --bin towline
+	benches/gpu/run.sh
+
 bench-peers: rust
 	@benches/peers/setup.sh
 	cargo build --release --quiet --bins --package towline --package bench-tools --package link
@@ -92,8 +97,8 @@ lint: rust
 	done
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
 	if [ -x .venv/bin/ruff ]; then
-	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python tests/vllm examples packaging
-	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python tests/vllm examples packaging
+	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python benches/gpu tests/python tests/vllm examples packaging
+	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python benches/gpu tests/python tests/vllm examples packaging
 	    .venv/bin/mypy --config-file bindings/python/pyproject.toml bindings/python/python/towline
 	else echo 'ruff and mypy are not installed: Python not checked (make test-python installs it into .venv)'; fi
 	$(MAKE) --no-print-directory deny

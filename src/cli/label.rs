@@ -3,15 +3,25 @@
 use super::output::printable;
 use super::verbs::Context;
 use crate::audit::Action;
-use crate::error::Result;
-use crate::name::Name;
+use crate::error::{Error, Result};
 use crate::ops::Labelled;
 use crate::policy::Labels;
+use crate::selector::Selector;
 
 impl Context {
-    /// Shows the labels of `name`, after adding `labels`.
-    pub(super) async fn label(&self, name: &Name, labels: &[(String, String)]) -> Result<()> {
+    /// Shows the labels of `selected`, after adding `labels`.
+    pub(super) async fn label(&self, selected: &Selector, labels: &[(String, String)]) -> Result<()> {
         let repository = self.open().await?;
+        let name = &match selected {
+            // A prefix of names, perhaps.
+            Selector::Name(name) => name.clone(),
+            Selector::Step { .. } if labels.is_empty() => self.resolve(&repository, selected).await?,
+            Selector::Step { .. } => {
+                return Err(Error::usage("labels are given to a name, not to a choice among steps")
+                    .at(selected)
+                    .help("they bind all steps of the run: name the run, or one step"));
+            }
+        };
         let given = labels.iter().try_fold(Labels::default(), |given, (key, value)| given.with(key, value))?;
         let labelled = if given.is_empty() {
             repository.labels(name).await?
@@ -20,13 +30,13 @@ impl Context {
             recorded.end(repository.tighten(name, &given).await, |_| 0).await?
         };
         let state = repository.state().await?;
-        if let Some(value) = state.refs.get(name).filter(|_| !given.is_empty())
-            && let Err(error) = repository.check_readable(name, &value.manifest).await
+        // Of the names below it, which have the labels, too, one stands for all.
+        let bound = state.refs.iter().find(|(other, _)| other.is_under(name)).filter(|_| !given.is_empty());
+        if let Some((bound, value)) = bound
+            && let Err(error) = repository.check_readable(bound, &value.manifest).await
         {
-            self.output.remark(&format!(
-                "with these labels it cannot be read here any more: {}",
-                printable(&error.to_string())
-            ));
+            let (bound, why) = (printable(bound.as_str()), printable(&error.to_string()));
+            self.output.remark(&format!("with these labels {bound} cannot be read here any more: {why}"));
         }
         self.output.answer(&labelled, |labelled, _| described(labelled))
     }

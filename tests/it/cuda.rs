@@ -36,6 +36,11 @@ fn driver() -> &'static Path {
     })
 }
 
+/// True on a machine with NVIDIA's driver.
+fn has_driver() -> bool {
+    Path::new("/dev/nvidiactl").exists()
+}
+
 /// A repository with `base`: tensors of 6 MiB and 1 MiB of bytes, one of 12 bytes, and an empty one.
 fn with_weights() -> User {
     let user = User::with_repository();
@@ -163,8 +168,10 @@ fn pinned_memory_stays_within_its_limit() {
 #[test]
 fn without_a_usable_gpu_the_error_says_why() {
     let user = with_weights();
-    let none = user.fails(&["stage", "base", "--bench", "--device", "cuda:0"], 1);
-    assert!(none["kind"] == "unsupported" && says(&none, "no CUDA driver on this machine"), "{none}");
+    if !has_driver() {
+        let none = user.fails(&["stage", "base", "--bench", "--device", "cuda:0"], 1);
+        assert!(none["kind"] == "unsupported" && says(&none, "no CUDA driver on this machine"), "{none}");
+    }
     let (none, _) = error(&user, 1, &[("SOFT_CUDA_DEVICES", "0")]);
     assert!(none["kind"] == "unsupported" && says(&none, "CUDA_ERROR_NO_DEVICE (100)"), "{none}");
     let (old, _) = error(&user, 1, &[("SOFT_CUDA_VERSION", "11010")]);
@@ -267,6 +274,30 @@ fn an_interrupted_load_leaves_nothing_on_the_device() {
     assert_eq!(running.wait().unwrap().code(), Some(130));
     let log = std::fs::read(user.work().join("cuda.log")).ok();
     is_released(log.map(|log| serde_json::from_slice(&log).unwrap()).as_ref());
+}
+
+/// benches/gpu/run.sh, which has no GPU here: its figures mean nothing, but it runs.
+#[test]
+fn the_bench_of_gpus_runs_and_says_where_there_is_none() {
+    let out = tempfile::tempdir().unwrap();
+    let bench = |driver: Option<&Path>| {
+        let mut bench = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/gpu/run.sh"));
+        bench.env("TOWLINE", env!("CARGO_BIN_EXE_towline")).env("OUT", out.path()).env("GPU_MIB", "8");
+        bench
+            .env("HOME", out.path())
+            .env_remove("LD_LIBRARY_PATH")
+            .envs(driver.map(|driver| ("LD_LIBRARY_PATH", driver)));
+        let output = bench.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    if !has_driver() {
+        assert_eq!(bench(None), "nothing measured: no CUDA driver on this machine\n");
+        assert!(!out.path().join("gpu.md").exists());
+    }
+    let table = bench(Some(driver()));
+    assert!(table.starts_with("Software GPU, ") && table.matches("| cuda:0 (Software GPU) |").count() == 2, "{table}");
+    assert_eq!(std::fs::read_to_string(out.path().join("gpu.md")).unwrap(), table);
 }
 
 fn walk(folder: &Path) -> Vec<PathBuf> {

@@ -100,6 +100,8 @@ fn labels_are_inherited_and_only_tightened() {
     let run = json!({"residency": ["DE", "EU", "FR"], "sensitivity": "internal"});
     assert_eq!(lab.labels("run/step-1"), run);
     assert_eq!(lab.labels("run/step-2"), run, "the next step has the run's");
+    assert_eq!(lab.labels("run@latest"), run);
+    lab.user.fails(&["label", "run@latest", "sensitivity=secret"], 2);
     let shown = lab.user.json(&["show", "run/step-1"], 0);
     assert_eq!(shown["labels"], json!({"license": "mit"}), "other labels are the tree's");
 
@@ -134,7 +136,8 @@ fn a_machine_reads_what_the_policy_lets_go_to_its_site() {
     lab.save("eu/set", &["residency=EU"]);
     lab.save("secret/set", &[]);
     lab.save("free/set", &[]);
-    lab.user.ok(&["label", "secret", "sensitivity=secret"]);
+    let remark = lab.user.run(&["label", "secret", "sensitivity=secret"]).err;
+    assert!(remark.starts_with("with these labels secret/set cannot be read here any more: "), "{remark}");
     let can = |names: [&str; 4]| names.map(|name| lab.restores(name));
     let all = ["raw/set", "eu/set", "secret/set", "free/set"];
     assert_eq!(can(all), [Some(0), Some(0), Some(7), Some(0)], "at home");

@@ -174,8 +174,8 @@ pub(super) enum Verb {
     /// Show or tighten the labels of a name
     #[command(after_help = help::LABEL)]
     Label {
-        /// Name, or a prefix of names
-        name: Name,
+        /// Name, or a prefix of names; without labels to add also RUN@latest
+        name: Selector,
         /// Labels to add: residency, sensitivity, tenant, purpose, derived-from
         #[arg(value_name = "K=V", value_parser = label)]
         labels: Vec<(String, String)>,
