@@ -81,10 +81,12 @@ impl Context {
         let Sync { from, to, what, init, dry_run } = sync;
         let opened = async {
             let from = self.open_at(from, 2).await?;
-            let mut names = Vec::with_capacity(what.len());
+            let (mut names, state) = (Vec::with_capacity(what.len()), from.state().await?);
             for selector in what {
                 let name = self.resolve(&from, selector).await?;
-                from.check_name(&name).await?;
+                if !state.refs.keys().any(|other| other.is_under(&name)) {
+                    from.check_name(&name).await?;
+                }
                 names.push(name);
             }
             // Nothing is made for a name that is misspelt.
