@@ -19,7 +19,6 @@ use super::journal::CacheId;
 use super::medium::{Medium, open_own};
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
-use crate::tree::check_own_folder;
 
 const MAGIC: &[u8; 8] = b"TWLCACHE";
 const VERSION: u32 = 2;
@@ -112,12 +111,11 @@ pub(super) fn replace(medium: &dyn Medium, folder: &Path, path: &Path, bytes: &[
     medium.sync_folder(folder)
 }
 
-/// Checks that `dir` belongs to this user or root, and that only they can replace it. Others may be able to write to it, as to a volume
-/// of Kubernetes (`emptyDir`): its files are guarded one by one ([`open_own`]), and what they hold is verified.
+/// Checks that `dir` belongs to this user or root. Others may be able to write to it, as to a volume of Kubernetes (`emptyDir`): its
+/// files are guarded one by one ([`open_own`]), and what they hold is verified.
 fn check_folder(dir: &Path) -> Result<()> {
     let io = |error| Error::io("cannot inspect the cache's folder", dir, error);
-    let place = dir.canonicalize().map_err(io)?;
-    let owner = place.metadata().map_err(io)?.uid();
+    let owner = dir.metadata().map_err(io)?.uid();
     let user = rustix::process::geteuid().as_raw();
     if owner != user && owner != 0 {
         return Err(Error::denied("cache's folder belongs to another user")
@@ -126,7 +124,7 @@ fn check_folder(dir: &Path) -> Result<()> {
             .got(format!("owner {owner}"))
             .help("name another folder in [cache] dir, or give this one to the user of the agent"));
     }
-    place.parent().map_or(Ok(()), check_own_folder)
+    Ok(())
 }
 
 /// Creates the folder if needed, and locks the cache for this process until the file is closed.
