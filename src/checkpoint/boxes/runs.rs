@@ -88,6 +88,19 @@ impl Runs {
         (self.first_after(range.start)..self.count).map(|number| self.run(number)).map_while(clip)
     }
 
+    /// Bytes of the runs within the bytes `range` of the file. There may be very many runs: it takes a search, not a pass.
+    #[must_use]
+    pub fn bytes_within(&self, range: Range<u64>) -> u64 {
+        self.bytes_before(range.end).saturating_sub(self.bytes_before(range.start))
+    }
+
+    /// Bytes of the runs before the byte `at` of the file.
+    fn bytes_before(&self, at: u64) -> u64 {
+        let whole = self.first_after(at);
+        let begun = if whole < self.count { at.saturating_sub(self.run(whole).source.start) } else { 0 };
+        whole.saturating_mul(self.len).saturating_add(begun)
+    }
+
     /// The number of the first run that ends after the byte `at` of the file.
     fn first_after(&self, at: u64) -> u64 {
         let (mut from, mut to) = (0, self.count);

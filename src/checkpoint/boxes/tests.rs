@@ -90,6 +90,8 @@ proptest! {
             let span = runs.span();
             let mut from = span.start;
             while from < span.end {
+                let bytes: u64 = runs.within(from..from + window).map(|run| run.source.end - run.source.start).sum();
+                prop_assert_eq!(runs.bytes_within(from..from + window), bytes);
                 for run in runs.within(from..from + window) {
                     for (byte, target) in run.source.clone().zip(run.target..) {
                         prop_assert!((from..from + window).contains(&byte));

@@ -148,7 +148,7 @@ impl TensorReading {
     pub(super) fn bytes_in_chunks(&self) -> Vec<u64> {
         let mut bytes: Vec<u64> = self.tensors.iter().map(|tensor| tensor.bytes).collect();
         for (segment, hole) in self.zeros() {
-            let zeros: u64 = segment.runs.within(hole).map(|run| run.source.end - run.source.start).sum();
+            let zeros = segment.runs.bytes_within(hole);
             if let Some(bytes) = bytes.get_mut(segment.tensor) {
                 *bytes = bytes.saturating_sub(zeros);
             }
@@ -242,7 +242,7 @@ impl PlanMemory {
     }
 }
 
-/// Bytes for each element of a tensor's shape.
+/// Bytes for each dimension of a tensor in a list.
 const DIMENSION: usize = 4 * size_of::<u64>();
 
 /// Bytes for a tensor in a list, with its path, which the manifest has only once for all tensors of a file. Counted twice: lists are
