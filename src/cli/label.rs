@@ -30,7 +30,7 @@ impl Context {
             recorded.end(repository.tighten(name, &given).await, |_| 0).await?
         };
         let state = repository.state().await?;
-        // Of the names below it, which have the labels, too, one stands for all.
+        // All names below a prefix have its labels, so the first one is checked.
         let bound = state.refs.iter().find(|(other, _)| other.is_under(name)).filter(|_| !given.is_empty());
         if let Some((bound, value)) = bound
             && let Err(error) = repository.check_readable(bound, &value.manifest).await

@@ -217,6 +217,7 @@ impl StoredChunks {
             let repository = repository.clone();
             async move { (pack, listed, repository.footer(&pack).await) }
         });
+        // In order, so that of equal places the same one is taken each time.
         let mut footers = std::pin::pin!(footers.buffered(FOOTERS));
         let mut places = Vec::new();
         while let Some((pack, listed, footer)) = footers.next().await {

@@ -53,7 +53,7 @@ struct Outcome {
     code: Option<i32>,
     out: String,
     err: String,
-    /// What the driver counted; none, if it was not released.
+    /// Counts of the driver; none if its context was never released.
     log: Option<Value>,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use towline::ops::{DeviceRange, PINNED_MAX, TensorReading};
+use towline::ops::{DeviceRange, PINNED_MAX, TensorReading, TensorsRead};
 use towline::progress::Progress;
 use towline::repository::Repository;
 use towline::staging::cuda::{CudaCopier, CudaDevice};
@@ -55,7 +55,11 @@ pub(crate) fn cuda_name(py: Python<'_>, ordinal: u32) -> PyResult<String> {
 /// Copies ranges of host memory, each given by its address, the address of the GPU and its length.
 #[pyfunction]
 pub(crate) fn copy_to_cuda(py: Python<'_>, copies: Vec<(usize, u64, usize)>, target: Target) -> PyResult<()> {
-    let upload_of = |(from, to, len)| Upload { from: MemoryRange::new(from, len).borrowed(), to };
+    let upload_of = |(from, to, len)| {
+        // SAFETY: the package keeps the tensor, and does not write to it, until this returns.
+        let from = unsafe { MemoryRange::new(from, len).read() };
+        Upload { from, to }
+    };
     let uploads: Vec<Upload<'_>> = copies.into_iter().map(upload_of).collect();
     let bytes: usize = uploads.iter().map(|one| one.from.len()).sum();
     let pinned = (bytes.next_multiple_of(PIECE) as u64).min(PINNED_MAX / 4);
@@ -70,7 +74,7 @@ pub(crate) fn copy_to_cuda(py: Python<'_>, copies: Vec<(usize, u64, usize)>, tar
     outcome.map_err(|error| raised(py, &error))
 }
 
-/// Reads `reading` to memory of a GPU. Returns the bytes.
+/// Reads `reading` to memory of a GPU; returns its cost.
 ///
 /// # Errors
 /// As [`Repository::read_tensors_to`].
@@ -83,7 +87,7 @@ pub(crate) async fn read_to(
     targets: Vec<Vec<MemoryRange>>,
     target: Target,
     progress: &Progress,
-) -> Result<towline::ops::TensorsRead> {
+) -> Result<TensorsRead> {
     let range = |range: &MemoryRange| DeviceRange { address: range.address() as u64, len: range.len() as u64 };
     let targets = targets.iter().map(|ranges| ranges.iter().map(range).collect()).collect();
     let copier = tokio::task::spawn_blocking(move || target.copier()).await;

@@ -38,17 +38,11 @@ impl MemoryRange {
         self.len
     }
 
-    /// The bytes, for a call that ends before the package frees or changes them.
-    pub(crate) fn borrowed<'a>(self) -> &'a [u8] {
-        // SAFETY: the package keeps the tensor, and does not write to it, until the call has ended.
-        unsafe { self.read() }
-    }
-
     /// Borrows the bytes.
     ///
     /// # Safety
     /// The memory must be allocated, and must not be written, while the slice lives.
-    unsafe fn read<'a>(self) -> &'a [u8] {
+    pub(crate) unsafe fn read<'a>(self) -> &'a [u8] {
         if self.len == 0 {
             return &[];
         }

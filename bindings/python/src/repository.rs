@@ -245,7 +245,7 @@ impl Repository {
     }
 
     /// Longest saved name that `path` begins with, and its version; none if there is none. Unreachable, if the store has not answered
-    /// within `limit` seconds.
+    /// within `limit`.
     #[pyo3(signature = (path, limit=None))]
     fn find(&self, py: Python<'_>, path: &str, limit: Option<Duration>) -> PyResult<Option<(String, u64)>> {
         let (engine, path) = (self.engine(py)?, path.to_owned());

@@ -63,12 +63,11 @@ impl Repository {
             let next = end.checked_add(tensor.bytes).and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
             end = next.ok_or_else(|| Error::exhausted("tensors are too large for any device"))?;
         }
-        let allocating = device.clone();
-        let memory = blocking(move || allocating.allocate(end)).await?;
+        let opening = device.clone();
+        let (memory, copier) = blocking(move || Ok((opening.allocate(end)?, CudaCopier::new(&opening)?))).await?;
         let first = memory.address();
         let ranges = reading.tensors().iter().zip(&starts);
         let ranges = ranges.map(|(tensor, start)| vec![DeviceRange { address: first + start, len: tensor.bytes }]);
-        let copier = CudaCopier::new(device)?;
         // SAFETY: the memory outlives the call, and is freed after it.
         let (read, times) = unsafe { self.read_tensors_to(reading, copier, ranges.collect(), progress).await? };
         Ok(DeviceTensors { memory, starts, read, times })
@@ -92,9 +91,9 @@ impl Repository {
         progress: &Progress,
     ) -> Result<(TensorsRead, StageTimes)> {
         let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
+        let read_before = progress.snapshot().reading;
         let slot = reading.longest_chunk().max(SLOT_MIN);
-        let needed = reading.bytes().saturating_add(slot * reading.tensors().len() as u64);
-        let pinned = pinned_bytes(self.budget(), slot).min(needed.max(slot));
+        let pinned = pinned_bytes(self.budget(), slot).min(slots_bytes(reading, slot));
         let _memory = self.budget().carve_beside_buffers(pinned).await?;
         let landing = Arc::clone(&clock);
         let landed = move |tensor, len, took| {
@@ -110,7 +109,7 @@ impl Repository {
         let finishing = Arc::clone(&ring);
         blocking(move || finishing.finish()).await?;
         drop(idle);
-        Ok((read, clock.times(progress.snapshot().reading)))
+        Ok((read, clock.times(progress.snapshot().reading.saturating_sub(read_before))))
     }
 }
 
@@ -148,6 +147,11 @@ impl DeviceTensors {
 fn pinned_bytes(budget: &Budget, slot: u64) -> u64 {
     let wanted = (budget.total() / 4).min(PINNED_MAX).max(2 * slot);
     wanted.min(budget.total() / 2).max(slot)
+}
+
+/// Bytes of all slots of `slot` bytes that the copies of `reading` can fill: full ones, and a last one for each tensor.
+fn slots_bytes(reading: &TensorReading, slot: u64) -> u64 {
+    reading.bytes().saturating_add(slot.saturating_mul(reading.tensors().len() as u64)).max(slot)
 }
 
 /// Waits on drop until no copy runs.

@@ -43,12 +43,13 @@ impl Repository {
         progress: &Progress,
     ) -> Result<(SealedMemory, TensorsRead, StageTimes)> {
         let clock = Arc::new(StageClock::start(reading.bytes_in_chunks()));
+        let read_before = progress.snapshot().reading;
         let memory = Arc::new(UnsealedMemory::new(table.memory_len())?);
         memory.write(0, table.head())?;
         let starts = table.tensors().iter().map(|tensor| table.base() + tensor.start).collect();
         let sink = Arc::new(MemorySink { memory: Arc::clone(&memory), starts, clock: Arc::clone(&clock) });
         let read = self.read_tensors(reading, sink, progress).await?;
-        Ok((memory.seal()?, read, clock.times(progress.snapshot().reading)))
+        Ok((memory.seal()?, read, clock.times(progress.snapshot().reading.saturating_sub(read_before))))
     }
 }
 

@@ -178,7 +178,7 @@ impl<'a> Tensors<'a> {
     fn within(&self, start: u64, end: u64) -> Vec<&'a str> {
         let first = self.sorted.partition_point(|(_, greatest)| *greatest <= start);
         let last = self.sorted.partition_point(|(tensor, _)| tensor.range.start < end);
-        // Those that begin last are most likely to reach that far; a tree may have any number of others before them.
+        // Examines only the tensors that begin nearest: an untrusted tree may have any number before them.
         let near = self.sorted.get(first..last).unwrap_or_default().iter().rev().take(EXAMINED_MAX);
         let overlapping = near.filter(|(tensor, _)| tensor.range.end > start);
         let mut names: Vec<&str> = overlapping.map(|(tensor, _)| tensor.name.as_str()).take(LISTED_MAX + 1).collect();

@@ -143,14 +143,8 @@ impl Repository {
                 Ok(index) => return Ok((state, index)),
                 Err(error) => {
                     let newer = self.state().await?;
-                    if newer.segments == state.segments && error.kind() == ErrorKind::NotFound {
-                        let what = "an index segment is missing";
-                        return Err(Error::damaged(what)
-                            .help("`towline verify --repair` rebuilds the index")
-                            .source(error));
-                    }
                     if newer.segments == state.segments {
-                        return Err(error);
+                        return Err(if error.kind() == ErrorKind::NotFound { missing_segment(error) } else { error });
                     }
                     state = newer;
                 }
@@ -262,6 +256,11 @@ fn checked(key: &object_store::path::Path, object: &Bytes) -> Result<()> {
         .and_then(|_| open(Kind::Segment, object))
         .map(drop)
         .map_err(|error| error.at(key).help("towline verify --repair rebuilds the index"))
+}
+
+/// A segment that the newest state lists is not there: damage, and no race with a merge.
+fn missing_segment(error: Error) -> Error {
+    Error::damaged("an index segment is missing").help("`towline verify --repair` rebuilds the index").source(error)
 }
 
 /// Refuses a segment that is not as long as the log says.

@@ -225,11 +225,11 @@ impl Catalog {
         opened.await
     }
 
-    /// Tree whose manifest is `manifest`, if it is still open: for requests that were granted.
-    pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<OpenedTree>> {
+    /// Tree whose manifest is `manifest`, if it is still open: for requests that were granted, with `map` if they were for that one.
+    pub(super) fn opened(&self, manifest: &ManifestId, map: Option<MapKey>) -> Option<Arc<OpenedTree>> {
         let open = lock(&self.open);
-        let same = open.iter().filter(|entry| entry.saved.value.manifest == *manifest);
-        same.max_by_key(|entry| entry.bases()).cloned()
+        let is_meant = |value: &RefValue| value.manifest == *manifest && map.is_none_or(|map| map == value.map_key);
+        open.iter().filter(|entry| is_meant(&entry.saved.value)).max_by_key(|entry| entry.bases()).cloned()
     }
 
     /// True if neither labels nor a policy restricted any reader of `repository` at the last read.

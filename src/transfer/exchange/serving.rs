@@ -15,7 +15,7 @@ use super::stats::{SourceCounters, add};
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
 use crate::error::Result;
-use crate::id::{ChunkId, ManifestId};
+use crate::id::{ChunkId, ManifestId, MapKey};
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{LocalCaller, Route};
@@ -99,12 +99,11 @@ impl ServedChunks for Exchange {
         asked: &FrameRequest,
         id: &ChunkId,
     ) -> Result<Option<OutgoingFrame>> {
-        if !self.is_still_granted(identity, route, &asked.manifest).await? {
-            return Ok(None);
-        }
+        let Some(map) = self.still_granted(identity, route, &asked.manifest).await? else { return Ok(None) };
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
-        let found = self.supply(asked, id, None, |entry| (near || entry.is_here()).then_some(false)).await?;
+        let found =
+            self.supply((asked, Some(map)), id, None, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
@@ -146,7 +145,7 @@ impl ServedChunks for Local {
     }
 
     async fn frame(&self, _: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
-        let found = self.exchange.supply(asked, id, Some(&self.caller), |_| Some(true)).await?;
+        let found = self.exchange.supply((asked, None), id, Some(&self.caller), |_| Some(true)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.exchange.count_sent(Requester::Process(&self.caller), &asked.manifest, bytes).await?;
@@ -159,11 +158,13 @@ impl ServedChunks for Local {
 /// Agent and tree of a grant, and the path that it was ruled for: a grant on a private link holds on no other.
 pub(super) type GrantKey = (Identity, Route, ManifestId);
 
-/// Time when a tree was granted to an agent, and its validity.
+/// Time when a tree was granted to an agent, its validity, and the map of the name that the agent may read: another name of the tree
+/// may need bases that the agent may not have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GrantedAt {
     at: Instant,
     lasts: Duration,
+    map: MapKey,
 }
 
 impl Exchange {
@@ -188,7 +189,8 @@ impl Exchange {
                     grants.clear();
                 }
                 let open = self.catalog.is_open(&entry.repository);
-                grants.insert(key, GrantedAt { at: Instant::now(), lasts: if open { LASTING_OPEN } else { LASTING } });
+                let lasts = if open { LASTING_OPEN } else { LASTING };
+                grants.insert(key, GrantedAt { at: Instant::now(), lasts, map: entry.saved.value.map_key });
             }
             None => {
                 grants.remove(&key);
@@ -197,21 +199,22 @@ impl Exchange {
         Ok(entry)
     }
 
-    /// True if a grant still holds: policies and labels change during a transfer.
-    async fn is_still_granted(&self, identity: &Identity, route: Route, manifest: &ManifestId) -> Result<bool> {
+    /// Map of a grant that still holds: policies and labels change during a transfer.
+    async fn still_granted(&self, identity: &Identity, route: Route, manifest: &ManifestId) -> Result<Option<MapKey>> {
         let key = (identity.clone(), route, *manifest);
         let granted = self.grants.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-        if granted.is_some_and(|granted| granted.at.elapsed() < granted.lasts) {
-            return Ok(true);
+        if let Some(granted) = granted.filter(|granted| granted.at.elapsed() < granted.lasts) {
+            return Ok(Some(granted.map));
         }
-        Ok(self.granted(identity, route, manifest).await?.is_some())
+        let entry = self.granted(identity, route, manifest).await?;
+        Ok(entry.map(|entry| entry.saved.value.map_key))
     }
 
     /// Granted chunk: from the cache, or fetched if `how` allows that for its tree (and then, whether agents of the
     /// site may be asked).
     async fn supply(
         &self,
-        asked: &FrameRequest,
+        (asked, map): (&FrameRequest, Option<MapKey>),
         id: &ChunkId,
         caller: Option<&LocalCaller>,
         how: impl Fn(&OpenedTree) -> Option<bool>,
@@ -220,7 +223,7 @@ impl Exchange {
         if found.is_some() {
             return Ok(found);
         }
-        let Some(entry) = self.catalog.opened(&asked.manifest) else { return Ok(None) };
+        let Some(entry) = self.catalog.opened(&asked.manifest, map) else { return Ok(None) };
         match how(&entry) {
             Some(through) => self.fetch_for(&entry, caller, asked, id, through).await,
             None => Ok(None),

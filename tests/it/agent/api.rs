@@ -322,7 +322,7 @@ fn a_copy_that_stands_alone_does_not_keep_the_agent_from_giving_bases() {
     user.ok(&["cp", "run/step-2", "best", "--stand-alone"]);
     let agent = Running::start(&user, "");
     told(&user, &agent, &["warm", "run/step-2", "--wait"]);
-    // What the cache has is enough.
+    // Without packs, all chunks must come from the cache.
     fs::rename(user.repository().join("pack"), user.work().join("away")).unwrap();
     let restored = told_json(&user, &agent, &["restore", "run/step-2", "out"]);
     assert_eq!(restored["sources"]["agent"], restored["fetched_bytes"], "{restored}");
