@@ -179,6 +179,13 @@ def test_a_training_that_goes_back_keeps_what_it_saves_then(repository, caplog):
         assert checkpointer.restore("min=loss")["at"] == 200
         checkpointer.close()
     assert towline.open(repository.url).runs("run")[0].steps[-1].step == 400, "reading alone gives up nothing"
+    with towline.Checkpointer(repository, "run", keep_last=3, keep_min=["loss"]) as checkpointer:
+        checkpointer.restore("min=loss")
+        checkpointer.save(500, {"at": torch.tensor(500)}, metrics={"loss": 8.0}).wait()
+    assert checkpointer.steps() == [200, 300, 400, 500] and not caplog.text.count("gives up"), (
+        "an evaluation in between"
+    )
+    repository.remove("run/step-500")
     with towline.Checkpointer(repository, "run", keep_last=2, keep_min=["loss"]) as checkpointer:
         checkpointer.restore("min=loss")
         checkpointer.save(250, {"at": torch.tensor(250)}, metrics={"loss": 1.5}).wait()

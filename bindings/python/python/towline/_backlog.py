@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Seconds before the first and between later tries.
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
-#: Seconds without progress after which an upload makes way for the next state, which then waits for its memory.
+#: Time without progress after which an upload makes way for the next state, which then waits for its memory.
 SILENCE = timedelta(seconds=20)
 
 

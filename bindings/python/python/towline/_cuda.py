@@ -56,10 +56,12 @@ def copied(tensors: Iterable[torch.Tensor], gpu: Gpu) -> list[torch.Tensor]:
     """Copies of tensors in host memory, on the GPU."""
     import torch
 
+    from . import _torch
+
     tensors = list(tensors)
     with gpu.allocating():
         made = [torch.empty_like(tensor, device=f"cuda:{gpu.number}") for tensor in tensors]
     pairs = zip(tensors, made, strict=True)
-    ranges = [(one.data_ptr(), copy.data_ptr(), one.numel() * one.element_size()) for one, copy in pairs]
+    ranges = [(one.data_ptr(), copy.data_ptr(), _torch.nbytes(one)) for one, copy in pairs]
     _towline.copy_to_cuda([one for one in ranges if one[2]], gpu.target)
     return made

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _cuda, _progress
 from .errors import UsageError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     #: Path and name of a tensor, and the tensor.
     Found = tuple[tuple[str, str], torch.Tensor]
     Device = str | int | torch.device | None
+
+Item = TypeVar("Item")
 
 #: Minimum bytes of a state for which the agent is asked: fewer are read in the time of the request.
 STAGED_MIN = 1 << 20
@@ -61,40 +63,28 @@ def stream(
     if staged is not None:
         found = mapped(staged)
         keys = _keys([place for place, _ in found])
-        return _moved(zip(keys, found, strict=True), device, gpu, ahead)
+        return _moved(found, iter(keys), device, gpu, ahead)
     chosen = _Chosen(engine, name, path, selectors)
     keys = _keys([(one["path"], one["name"]) for one in chosen.tensors])
     return _read_ahead(chosen, iter(keys), device, gpu, ahead)
 
 
 def _moved(
-    found: Iterable[tuple[str, Found]], device: Device, gpu: _cuda.Gpu | None, size: int
+    found: list[Found], keys: Iterator[str], device: Device, gpu: _cuda.Gpu | None, ahead: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Moves tensors in host memory to `device`, in groups of `size` bytes."""
-    group: list[tuple[str, Found]] = []
-    length = 0
-    for key, one in found:
-        tensor = one[1]
-        length += tensor.numel() * tensor.element_size()
-        group.append((key, one))
-        if gpu is None or length >= size:
-            yield from _taken(group, device, gpu)
-            group, length = [], 0
-    yield from _taken(group, device, gpu)
+    """Moves tensors in host memory to `device`: to a GPU in groups, else one by one."""
+    from . import _torch
 
-
-def _taken(group: list[tuple[str, Found]], device: Device, gpu: _cuda.Gpu | None) -> Iterator[tuple[str, torch.Tensor]]:
-    moved = _on_device([one for _, one in group], device, gpu)
-    keys = [key for key, _ in group]
-    group.clear()
-    while moved:
-        yield keys.pop(0), moved.pop(0)[1]
+    for group in _groups(found, 0 if gpu is None else ahead, lambda one: _torch.nbytes(one[1])):
+        moved = _on_device(group, device, gpu)
+        while moved:
+            yield next(keys), moved.pop(0)[1]
 
 
 def _read_ahead(
     chosen: _Chosen, keys: Iterator[str], device: Device, gpu: _cuda.Gpu | None, ahead: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    groups = _groups(chosen.tensors, ahead)
+    groups = _groups(chosen.tensors, ahead, lambda one: int(one["bytes"]))
     with ThreadPoolExecutor(1, "towline-load") as reader:
         coming = reader.submit(chosen.read, next(groups, []), device, gpu)
         while found := coming.result():
@@ -113,16 +103,16 @@ def _on_device(found: list[Found], device: Device, gpu: _cuda.Gpu | None) -> lis
     return list(zip(places, moved, strict=True))
 
 
-def _groups(tensors: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Consecutive tensors of at most `size` bytes together, or one that is longer."""
-    group: list[dict[str, Any]] = []
+def _groups(items: Iterable[Item], size: int, bytes_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Consecutive items of at most `size` bytes together, or one that is longer."""
+    group: list[Item] = []
     length = 0
-    for tensor in tensors:
-        if group and length + tensor["bytes"] > size:
+    for item in items:
+        if group and length + bytes_of(item) > size:
             yield group
             group, length = [], 0
-        group.append(tensor)
-        length += tensor["bytes"]
+        group.append(item)
+        length += bytes_of(item)
     if group:
         yield group
 

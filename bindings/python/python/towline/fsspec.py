@@ -105,7 +105,7 @@ class TowlineFileSystem(AbstractFileSystem):
         tree_path = self.shared.find(path)
         entry = self.shared.entry(tree_path)
         if entry is not None:
-            return _info(path, entry, self.shared.tree(tree_path), tree_path.inner)
+            return self._described(tree_path, entry)
         if self._made(path) or self.shared.names(path):
             return _folder(path)
         raise FileNotFoundError(f"towline://{path}")
@@ -123,10 +123,10 @@ class TowlineFileSystem(AbstractFileSystem):
             tree = self.shared.tree(tree_path)
             entry = tree.entry(tree_path.inner)
             if entry is not None and entry.kind != "directory" and not found:
-                return [_info(path, entry, tree, tree_path.inner)] if detail else [path]
+                return [self._described(tree_path, entry)] if detail else [path]
             for child in tree.children.get(tree_path.inner, ()):
-                name = TreePath(tree_path.name, child).path
-                found[name] = _info(name, tree.entries[child], tree, child)
+                place = tree_path._replace(inner=child)
+                found[place.path] = self._described(place, tree.entries[child])
         if not found and entry is None and path and not self._made(path):
             raise FileNotFoundError(f"towline://{path}")
         return [found[name] for name in sorted(found)] if detail else sorted(found)
@@ -161,10 +161,25 @@ class TowlineFileSystem(AbstractFileSystem):
                 yield folder, _folder(folder)
         trees = [tree_path] if tree_path.name else []
         for tree_path in trees + [TreePath(name, "", version) for name, version in names.items()]:
-            tree = self.shared.tree(tree_path)
-            for inner, entry in tree.below(tree_path.inner):
-                name = TreePath(tree_path.name, inner).path
-                yield name, _info(name, entry, tree, inner)
+            for inner, entry in self.shared.tree(tree_path).below(tree_path.inner):
+                place = tree_path._replace(inner=inner)
+                yield place.path, self._described(place, entry)
+
+    def _described(self, tree_path: TreePath, entry: Entry) -> dict[str, Any]:
+        """Description of an entry. A link to a file of the tree is that file, as in fsspec's local file system; others have the
+        type "link"."""
+        link = entry
+        if entry.target is not None:
+            found = self.shared.tree(tree_path).resolved(tree_path.inner)
+            if found is not None and found[1].kind == "file":
+                entry = found[1]
+        info = {"name": tree_path.path, "size": entry.size, "type": entry.kind, "mode": entry.mode}
+        if entry.kind == "directory":
+            return info
+        info["mtime"] = link.mtime_ns / 1e9
+        if link.target is not None:
+            info.update(islink=True, destination=link.target)
+        return info
 
     def created(self, path: str) -> datetime:
         return self.modified(path)
@@ -460,21 +475,6 @@ class TowlineFileSystem(AbstractFileSystem):
 
 def _folder(path: str) -> dict[str, Any]:
     return {"name": path, "size": 0, "type": "directory"}
-
-
-def _info(path: str, entry: Entry, tree: Tree, inner: str) -> dict[str, Any]:
-    """Description of an entry. A link to a file of the tree is that file, as in fsspec's local file system; others have the type
-    "link"."""
-    link, found = entry, tree.resolved(inner) if entry.target is not None else None
-    if found is not None and found[1].kind == "file":
-        entry = found[1]
-    info = {"name": path, "size": entry.size, "type": entry.kind, "mode": entry.mode}
-    if entry.kind == "directory":
-        return info
-    info["mtime"] = link.mtime_ns / 1e9
-    if link.target is not None:
-        info.update(islink=True, destination=link.target)
-    return info
 
 
 def _range(start: int | None, end: int | None, size: int) -> tuple[int, int]:

@@ -42,9 +42,11 @@ class Branch:
         self._from, self._later = step, later
 
     def saved(self, step: int | None, has_rules: bool) -> None:
-        """Records a save. The first one after the training went back gives up the later steps, and says so."""
-        if self._later:
-            self.given_up, self._later = self._later, set()
+        """Records a save. The first one after a restore gives up the later steps, and says so, if it is before the last of them:
+        otherwise the training has passed them, and the restore was for something else, such as an evaluation."""
+        later, self._later = self._later, set()
+        if step is not None and later and step < max(later):
+            self.given_up |= later
             steps = ", ".join(map(str, sorted(self.given_up)))
             if has_rules:
                 what = "they no longer count for keep_last; `towline undelete` restores those that no other rule keeps for 7 days"
