@@ -188,6 +188,7 @@ fn without_a_usable_gpu_the_error_says_why() {
     assert!(error["error"]["kind"] == "not-found" && error["error"]["place"] == "cuda:3", "{error}");
     let wrong = user.run(&["stage", "base", "--bench", "--device", "gpu"]);
     assert!(wrong.code == Some(2) && wrong.err.contains("host, or cuda:N"), "{}", wrong.err);
+    assert_eq!(user.run(&["stage", "--list", "--bench"]).code, Some(2));
     let lacks = user.run(&["stage", "base", "--device", "cuda"]);
     assert!(lacks.code == Some(2) && lacks.err.contains("--bench"), "{}", lacks.err);
 }

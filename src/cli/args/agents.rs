@@ -276,7 +276,7 @@ pub(in crate::cli) struct Stage {
     #[arg(long)]
     pub(in crate::cli) clear: bool,
     /// Load them without the agent's memory, print the times of the stages, and free them
-    #[arg(long, requires = "what")]
+    #[arg(long, requires = "what", conflicts_with_all = ["list", "clear"])]
     pub(in crate::cli) bench: bool,
     /// Load them there: host, or cuda:N [default: host]
     #[arg(long, value_name = "DEVICE", requires = "bench")]
