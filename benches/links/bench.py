@@ -1,7 +1,7 @@
 """Moving a checkpoint between two sites: Towline's agents, rsync, rclone, sendme, and bare transports.
 
 BENCH_LINK_SIZE (1G), BENCH_LINK_RUNS (3), BENCH_LINK_LIMIT (240: seconds, after which a program's rate is what it got
-to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,step,half,gang,estimates), BENCH_LINK_ESTIMATES (23:
+to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,step,half,gang,cold,estimates), BENCH_LINK_ESTIMATES (23:
 transfers). `make bench-peers` runs it as the section `links`, and benches/links/selftest.py says that the links are what they
 are asked to be.
 """
@@ -355,6 +355,13 @@ def gang(scratch, samples):
     return gangs.section(sources, scratch, samples)
 
 
+def cold(scratch, samples):
+    """A step of a trained run at a site that holds nothing of it."""
+    from . import cold as steps
+
+    return steps.section(scratch, samples)
+
+
 def estimates(scratch, samples):
     """What hints say of transfers, and what they take."""
     from . import estimates as hints
@@ -363,7 +370,7 @@ def estimates(scratch, samples):
 
 
 SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "step": step, "half": half, "gang": gang}
-SCENARIOS["estimates"] = estimates
+SCENARIOS |= {"cold": cold, "estimates": estimates}
 
 
 def section(disk, folder):

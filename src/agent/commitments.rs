@@ -85,9 +85,16 @@ pub(super) struct CommitRequest {
     pub(super) owner: String,
     pub(super) repository: String,
     /// Trees of its inputs.
-    pub(super) trees: Vec<Arc<Saved>>,
+    pub(super) trees: Vec<CommitTree>,
     pub(super) expires: Option<Timestamp>,
     pub(super) limit: Option<PinLimit>,
+}
+
+/// Tree to commit, and its chunks with what they take in the cache.
+#[derive(Debug)]
+pub(super) struct CommitTree {
+    pub(super) saved: Arc<Saved>,
+    pub(super) chunks: Vec<PinChunk>,
 }
 
 /// Commitment of which the warm must be started.
@@ -163,7 +170,7 @@ impl Commitments {
     pub(super) fn commit(&self, request: &CommitRequest) -> Result<Option<Pending>> {
         let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         self.sweep();
-        let chunks_all: usize = request.trees.iter().map(|saved| saved.map.frames.len()).sum();
+        let chunks_all: usize = request.trees.iter().map(|tree| tree.chunks.len()).sum();
         let _kept = self.budget.keep(chunks_all as u64 * CHUNK_WEIGHT)?;
         let key = (request.hint.clone(), request.owner.clone());
         let record = request.record();
@@ -188,7 +195,7 @@ impl Commitments {
             owner: request.owner.clone(),
             reason: reason(&request.hint),
             expires: request.expires,
-            chunks: request.trees.iter().flat_map(|saved| chunks(saved)).collect(),
+            chunks: request.trees.iter().flat_map(|tree| tree.chunks.iter().copied()).collect(),
         };
         let refused = match self.cache.pin_within(pin, request.limit.as_ref()) {
             Ok(Pinned::Kept(_)) => None,
@@ -331,12 +338,12 @@ impl Known {
 
 impl CommitRequest {
     fn record(&self) -> Record {
-        let input = |saved: &Arc<Saved>| CommittedInput {
+        let input = |CommitTree { saved, .. }: &CommitTree| CommittedInput {
             name: saved.name.to_string(),
             manifest: saved.value.manifest.to_string(),
         };
         let chunks: BTreeMap<_, _> =
-            self.trees.iter().flat_map(|saved| chunks(saved)).map(|chunk| (chunk.id, chunk.stored_len)).collect();
+            self.trees.iter().flat_map(|tree| &tree.chunks).map(|chunk| (chunk.id, chunk.stored_len)).collect();
         Record {
             hint: self.hint.clone(),
             owner: self.owner.clone(),
@@ -367,13 +374,6 @@ pub(super) async fn resume(state: Arc<AgentState>) {
         commitments.started(&pending, Arc::clone(&task));
         task.ended().await;
     }
-}
-
-/// All chunks that a restore of the tree needs: its own, and their bases.
-pub(super) fn chunks(saved: &Saved) -> impl Iterator<Item = PinChunk> + '_ {
-    let further = saved.map.further.iter().map(|(id, _)| id);
-    let ids = saved.manifest.chunks.ids.iter().chain(further);
-    ids.zip(&saved.map.frames).map(|(id, frame)| PinChunk { id: *id, stored_len: frame.stored_len })
 }
 
 /// Reason of the pin of a hint, as `towline pins` shows it.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::ops::{chunks_below, shown};
 use crate::progress::Progress;
-use crate::repository::{Repository, Saved, SourceBytes};
+use crate::repository::{Repository, Saved, SourceBytes, TravelPlan};
 use crate::size::show;
 use crate::transfer::exchange::{Exchange, FetchPolicy};
 use crate::work::blocking;
@@ -54,9 +54,9 @@ pub struct Warmed {
     pub name: Name,
     /// Id of its manifest.
     pub manifest: String,
-    /// Requested chunks, including the bases that they need.
+    /// Requested chunks, including the bases that they need here.
     pub chunks: u64,
-    /// Their stored bytes.
+    /// Their bytes, as they are kept here.
     pub bytes: u64,
     /// Chunks that were in the cache already.
     pub hits: u64,
@@ -66,6 +66,11 @@ pub struct Warmed {
     pub lacking: u64,
     /// Their stored bytes.
     pub lacking_bytes: u64,
+    /// Those of them that come without the base that they are stored with, which is then not needed.
+    pub alone: u64,
+    /// True if the bytes of some of these are estimates: their save did not record them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub estimated: bool,
     /// Chunks that were fetched.
     pub fetched: u64,
     /// Their stored bytes.
@@ -103,28 +108,28 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     options.progress.phase("looking", 0);
     let saved = repository.saved(name).await?.shared();
     let (tree, below) = (Arc::clone(&saved), options.below.clone());
-    let wanted = Arc::new(blocking(move || chunks_below(&tree, below.as_deref())).await?);
-    let measure = || {
-        let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
-        blocking(move || coverage(&tree, &wanted, &cache))
-    };
-    let coverage = measure().await?;
-    if !coverage.lacking.is_empty() {
+    let wanted = blocking(move || chunks_below(&tree, below.as_deref())).await?;
+    let plan = Arc::new(exchange.travel(repository, &saved, wanted, &options.policy).await?);
+    let lacking = plan.travelling();
+    if !lacking.is_empty() {
         exchange.check_reachable(&options.policy).await?;
     }
-    let stored_len = |chunk| saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
-    let lacking = sum(&wanted, &coverage.lacking, &[], stored_len);
-    let shortfall_bytes = if coverage.lacking.is_empty() { 0 } else { shortage(exchange, &saved, &wanted).await? };
+    let (tree, planned) = (Arc::clone(&saved), Arc::clone(&plan));
+    let chunks = Arc::new(blocking(move || pin_chunks(&tree, &planned)).await?);
+    let before = sum(&plan.needed, &chunks, &lacking, &[]);
+    let shortfall_bytes = if lacking.is_empty() { 0 } else { shortage(exchange, &chunks).await? };
     let warmed = Warmed {
         dry_run: options.dry_run,
         name: name.clone(),
         manifest: saved.value.manifest.to_string(),
-        chunks: wanted.len() as u64,
-        bytes: coverage.bytes,
-        hits: lacking.hits.chunks,
-        hit_bytes: lacking.hits.bytes,
-        lacking: lacking.fetched.chunks,
-        lacking_bytes: lacking.fetched.bytes,
+        chunks: chunks.len() as u64,
+        bytes: before.hits.bytes + before.fetched.bytes,
+        hits: before.hits.chunks,
+        hit_bytes: before.hits.bytes,
+        lacking: before.fetched.chunks,
+        lacking_bytes: before.fetched.bytes,
+        alone: plan.alone.len() as u64,
+        estimated: !plan.exact,
         fetched: 0,
         fetched_bytes: 0,
         missing: 0,
@@ -142,14 +147,14 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         return Err(cache_too_small(exchange.cache(), name, shortfall_bytes));
     }
     let pin = match options.pin.clone() {
-        Some(pinning) => Some(pinned(exchange, (&saved, &wanted), options, pinning).await?),
+        Some(pinning) => Some(pinned(exchange, (&saved.name, &chunks), options, pinning).await?),
         None => None,
     };
-    options.progress.phase("warming", coverage.lacking_plain);
-    let fetched = exchange.warm(repository, &saved, &coverage.lacking, &options.policy, &options.progress).await;
+    options.progress.phase("warming", plain_len(&saved, &lacking));
+    let fetched = exchange.warm(repository, &saved, &plan, &options.policy, &options.progress).await;
     exchange.end_transfer(&transfer);
-    let left = measure().await?;
-    let sums = sum(&wanted, &coverage.lacking, &left.lacking, stored_len);
+    let left: Vec<u32> = lacking.iter().copied().filter(|&chunk| is_missing(&saved, chunk, exchange.cache())).collect();
+    let sums = sum(&plan.needed, &chunks, &lacking, &left);
     Ok(Warmed {
         hits: sums.hits.chunks,
         hit_bytes: sums.hits.bytes,
@@ -167,22 +172,30 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     })
 }
 
-/// Pins the chunks `wanted` of `saved`; returns the pin's id.
+/// Pins `chunks` of the tree `name`; returns the pin's id.
 async fn pinned(
     exchange: &Exchange,
-    (saved, wanted): (&Arc<Saved>, &Arc<Vec<u32>>),
+    (name, chunks): (&Name, &Arc<Vec<PinChunk>>),
     options: &WarmOptions,
     pinning: Pinning,
 ) -> Result<String> {
-    let (tree, cache, wanted) = (Arc::clone(saved), Arc::clone(exchange.cache()), Arc::clone(wanted));
-    let reason = reason(&saved.name, options.below.as_deref());
-    Ok(blocking(move || pin(&tree, &wanted, reason, &cache, pinning)).await?.id.to_string())
+    let (name, cache, chunks) = (name.clone(), Arc::clone(exchange.cache()), Arc::clone(chunks));
+    let reason = reason(&name, options.below.as_deref());
+    Ok(blocking(move || pin(&name, &chunks, reason, &cache, pinning)).await?.id.to_string())
 }
 
-/// Bytes that the cache is short of for the chunks `wanted` of `saved`.
-async fn shortage(exchange: &Exchange, saved: &Arc<Saved>, wanted: &Arc<Vec<u32>>) -> Result<u64> {
-    let (tree, cache, wanted) = (Arc::clone(saved), Arc::clone(exchange.cache()), Arc::clone(wanted));
-    blocking(move || Ok(cache.shortage(&pin_chunks(&tree, &wanted)?))).await
+/// Bytes that the cache is short of for `chunks`.
+async fn shortage(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>) -> Result<u64> {
+    let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
+    blocking(move || Ok(cache.shortage(&chunks))).await
+}
+
+fn is_missing(saved: &Saved, chunk: u32, cache: &Cache) -> bool {
+    saved.locate(chunk).is_ok_and(|located| !cache.contains(&located.id))
+}
+
+fn plain_len(saved: &Saved, chunks: &[u32]) -> u64 {
+    chunks.iter().filter_map(|&chunk| saved.locate(chunk).ok()).map(|located| u64::from(located.place.plain_len)).sum()
 }
 
 /// Number of chunks and their stored bytes.
@@ -200,41 +213,21 @@ struct Sums {
     missing: Sum,
 }
 
-/// Sums up `wanted`; `before` were missing at the start and `after` at the end. A chunk that was in the cache and has been
-/// evicted meanwhile counts as missing.
-fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -> u64) -> Sums {
+/// Sums up the `needed` chunks, which are `chunks` in a cache; `before` were missing at the start and `after` at the end. A chunk that
+/// was in the cache and has been evicted meanwhile counts as missing.
+fn sum(needed: &[u32], chunks: &[PinChunk], before: &[u32], after: &[u32]) -> Sums {
     let (before, after): (BTreeSet<_>, BTreeSet<_>) = (before.iter().collect(), after.iter().collect());
     let mut sums = Sums::default();
-    for chunk in wanted {
-        let sum = match (before.contains(chunk), after.contains(chunk)) {
+    for (number, chunk) in needed.iter().zip(chunks) {
+        let sum = match (before.contains(number), after.contains(number)) {
             (_, true) => &mut sums.missing,
             (true, false) => &mut sums.fetched,
             (false, false) => &mut sums.hits,
         };
         sum.chunks += 1;
-        sum.bytes += stored_len(*chunk);
+        sum.bytes += u64::from(chunk.stored_len);
     }
     sums
-}
-
-/// Amount of a tree that is in a cache.
-struct CacheCoverage {
-    bytes: u64,
-    lacking: Vec<u32>,
-    lacking_plain: u64,
-}
-
-fn coverage(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<CacheCoverage> {
-    let mut coverage = CacheCoverage { bytes: 0, lacking: Vec::new(), lacking_plain: 0 };
-    for &chunk in wanted {
-        let located = saved.locate(chunk)?;
-        coverage.bytes += u64::from(located.place.stored_len);
-        if !cache.contains(&located.id) {
-            coverage.lacking.push(chunk);
-            coverage.lacking_plain += u64::from(located.place.plain_len);
-        }
-    }
-    Ok(coverage)
 }
 
 /// Reason of a pin, as `towline pins` shows it.
@@ -242,12 +235,11 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
     below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
 }
 
-/// Pins chunks of a tree for `pinning`, replacing the pin of the same owner for the same reason.
-fn pin(saved: &Saved, wanted: &[u32], reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
+/// Pins `chunks` of the tree `name` for `pinning`, replacing the pin of the same owner for the same reason.
+fn pin(name: &Name, chunks: &[PinChunk], reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
     let Pinning { owner, expires, limit } = pinning;
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
-    let chunks = pin_chunks(saved, wanted)?;
-    let request = PinRequest { owner, reason, expires, chunks };
+    let request = PinRequest { owner, reason, expires, chunks: chunks.to_vec() };
     match cache.pin_within(request, limit.as_ref())? {
         Pinned::Kept(pin) => {
             for earlier in before {
@@ -255,7 +247,7 @@ fn pin(saved: &Saved, wanted: &[u32], reason: String, cache: &Cache, pinning: Pi
             }
             Ok(pin)
         }
-        Pinned::Lacking { bytes, disk_full } => Err(pin_lacking(&saved.name, bytes, disk_full)),
+        Pinned::Lacking { bytes, disk_full } => Err(pin_lacking(name, bytes, disk_full)),
     }
 }
 
@@ -269,13 +261,33 @@ pub(super) fn pin_lacking(name: &Name, bytes: u64, disk_full: bool) -> Error {
     Error::exhausted("pin does not fit into the cache").at(name).expected(format!("{} more", show(bytes))).help(help)
 }
 
-/// Chunks at the positions `wanted`, each with its size in a cache.
-fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
+/// Chunks of a tree that a cache needs by `plan`, in its order, each with its size there.
+///
+/// # Errors
+/// Damaged, if the map lacks a chunk.
+fn pin_chunks(saved: &Saved, plan: &TravelPlan) -> Result<Vec<PinChunk>> {
     let chunk = |&number: &u32| {
-        let located = saved.locate(number)?;
-        Ok(PinChunk { id: located.id, stored_len: located.place.stored_len })
+        let stored_len = plan.len_of(saved, number)?;
+        Ok(PinChunk { id: saved.locate(number)?.id, stored_len })
     };
-    wanted.iter().map(chunk).collect()
+    plan.needed.iter().map(chunk).collect()
+}
+
+/// Chunks that a restore of the whole tree `saved` will need here, each with its size in the cache.
+///
+/// # Errors
+/// Damaged, if the map lacks a chunk.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub(super) async fn needed_chunks(
+    exchange: &Exchange,
+    repository: &Repository,
+    saved: &Arc<Saved>,
+) -> Result<Vec<PinChunk>> {
+    let plan = exchange.travel(repository, saved, chunks_below(saved, None)?, &FetchPolicy::default()).await?;
+    let tree = Arc::clone(saved);
+    blocking(move || pin_chunks(&tree, &plan)).await
 }
 
 /// Error for `cache`, which is `bytes` too small for `name`.
@@ -290,14 +302,17 @@ fn cache_too_small(cache: &Cache, name: &Name, bytes: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::ChunkId;
 
     #[test]
     fn what_became_of_chunks_adds_up_to_what_was_asked_for() {
         // 2 was there, and was evicted meanwhile.
-        let sums = sum(&[0, 1, 2, 3, 4], &[1, 3], &[2, 3], |chunk| 10_u64.pow(chunk));
+        let chunk = |number: u32| PinChunk { id: ChunkId::of(&number.to_le_bytes()), stored_len: 10_u32.pow(number) };
+        let chunks: Vec<PinChunk> = (0..5).map(chunk).collect();
+        let sums = sum(&[0, 1, 2, 3, 4], &chunks, &[1, 3], &[2, 3]);
         assert_eq!(sums.hits, Sum { chunks: 2, bytes: 10_001 });
         assert_eq!(sums.fetched, Sum { chunks: 1, bytes: 10 });
         assert_eq!(sums.missing, Sum { chunks: 2, bytes: 1_100 });
-        assert_eq!(sum(&[], &[], &[], |_| 1), Sums::default());
+        assert_eq!(sum(&[], &[], &[], &[]), Sums::default());
     }
 }

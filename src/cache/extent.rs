@@ -87,6 +87,11 @@ pub(super) fn is_raw(secret: &Secret, header: &[u8; HEADER_LEN], id: &ChunkId, l
         && digest(secret, &header[..SEALED_LEN], &[]).as_bytes()[..] == header[SEALED_LEN..]
 }
 
+/// True if `header` says that it is of the chunk `id`, encoded with a base. Its digest is not verified.
+pub(super) fn has_base(header: &[u8; HEADER_LEN], id: &ChunkId) -> bool {
+    header[..5] == MAGIC && header[6] == 1 && header[16..48] == *id.as_bytes()
+}
+
 fn digest(secret: &Secret, sealed: &[u8], frame: &[u8]) -> blake3::Hash {
     blake3::Hasher::new_keyed(secret).update(sealed).update(frame).finalize()
 }

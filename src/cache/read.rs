@@ -58,6 +58,14 @@ impl Cache {
         self.state().queue.peek(id.prefix()).is_some()
     }
 
+    /// True if a chunk is there and, as its header says, encoded with a base. Blocks on the disk.
+    #[must_use]
+    pub fn needs_base(&self, id: &ChunkId) -> bool {
+        let Some(chunk) = self.state().queue.peek(id.prefix()) else { return false };
+        let mut header = [0; extent::HEADER_LEN];
+        self.slabs.read(chunk.place, &mut header).is_ok() && extent::has_base(&header, id)
+    }
+
     /// Bytes that [`Cache::get`] needs for a chunk, for a memory budget; none if it is missing.
     #[must_use]
     pub fn footprint(&self, id: &ChunkId) -> Option<u64> {

@@ -361,7 +361,12 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };
-        return format!("would warm: {name}, {all}; would fetch {lacking}{shortfall}\n");
+        let about = if task.report.as_ref().is_some_and(|report| report["estimated"] == true) { "about " } else { "" };
+        let alone = match number_of(task, "alone") {
+            0 => String::new(),
+            chunks => format!(", {chunks} of them without the bases that they are stored with"),
+        };
+        return format!("would warm: {name}, {all}; would fetch {about}{lacking}{alone}{shortfall}\n");
     }
     let pin = task.report.as_ref().and_then(|report| report["pin"].as_str());
     let pin = pin.map_or_else(String::new, |pin| format!("\n  pinned: {pin}"));

@@ -1,4 +1,4 @@
-//! `towline rm`, `cp` and `sync`.
+//! `towline rm`, `cp`, `settle` and `sync`.
 
 use serde::Serialize;
 
@@ -8,8 +8,10 @@ use super::{render, undelete};
 use crate::audit::Action;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
-use crate::ops::{self, RemoveOptions, RemovePlan, Replaced, SyncOptions};
+use crate::ops::{self, RemoveOptions, RemovePlan, Replaced, Settled, SyncOptions};
 use crate::repository::Repository;
+use crate::selector::Selector;
+use crate::size::show;
 use crate::storage::{self, Location, Store};
 
 impl Context {
@@ -77,8 +79,28 @@ impl Context {
         })
     }
 
+    pub(super) async fn settle(&self, selector: &Selector) -> Result<()> {
+        let repository = self.open().await?;
+        let name = self.resolve(&repository, selector).await?;
+        let line = self.line();
+        let settled = repository.settle(&name, &self.progress).await?;
+        drop(line);
+        self.output.report(&settled, |settled, _| {
+            let Settled { name, chunks, stored_bytes, read_bytes: [before, now] } = settled;
+            if *chunks == 0 {
+                return format!("{name} needs no other step: a restore reads {}\n", show(*now));
+            }
+            format!(
+                "{name}: {chunks} chunks stored again, {}; a restore reads {} instead of {}\n",
+                show(*stored_bytes),
+                show(*now),
+                show(*before)
+            )
+        })
+    }
+
     pub(super) async fn sync(&self, sync: &Sync) -> Result<()> {
-        let Sync { from, to, what, init, dry_run } = sync;
+        let Sync { from, to, what, init, as_stored, dry_run } = sync;
         let opened = async {
             let from = self.open_at(from, 2).await?;
             let (mut names, state) = (Vec::with_capacity(what.len()), from.state().await?);
@@ -99,7 +121,8 @@ impl Context {
         let place = Some(to.store().location().to_string());
         let recorded = self.record(Action::Sync, if *dry_run { &[] } else { &all }, &from, place).await?;
         let line = self.line();
-        let options = SyncOptions { dry_run: *dry_run, progress: self.progress.clone(), stop: self.stop.clone() };
+        let (progress, stop) = (self.progress.clone(), self.stop.clone());
+        let options = SyncOptions { dry_run: *dry_run, as_stored: *as_stored, progress, stop };
         let report = recorded.end(ops::sync(&from, &to, &names, &options).await, |report| report.moved_bytes).await?;
         drop(line);
         for name in &report.replaced {

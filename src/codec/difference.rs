@@ -76,6 +76,13 @@ pub(super) fn decode(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()>
     Some(())
 }
 
+/// Type of the numbers in the output of [`encode`]; none if it is invalid.
+pub(super) fn element(stored: &[u8]) -> Option<Element> {
+    let kind = stored.first()?;
+    let width = Width::of(1 << (kind & 3))?;
+    Some(if kind & FLOATS != 0 { Element::Float(width) } else { Element::Integer(width) })
+}
+
 /// Passes on the classes of numbers with these bases, if there is more than one.
 fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(Option<&Classes<'_>>) -> T) -> T {
     if bounds.is_empty() {

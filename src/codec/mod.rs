@@ -3,6 +3,7 @@
 //! Two of them need the plain bytes of another chunk, the *base*: the difference to the same numbers of an earlier step, and
 //! chunks derived from a base by rounding.
 
+mod alone;
 mod derived;
 mod difference;
 mod huffman;
@@ -13,6 +14,7 @@ use std::str::FromStr;
 
 use bytes::Bytes;
 
+pub use self::alone::{alone_len, encode_alone};
 pub use self::derived::rounded;
 pub use self::planes::{Element, Width};
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Envelope of every object but packs: a header, a body, a digest of both.
 //!
 //! ```text
-//! 0  4  magic "TWLN"        4  1  kind       5  1  version (1; 2 of a snapshot that needs it)
+//! 0  4  magic "TWLN"        4  1  kind       5  1  version (1; 2 of a snapshot or a map that needs it)
 //! 6  1  encryption (0: none; reserved)       7  1  compression (0: none, 1: zstd)
 //! 8  8  plain length of the body            16  n  body        16+n  32  BLAKE3 of all before
 //! ```
@@ -14,9 +14,9 @@ use crate::limits::{BODY_LEN_MAX, ENTRY_LEN_MAX, KIB, MIB};
 
 /// The first bytes of every object.
 pub const MAGIC: [u8; 4] = *b"TWLN";
-/// The version of the format that this program writes, but for snapshots that need [`VERSION_MAX`].
+/// The version of the format that this program writes, but for snapshots and maps that need [`VERSION_MAX`].
 pub const VERSION: u8 = 1;
-/// The latest version that this program reads, of snapshots alone.
+/// The latest version that this program reads, of snapshots and maps alone.
 pub const VERSION_MAX: u8 = 2;
 /// Place of the version in a header.
 const VERSION_AT: usize = 5;
@@ -82,7 +82,7 @@ impl Kind {
     /// The latest version of its body that this program knows.
     const fn version_max(self) -> u8 {
         match self {
-            Self::Snapshot => VERSION_MAX,
+            Self::Snapshot | Self::Map => VERSION_MAX,
             _ => VERSION,
         }
     }
@@ -249,11 +249,11 @@ mod tests {
     }
 
     #[test]
-    fn only_snapshots_have_a_second_version() {
-        for kind in [Kind::Snapshot, Kind::Entry, Kind::Manifest, Kind::Repository] {
+    fn only_snapshots_and_maps_have_a_second_version() {
+        for kind in [Kind::Snapshot, Kind::Map, Kind::Entry, Kind::Manifest, Kind::Repository] {
             for number in 0..4 {
                 let sealed = seal_version(number, kind, b"body", false);
-                let known = number == 1 || number == 2 && kind == Kind::Snapshot;
+                let known = number == 1 || number == 2 && matches!(kind, Kind::Snapshot | Kind::Map);
                 match open(kind, &sealed) {
                     Ok(body) => assert!(known && body == "body" && version(&sealed) == number, "{kind:?} {number}"),
                     Err(error) => {

@@ -7,10 +7,14 @@
 //! n: chunks of the manifest; m: further chunks, their bases
 //! m x: id (32), plain length
 //! n+m x: pack, ordinal, offset, stored length, codec (1), base (0: none, else 1 + index of a chunk)
+//! version 2: for each frame with a base, in order: its length if it were stored without one (0: unknown); not all are 0
 //! ```
 
 use std::num::NonZeroU32;
 
+use bytes::Bytes;
+
+use super::envelope::{Kind, VERSION, VERSION_MAX, seal_version};
 use super::pack::footer_len_max;
 use super::wire::{Read, Reader, Writer};
 use crate::codec::Codec;
@@ -46,6 +50,8 @@ pub struct Frame {
     pub codec: Codec,
     /// One more than the number of its base among the map's frames, if its codec needs one.
     pub base: Option<NonZeroU32>,
+    /// Bytes of the chunk if it were stored without its base, up to some; 0, if it has none, or that is unknown.
+    pub alone_len: u32,
 }
 
 /// Places of the chunks of one manifest.
@@ -70,6 +76,18 @@ impl Frame {
 }
 
 impl Map {
+    /// Version of the format that it needs: version 1 whenever possible, for older programs.
+    #[must_use]
+    pub fn version(&self) -> u8 {
+        if self.frames.iter().any(|frame| frame.alone_len > 0) { VERSION_MAX } else { VERSION }
+    }
+
+    /// The object, as it is stored.
+    #[must_use]
+    pub fn seal(&self) -> Bytes {
+        seal_version(self.version(), Kind::Map, &self.encode(), true)
+    }
+
     /// The body's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -88,22 +106,27 @@ impl Map {
             out.varint(frame.stored_len.into()).u8(frame.codec as u8);
             out.varint(frame.base.map_or(0, NonZeroU32::get).into());
         }
+        if self.version() == VERSION_MAX {
+            for frame in self.frames.iter().filter(|frame| frame.base.is_some()) {
+                out.varint(frame.alone_len.into());
+            }
+        }
         out.into_bytes()
     }
 
-    /// Reads a body.
+    /// Reads a body of this version of the format.
     ///
     /// # Errors
     /// Damaged or unsupported.
-    pub fn decode(body: &[u8]) -> Result<Self> {
-        Self::decode_within(body, u64::MAX)
+    pub fn decode(version: u8, body: &[u8]) -> Result<Self> {
+        Self::decode_within(version, body, u64::MAX)
     }
 
     /// Reads a body, with at most `memory` bytes of memory.
     ///
     /// # Errors
     /// Damaged or unsupported; exhausted, if `memory` is too little.
-    pub fn decode_within(body: &[u8], memory: u64) -> Result<Self> {
+    pub fn decode_within(version: u8, body: &[u8], memory: u64) -> Result<Self> {
         let mut reader = Reader::within(body, memory);
         let manifest = ManifestId::from_bytes(reader.array()?);
         let packs = reader.count(35)?;
@@ -111,9 +134,17 @@ impl Map {
         let chunks = reader.count(6)?;
         let further = reader.count(33)?;
         let further = reader.kept_list(further, further_chunk)?;
-        let frames = reader.kept_list(chunks + further.len(), |reader| frame(reader, &packs))?;
+        let mut frames = reader.kept_list(chunks + further.len(), |reader| frame(reader, &packs))?;
+        if version == VERSION_MAX {
+            for frame in frames.iter_mut().filter(|frame| frame.base.is_some()) {
+                frame.alone_len = reader.varint32()?;
+            }
+        }
         reader.finish()?;
         let map = Self { manifest, packs, frames, further };
+        if map.version() != version {
+            return Err(Error::damaged("map of version 2 has nothing that needs it"));
+        }
         map.check_bases()?;
         Ok(map)
     }
@@ -172,7 +203,7 @@ fn frame(reader: &mut Reader<'_>, packs: &[PackRef]) -> Result<Frame> {
     if !fits {
         return Err(reader.malformed("frame lies outside its pack").into());
     }
-    Ok(Frame { pack, ordinal, offset, stored_len, codec, base })
+    Ok(Frame { pack, ordinal, offset, stored_len, codec, base, alone_len: 0 })
 }
 
 #[cfg(test)]
@@ -189,6 +220,7 @@ mod tests {
             stored_len: 100,
             codec,
             base: NonZeroU32::new(base),
+            alone_len: 0,
         };
         let frames = vec![
             frame(0, 16, Codec::Raw, 0),
@@ -201,27 +233,33 @@ mod tests {
     }
 
     #[test]
-    fn a_map_survives() {
-        let map = sample();
-        assert_eq!(Map::decode(&map.encode()).unwrap(), map);
+    fn a_map_survives_and_needs_version_2_only_for_lengths_without_a_base() {
+        let mut map = sample();
+        assert_eq!((map.version(), Map::decode(1, &map.encode()).unwrap()), (1, map.clone()));
+        assert!(Map::decode(2, &map.encode()).is_err(), "lengths are missing");
+        map.frames[1].alone_len = 300;
+        assert_eq!((map.version(), Map::decode(2, &map.encode()).unwrap()), (2, map.clone()));
+        assert!(Map::decode(1, &map.encode()).is_err(), "lengths are superfluous");
+        let unneeded = [sample().encode(), vec![0, 0]].concat();
+        assert!(Map::decode(2, &unneeded).is_err(), "all are unknown");
     }
 
     #[test]
     fn a_frame_outside_its_pack_is_refused() {
         let mut map = sample();
         map.frames[1].offset = 4950;
-        assert!(Map::decode(&map.encode()).is_err());
+        assert!(Map::decode(1, &map.encode()).is_err());
         map.frames[1] = Frame { pack: 7, ..map.frames[0] };
-        assert!(Map::decode(&map.encode()).is_err());
+        assert!(Map::decode(1, &map.encode()).is_err());
     }
 
     #[test]
     fn a_pack_beyond_the_limits_is_refused() {
         let mut map = sample();
         map.packs[0].len = PACK_LEN_MAX + 1;
-        assert!(Map::decode(&map.encode()).is_err());
+        assert!(Map::decode(1, &map.encode()).is_err());
         (map.packs[0].len, map.packs[0].chunks) = (PACK_LEN_MAX, u32::MAX);
-        assert!(Map::decode(&map.encode()).is_err(), "marking would take memory for each of them");
+        assert!(Map::decode(1, &map.encode()).is_err(), "marking would take memory for each of them");
     }
 
     #[test]
@@ -229,7 +267,7 @@ mod tests {
         let broken = |frame: usize, base: u32| {
             let mut map = sample();
             map.frames[frame].base = NonZeroU32::new(base);
-            Map::decode(&map.encode()).is_err()
+            Map::decode(1, &map.encode()).is_err()
         };
         assert!(broken(1, 0), "a difference without a base");
         assert!(broken(0, 4), "a raw chunk with one");

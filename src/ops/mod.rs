@@ -13,6 +13,7 @@ mod remove;
 mod restore;
 mod runs;
 mod save;
+mod settle;
 mod show;
 mod stand_alone;
 mod stopping;
@@ -40,6 +41,7 @@ pub use runs::{RunListed, StepListed};
 pub use save::{
     CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
 };
+pub use settle::Settled;
 pub use show::{ShownEntry, ShownTensor, TreeSummary};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;

@@ -1,12 +1,12 @@
 //! Show: content of a saved tree, and how each part of it is stored.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Serialize;
 
 use super::shown;
-use super::subpath::chunks_below;
+use super::subpath::{bases_of, chunks_below};
 use super::subpath::{entry, within};
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
@@ -152,12 +152,8 @@ fn show_whole(saved: &Saved) -> TreeSummary {
 fn restrict(saved: &Saved, below: &[u8], whole: TreeSummary) -> Result<TreeSummary> {
     entry(saved, below)?;
     let is_in = |entry: &TreeEntry| within(&entry.path, below).is_some();
-    let mut own = BTreeSet::new();
-    for (_, content) in saved.manifest.files().filter(|(entry, _)| is_in(entry)) {
-        own.extend(content.pieces.iter().flat_map(|piece| piece.first..piece.first + piece.count));
-    }
-    let needed = chunks_below(saved, Some(below))?;
-    let bases = needed.iter().filter(|chunk| !own.contains(chunk));
+    let own = chunks_below(saved, Some(below))?;
+    let bases = bases_of(saved, &own)?;
     let inside = saved.manifest.entries.iter().map(is_in);
     let entries: Vec<_> =
         whole.entries.into_iter().zip(inside).filter_map(|(entry, is_in)| is_in.then_some(entry)).collect();
@@ -165,7 +161,7 @@ fn restrict(saved: &Saved, below: &[u8], whole: TreeSummary) -> Result<TreeSumma
         path: Some(shown(below)),
         bytes: entries.iter().map(|entry| entry.bytes).sum(),
         stored_bytes: own.iter().filter_map(|&chunk| stored_len(saved, chunk)).sum(),
-        base_bytes: bases.filter_map(|&chunk| stored_len(saved, chunk)).sum(),
+        base_bytes: bases.iter().filter_map(|&chunk| stored_len(saved, chunk)).sum(),
         files: entries.iter().filter(|entry| entry.kind == "file").count() as u64,
         chunks: own.len() as u64,
         entries,

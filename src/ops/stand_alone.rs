@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::names::{Replaced, exists};
 use crate::budget::Buffer;
-use crate::codec::{self, Compression, Encoded};
+use crate::codec::{Encoded, encode_alone};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::name::Name;
@@ -46,19 +46,8 @@ impl Repository {
         let saved = Arc::new(self.saved(from).await?);
         known.add(&saved);
         self.check_copy((from, &saved.value.manifest), to).await?;
-        let chunks = 0..u32::try_from(saved.map.chunks()).unwrap_or(u32::MAX);
-        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<ChunkPlace>>>()?;
-        let numbers: HashMap<ChunkId, usize> = saved.manifest.chunks.ids.iter().copied().zip(0..).collect();
         let mut writer = Writer::new(self, progress);
-        for read in self.dependent(&saved, progress)? {
-            for (id, plain_len, stored) in self.decoded_alone(&saved, read).await? {
-                progress.advance(plain_len.into());
-                let place = writer.push(id, stored, plain_len, false).await?;
-                if let Some(slot) = numbers.get(&id).and_then(|&number| places.get_mut(number)) {
-                    *slot = place;
-                }
-            }
-        }
+        let (_, places) = self.store_alone(&saved, &mut writer, progress).await?;
         let (_, body) = self.saved_verbatim(from, &saved.value).await?;
         let publication = Publication {
             name: to,
@@ -86,6 +75,37 @@ impl Repository {
         }
     }
 
+    /// Stores those chunks of the tree again, without a base, whose base is outside of it. Returns their new places, and those of all
+    /// chunks of the tree in its order.
+    ///
+    /// # Errors
+    /// Damaged, if a chunk is; errors of the store.
+    ///
+    /// # Cancel safety
+    /// Not safe: drop the writer.
+    pub(super) async fn store_alone(
+        &self,
+        saved: &Arc<Saved>,
+        writer: &mut Writer,
+        progress: &Progress,
+    ) -> Result<(HashMap<ChunkId, ChunkPlace>, Vec<ChunkPlace>)> {
+        let chunks = 0..u32::try_from(saved.map.chunks()).unwrap_or(u32::MAX);
+        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<ChunkPlace>>>()?;
+        let numbers: HashMap<ChunkId, usize> = saved.manifest.chunks.ids.iter().copied().zip(0..).collect();
+        let mut stored_again = HashMap::new();
+        for read in self.dependent(saved, progress)? {
+            for (id, plain_len, stored) in self.decoded_alone(saved, read).await? {
+                progress.advance(plain_len.into());
+                let place = writer.push(id, stored, plain_len, false).await?;
+                stored_again.insert(id, place);
+                if let Some(slot) = numbers.get(&id).and_then(|&number| places.get_mut(number)) {
+                    *slot = place;
+                }
+            }
+        }
+        Ok((stored_again, places))
+    }
+
     /// Reads for all chunks of the tree with a base outside of it.
     fn dependent(&self, saved: &Saved, progress: &Progress) -> Result<Vec<PackRead>> {
         let own = saved.map.chunks();
@@ -101,18 +121,19 @@ impl Repository {
     async fn decoded_alone(&self, saved: &Arc<Saved>, read: PackRead) -> Result<Vec<BaselessChunk>> {
         let tree = Arc::clone(saved);
         let take = move |read: &PackRead, buffer: Buffer| {
-            let mut taken = Vec::new();
+            let (frames, mut taken) = (buffer.freeze(), Vec::new());
             let sink = |delivered: Delivered<'_>| {
                 let chunk = delivered.chunk?;
                 if delivered.wanted {
                     let plain = Bytes::copy_from_slice(chunk.bytes());
                     let located = &delivered.located;
-                    let stored = codec::encode(&plain, Compression::Auto, None);
-                    taken.push((located.id, located.place.plain_len, stored));
+                    let bytes = frames.slice(delivered.stored);
+                    let stored = Encoded { codec: located.place.codec, bytes, base: located.place.base };
+                    taken.push((located.id, located.place.plain_len, encode_alone(&plain, &stored)));
                 }
                 Ok(())
             };
-            deliver(read, &buffer, |chunk| tree.locate(chunk), sink)?;
+            deliver(read, &frames, |chunk| tree.locate(chunk), sink)?;
             Ok(taken)
         };
         read_pack(&[self], self.budget(), read, take).await

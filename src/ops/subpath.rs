@@ -29,23 +29,30 @@ pub(super) fn within<'p>(path: &'p [u8], top: &[u8]) -> Option<&'p [u8]> {
     }
 }
 
-/// Chunks of a tree, or of the file or folder `below` in it, including their bases.
+/// Chunks of a tree, or of the file or folder `below` in it, ascending; without bases that only others need.
 pub(crate) fn chunks_below(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
-    let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
+    let Some(below) = below else {
+        return Ok((0..u32::try_from(saved.map.chunks()).unwrap_or(u32::MAX)).collect());
+    };
     let below = below.strip_suffix(b"/").unwrap_or(below);
     entry(saved, below)?;
     let mut chosen = BTreeSet::new();
     for (_, content) in saved.manifest.files().filter(|(entry, _)| within(&entry.path, below).is_some()) {
-        for piece in &content.pieces {
-            for chunk in piece.first..piece.first + piece.count {
-                let mut next = Some(chunk);
-                while let Some(chunk) = next.filter(|&chunk| chosen.insert(chunk)) {
-                    next = saved.locate(chunk)?.base;
-                }
-            }
-        }
+        chosen.extend(content.pieces.iter().flat_map(|piece| piece.first..piece.first + piece.count));
     }
     Ok(chosen.into_iter().collect())
+}
+
+/// Chunks that `wanted` ones of a tree need as they are stored, and that are none of them.
+pub(crate) fn bases_of(saved: &Saved, wanted: &[u32]) -> Result<Vec<u32>> {
+    let mut bases = BTreeSet::new();
+    for &chunk in wanted {
+        let mut next = saved.locate(chunk)?.base;
+        while let Some(base) = next.filter(|&base| wanted.binary_search(&base).is_err() && bases.insert(base)) {
+            next = saved.locate(base)?.base;
+        }
+    }
+    Ok(bases.into_iter().collect())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::format::{Inventory, KeySet};
-use crate::repository::Saved;
+use crate::repository::{Held, Saved, Travel, TravelNode, decide};
 
 /// Chunks in one word of a set.
 const WORD: usize = u64::BITS as usize;
@@ -14,8 +14,10 @@ const WORD: usize = u64::BITS as usize;
 pub struct Closure {
     /// First eight bytes of their ids, ascending.
     keys: Vec<u64>,
-    /// Stored bytes of each, as they travel.
+    /// Stored bytes of each.
     stored: Vec<u32>,
+    /// Of each, where its base is, and its bytes without that; empty if no base is only needed to decode others.
+    with_bases: Vec<WithBase>,
     /// Stored bytes of each group of [`WORD`] chunks.
     sums: Vec<u64>,
     /// Stored bytes of all.
@@ -27,6 +29,26 @@ pub struct Closure {
     hash: Option<blake3::Hash>,
 }
 
+/// How a chunk of a closure is stored beside its bytes.
+#[derive(Clone, Copy, Debug)]
+struct WithBase {
+    /// Place of its base.
+    base: Option<u32>,
+    /// Bytes without it.
+    alone: u32,
+    /// True if a tree lists it; false if it is only needed to decode others.
+    listed: bool,
+}
+
+/// Chunks of a closure that travel to a site.
+#[derive(Clone, Debug)]
+pub struct Travelling {
+    /// All of them.
+    pub(super) chunks: ChunkBits,
+    /// Those of them that travel without their bases.
+    alone: ChunkBits,
+}
+
 /// A set of chunks of a closure, by their places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkBits {
@@ -36,8 +58,8 @@ pub struct ChunkBits {
 /// Chunks of trees that are added one after the other.
 #[derive(Debug, Default)]
 pub struct ClosureBuilder {
-    /// First bytes of the id and stored bytes of each chunk, bases included.
-    chunks: Vec<(u64, u32)>,
+    /// First bytes of the id and stored bytes of each chunk, bases included; bytes without its base, and first bytes of the base's id.
+    chunks: Vec<(u64, u32, u32, Option<u64>)>,
     /// First bytes of the id and plain bytes of each chunk that a tree lists.
     listed: Vec<(u64, u32)>,
     logical: u64,
@@ -45,7 +67,7 @@ pub struct ClosureBuilder {
 
 impl ClosureBuilder {
     /// Bytes of memory that each chunk of a tree takes until the closure is made.
-    pub const CHUNK_WEIGHT: u64 = 2 * size_of::<(u64, u32)>() as u64;
+    pub const CHUNK_WEIGHT: u64 = (size_of::<(u64, u32, u32, Option<u64>)>() + size_of::<(u64, u32)>()) as u64;
 
     /// Adds the chunks of `tree`.
     ///
@@ -56,7 +78,8 @@ impl ClosureBuilder {
         self.chunks.reserve(tree.located_chunks() as usize);
         for chunk in 0..tree.located_chunks() {
             let located = tree.locate(chunk)?;
-            self.chunks.push((located.id.prefix(), located.place.stored_len));
+            let (stored, alone) = (located.place.stored_len, tree.alone_len(chunk)?.bytes);
+            self.chunks.push((located.id.prefix(), stored, alone, located.place.base.map(|base| base.prefix())));
             if (chunk as usize) < tree.manifest.chunks.ids.len() {
                 self.listed.push((located.id.prefix(), located.place.plain_len));
             }
@@ -70,7 +93,22 @@ impl ClosureBuilder {
         self.listed.sort_unstable();
         self.listed.dedup_by_key(|(key, _)| *key);
         let unique = self.listed.iter().map(|(_, len)| u64::from(*len)).sum();
-        Closure { logical: self.logical, unique, ..Closure::of_chunks(self.chunks) }
+        // Of two forms, the smaller one counts.
+        self.chunks.sort_unstable();
+        self.chunks.dedup_by_key(|(key, ..)| *key);
+        let closure = Closure::of_chunks(self.chunks.iter().map(|(key, stored, ..)| (*key, *stored)).collect());
+        let with_bases = if self.listed.len() < closure.len() { self.with_bases(&closure.keys) } else { Vec::new() };
+        Closure { logical: self.logical, unique, with_bases, ..closure }.hashed()
+    }
+
+    /// How the chunks with these `keys` are stored.
+    fn with_bases(&self, keys: &[u64]) -> Vec<WithBase> {
+        let place = |key: u64| keys.binary_search(&key).ok().and_then(|place| u32::try_from(place).ok());
+        let is_listed = |key| self.listed.binary_search_by_key(&key, |(key, _)| *key).is_ok();
+        let stored = self.chunks.iter();
+        stored
+            .map(|&(key, _, alone, base)| WithBase { base: base.and_then(place), alone, listed: is_listed(key) })
+            .collect()
     }
 }
 
@@ -95,8 +133,67 @@ impl Closure {
         }
         let (keys, stored): (Vec<u64>, Vec<u32>) = chunks.into_iter().unzip();
         let sums: Vec<u64> = stored.chunks(WORD).map(|some| some.iter().map(|&len| u64::from(len)).sum()).collect();
-        let total = sums.iter().sum();
-        Self { keys, stored, sums, total, logical: total, unique: total, hash: Some(hasher.finalize()) }
+        let (total, with_bases) = (sums.iter().sum(), Vec::new());
+        Self { keys, stored, with_bases, sums, total, logical: total, unique: total, hash: Some(hasher.finalize()) }
+    }
+
+    /// The same with a hash that covers how chunks are stored.
+    fn hashed(self) -> Self {
+        if self.with_bases.is_empty() {
+            return self;
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.hash().as_bytes());
+        for WithBase { base, alone, listed } in &self.with_bases {
+            hasher
+                .update(&base.unwrap_or(u32::MAX).to_le_bytes())
+                .update(&alone.to_le_bytes())
+                .update(&[u8::from(*listed)]);
+        }
+        Self { hash: Some(hasher.finalize()), ..self }
+    }
+
+    /// Chunks that travel to a site that has `held`, if those in `senders` may travel without their bases.
+    #[must_use]
+    pub fn travelling(&self, held: &ChunkBits, senders: &ChunkBits) -> Travelling {
+        let (mut chunks, mut alone) = (self.all(), self.none());
+        chunks.remove(held);
+        if self.with_bases.is_empty() || chunks.is_empty() {
+            return Travelling { chunks, alone };
+        }
+        let hops = |base: Option<u32>| match base {
+            None => 0,
+            Some(base) if self.with_bases.get(base as usize).is_some_and(|base| base.base.is_some()) => 2,
+            Some(_) => 1,
+        };
+        let node = |(place, (&stored, with)): (usize, (&u32, &WithBase))| TravelNode {
+            base: with.base,
+            hops: hops(with.base),
+            wanted: with.listed,
+            held: if held.contains(place) { Held::Whole } else { Held::No },
+            may_come_alone: senders.contains(place),
+            alone: with.alone,
+            ..TravelNode::new(stored)
+        };
+        let nodes: Vec<TravelNode> = self.stored.iter().zip(&self.with_bases).enumerate().map(node).collect();
+        chunks = self.none();
+        for (place, (way, _)) in decide(&nodes).into_iter().enumerate().filter(|(_, (way, _))| *way != Travel::Stays) {
+            chunks.insert(place);
+            if way == Travel::Alone {
+                alone.insert(place);
+            }
+        }
+        Travelling { chunks, alone }
+    }
+
+    /// Bytes of the chunks in `bits` as they travel.
+    #[must_use]
+    pub fn travelling_bytes(&self, travelling: &Travelling, bits: &ChunkBits) -> u64 {
+        let (mut as_stored, mut alone) = (bits.clone(), bits.clone());
+        as_stored.remove(&travelling.alone);
+        alone.keep(&travelling.alone);
+        let len = |place: usize| self.with_bases.get(place).map_or(0, |with| u64::from(with.alone));
+        self.stored_bytes(&as_stored) + alone.places().map(len).sum::<u64>()
     }
 
     /// Trees whose chunks are not known: `logical` bytes of files, all of them only in the repository.
@@ -131,7 +228,8 @@ impl Closure {
     /// Bytes of memory that it takes, about.
     #[must_use]
     pub fn weight(&self) -> u64 {
-        (self.keys.len() * (size_of::<u64>() + size_of::<u32>()) + self.sums.len() * size_of::<u64>()) as u64
+        let chunks = self.keys.len() * (size_of::<u64>() + size_of::<u32>());
+        (chunks + size_of_val(self.with_bases.as_slice()) + self.sums.len() * size_of::<u64>()) as u64
     }
 
     /// Plain bytes of the trees' files.
@@ -232,6 +330,26 @@ impl ChunkBits {
         self.words.iter().all(|word| *word == 0)
     }
 
+    /// True if the chunk at `place` is in it.
+    fn contains(&self, place: usize) -> bool {
+        self.words.get(place / WORD).is_some_and(|word| word >> (place % WORD) & 1 == 1)
+    }
+
+    fn insert(&mut self, place: usize) {
+        if let Some(word) = self.words.get_mut(place / WORD) {
+            *word |= 1 << (place % WORD);
+        }
+    }
+
+    /// Places of its chunks, ascending.
+    fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        self.words.iter().enumerate().flat_map(|(number, &word)| {
+            let rest = |word: &u64| Some(word & (word - 1)).filter(|rest| *rest != 0);
+            let words = std::iter::successors((word != 0).then_some(word), rest);
+            words.map(move |word| number * WORD + word.trailing_zeros() as usize)
+        })
+    }
+
     /// Adds the chunks of `other`.
     pub fn add(&mut self, other: &Self) {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
@@ -251,9 +369,52 @@ impl ChunkBits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::repository::plan_travel;
+    use crate::repository::travel::tests::tree;
 
     fn key(n: u64) -> u64 {
         crate::id::ChunkId::of(&n.to_le_bytes()).prefix()
+    }
+
+    fn bits(closure: &Closure, saved: &Saved, chunks: &[u32]) -> ChunkBits {
+        closure.found_in(&KeySet::of(chunks.iter().map(|&chunk| saved.locate(chunk).unwrap().id.prefix()).collect()))
+    }
+
+    /// Hints say what a fetch plans, whatever is there and whoever sends it.
+    #[test]
+    fn chunks_travel_as_a_fetch_would_plan_it() {
+        // Two differences, what derives from them, and their bases, outside of the tree.
+        let rows = [
+            (Some(4), 500, 800),
+            (Some(5), 300, 700),
+            (Some(0), 1, 400),
+            (Some(1), 1, 350),
+            (None, 900, 0),
+            (None, 200, 0),
+        ];
+        let saved = tree(&rows, 4);
+        let mut builder = ClosureBuilder::default();
+        builder.add(&saved).unwrap();
+        let closure = builder.build();
+        assert_eq!((closure.len(), closure.total()), (6, 1902));
+        let sets: [&[u32]; 6] = [&[], &[4], &[5], &[0, 4], &[1, 3, 5], &[0, 1, 2, 3, 4, 5]];
+        for there in sets {
+            for senders in sets {
+                let (held, may) = (bits(&closure, &saved, there), bits(&closure, &saved, senders));
+                let travelling = closure.travelling(&held, &may);
+                let holds = |chunk| if there.contains(&chunk) { Held::Whole } else { Held::No };
+                let plan = plan_travel(&saved, &[0, 1, 2, 3], |chunk| senders.contains(&chunk), holds).unwrap();
+                let bytes = closure.travelling_bytes(&travelling, &travelling.chunks);
+                assert_eq!(bytes, plan.bytes, "{there:?} {senders:?}");
+                assert_eq!(travelling.chunks, bits(&closure, &saved, &plan.travelling()), "{there:?} {senders:?}");
+            }
+        }
+        let cold = closure.travelling(&closure.none(), &closure.all());
+        assert_eq!(
+            closure.travelling_bytes(&cold, &cold.chunks),
+            800 + 500 + 2,
+            "the second base pays, the first does not"
+        );
     }
 
     #[test]

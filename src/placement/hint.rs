@@ -140,7 +140,8 @@ pub struct Candidate {
     pub reasons: Vec<String>,
 }
 
-/// Bytes of the inputs at a site. `present + in_flight + missing` is the stored size of all chunks, bases included.
+/// Bytes of the inputs at a site. `in_flight + missing` travel: chunks come without a base that nobody else there needs, if that is less
+/// and an agent sends them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct CandidateBytes {
@@ -152,9 +153,9 @@ pub struct CandidateBytes {
     pub present: u64,
     /// Those of them that are pinned.
     pub pinned: u64,
-    /// Stored bytes that pins of the site expect and that are not there yet.
+    /// Bytes that pins of the site expect and that are not there yet, as they travel.
     pub in_flight: u64,
-    /// Stored bytes that the site lacks.
+    /// Bytes that the site lacks, as they travel.
     pub missing: u64,
 }
 
@@ -336,9 +337,9 @@ impl HintQuestion<'_> {
     fn candidate(&self, name: &str) -> Result<(Candidate, Burden)> {
         let site = self.snapshot.sites.site(name).ok_or_else(|| Error::not_found("no such site").at(name))?;
         let held = self.holdings.at(name);
-        let bytes = self.bytes(held);
         let ruled = verdict::rule(self.snapshot, self.inputs, name);
         let plan = self.plan(name, site, &ruled);
+        let bytes = self.bytes(held, &plan);
         let time = plan.time();
         let dollars = self.dollars(name, site, &plan, time);
         let quantile = match self.request.objective.quantile {
@@ -385,16 +386,16 @@ impl HintQuestion<'_> {
     }
 
     /// Bytes at a site.
-    fn bytes(&self, held: Option<&Holding>) -> CandidateBytes {
+    fn bytes(&self, held: Option<&Holding>, plan: &SourcePlan) -> CandidateBytes {
         let closure = self.holdings.closure();
         let mut bytes =
             CandidateBytes { logical: closure.logical(), unique: closure.unique(), ..CandidateBytes::default() };
         if let Some(held) = held {
             bytes.present = held.held_bytes;
             bytes.pinned = held.pinned_bytes;
-            bytes.in_flight = held.promised_bytes;
         }
-        bytes.missing = closure.total() - bytes.present - bytes.in_flight;
+        bytes.in_flight = plan.in_flight;
+        bytes.missing = plan.bytes() - bytes.in_flight;
         bytes
     }
 

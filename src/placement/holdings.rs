@@ -15,12 +15,12 @@ const SPLITS_MAX: usize = 4096;
 pub struct Holding {
     /// Chunks in the cache of one of its agents, or more.
     held: ChunkBits,
+    /// Pinned chunks that no agent of the site has yet.
+    promised: ChunkBits,
     /// Stored bytes of them.
     pub held_bytes: u64,
     /// Stored bytes of the pinned ones among them.
     pub pinned_bytes: u64,
-    /// Stored bytes of the pinned chunks that no agent of the site has yet.
-    pub promised_bytes: u64,
     /// Space of all caches together.
     pub space: CacheSpace,
     /// Agents with an inventory.
@@ -43,10 +43,12 @@ pub struct Holdings {
 /// Bytes that a site lacks, split by where they come from: each chunk from the first source that has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Split {
-    /// Stored bytes from each source.
+    /// Bytes from each source, as they travel.
     pub(super) bytes: Vec<u64>,
-    /// Stored bytes that no source has.
+    /// Bytes that no source has.
     pub(super) nowhere: u64,
+    /// Bytes of all of these that pins of the site expect.
+    pub(super) in_flight: u64,
 }
 
 /// A source of chunks: the caches of a site, or the repository, which has all.
@@ -96,7 +98,7 @@ impl Holdings {
             promised.remove(&site.held);
             site.held_bytes = closure.stored_bytes(&site.held);
             site.pinned_bytes = closure.stored_bytes(&pinned);
-            site.promised_bytes = closure.stored_bytes(&promised);
+            site.promised = promised;
             (name, site)
         });
         Self { sites: sites.collect(), closure, splits: Mutex::default() }
@@ -121,7 +123,10 @@ impl Holdings {
 
     /// Splits the chunks that `site` lacks among `sources`. The work of a new combination is linear in the chunks; it is remembered.
     pub(super) fn split(&self, site: &str, sources: Vec<Source>) -> Arc<Split> {
-        let own = self.sites.get_key_value(site).filter(|(_, holding)| holding.held_bytes > 0);
+        let own = self
+            .sites
+            .get_key_value(site)
+            .filter(|(_, holding)| holding.held_bytes > 0 || !holding.promised.is_empty());
         let key = (own.map(|(name, _)| name.clone()), sources);
         if let Some(known) = self.splits.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Arc::clone(known);
@@ -136,31 +141,43 @@ impl Holdings {
     }
 
     fn computed(&self, own: Option<&Holding>, sources: &[Source]) -> Split {
-        let mut left = self.closure.all();
-        let mut left_bytes = self.closure.total();
-        if let Some(own) = own {
-            left.remove(&own.held);
-            left_bytes -= own.held_bytes;
+        let none = self.closure.none();
+        let held = own.map_or(&none, |own| &own.held);
+        // Agents send chunks without their bases; a store cannot.
+        let mut senders = none.clone();
+        for source in sources {
+            if let Some(holding) = self.of_source(source) {
+                senders.add(&holding.held);
+            }
         }
+        let travelling = self.closure.travelling(held, &senders);
+        let mut left = travelling.chunks.clone();
         let mut bytes = Vec::with_capacity(sources.len());
         for source in sources {
-            let taken = match source {
-                _ if left_bytes == 0 => 0,
-                Source::Repository => std::mem::take(&mut left_bytes),
-                Source::Site(site) => {
-                    let taken = self.sites.get(site).map_or(0, |holding| {
-                        let mut taken = left.clone();
-                        taken.keep(&holding.held);
-                        left.remove(&holding.held);
-                        self.closure.stored_bytes(&taken)
-                    });
-                    left_bytes -= taken;
-                    taken
-                }
-            };
-            bytes.push(taken);
+            let mut taken = left.clone();
+            match self.of_source(source) {
+                Some(holding) => taken.keep(&holding.held),
+                None if *source == Source::Repository => {}
+                None => taken = none.clone(),
+            }
+            left.remove(&taken);
+            bytes.push(self.closure.travelling_bytes(&travelling, &taken));
         }
-        Split { bytes, nowhere: left_bytes }
+        let mut promised = travelling.chunks.clone();
+        promised.keep(own.map_or(&none, |own| &own.promised));
+        Split {
+            bytes,
+            nowhere: self.closure.travelling_bytes(&travelling, &left),
+            in_flight: self.closure.travelling_bytes(&travelling, &promised),
+        }
+    }
+
+    /// Chunks of a source that is a site.
+    fn of_source(&self, source: &Source) -> Option<&Holding> {
+        match source {
+            Source::Site(site) => self.sites.get(site),
+            Source::Repository => None,
+        }
     }
 }
 
@@ -170,7 +187,7 @@ impl Holding {
             held: closure.none(),
             held_bytes: 0,
             pinned_bytes: 0,
-            promised_bytes: 0,
+            promised: closure.none(),
             space: CacheSpace::default(),
             agents: 0,
             oldest: at,

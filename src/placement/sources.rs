@@ -121,7 +121,7 @@ pub struct SourceShare {
     pub path: Option<String>,
     /// True for the repository; false for caches of agents.
     pub repository: bool,
-    /// Stored bytes.
+    /// Bytes, as they travel.
     pub bytes: u64,
     /// Micro-dollars of egress; none: no price is known.
     pub egress_micro_usd: Option<u64>,
@@ -142,8 +142,10 @@ pub struct SourceShare {
 pub(super) struct SourcePlan {
     /// Shares, in the order in which they were chosen.
     pub(super) shares: Vec<SourceShare>,
-    /// Stored bytes that no source has.
+    /// Bytes that no source has.
     pub(super) nowhere: u64,
+    /// Bytes of all of these that pins of the site expect.
+    pub(super) in_flight: u64,
 }
 
 impl SourcePlan {
@@ -176,7 +178,12 @@ impl SourcePlan {
         let mut metered: Vec<(String, u64)> = Vec::new();
         let shared = used.iter().zip(&split.bytes).filter(|(_, bytes)| **bytes > 0);
         let shares = shared.map(|(option, bytes)| option.share(*bytes, so_far, &mut metered)).collect();
-        Self { shares, nowhere: split.nowhere }
+        Self { shares, nowhere: split.nowhere, in_flight: split.in_flight }
+    }
+
+    /// Bytes of all of them, as they travel.
+    pub(super) fn bytes(&self) -> u64 {
+        self.shares.iter().map(|share| share.bytes).sum::<u64>() + self.nowhere
     }
 
     /// Time until all have arrived: sources send at the same time.

@@ -102,10 +102,10 @@ impl<P: Fn(PackId) -> Option<PackRef>> Mapping<P> {
                 number
             }
         };
-        let (ordinal, offset, stored_len, codec) = (place.ordinal, place.offset, place.stored_len, place.codec);
+        let ChunkPlace { ordinal, offset, stored_len, codec, alone_len, .. } = *place;
         let number = u32::try_from(self.map.frames.len()).ok().filter(|&number| number < u32::MAX);
         let number = number.ok_or_else(too_many)?;
-        self.map.frames.push(Frame { pack, ordinal, offset, stored_len, codec, base: None });
+        self.map.frames.push(Frame { pack, ordinal, offset, stored_len, codec, base: None, alone_len });
         Ok(number)
     }
 }

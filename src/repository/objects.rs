@@ -17,7 +17,7 @@ use tokio::io::AsyncWriteExt as _;
 use crate::backoff::Backoff;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::envelope::{Kind, open, read_header};
+use crate::format::envelope::{Kind, open, read_header, version};
 use crate::limits::MIB;
 
 /// Maximum tries of a request after temporary errors.
@@ -90,6 +90,17 @@ pub(crate) async fn unseal(budget: &Budget, kind: Kind, key: &Path, object: &Byt
 /// As [`body`], for an object that must exist.
 pub(crate) async fn body_required(objects: &dyn ObjectStore, budget: &Budget, kind: Kind, key: &Path) -> Result<Bytes> {
     body(objects, budget, kind, key).await?.ok_or_else(|| gone(key))
+}
+
+/// As [`body_required`]; also returns the version of the format that it is written in.
+pub(crate) async fn versioned_body_required(
+    objects: &dyn ObjectStore,
+    budget: &Budget,
+    kind: Kind,
+    key: &Path,
+) -> Result<(u8, Bytes)> {
+    let object = sealed(objects, budget, kind, key).await?.ok_or_else(|| gone(key))?;
+    Ok((version(&object), unseal(budget, kind, key, &object).await?))
 }
 
 /// Decodes `body`. The memory needed is only known by decoding, so each try reserves more memory and fails if it is too little;

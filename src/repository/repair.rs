@@ -8,7 +8,6 @@ use super::mapping::{PlacedTree, map_of};
 use super::writer::put_segment;
 use super::{ChunkPlace, Repository, StoredChunks, Writer, objects};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackRef, Row};
 use crate::id::{ChunkId, ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
 
@@ -138,6 +137,5 @@ impl Repository {
 
 /// Writes a map under a new key.
 pub(super) async fn put_map(repository: &Repository, key: MapKey, map: &Map) -> Result<()> {
-    let object = seal(Kind::Map, &map.encode(), true);
-    objects::put(&**repository.store().objects(), &layout::owned(Family::Map, key), object.into()).await
+    objects::put(&**repository.store().objects(), &layout::owned(Family::Map, key), map.seal().into()).await
 }

@@ -118,8 +118,10 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn map(&self, key: MapKey) -> Result<Map> {
         let key = layout::owned(Family::Map, key);
-        let body = objects::body_required(&**self.store().objects(), self.budget(), Kind::Map, &key).await?;
-        objects::decode(self.budget(), &body, Map::decode_within).await.map_err(|error| error.at(key))
+        let (version, body) =
+            objects::versioned_body_required(&**self.store().objects(), self.budget(), Kind::Map, &key).await?;
+        let decode = |body: &[u8], memory| Map::decode_within(version, body, memory);
+        objects::decode(self.budget(), &body, decode).await.map_err(|error| error.at(key))
     }
 
     /// Reads the manifest at `key`, and verifies its id.

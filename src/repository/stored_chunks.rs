@@ -35,6 +35,8 @@ pub struct ChunkPlace {
     pub codec: Codec,
     /// Base, if its codec needs one.
     pub base: Option<ChunkId>,
+    /// Bytes of the chunk if it were stored without its base, up to some; 0, if it has none, or that is unknown.
+    pub alone_len: u32,
 }
 
 impl ChunkPlace {
@@ -42,7 +44,7 @@ impl ChunkPlace {
     #[must_use]
     pub fn of(pack: PackId, ordinal: u32, entry: &FooterEntry) -> Self {
         let FooterEntry { offset, stored_len, plain_len, codec, base, .. } = *entry;
-        Self { pack, ordinal, offset, stored_len, plain_len, codec, base }
+        Self { pack, ordinal, offset, stored_len, plain_len, codec, base, alone_len: 0 }
     }
 }
 

@@ -483,7 +483,8 @@ impl Filling {
             self.gathered.extend_from_slice(&stored.bytes);
         }
         self.ids.push(id);
-        ChunkPlace { pack: self.id, ordinal, offset, stored_len, plain_len, codec: stored.codec, base: stored.base }
+        let Encoded { codec, base, .. } = stored;
+        ChunkPlace { pack: self.id, ordinal, offset, stored_len, plain_len, codec, base, alone_len: 0 }
     }
 
     fn finish(mut self) -> (PackRef, Vec<ChunkId>, PutPayload) {
@@ -512,7 +513,7 @@ pub(super) async fn put_tree(
     let map_at = layout::owned(Family::Map, map_key);
     futures::try_join!(
         objects::put(objects, &manifest_at, seal(Kind::Manifest, body, true).into()),
-        objects::put(objects, &map_at, seal(Kind::Map, &map.encode(), true).into()),
+        objects::put(objects, &map_at, map.seal().into()),
     )?;
     Ok((manifest_key, map_key))
 }

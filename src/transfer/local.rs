@@ -1,5 +1,6 @@
 //! The protocol between processes of one node: over a stream that only the agent's user can open, so without TLS.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -100,7 +101,7 @@ impl LocalSource {
     /// Requests some chunks: no more than one request may name.
     async fn fetch(&self, saved: &Saved, mut chunks: Vec<u32>, place: FramePlace<'_>) -> Result<()> {
         let Some(client) = self.client() else { return Ok(()) };
-        let wanted = frame_request(saved, &mut chunks)?;
+        let wanted = frame_request(saved, &mut chunks, &HashSet::new())?;
         let mut fetching = client.fetch(Priority::Restore, saved.value.manifest, wanted).await?;
         while let Some(reply) = fetching.next().await {
             match reply {

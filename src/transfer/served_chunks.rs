@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::protocol::{FrameRequest, Grant, OutgoingFrame, Survey};
+use super::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame, Survey};
 use super::transport::Transport;
 use super::{ByteCounters, ReadAheadShare};
 use crate::error::Result;
-use crate::id::{ChunkId, ManifestId};
+use crate::id::ManifestId;
 use crate::identity::Identity;
 use crate::policy::Route;
 
@@ -63,12 +63,17 @@ pub trait ServedChunks: Send + Sync + 'static {
     /// Must be safe.
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey>;
 
-    /// Chunk `id` in its stored form, which `asked` requests and a grant to `identity` covers; None if it is not held
-    /// (any more).
+    /// Stored form of `chunk`, which `asked` requests and a grant to `identity` covers; None if it is not held (any more), or cannot be
+    /// had without its base and must.
     ///
     /// # Cancel safety
     /// Must be safe.
-    async fn frame(&self, identity: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>>;
+    async fn frame(
+        &self,
+        identity: &Identity,
+        asked: &FrameRequest,
+        chunk: AskedChunk,
+    ) -> Result<Option<OutgoingFrame>>;
 
     /// [`ServedChunks::frame`] for a peer whose answers take `route`.
     ///
@@ -79,9 +84,9 @@ pub trait ServedChunks: Send + Sync + 'static {
         identity: &Identity,
         route: Route,
         asked: &FrameRequest,
-        id: &ChunkId,
+        chunk: AskedChunk,
     ) -> Result<Option<OutgoingFrame>> {
         let _ = route;
-        self.frame(identity, asked, id).await
+        self.frame(identity, asked, chunk).await
     }
 }

@@ -172,7 +172,8 @@ class Repository:
         body = opened(b"M", self.object("manifest", value["manifest_at"]))
         need(blake3(body).digest() == value["manifest"], "manifest does not match its name")
         manifest = read_manifest(body)
-        return manifest, read_map(opened(b"P", self.object("map", value["map_at"])), value["manifest"], manifest)
+        sealed = self.object("map", value["map_at"])
+        return manifest, read_map(opened(b"P", sealed, 2), sealed[5], value["manifest"], manifest)
 
     def restore(self, saved, dest):
         """Section 15, steps 3 and 4."""
@@ -425,7 +426,7 @@ def read_tensor(wire, size):
 HOPS = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}
 
 
-def read_map(body, wanted, manifest):
+def read_map(body, version, wanted, manifest):
     """Section 10: for each chunk of the manifest, then each further one, (id, length, pack, offset, stored, codec, base)."""
     wire = Wire(body)
     need(wire.take(32) == wanted, "map of another manifest")
@@ -443,6 +444,8 @@ def read_map(body, wanted, manifest):
         owned, end, _, held = packs[pack]
         need(offset + stored <= end and ordinal < held, "frame lies outside its pack")
         frames.append((digest, length, owned, offset, stored, codec, base))
+    if version == 2:
+        need(any([wire.var(32) for *_, base in frames if base]), "map of version 2 without a length")
     wire.finish()
     for *_, codec, base in frames:
         if HOPS[codec] == 0:

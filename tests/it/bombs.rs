@@ -116,7 +116,7 @@ async fn plant_with(repository: &Repository, body: &[u8], map: &Map) -> RefValue
     let objects = repository.store().objects();
     let put = |key, object: Bytes| async move { objects.put(&key, object.into()).await.unwrap() };
     put(layout::owned(Family::Manifest, manifest_key), seal(Kind::Manifest, body, true)).await;
-    put(layout::owned(Family::Map, map_key), seal(Kind::Map, &map.encode(), true)).await;
+    put(layout::owned(Family::Map, map_key), map.seal()).await;
     let value = RefValue {
         version: 0,
         manifest,
@@ -274,7 +274,15 @@ fn map_of_packs(manifest: ManifestId, count: u32) -> Map {
     let chunks = u32::try_from(PACK_CHUNKS_MAX).unwrap();
     let session = SessionId::random();
     let pack = |_| PackRef { id: Owned::fresh(session), len: 1 << 20, footer_len: 99, chunks };
-    let frame = |pack| Frame { pack, ordinal: chunks - 1, offset: 0, stored_len: 100, codec: Codec::Raw, base: None };
+    let frame = |pack| Frame {
+        pack,
+        ordinal: chunks - 1,
+        offset: 0,
+        stored_len: 100,
+        codec: Codec::Raw,
+        base: None,
+        alone_len: 0,
+    };
     Map {
         manifest,
         packs: (0..count).map(pack).collect(),
@@ -412,6 +420,7 @@ fn overlapping(tensors: usize, chunks: u32) -> (Manifest, Map) {
         stored_len: 100,
         codec: if n % 2 == 0 { Codec::Raw } else { Codec::Zstd },
         base: None,
+        alone_len: 0,
     };
     let map = Map {
         manifest: tree.encode().0,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 37] = [
+const VERBS: [&str; 38] = [
     "init",
     "save",
     "watch",
@@ -27,6 +27,7 @@ const VERBS: [&str; 37] = [
     "undelete",
     "history",
     "cp",
+    "settle",
     "sync",
     "verify",
     "collect",

@@ -17,7 +17,7 @@ use towline::ops::{
 };
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository, Saved};
-use towline::storage::Store;
+use towline::storage::{Location, Store, StoreOptions, open};
 
 use crate::data::{name, noise, tree_digest};
 
@@ -305,6 +305,76 @@ async fn a_sync_moves_differences_as_they_are_and_bases_once() {
     fixture.assert_restores(&other.open().await, 1).await;
 }
 
+/// D4: "`settle` stores a step without others".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settled_step_needs_no_other_and_stays_what_it_is() {
+    let (fixture, alone) = (Fixture::new(), Fixture::new());
+    for number in 1..=3 {
+        fixture.save(number).await;
+    }
+    let (third, progress) = (name("run/step-3"), towline::progress::Progress::default());
+    let before = fixture.saved(3).await;
+    let settled = fixture.open().await.settle(&third, &progress).await.unwrap();
+    let own = alone.open().await.save(&fixture.path(3), &name("alone"), &SaveOptions::default()).await.unwrap();
+    let [read, now] = settled.read_bytes;
+    assert!(settled.chunks > 0 && read > now && now <= own.stored_bytes * 102 / 100, "{settled:?}, {own:?}");
+    let saved = fixture.saved(3).await;
+    assert!(saved.map.further.is_empty() && stored_by(&saved, Codec::Difference) == 0);
+    assert!(stored_by(&saved, Codec::Derived) > 0, "what derives from the step itself still does");
+    assert_eq!((saved.value.version, saved.value.manifest), (before.value.version, before.value.manifest));
+    let fetched = fixture.assert_restores(&fixture.open().await, 3).await;
+    assert!(fetched <= own.stored_bytes * 102 / 100, "{fetched}");
+    // Again there is nothing to do; the next step is a difference to this one.
+    let again = fixture.open().await.settle(&third, &progress).await.unwrap();
+    assert_eq!((again.chunks, again.read_bytes), (0, [now, now]));
+    fixture.save(4).await;
+    let next = fixture.saved(4).await;
+    assert!(stored_by(&next, Codec::Difference) > 0);
+    assert!(next.map.further.iter().all(|(id, _)| saved.manifest.chunks.ids.contains(id)));
+    fixture.collect().await;
+    for number in 1..=4 {
+        fixture.assert_restores(&fixture.open().await, number).await;
+    }
+    assert!(fixture.verify(false).await.damaged.is_empty());
+}
+
+/// D4: "From a directory, `sync` does the same".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_from_a_directory_moves_a_step_as_if_it_were_stored_alone() {
+    let (fixture, alone, as_stored) = (Fixture::new(), Fixture::new(), Fixture::new());
+    let location = Location::directory(fixture.dir.path().join("repository")).unwrap();
+    let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
+    let options = OpenOptions { cache: Some(fixture.dir.path().join("source")), ..OpenOptions::default() };
+    let from = Repository::create(store, options).await.unwrap().0;
+    for number in 1..=3 {
+        let path = fixture.write(number);
+        from.save(&path, &name(&format!("run/step-{number}")), &SaveOptions::default()).await.unwrap();
+    }
+    let dry = SyncOptions { dry_run: true, ..SyncOptions::default() };
+    let third = [name("run/step-3")];
+    let to = fixture.open().await;
+    let planned = sync(&from, &to, &third, &dry).await.unwrap();
+    let moved = sync(&from, &to, &third, &SyncOptions::default()).await.unwrap();
+    let own = alone.open().await.save(&fixture.path(3), &name("alone"), &SaveOptions::default()).await.unwrap();
+    assert!(moved.moved_bytes <= own.stored_bytes * 102 / 100, "{moved:?}, {own:?}");
+    assert!(planned.moved_bytes.abs_diff(moved.moved_bytes) * 1000 <= moved.moved_bytes, "{planned:?} {moved:?}");
+    assert!(fixture.saved(3).await.map.further.is_empty(), "no base came");
+    fixture.assert_restores(&fixture.open().await, 3).await;
+    let again = sync(&from, &to, &third, &SyncOptions::default()).await.unwrap();
+    assert_eq!((again.moved_bytes, again.new_chunks), (0, 0));
+    // The step that they are to makes the others small, as they are stored.
+    let all = sync(&from, &to, &[], &SyncOptions::default()).await.unwrap();
+    assert!(all.new_chunks > 0 && fixture.verify(false).await.damaged.is_empty());
+    for number in 1..=3 {
+        fixture.assert_restores(&fixture.open().await, number).await;
+    }
+    let options = SyncOptions { as_stored: true, ..SyncOptions::default() };
+    let to = as_stored.open().await;
+    let whole = sync(&from, &to, &third, &options).await.unwrap();
+    assert!(whole.moved_bytes > moved.moved_bytes * 5 / 4, "{whole:?}, {moved:?}");
+    assert!(!as_stored.saved(3).await.map.further.is_empty());
+}
+
 /// D3: "`verify --data` names every name and tensor whose bytes depend on a damaged chunk, and no other; restoring them
 /// is exit 4. Saving the content of the base again, then `verify --repair`, heals all of them."
 #[tokio::test(flavor = "multi_thread")]
@@ -382,7 +452,7 @@ async fn bases_are_checked_like_everything_else() {
     let mut saved = fixture.saved(2).await;
     let (a, b) = (saved.map.further[0], saved.map.further[1]);
     (saved.map.further[0], saved.map.further[1]) = (b, a);
-    let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
+    let object = saved.map.seal();
     fixture.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
     let dest = tempfile::tempdir().unwrap();
     let restored =
@@ -479,7 +549,7 @@ async fn a_map_with_bases_mixed_up_is_told() {
         (0..saved.map.frames.len()).filter(|&at| saved.map.frames[at].codec == Codec::Difference).collect();
     let (a, b) = (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base);
     (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base) = (b, a);
-    let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
+    let object = saved.map.seal();
     fixture.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
     let told = fixture.verify(true).await.damaged;
     assert_eq!(told.iter().flat_map(|damage| &damage.names).collect::<Vec<_>>(), ["run/step-2"]);

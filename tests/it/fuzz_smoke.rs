@@ -24,7 +24,7 @@ use towline::transfer::protocol::{
 
 use self::parsers::PARSERS;
 pub(crate) use self::parsers::memory::peak_of;
-use crate::golden::{objects, second_objects, tail};
+use crate::golden::{objects, objects_with_lengths, second_objects, tail};
 
 /// Bent inputs for each parser.
 const ROUNDS: u32 = 10_000;
@@ -63,6 +63,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
     {
         objects.insert(format!("{key}-2"), object);
     }
+    objects.extend(objects_with_lengths().into_iter().filter(|(key, _)| key.starts_with("map/")));
     let bodies = |prefix: &str, kind| {
         objects
             .iter()
@@ -129,7 +130,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
 /// Messages of the peer protocol: kind and body, without the length in front.
 fn messages() -> Vec<Bytes> {
     let chunks: Runs = [0, 1, 2, 9, 10, 70_000].into_iter().collect();
-    let wanted = Wanted { chunks: chunks.clone(), bases: vec![ChunkId::of(b"base")] };
+    let wanted = Wanted { chunks: chunks.clone(), bases: vec![ChunkId::of(b"base")], ..Wanted::default() };
     let (manifest, stored) = (ManifestId::of(b"tree"), Bytes::from_static(b"stored"));
     let frame = Frame { request: 300, ordinal: 2, codec: 3, plain_len: 9, base: Some(ChunkId::of(b"base")), stored };
     let hello = Hello {

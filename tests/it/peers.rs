@@ -24,7 +24,7 @@ use towline::identity::Identity;
 use towline::transfer::calls::call;
 use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::protocol::{
-    Closed, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
+    AskedChunk, Closed, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
 };
 use towline::transfer::{Client, Dial, Reply, ServedChunks, quic, tcp};
 use towline::{ErrorKind, Result};
@@ -66,7 +66,7 @@ impl Memory {
 
     fn every(&self) -> Wanted {
         let chunks = Runs::of(0..u32::try_from(self.grant.chunks.ids.len()).unwrap());
-        Wanted { chunks, bases: Vec::new() }
+        Wanted { chunks, bases: Vec::new(), ..Wanted::default() }
     }
 }
 
@@ -82,10 +82,10 @@ impl ServedChunks for Memory {
         Ok(Survey { chunks, upto: chunks, held: (from..chunks).filter(holds).collect() })
     }
 
-    async fn frame(&self, _: &Identity, _: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         tokio::task::yield_now().await;
-        Ok(self.frames.get(id).cloned())
+        Ok(self.frames.get(&chunk.id).cloned())
     }
 }
 
@@ -210,7 +210,7 @@ async fn frames_move_over_both_transports() {
         );
 
         // Several at once, and one that nobody listens to any more.
-        let some = |from: u32| Wanted { chunks: Runs::of(from..from + 20), bases: Vec::new() };
+        let some = |from: u32| Wanted { chunks: Runs::of(from..from + 20), bases: Vec::new(), ..Wanted::default() };
         drop(client.fetch(Priority::Replicate, memory.manifest, memory.every()).await.unwrap());
         let all = tokio::join!(
             fetch(&client, &memory, some(0)),

@@ -12,12 +12,11 @@ use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use super::recorded::AccessRequest;
 use crate::agent::audit::outcome;
-use crate::agent::commitments::chunks;
 use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{TaskReport, TaskSpec, resolve, without_offers};
 use crate::agent::view;
-use crate::agent::warm::pin_lacking;
+use crate::agent::warm::{needed_chunks, pin_lacking};
 use crate::audit::{Action, Request};
 use crate::cache::{Pin, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
@@ -175,8 +174,9 @@ async fn pin_whole(
     let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
     let owner = caller.owner(body.owner.clone());
     let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
+    let chunks = needed_chunks(state.exchange()?, repository, &saved).await?;
     let pinned = blocking(move || {
-        let request = PinRequest { owner, reason, expires, chunks: chunks(&saved).collect() };
+        let request = PinRequest { owner, reason, expires, chunks };
         cache.pin_within(request, limit.as_ref())
     });
     match pinned.await? {

@@ -15,11 +15,12 @@ use super::error::{ApiError, JsonBody};
 use super::recorded::{AccessRequest, check_entries};
 use super::rights::Need;
 use crate::agent::audit::{self, follow_with};
-use crate::agent::commitments::{CommitRequest, Commitments, Pending};
+use crate::agent::commitments::{CommitRequest, CommitTree, Commitments, Pending};
 use crate::agent::config::Span;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{resolve, warm_commitment, without_offers};
 use crate::agent::view;
+use crate::agent::warm::needed_chunks;
 use crate::audit::{Action, Repeats, Request};
 use crate::cache::PinLimit;
 use crate::clock::Timestamp;
@@ -266,7 +267,10 @@ impl Committing<'_> {
         let mut trees = Vec::with_capacity(names.len());
         for name in names {
             match self.state.open_trees.open(self.repository, name).await {
-                Ok(saved) => trees.push(saved),
+                Ok(saved) => {
+                    let chunks = needed_chunks(self.state.exchange()?, self.repository, &saved).await?;
+                    trees.push(CommitTree { saved, chunks });
+                }
                 Err(error) if self.caller.requester().is_some() => {
                     return Err(without_offers(self.repository, name, error).await);
                 }

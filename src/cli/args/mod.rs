@@ -171,6 +171,12 @@ pub(super) enum Verb {
     /// Copy a name; moves no content
     #[command(after_help = help::CP)]
     Cp(Cp),
+    /// Store a step without others, so that a restore reads nothing else
+    #[command(after_help = help::SETTLE)]
+    Settle {
+        /// Name, RUN@latest or another choice
+        name: Selector,
+    },
     /// Show or tighten the labels of a name
     #[command(after_help = help::LABEL)]
     Label {

@@ -72,6 +72,9 @@ pub(in crate::cli) struct Sync {
     /// Create the destination if there is no repository
     #[arg(long)]
     pub(in crate::cli) init: bool,
+    /// Copy differences from a directory with the bases that they need, also where that is more
+    #[arg(long)]
+    pub(in crate::cli) as_stored: bool,
     /// Only report what would be copied
     #[arg(long)]
     pub(in crate::cli) dry_run: bool,

@@ -92,8 +92,9 @@ if the cache has no space; interrupting the wait does not stop the agent.
 an error that lists the known ones (exit code 3). The report says how many bytes came from each source.
 
 JSON: tasks: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
-hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes full shortfall_bytes sources pin seconds. hits + fetched + missing are \
-chunks, in bytes too; lacking is fetched + missing";
+hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes alone full shortfall_bytes sources pin seconds. hits + fetched + missing are \
+chunks, in bytes too; lacking is fetched + missing; alone of them come without the bases that they are stored with, and estimated is \
+true if the bytes of these are an estimate";
 
 pub(in crate::cli) const PIN: &str = "\
 Examples:

@@ -336,6 +336,18 @@ the copy is stored without differences to other names: it takes more space and n
 
 JSON: name from, and replaced: manifest saved bytes, if the new name existed";
 
+pub(super) const SETTLE: &str = "\
+Examples:
+  towline settle run-7@latest                  once the training has ended, or before it moves
+  towline settle run-7/step-9000
+
+A step is stored as differences to an earlier one, so a restore reads both: about half more than the step takes for itself. An agent of \
+another site can send it without; a bucket cannot. This stores those chunks again, in byte planes without a base; what they took \
+before is freed by `towline collect` after its grace. The name, its content and its place in the run stay what they are, and the next \
+step is stored as differences to this one.
+
+JSON: name chunks stored_bytes read_bytes: [before, now]";
+
 pub(super) const SYNC: &str = "\
 Examples:
   towline sync /mnt/repo s3://bucket/prefix                    every name
@@ -343,7 +355,9 @@ Examples:
   towline sync /mnt/repo s3://bucket/prefix run-7@latest       one step, chosen in the source
   towline sync /mnt/repo /mnt/new --init --dry-run             what would be copied to a repository that --init creates
 
-Only what the destination lacks is copied. --endpoint and --allow-http apply to both sides, which share --memory.
+Only what the destination lacks is copied. From a directory, a step that is stored as differences is copied without the steps \
+that they are to, unless these are there, or are copied too: each of its chunks is stored again for itself where that is less. Of a run of \
+which every further step will be copied, --as-stored copies fewer bytes in the long run. --endpoint and --allow-http apply to both sides, which share --memory.
 
 JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced if names were, with --dry-run dry_run planned: \
 [name bytes moved_bytes replaces]";

@@ -104,12 +104,24 @@ thread_local! {
 /// Encodes `plain` as numbers of `element`; none unless that is shorter than `limit` bytes.
 #[must_use]
 pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
-    let width = element.width();
-    // Single bytes have sign and exponent in the same byte anyway.
-    let rotate = matches!(element, Element::Float(_)) && width != Width::W1;
+    let (width, rotate) = (element.width(), is_rotated(element));
     let (numbers, rest) = plain.split_at_checked(plain.len() / width.bytes() * width.bytes())?;
     let head = [width as u8 | if rotate { ROTATED } else { 0 }];
     write(&head, Numbers { bytes: numbers, width, rotate, classes: None }, rest, limit)
+}
+
+/// Length of the output of [`encode`], up to four bytes for each plane; none if it has none of any length.
+#[must_use]
+pub fn encoded_len(plain: &[u8], element: Element) -> Option<usize> {
+    let width = element.width();
+    let (numbers, rest) = plain.split_at_checked(plain.len() / width.bytes() * width.bytes())?;
+    let count = numbers.len() / width.bytes();
+    PLANES.with_borrow_mut(|planes| {
+        let planes = scratch(planes, numbers.len());
+        split::split(numbers, width, is_rotated(element), planes);
+        let lens = planes.chunks_exact(count.max(1)).map(plane_len);
+        Some(1 + width.bytes() * PLANE_HEADER + lens.sum::<usize>() + rest.len())
+    })
 }
 
 /// Decodes the output of [`encode`] for `plain.len()` bytes; none if `stored` is invalid.
@@ -120,6 +132,11 @@ pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
         return None;
     }
     read(stored, (width, rotated), None, plain)
+}
+
+/// True if numbers of `element` are rotated. Single bytes have sign and exponent in the same byte anyway.
+fn is_rotated(element: Element) -> bool {
+    matches!(element, Element::Float(width) if width != Width::W1)
 }
 
 /// Numbers to split into planes.
@@ -231,6 +248,22 @@ fn encode_plane(plane: &[u8], classes: Option<&Classes<'_>>, out: &mut Vec<u8>) 
             GROUPED
         }
         None => Flat::encode(plane, &counts, out) as u8,
+    }
+}
+
+/// Bytes that [`encode_plane`] appends without classes, up to four.
+fn plane_len(plane: &[u8]) -> usize {
+    if !Sample::of(plane).may_gain() {
+        return plane.len();
+    }
+    let counts = counts(plane);
+    match grouped::worth(&counts, plane.len()) {
+        Some(log) => {
+            let mut out = Vec::new();
+            grouped::encode(plane, &counts, log, Level::Plane, &mut out);
+            out.len()
+        }
+        None => Flat::len(&counts, plane.len()),
     }
 }
 

@@ -9,7 +9,7 @@ use super::if_faster::EncodeChoice;
 use super::parent::{BaseCandidate, Parent};
 use super::read::HashedChunk;
 use crate::budget::{Budget, Buffer};
-use crate::codec::{Compression, Encoded, encode, encode_derived, encode_difference, rounded};
+use crate::codec::{Compression, Encoded, alone_len, encode, encode_derived, encode_difference, rounded};
 use crate::error::Result;
 use crate::id::ChunkId;
 use crate::limits::MIB;
@@ -41,6 +41,8 @@ pub(super) struct EncodedChunk {
     /// True if it holds numbers of one type.
     pub(super) numbers: bool,
     pub(super) base: BaseCandidate,
+    /// Bytes of the chunk if it were stored without its base; 0 if it has none.
+    pub(super) alone_len: u32,
     /// True if it is stored raw because the repository is faster than the encoder.
     pub(super) faster: bool,
 }
@@ -178,7 +180,9 @@ impl Encoding {
 
 impl EncodedChunk {
     fn new(new: &NewChunk, encoded: Encoded) -> Self {
+        let alone_len = if encoded.base.is_some() { alone_len(&new.chunk.bytes, &encoded) } else { 0 };
         Self {
+            alone_len,
             id: new.chunk.id,
             plain_len: u32::try_from(new.chunk.bytes.len()).unwrap_or(u32::MAX),
             encoded,

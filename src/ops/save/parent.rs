@@ -34,6 +34,8 @@ pub(super) struct Parent {
     chunks: HashMap<usize, Vec<(u64, u32)>>,
     /// Bytes of its differences between short numbers, and of their bases.
     short: (u64, u64),
+    /// True if it has differences; a settled one has none.
+    differs: bool,
 }
 
 /// Properties that identify the same tensor in another step, whatever its file is called.
@@ -110,8 +112,9 @@ impl Parent {
     }
 
     fn new(saved: &Arc<Saved>) -> Option<Self> {
-        let mut parent =
-            Self { saved: Arc::clone(saved), tensors: HashMap::new(), chunks: HashMap::new(), short: (0, 0) };
+        let differs = saved.map.frames.iter().any(|frame| frame.codec == Codec::Difference);
+        let (tensors, chunks) = Default::default();
+        let mut parent = Self { saved: Arc::clone(saved), tensors, chunks, short: (0, 0), differs };
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
             for tensor in &content.tensors {
@@ -192,7 +195,7 @@ impl Parent {
     fn was_not_worth(&self, located: &Located, number: Option<Element>) -> bool {
         let long = !number.is_some_and(short);
         let value = &self.saved.value;
-        long && value.behind > 0 && located.place.pack.session == value.map_key.session
+        long && value.behind > 0 && self.differs && located.place.pack.session == value.map_key.session
     }
 
     /// Chunk of the parent with the same range of the same tensor.

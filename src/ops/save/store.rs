@@ -24,7 +24,7 @@ use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
-use crate::repository::{Repository, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, Repository, StoredChunks, Writer};
 use crate::tree::{Walk, WalkEntry};
 use crate::work::{blocking, on_own_thread};
 
@@ -273,7 +273,7 @@ async fn write(
             explanation.done(assembly, &done);
         }
         let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
-        known.stored(done.id, place);
+        known.stored(done.id, ChunkPlace { alone_len: done.alone_len, ..place });
         pending.remove(&done.id);
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Sync: manifest -> chunks that the destination lacks -> read frames -> verify -> pack -> put -> commit.
 //!
-//! Frames are copied in their encoded form, but each is decoded and verified before it is written to a pack of the destination.
+//! Frames are copied in their encoded form, but each is decoded and verified before it is written to a pack of the destination. Those
+//! whose base the destination lacks are encoded anew, where that is less than with the base.
 //! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; normal deduplication finds
 //! chunks that were moved already.
 
@@ -14,14 +15,15 @@ use tokio_util::sync::CancellationToken;
 
 use self::view::View;
 use super::stopping::{end_stopped, unless_stopped};
+use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
-    Gaps, LabelScope, PackRead, Publication, Published, Repository, Saved, Stored, StoredChunks, Writer, longest_read,
-    plan, read_pack,
+    ChunkPlace, Gaps, LabelScope, Located, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
+    longest_read, plan, read_pack,
 };
 
 /// Maximum retries of one name because packs were deleted on either side.
@@ -34,6 +36,9 @@ const KNOWN_MAX: usize = 1 << 19;
 pub struct SyncOptions {
     /// Only report what would be moved: nothing is written.
     pub dry_run: bool,
+    /// Copies every chunk as it is stored, with the bases that it needs, also from a directory, where the bases need not be read over a
+    /// network to do without them.
+    pub as_stored: bool,
     /// Progress counters.
     pub progress: Progress,
     /// Cancels the sync: stored data is recorded within seconds, and used by the next sync.
@@ -260,11 +265,13 @@ impl Syncing<'_> {
     /// object of the source was deleted.
     async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
-        let view = Arc::new(View::new(saved, &found, &mut self.known).await?);
+        // Bases that are read from afar may as well be kept.
+        let may_lose_bases = !self.options.as_stored && self.from.store().directory().is_some();
+        let view = Arc::new(View::new(saved, &found, &mut self.known, may_lose_bases).await?);
         if self.options.dry_run {
             self.count(saved, &view)?;
         } else {
-            let lacking = view.lacking.iter().copied();
+            let lacking = view.lacking.iter().chain(&view.alone).copied();
             let longest = longest_read(self.from, self.to.budget());
             let reads = plan(|chunk| view.locate(chunk), lacking, longest, Gaps::Wide)?;
             if let Some(gone) = self.pull(&view, reads).await? {
@@ -279,11 +286,15 @@ impl Syncing<'_> {
     /// Counts the chunks of a tree that would move, which then count as present.
     fn count(&mut self, saved: &Saved, view: &View) -> Result<()> {
         let before = self.report.moved_bytes;
-        for &chunk in &view.lacking {
-            let located = saved.locate(chunk)?;
-            self.known.stored(located.id, located.place);
+        for &chunk in view.lacking.iter().chain(&view.alone) {
+            let Located { id, mut place, .. } = saved.locate(chunk)?;
+            if view.alone.contains(&chunk) {
+                place =
+                    ChunkPlace { stored_len: saved.alone_len(chunk)?.bytes, codec: Codec::Planes, base: None, ..place };
+            }
+            self.known.stored(id, place);
             self.report.new_chunks += 1;
-            self.report.moved_bytes += u64::from(located.place.stored_len);
+            self.report.moved_bytes += u64::from(place.stored_len);
         }
         self.report.planned.push(PlannedName {
             name: saved.name.clone(),
@@ -327,7 +338,7 @@ impl Syncing<'_> {
         let (repositories, budget) = ([self.from, self.to], self.to.budget());
         let stored = stream::iter(reads).map(|read| {
             let view = Arc::clone(view);
-            let take = move |read: &PackRead, buffer| Stored::take(|chunk| view.locate(chunk), read, buffer);
+            let take = move |read: &PackRead, buffer| view.take(read, buffer);
             read_pack(&repositories, budget, read, take)
         });
         // In order, so that chunks that were packed together stay together.
@@ -340,12 +351,13 @@ impl Syncing<'_> {
             };
             let share = stored.is_mostly_used();
             for (id, at, frame) in stored.frames() {
+                let (alone_len, len) = (if frame.base.is_some() { at.alone_len } else { 0 }, frame.bytes.len() as u64);
                 let place = self.writer.push(id, frame, at.plain_len, share).await?;
-                self.known.stored(id, place);
+                self.known.stored(id, ChunkPlace { alone_len, ..place });
                 self.options.progress.advance(at.plain_len.into());
                 self.reported += u64::from(at.plain_len);
                 self.report.new_chunks += 1;
-                self.report.moved_bytes += u64::from(at.stored_len);
+                self.report.moved_bytes += len;
             }
         }
         Ok(None)

@@ -3,9 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use bytes::Bytes;
+
+use crate::budget::Buffer;
+use crate::codec::encode_alone;
 use crate::error::Result;
 use crate::id::ChunkId;
-use crate::repository::{ChunkPlace, Located, Saved, StoredChunks};
+use crate::repository::{ChunkPlace, Held, Located, PackRead, Saved, Stored, StoredChunks, plan_travel};
 
 /// Index of the destination among the repositories that are read; the source is the first.
 const DESTINATION: usize = 1;
@@ -16,6 +20,8 @@ pub(super) struct View {
     saved: Arc<Saved>,
     /// Chunks to move, by number: those of the manifest that the destination lacks, and those of their bases that it lacks.
     pub(super) lacking: BTreeSet<u32>,
+    /// Further chunks to move, without the bases that they are stored with.
+    pub(super) alone: BTreeSet<u32>,
     /// Bases in the destination; their numbers follow those of the source.
     here: Vec<Located>,
     /// Chunks of the source that replace others.
@@ -34,11 +40,13 @@ impl View {
         saved: &Arc<Saved>,
         found: &[Option<ChunkPlace>],
         known: &mut StoredChunks,
+        may_lose_bases: bool,
     ) -> Result<Self> {
         let missing = (0u32..).zip(found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
-        let lacking: BTreeSet<u32> = missing.collect();
-        let mut needing: Vec<u32> = lacking.iter().copied().collect();
-        let mut view = Self { saved: Arc::clone(saved), lacking, here: Vec::new(), instead: HashMap::new() };
+        let missing: Vec<u32> = missing.collect();
+        let (mut needing, lacking) = (missing.clone(), missing.iter().copied().collect());
+        let (alone, here, instead) = Default::default();
+        let mut view = Self { saved: Arc::clone(saved), lacking, alone, here, instead };
         while !needing.is_empty() {
             let needed = needing.iter().map(|&chunk| saved.locate(chunk)).collect::<Result<Vec<Located>>>()?;
             let bases: BTreeSet<ChunkId> = needed.iter().filter_map(|needed| needed.place.base).collect();
@@ -57,7 +65,29 @@ impl View {
                 }
             }
         }
+        if may_lose_bases {
+            let held = |chunk| if view.lacking.contains(&chunk) { Held::No } else { Held::Whole };
+            let plan = plan_travel(saved, &missing, |_| true, held)?;
+            view.lacking = plan.as_stored.into_iter().collect();
+            view.alone = plan.alone.into_iter().collect();
+        }
         Ok(view)
+    }
+
+    /// Takes the requested chunks of `read`: as they are stored, or alone. Each is verified.
+    ///
+    /// # Errors
+    /// Damaged, with pack and chunk, if one is damaged.
+    pub(super) fn take(&self, read: &PackRead, buffer: Buffer) -> Result<Stored> {
+        Stored::take_with(
+            |chunk| self.locate(chunk),
+            read,
+            buffer,
+            |number, chunk, stored| {
+                let is_alone = self.alone.contains(&number);
+                is_alone.then(|| encode_alone(&Bytes::copy_from_slice(chunk.bytes()), stored))
+            },
+        )
     }
 
     /// Assigns a number to a chunk of the destination, and to its bases.

@@ -85,7 +85,8 @@ impl Repacking<'_> {
                 // Two chunks of a tree may share a frame.
                 if let Entry::Vacant(entry) = self.moved.entry((place.pack, place.ordinal)) {
                     self.progress.advance(u64::from(place.stored_len));
-                    entry.insert(self.writer.push(id, frame, place.plain_len, share).await?);
+                    let new = self.writer.push(id, frame, place.plain_len, share).await?;
+                    entry.insert(ChunkPlace { alone_len: place.alone_len, ..new });
                 }
             }
         }

@@ -85,6 +85,7 @@ pub fn deliver(
     // Bases of the current chunk, and free buffers.
     let mut above: Vec<Decoded> = Vec::new();
     let mut spare = SCRATCH.take();
+    let locate = |chunk: u32| read.given.get(&chunk).copied().map_or_else(|| locate(chunk), Ok);
     for (at, brought) in read.chunks.iter().enumerate() {
         let located = locate(brought.chunk)?;
         while above.last().is_some_and(|base| located.base != Some(base.index)) {
@@ -161,7 +162,16 @@ pub(super) fn named(place: &ChunkPlace, error: Error) -> Error {
 #[derive(Debug)]
 pub struct Stored {
     bytes: Bytes,
-    frames: Vec<(ChunkId, ChunkPlace, Range<usize>)>,
+    frames: Vec<(ChunkId, ChunkPlace, StoredFrame)>,
+}
+
+/// A frame of [`Stored`].
+#[derive(Debug)]
+enum StoredFrame {
+    /// As it was read: its range of the buffer.
+    Read(Range<usize>),
+    /// Encoded anew.
+    Anew(Encoded),
 }
 
 impl Stored {
@@ -170,28 +180,52 @@ impl Stored {
     /// # Errors
     /// Damaged, with pack and chunk, if one is damaged.
     pub fn take(locate: impl Fn(u32) -> Result<Located>, read: &PackRead, buffer: Buffer) -> Result<Self> {
+        Self::take_with(locate, read, buffer, |_, _, _| None)
+    }
+
+    /// As [`Stored::take`], but with those frames that `anew` makes of a chunk's number, the chunk and its frame.
+    ///
+    /// # Errors
+    /// As [`Stored::take`].
+    pub fn take_with(
+        locate: impl Fn(u32) -> Result<Located>,
+        read: &PackRead,
+        buffer: Buffer,
+        anew: impl Fn(u32, Chunk<'_>, &Encoded) -> Option<Encoded>,
+    ) -> Result<Self> {
+        let bytes = buffer.freeze();
         let mut frames = Vec::with_capacity(read.chunks.len());
-        deliver(read, &buffer, locate, |delivered: Delivered<'_>| {
-            let id = delivered.chunk?.id();
+        deliver(read, &bytes, locate, |delivered: Delivered<'_>| {
+            let chunk = delivered.chunk?;
             if delivered.wanted {
-                frames.push((id, delivered.located.place, delivered.stored));
+                let (id, place, range) = (chunk.id(), delivered.located.place, delivered.stored);
+                let stored = Encoded { codec: place.codec, bytes: bytes.slice(range.clone()), base: place.base };
+                let anew = anew(delivered.index, chunk, &stored).map(StoredFrame::Anew);
+                frames.push((id, place, anew.unwrap_or(StoredFrame::Read(range))));
             }
             Ok(())
         })?;
-        Ok(Self { bytes: buffer.freeze(), frames })
+        Ok(Self { bytes, frames })
     }
 
     /// True if most of the buffer is requested frames, so that it is worth keeping without a copy.
     #[must_use]
     pub fn is_mostly_used(&self) -> bool {
-        self.frames.iter().map(|(_, _, range)| range.len()).sum::<usize>() * 2 >= self.bytes.len()
+        let used = self.frames.iter().map(|(.., frame)| match frame {
+            StoredFrame::Read(range) => range.len(),
+            StoredFrame::Anew(_) => 0,
+        });
+        used.sum::<usize>() * 2 >= self.bytes.len()
     }
 
     /// Each frame, with its chunk's id and where it came from.
     pub fn frames(self) -> impl Iterator<Item = (ChunkId, ChunkPlace, Encoded)> {
         let Self { bytes, frames } = self;
-        frames.into_iter().map(move |(id, place, range)| {
-            (id, place, Encoded { codec: place.codec, bytes: bytes.slice(range), base: place.base })
+        frames.into_iter().map(move |(id, place, frame)| match frame {
+            StoredFrame::Read(range) => {
+                (id, place, Encoded { codec: place.codec, bytes: bytes.slice(range), base: place.base })
+            }
+            StoredFrame::Anew(encoded) => (id, place, encoded),
         })
     }
 }

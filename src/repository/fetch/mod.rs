@@ -7,10 +7,10 @@
 mod deliver;
 mod direct;
 mod gaps;
+mod near;
 mod plan;
 mod source;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,13 +23,13 @@ use self::deliver::named;
 pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, deliver};
 use self::direct::{read_direct, read_near};
 pub use self::gaps::Gaps;
+use self::near::NearFrames;
 pub use self::plan::{Located, PackPart, PackRead, PlannedChunk, plan};
 pub use self::source::{ChunkSource, FramePlace, SourceBytes};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
 use crate::budget::{Budget, Buffer};
 use crate::chunk::Chunk;
-use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::progress::{Progress, TimeSum};
@@ -217,54 +217,24 @@ async fn from_near<T: Send + 'static>(
     read: PackRead,
     work: impl Fn(&PackRead, Buffer) -> Result<T> + Clone + Send + 'static,
 ) -> Result<(T, SourceBytes)> {
-    let len = usize::try_from(read.stored_len()).unwrap_or(usize::MAX);
-    let mut buffer = repository.budget().buffer(len).await?;
-    let mut near = SourceFrames { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
-    let chunks: Vec<u32> = read.chunks.iter().map(|brought| brought.chunk).collect();
-    let mut moved = source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
-    let given = near.given;
-    if given.is_empty() {
-        drop(buffer);
+    let (mut near, mut moved) = NearFrames::gather(source, repository, (saved, &read)).await?;
+    if near.is_empty() {
+        drop(near);
         moved.repository += read.stored_len();
         return Ok((read_pack(&[repository], repository.budget(), read, work).await?, moved));
     }
-    if given.len() < chunks.len() {
-        let rest = read.without(|chunk| given.contains(&chunk), |chunk| saved.locate(chunk))?;
-        fetch_rest(repository, &read, &rest, &mut buffer).await?;
-        moved.repository += rest.iter().map(|part| part.range.end - part.range.start).sum::<u64>();
-    }
-    let read = Arc::new(read);
-    let (shared, first) = (Arc::clone(&read), work.clone());
-    match blocking(move || first(&shared, buffer)).await {
+    let rest = near.rest()?;
+    fetch_rest(repository, &read, &rest, &mut near.buffer).await?;
+    moved.repository += rest.iter().map(|part| part.range.end - part.range.start).sum::<u64>();
+    let (given, buffer) = near.into_read();
+    let first = work.clone();
+    match blocking(move || first(&given, buffer)).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
             tracing::warn!("a chunk from a near source is damaged, reading the repository: {error:?}");
             moved.repository += read.stored_len();
-            let read = Arc::unwrap_or_clone(read);
             Ok((read_pack(&[repository], repository.budget(), read, work).await?, moved))
         }
         settled => Ok((settled?, moved)),
-    }
-}
-
-/// Chunks of a read that came from a source.
-struct SourceFrames<'a> {
-    saved: &'a Saved,
-    read: &'a PackRead,
-    buffer: &'a mut [u8],
-    given: HashSet<u32>,
-}
-
-impl SourceFrames<'_> {
-    /// Copies a frame to its place in the buffer, if it is encoded as in the pack.
-    fn place(&mut self, chunk: u32, encoded: &Encoded) {
-        let Ok(located) = self.saved.locate(chunk) else { return };
-        let place = &located.place;
-        let same = (place.codec, place.base) == (encoded.codec, encoded.base);
-        let slot = self.read.find(&located).and_then(|range| self.buffer.get_mut(range));
-        if let Some(slot) = slot.filter(|slot| same && slot.len() == encoded.bytes.len()) {
-            slot.copy_from_slice(&encoded.bytes);
-            self.given.insert(chunk);
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A chunk stored as a difference is read together with its base, so that no plain bytes are kept between reads. Bases come in
 //! the order of their places, each followed by its dependents.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 use super::gaps::{GAP, GapBudget, Gaps};
@@ -36,6 +36,8 @@ pub struct PackRead {
     pub parts: Vec<PackPart>,
     /// Chunks in the read. Each base comes before its dependents, with only other dependents in between.
     pub chunks: Vec<PlannedChunk>,
+    /// Chunks that a source gave in another form than they are stored in, and where they are in the buffer.
+    pub given: BTreeMap<u32, Located>,
 }
 
 /// A range of one pack.
@@ -63,7 +65,7 @@ impl PackRead {
     #[must_use]
     pub fn of(pack: PackId, range: Range<u64>, chunks: impl IntoIterator<Item = u32>) -> Self {
         let chunks = chunks.into_iter().map(|chunk| PlannedChunk { chunk, wanted: true }).collect();
-        Self { parts: vec![PackPart { repository: 0, pack, range }], chunks }
+        Self { parts: vec![PackPart { repository: 0, pack, range }], chunks, given: BTreeMap::new() }
     }
 
     /// Bytes in all parts.
@@ -122,7 +124,7 @@ impl PackRead {
         }
         let parts = self.without(|chunk| done.contains(&chunk), locate)?;
         let chunks = self.chunks.into_iter().filter(|planned| !done.contains(&planned.chunk)).collect();
-        Ok(Self { parts, chunks })
+        Ok(Self { parts, chunks, given: BTreeMap::new() })
     }
 
     /// Range in the buffer of the bytes of `part`, which is within one of the parts.
@@ -193,8 +195,8 @@ impl Saved {
             None => None,
         };
         let (pack, ordinal, offset) = (self.map.pack(frame)?.id, frame.ordinal, frame.offset);
-        let place =
-            ChunkPlace { pack, ordinal, offset, stored_len: frame.stored_len, plain_len, codec: frame.codec, base };
+        let (stored_len, codec, alone_len) = (frame.stored_len, frame.codec, frame.alone_len);
+        let place = ChunkPlace { pack, ordinal, offset, stored_len, plain_len, codec, base, alone_len };
         Ok(Located { id, place, base: frame.base(), repository: 0 })
     }
 
@@ -393,6 +395,7 @@ mod tests {
                 plain_len: LEN,
                 codec,
                 base: base.map(|base| ChunkId::of(&base.to_le_bytes())),
+                alone_len: 0,
             };
             Located { id: ChunkId::of(&chunk.to_le_bytes()), place, base, repository: 0 }
         }

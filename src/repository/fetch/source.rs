@@ -57,9 +57,9 @@ impl AddAssign for SourceBytes {
 /// A source of encoded chunks that is nearer than the repository. The decoder verifies its chunks like those from packs.
 #[async_trait]
 pub trait ChunkSource: fmt::Debug + Send + Sync {
-    /// Passes the `chunks` of a tree in `repository` that it has, or can fetch, to `place`, in any order, each at most once. All
-    /// other chunks, and those encoded in another way than in the map of `saved`, are read from the repository. So this has no
-    /// errors; it only logs them. `chunks` includes the bases needed.
+    /// Passes the `chunks` of a tree in `repository` that it has, or can fetch, to `place`, in any order: as they are stored there, or
+    /// without a base. It may pass bases, too; those that it does not pass and that a chunk needs are asked for next. All other
+    /// chunks are read from the repository, so this has no errors; it only logs them.
     ///
     /// # Cancel safety
     /// Must be safe.

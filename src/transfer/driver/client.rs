@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -56,6 +56,8 @@ struct Shared {
     closed: OnceLock<Closed>,
     /// Microseconds; 0 while unknown.
     rtt: AtomicU64,
+    /// True once the peer has said that it sends frames without their bases.
+    may_ask_alone: AtomicBool,
     /// Byte counters of its socket.
     wire: Arc<ByteCounters>,
     /// Memory of the window.
@@ -177,6 +179,7 @@ impl Client {
             wake: Notify::new(),
             closed: OnceLock::new(),
             rtt: AtomicU64::new(0),
+            may_ask_alone: AtomicBool::new(false),
             wire,
             _memory: memory,
         });
@@ -244,6 +247,12 @@ impl Client {
     #[must_use]
     pub fn closed(&self) -> Option<&Closed> {
         self.shared.closed.get()
+    }
+
+    /// True if the peer sends frames without their bases; false before its hello has arrived.
+    #[must_use]
+    pub fn may_ask_alone(&self) -> bool {
+        self.shared.may_ask_alone.load(Ordering::Relaxed)
     }
 
     /// Byte counters of its socket.
@@ -376,6 +385,7 @@ impl Driver {
             match event {
                 Event::Opened => {
                     tracing::debug!(peer = %self.requester.peer(), "connected");
+                    self.shared.may_ask_alone.store(self.requester.may_ask_alone(), Ordering::Relaxed);
                     let told = self.requester.theirs().and_then(|hello| hello.extension(Hello::POLICY_VERSIONS));
                     if let Some((versions, told)) = self.versions.as_ref().zip(told) {
                         versions.record_announcement(told, Instant::now());

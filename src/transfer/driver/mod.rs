@@ -38,8 +38,9 @@ impl ConnectionClock {
 
 /// Hello of an agent: by its certificate, and with the versions of policies that it has seen.
 pub(super) fn hello_of(credentials: &Credentials, window: u64) -> Hello {
-    let versions = credentials.versions().announcement_to_send().map(|value| (Hello::POLICY_VERSIONS, value));
-    Hello { extensions: versions.into_iter().collect(), ..hello(&credentials.identity(), window) }
+    let mut hello = hello(&credentials.identity(), window);
+    hello.extensions.extend(credentials.versions().announcement_to_send().map(|value| (Hello::POLICY_VERSIONS, value)));
+    hello
 }
 
 /// Hello of `identity`.
@@ -52,6 +53,6 @@ pub(super) fn hello(identity: &Identity, window: u64) -> Hello {
         agent,
         window,
         requests: if window == 0 { REQUESTS_MAX } else { 0 },
-        extensions: Vec::new(),
+        extensions: if window == 0 { vec![(Hello::ALONE, Vec::new())] } else { Vec::new() },
     }
 }

@@ -13,13 +13,15 @@ use tokio_util::sync::CancellationToken;
 use super::ConnectionClock;
 use super::lanes::{Incoming, Lanes};
 use crate::error::Result;
-use crate::id::{ChunkId, ManifestId};
+use crate::id::ManifestId;
 use crate::identity::Identity;
 use crate::log_limit::LogLimit;
 use crate::policy::Route;
 use crate::transfer::connection_error::describe;
 use crate::transfer::policy_versions::PolicyVersions;
-use crate::transfer::protocol::{CONTROL, Closed, Demand, FrameRequest, Grant, Hello, OutgoingFrame, Provider, Survey};
+use crate::transfer::protocol::{
+    AskedChunk, CONTROL, Closed, Demand, FrameRequest, Grant, Hello, OutgoingFrame, Provider, Survey,
+};
 use crate::transfer::{ConnectionPermit, ReadAheadShare, ServedChunks};
 
 /// Rate limit of log lines about requests that cannot be served.
@@ -137,8 +139,8 @@ impl Answers {
         let (request, answer) = match demand {
             Demand::Authorise { request, manifest } => (request, handler.authorise(request, manifest)),
             Demand::Survey { request, manifest, from } => (request, handler.survey(request, manifest, from)),
-            Demand::Read { request, ordinal, id, asked, bound } => {
-                let frame = handler.share.within(bound, handler.frame(id, asked));
+            Demand::Read { request, ordinal, chunk, asked, bound } => {
+                let frame = handler.share.within(bound, handler.frame(chunk, asked));
                 self.coming.push(Box::pin(async move { Answer::Read(request, ordinal, frame.await) }));
                 return Ok(());
             }
@@ -217,11 +219,11 @@ impl RequestHandler {
 
     fn frame(
         &self,
-        id: ChunkId,
+        chunk: AskedChunk,
         asked: FrameRequest,
     ) -> impl Future<Output = Result<Option<OutgoingFrame>>> + Send + use<> {
         let (served_chunks, peer, route) = (Arc::clone(&self.served_chunks), Arc::clone(&self.peer), self.route);
-        async move { served_chunks.frame_over(&peer, route, &asked, &id).await }
+        async move { served_chunks.frame_over(&peer, route, &asked, chunk).await }
     }
 }
 

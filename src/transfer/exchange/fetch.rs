@@ -1,9 +1,11 @@
 //! Fetching of chunks by plan: from peers and from packs. Chunks that a source fails to deliver are planned
 //! again without that source.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
@@ -14,7 +16,7 @@ use super::stats::{Source, add};
 use super::{Exchange, From};
 use crate::budget::Buffer;
 use crate::cache::Frame;
-use crate::codec::Encoded;
+use crate::codec::{Encoded, encode_alone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
@@ -135,11 +137,16 @@ impl Exchange {
         lacking: &mut Vec<u32>,
         placing: &Placing<'_>,
     ) -> Result<()> {
-        let mut numbers = lacking.clone();
-        let wanted = frame_request(request.saved, &mut numbers)?;
         let _permit = peer.acquire().await;
         let begun = Instant::now();
         let link = peer.link()?;
+        let mut numbers = lacking.clone();
+        // An older program knows only chunks as they are stored.
+        numbers.retain(|chunk| link.may_ask_alone() || !request.alone.contains(chunk));
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let wanted = frame_request(request.saved, &mut numbers, request.alone)?;
         let mut asked = self.begin_peer_request(request, &link).await?;
         let late = if through { None } else { self.deadline(request, lacking) };
         let far = !through && !peer.is_near(&self.identity);
@@ -220,7 +227,7 @@ impl Exchange {
     /// source is unknown or it is excluded.
     fn deadline(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Option<Duration> {
         let rate = self.origin_rate().filter(|_| request.policy.from == From::Anywhere)?;
-        let bytes = stored_len(request.saved, chunks);
+        let bytes = stored_len(request, chunks);
         Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / min_useful_rate(rate).max(1.0)))
     }
 
@@ -240,7 +247,7 @@ impl Exchange {
             }
             tracing::warn!(name = %request.saved.name, "cannot read chunks from the repository: {error:?}");
         } else {
-            let bytes = stored_len(request.saved, &group.chunks);
+            let bytes = stored_len(request, &group.chunks);
             if let Some(metered) = &metered {
                 metered.received(bytes);
             }
@@ -252,8 +259,9 @@ impl Exchange {
     async fn read(&self, request: &ChunkRequest<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
         let saved = request.saved;
         let longest = longest_read(request.repository, &self.budget).min(UNIT_LEN);
-        let alone = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
-        for read in plan_reads(alone, lacking.iter().copied(), longest, Gaps::Spare)? {
+        let frame = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
+        let as_stored: Vec<u32> = lacking.iter().copied().filter(|chunk| !request.alone.contains(chunk)).collect();
+        for read in plan_reads(frame, as_stored, longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
             let (len, tenant) = (read.stored_len(), request.tenant.map(str::to_owned));
             let work = move |read: &PackRead, buffer: Buffer| {
@@ -277,6 +285,7 @@ impl Exchange {
         if lacking.is_empty() { Ok(()) } else { self.read_with_bases(request, lacking, placing).await }
     }
 
+    /// Reads chunks together with their bases, and keeps both; of chunks that are to come alone, only these, without the base.
     async fn read_with_bases(
         &self,
         request: &ChunkRequest<'_>,
@@ -288,8 +297,10 @@ impl Exchange {
         for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
             let (len, tenant) = (read.stored_len(), request.tenant.map(str::to_owned));
+            let alone: HashSet<u32> = lacking.iter().copied().filter(|chunk| request.alone.contains(chunk)).collect();
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
+                let needed = needed(read, &tree, &alone)?;
                 let mut kept = Vec::new();
                 deliver(
                     read,
@@ -298,9 +309,15 @@ impl Exchange {
                     |delivered: Delivered<'_>| {
                         let place = delivered.located.place;
                         let stored = bytes.slice(delivered.stored);
-                        let encoded = Encoded { codec: place.codec, bytes: stored, base: place.base };
-                        let frame = Frame::decoded(delivered.chunk?, encoded)?;
-                        verifier.insert(&frame, tenant.as_deref());
+                        let mut encoded = Encoded { codec: place.codec, bytes: stored, base: place.base };
+                        let chunk = delivered.chunk?;
+                        if alone.contains(&delivered.index) {
+                            encoded = encode_alone(&Bytes::copy_from_slice(chunk.bytes()), &encoded);
+                        }
+                        let frame = Frame::decoded(chunk, encoded)?;
+                        if needed.contains(&delivered.index) {
+                            verifier.insert(&frame, tenant.as_deref());
+                        }
                         kept.extend(delivered.wanted.then_some((delivered.index, frame)));
                         Ok(())
                     },
@@ -326,8 +343,30 @@ fn place_frame(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
     (placing.lock().unwrap_or_else(PoisonError::into_inner))(chunk, &frame.encoded());
 }
 
-fn stored_len(saved: &Saved, chunks: &[u32]) -> u64 {
-    chunks.iter().filter_map(|&chunk| saved.locate(chunk).ok()).map(|located| u64::from(located.place.stored_len)).sum()
+/// Chunks of `read` to keep: those that were asked for, and the bases of those that are not kept `alone`.
+fn needed(read: &PackRead, saved: &Saved, alone: &HashSet<u32>) -> Result<HashSet<u32>> {
+    let mut needed = HashSet::new();
+    // Bases come before their dependents.
+    for planned in read.chunks.iter().rev() {
+        if planned.wanted {
+            needed.insert(planned.chunk);
+        }
+        if needed.contains(&planned.chunk) && !alone.contains(&planned.chunk) {
+            needed.extend(saved.locate(planned.chunk)?.base);
+        }
+    }
+    Ok(needed)
+}
+
+/// Bytes of `chunks` as they come.
+fn stored_len(request: &ChunkRequest<'_>, chunks: &[u32]) -> u64 {
+    let len = |&chunk: &u32| {
+        if request.alone.contains(&chunk) {
+            return request.saved.alone_len(chunk).map_or(0, |alone| alone.bytes);
+        }
+        request.saved.locate(chunk).map_or(0, |located| located.place.stored_len)
+    };
+    chunks.iter().map(len).map(u64::from).sum()
 }
 
 fn too_slow(peer: &Peer) -> Error {

@@ -25,6 +25,8 @@ const LEVELS: usize = 3;
 pub(super) struct ChunkRequest<'a> {
     pub(super) repository: &'a Repository,
     pub(super) saved: &'a Arc<Saved>,
+    /// Chunks that come, and are kept, without the base that they are stored with.
+    pub(super) alone: &'a HashSet<u32>,
     pub(super) policy: &'a FetchPolicy,
     /// True if agents of the site may be asked to fetch it. False for requests of such an agent, which could go in
     /// circles.
@@ -49,7 +51,7 @@ impl Exchange {
         let tenant = self.tenant_of(request).await;
         let request = &ChunkRequest { tenant: tenant.as_deref(), ..*request };
         let mut lacking = Vec::new();
-        for level in levels(request.saved, chunks) {
+        for level in levels(request.saved, chunks, request.alone) {
             match self.get_level(request, level, place).await {
                 Ok(left) => lacking.extend(left),
                 Err(error) => tracing::warn!(name = %request.saved.name, "cannot get chunks: {error:?}"),
@@ -161,12 +163,13 @@ impl Exchange {
     }
 }
 
-/// Chunks by the number of chunks that they need: those that need none first. Leaves out those that the map lacks.
-pub(super) fn levels(saved: &Saved, chunks: &[u32]) -> Vec<Vec<u32>> {
+/// Chunks by the number of chunks that they need: those that need none, as those in `alone`, first. Leaves out those that the map
+/// lacks.
+pub(super) fn levels(saved: &Saved, chunks: &[u32], alone: &HashSet<u32>) -> Vec<Vec<u32>> {
     let mut levels = vec![Vec::new(); LEVELS];
     let mut seen = HashSet::with_capacity(chunks.len());
     for &chunk in chunks.iter().filter(|chunk| seen.insert(**chunk)) {
-        let (mut hops, mut next) = (0, saved.locate(chunk).ok());
+        let (mut hops, mut next) = (0, saved.locate(chunk).ok().filter(|_| !alone.contains(&chunk)));
         while let Some(base) = next.and_then(|located| located.base).filter(|_| hops + 1 < LEVELS) {
             hops += 1;
             next = saved.locate(base).ok();

@@ -26,16 +26,19 @@ mod rights;
 mod served;
 mod serving;
 mod stats;
+mod travel;
 mod verify;
 mod view;
 mod warm;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::available_parallelism;
 
 use async_trait::async_trait;
+use tokio::sync::Semaphore;
 
 use self::audited::Audited;
 use self::catalog::Catalog;
@@ -98,6 +101,8 @@ pub struct Exchange {
     grants: Mutex<HashMap<GrantKey, GrantedAt>>,
     limits: Limits,
     verifier: Verifier,
+    /// Turns to encode chunks for peers without their bases: half of the cores.
+    transcoding: Semaphore,
     catalog: Catalog,
     in_flight: InFlight,
     /// Limit of reads of the repository for other agents of the site.
@@ -163,6 +168,7 @@ impl Exchange {
             grants: Mutex::default(),
             limits,
             verifier,
+            transcoding: Semaphore::new(available_parallelism().map_or(1, usize::from).div_ceil(2)),
             catalog,
             in_flight,
             origin_reads,
@@ -255,16 +261,17 @@ impl ChunkSource for Exchange {
         chunks: &[u32],
         place: FramePlace<'_>,
     ) -> SourceBytes {
-        let counters = SourceCounters::default();
+        let (counters, none) = (SourceCounters::default(), HashSet::new());
         let request = ChunkRequest {
             repository,
             saved,
+            alone: &none,
             policy: &FetchPolicy::FOR_READER,
             through: true,
             counters: &counters,
             tenant: None,
         };
-        self.get_chunks(&request, chunks, place).await;
+        self.get_planned(&request, chunks, place).await;
         counters.read()
     }
 

@@ -97,7 +97,7 @@ impl HeldChunks {
         }
     }
 
-    fn contains(&self, place: u32) -> bool {
+    pub(super) fn contains(&self, place: u32) -> bool {
         let word = self.words.get(place as usize / 64);
         if place < self.listed { word.is_some_and(|word| word & (1 << (place % 64)) != 0) } else { self.any }
     }

@@ -1,6 +1,7 @@
 //! Serving of chunks. Processes of the node get all chunks that the exchange can fetch; agents of its site those that it
 //! can fetch from other sites or the repository; others only those in its cache or in a repository on this node's disk.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -14,21 +15,25 @@ use super::get::ChunkRequest;
 use super::stats::{SourceCounters, add};
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
-use crate::error::Result;
-use crate::id::{ChunkId, ManifestId, MapKey};
+use crate::codec::Encoded;
+use crate::error::{Error, Result};
+use crate::id::{ManifestId, MapKey};
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{LocalCaller, Route};
+use crate::repository::Saved;
 use crate::transfer::Transport;
 use crate::transfer::ledger::{Direction, MovedChunks};
 use crate::transfer::protocol::limits::RUNS_MAX;
-use crate::transfer::protocol::{FrameRequest, Grant, OutgoingFrame, Runs, Survey};
+use crate::transfer::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame, Runs, Survey};
 use crate::transfer::{ByteCounters, ReadAheadShare, ServedChunks};
 use crate::work::blocking;
 
 /// Maximum number of places in one survey.
 const SURVEY_MAX: u32 = 1 << 18;
 
+/// Memory to encode a chunk without its base, in chunks: itself, its base, the base of that, and both forms.
+const TRANSCODING_WEIGHT: u64 = 5;
 /// Maximum number of grants that are remembered.
 const GRANTS_MAX: usize = 4096;
 /// Validity of a grant, with labels or a policy, and without.
@@ -88,8 +93,13 @@ impl ServedChunks for Exchange {
         Ok(self.held(grant, from))
     }
 
-    async fn frame(&self, identity: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
-        self.frame_over(identity, Route::Unknown, asked, id).await
+    async fn frame(
+        &self,
+        identity: &Identity,
+        asked: &FrameRequest,
+        chunk: AskedChunk,
+    ) -> Result<Option<OutgoingFrame>> {
+        self.frame_over(identity, Route::Unknown, asked, chunk).await
     }
 
     async fn frame_over(
@@ -97,13 +107,13 @@ impl ServedChunks for Exchange {
         identity: &Identity,
         route: Route,
         asked: &FrameRequest,
-        id: &ChunkId,
+        chunk: AskedChunk,
     ) -> Result<Option<OutgoingFrame>> {
         let Some(map) = self.still_granted(identity, route, &asked.manifest).await? else { return Ok(None) };
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
         let found =
-            self.supply((asked, Some(map)), id, None, |entry| (near || entry.is_here()).then_some(false)).await?;
+            self.supply((asked, Some(map)), chunk, None, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
@@ -144,8 +154,8 @@ impl ServedChunks for Local {
         Ok(self.exchange.held(grant, from))
     }
 
-    async fn frame(&self, _: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
-        let found = self.exchange.supply((asked, None), id, Some(&self.caller), |_| Some(true)).await?;
+    async fn frame(&self, _: &Identity, asked: &FrameRequest, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
+        let found = self.exchange.supply((asked, None), chunk, Some(&self.caller), |_| Some(true)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.exchange.count_sent(Requester::Process(&self.caller), &asked.manifest, bytes).await?;
@@ -153,6 +163,26 @@ impl ServedChunks for Local {
         }
         Ok(found)
     }
+}
+
+fn outgoing(frame: &Frame) -> OutgoingFrame {
+    OutgoingFrame { encoded: frame.encoded(), plain_len: frame.plain_len() }
+}
+
+/// Chunks of `entry` that `asked` requests without their bases.
+fn alone(entry: &OpenedTree, asked: &FrameRequest) -> HashSet<u32> {
+    let wanted = &asked.wanted;
+    let number = |ordinal: u32| {
+        let ordinal = u64::from(ordinal);
+        wanted.chunks.get(ordinal).or_else(|| wanted.base(ordinal).and_then(|base| entry.number(&base)))
+    };
+    wanted.alone.iter().filter_map(number).collect()
+}
+
+/// A chunk, and all that it needs.
+fn chain(saved: &Saved, first: Option<u32>) -> Vec<u32> {
+    let next = |chunk: &u32| saved.locate(*chunk).ok()?.base;
+    std::iter::successors(first, next).collect()
 }
 
 /// Agent and tree of a grant, and the path that it was ruled for: a grant on a private link holds on no other.
@@ -211,21 +241,21 @@ impl Exchange {
     }
 
     /// Granted chunk: from the cache, or fetched if `how` allows that for its tree (and then, whether agents of the
-    /// site may be asked).
+    /// site may be asked, as for a process of this node).
     async fn supply(
         &self,
         (asked, map): (&FrameRequest, Option<MapKey>),
-        id: &ChunkId,
+        chunk: AskedChunk,
         caller: Option<&LocalCaller>,
         how: impl Fn(&OpenedTree) -> Option<bool>,
     ) -> Result<Option<OutgoingFrame>> {
-        let found = self.cached_frame(id).await?;
+        let found = self.cached_frame(chunk).await?;
         if found.is_some() {
             return Ok(found);
         }
         let Some(entry) = self.catalog.opened(&asked.manifest, map) else { return Ok(None) };
         match how(&entry) {
-            Some(through) => self.fetch_for(&entry, caller, asked, id, through).await,
+            Some(through) => self.fetch_for(&entry, caller, (asked, chunk), through).await,
             None => Ok(None),
         }
     }
@@ -235,14 +265,27 @@ impl Exchange {
         self.catalog.received() + self.cache.stat().inserts
     }
 
-    /// Chunk of the cache.
-    async fn cached_frame(&self, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
-        if !self.cache.contains(id) {
+    /// Chunk of the cache; without its base, if it must, and if the base is there, too.
+    async fn cached_frame(&self, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
+        let AskedChunk { id, alone } = chunk;
+        if !self.cache.contains(&id) {
             return Ok(None);
         }
-        let (cache, id) = (Arc::clone(&self.cache), *id);
+        let cache = Arc::clone(&self.cache);
         let frame = blocking(move || Ok(cache.get(&id))).await?;
-        Ok(frame.map(|frame: Frame| OutgoingFrame { encoded: frame.encoded(), plain_len: frame.plain_len() }))
+        match frame {
+            Some(frame) if alone && frame.base().is_some() => self.without_base(frame).await,
+            frame => Ok(frame.map(|frame| outgoing(&frame))),
+        }
+    }
+
+    /// Encodes `frame` anew without its base; none if that is not in the cache. Only some are encoded at a time.
+    async fn without_base(&self, frame: Frame) -> Result<Option<OutgoingFrame>> {
+        let _turn = self.transcoding.acquire().await.map_err(|_| Error::other("exchange is gone"))?;
+        let _memory = self.budget.carve(u64::from(frame.plain_len()) * TRANSCODING_WEIGHT).await?;
+        let verifier = self.verifier.clone();
+        let encoded = blocking(move || Ok(verifier.alone(&frame))).await?;
+        Ok(encoded.map(|frame| outgoing(&frame)))
     }
 
     /// Fetches the chunk `id`, together with missing chunks of the same request and unit that nobody is fetching: one
@@ -251,12 +294,11 @@ impl Exchange {
         &self,
         entry: &OpenedTree,
         caller: Option<&LocalCaller>,
-        asked: &FrameRequest,
-        id: &ChunkId,
+        (asked, chunk): (&FrameRequest, AskedChunk),
         through: bool,
     ) -> Result<Option<OutgoingFrame>> {
         let saved = &entry.saved;
-        let Some(number) = entry.number(id) else { return Ok(None) };
+        let Some(number) = entry.number(&chunk.id) else { return Ok(None) };
         let unit_of_it = unit(saved, number)?;
         let bases = asked.wanted.bases.iter().filter_map(|base| entry.number(base));
         let same = |chunk: &u32| unit(saved, *chunk).is_ok_and(|unit| unit == unit_of_it);
@@ -269,15 +311,28 @@ impl Exchange {
         let (policy, counters) =
             (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, SourceCounters::default());
         let repository = &entry.repository.for_caller(caller.cloned());
-        let request = ChunkRequest { repository, saved, policy: &policy, through, counters: &counters, tenant: None };
+        let alone = &alone(entry, asked);
+        let request =
+            ChunkRequest { repository, saved, alone, policy: &policy, through, counters: &counters, tenant: None };
         let plain_len = saved.locate(number)?.place.plain_len;
         let mut found = None;
-        let mut place = |chunk: u32, encoded: &crate::codec::Encoded| {
+        let mut place = |chunk: u32, encoded: &Encoded| {
             if chunk == number {
                 found = Some(OutgoingFrame { encoded: encoded.clone(), plain_len });
             }
         };
-        self.get_chunks(&request, &chunks, &mut place).await;
+        if through {
+            // A process of this node leaves it to the agent how chunks come.
+            self.get_planned(&request, &chunks, &mut place).await;
+        } else {
+            self.get_chunks(&request, &chunks, &mut place).await;
+        }
+        if chunk.alone && found.as_ref().is_some_and(|found| found.encoded.base.is_some()) {
+            // It was there, without its base.
+            let base = saved.locate(number)?.base;
+            self.get_chunks(&request, &chain(saved, base), &mut |_, _| {}).await;
+            return self.cached_frame(chunk).await;
+        }
         Ok(found)
     }
 

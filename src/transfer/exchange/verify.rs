@@ -66,6 +66,14 @@ impl Verifier {
         codec::decode(frame.codec(), frame.bytes(), base.as_deref(), frame.plain_len()).ok()
     }
 
+    /// `frame`, encoded anew without its base; none if that is missing.
+    pub(super) fn alone(&self, frame: &Frame) -> Option<Frame> {
+        let base = self.plain(&frame.base()?, HOPS)?;
+        let plain = codec::decode(frame.codec(), frame.bytes(), Some(&base), frame.plain_len()).ok()?;
+        let chunk = Chunk::verify(frame.id(), &plain).ok()?;
+        Frame::decoded(chunk, codec::encode_alone(&plain, &frame.encoded())).ok()
+    }
+
     /// The `chunks` that are in the cache.
     ///
     /// # Errors

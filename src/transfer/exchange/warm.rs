@@ -1,5 +1,6 @@
 //! Warming: prefetching many chunks.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +12,7 @@ use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::progress::Progress;
-use crate::repository::{Repository, Saved, SourceBytes};
+use crate::repository::{Repository, Saved, SourceBytes, TravelPlan};
 
 /// Units that are gathered together. A reader of one of their chunks waits for one such window, not for all.
 const WINDOW: u64 = 16 * UNIT_LEN;
@@ -30,7 +31,7 @@ pub struct WarmedChunks {
 }
 
 impl Exchange {
-    /// Fetches missing `chunks`, bases first; `progress` moves as they arrive. The log has the reasons of failures.
+    /// Fetches the chunks of `plan`, bases first; `progress` moves as they arrive. The log has the reasons of failures.
     ///
     /// # Cancel safety
     /// Safe: arrived chunks are kept.
@@ -38,15 +39,18 @@ impl Exchange {
         &self,
         repository: &Repository,
         saved: &Arc<Saved>,
-        chunks: &[u32],
+        plan: &TravelPlan,
         policy: &FetchPolicy,
         progress: &Progress,
     ) -> WarmedChunks {
         let counters = SourceCounters::default();
-        let request = ChunkRequest { repository, saved, policy, through: true, counters: &counters, tenant: None };
+        let alone: HashSet<u32> = plan.alone.iter().copied().collect();
+        let request =
+            ChunkRequest { repository, saved, alone: &alone, policy, through: true, counters: &counters, tenant: None };
+        let chunks = [plan.as_stored.as_slice(), &plan.alone].concat();
         let failed = Mutex::new(Vec::new());
         let (full, refused) = (AtomicBool::new(false), self.cache.stat().refusals);
-        for level in levels(saved, chunks) {
+        for level in levels(saved, &chunks, &alone) {
             let windows = stream::iter(windows(saved, level)).map(|window| async {
                 let window = window;
                 if full.load(Ordering::Relaxed) {

@@ -37,4 +37,4 @@ pub use self::message::{
 pub use self::provider::{Demand, Provider};
 pub use self::requester::{Arrived, Event, RequestOutcome, Requester};
 pub use self::runs::Runs;
-pub use self::serving::{FrameRequest, Grant, OutgoingFrame};
+pub use self::serving::{AskedChunk, FrameRequest, Grant, OutgoingFrame};

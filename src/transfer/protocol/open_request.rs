@@ -66,10 +66,13 @@ impl Wanted {
     #[must_use]
     pub fn only(&self, ordinals: &Runs) -> Self {
         let mut some = Self::default();
-        for ordinal in ordinals.iter().map(u64::from) {
-            match self.chunks.get(ordinal) {
+        for (place, ordinal) in (0..).zip(ordinals.iter()) {
+            match self.chunks.get(ordinal.into()) {
                 Some(chunk) => some.chunks.push(chunk..chunk.saturating_add(1)),
-                None => some.bases.extend(self.base(ordinal)),
+                None => some.bases.extend(self.base(ordinal.into())),
+            }
+            if self.alone.contains(ordinal) {
+                some.alone.push(place..place + 1);
             }
         }
         some
@@ -77,7 +80,7 @@ impl Wanted {
 
     /// Bytes of memory.
     pub(super) fn memory(&self) -> u64 {
-        (self.chunks.memory() + self.bases.capacity() * size_of::<crate::id::ChunkId>()) as u64
+        (self.chunks.memory() + self.alone.memory() + self.bases.capacity() * size_of::<crate::id::ChunkId>()) as u64
     }
 
     /// Base with the ordinal `ordinal`, if it is one.

@@ -8,8 +8,8 @@ use super::closed::{Closed, Violation};
 use super::limits::{FETCHING_AFTER, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
-use super::serving::{FrameRequest, Grant, NextAction, OutgoingFrame, Serving, Work};
-use crate::id::{ChunkId, ManifestId};
+use super::serving::{AskedChunk, FrameRequest, Grant, NextAction, OutgoingFrame, Serving, Work};
+use crate::id::ManifestId;
 use crate::identity::Identity;
 
 /// Demand of a provider on its driver.
@@ -43,8 +43,8 @@ pub enum Demand {
         request: u64,
         /// Ordinal of the chunk in the request.
         ordinal: u32,
-        /// Id of the chunk.
-        id: ChunkId,
+        /// The chunk.
+        chunk: AskedChunk,
         /// Contents of the request.
         asked: FrameRequest,
         /// Maximum length of its frame.
@@ -315,7 +315,7 @@ impl Provider {
         urgent.sort_unstable();
         for (_, request) in urgent {
             let Some(serving) = self.serving.get_mut(&request) else { continue };
-            let NextAction::Read { ordinal, id, bound } = serving.next(most) else { continue };
+            let NextAction::Read { ordinal, chunk, bound } = serving.next(most) else { continue };
             let ahead = self.reserved + self.queued;
             let credit = self.credit.saturating_sub(self.sent + ahead);
             let fits = ahead == 0 || ahead + bound <= self.ahead_max;
@@ -326,7 +326,7 @@ impl Provider {
             serving.begin_read();
             self.reserved += bound;
             self.reads.insert((request, ordinal), bound);
-            return Some(Demand::Read { request, ordinal, id, asked, bound });
+            return Some(Demand::Read { request, ordinal, chunk, asked, bound });
         }
         None
     }

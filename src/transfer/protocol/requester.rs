@@ -139,6 +139,12 @@ impl Requester {
         self.link.theirs()
     }
 
+    /// True if the other side sends frames without their bases ([`Hello::ALONE`]).
+    #[must_use]
+    pub fn may_ask_alone(&self) -> bool {
+        self.theirs().is_some_and(|hello| hello.extension(Hello::ALONE).is_some())
+    }
+
     /// Common version; 0 before the hello.
     #[must_use]
     pub fn version(&self) -> u8 {
@@ -168,17 +174,22 @@ impl Requester {
     /// Requests the stored frames of chunks; returns the request's number.
     ///
     /// # Errors
-    /// Usage, for more than a request may name; unreachable, while no request may be made ([`Requester::free_requests`]).
+    /// Usage, for more than a request may name; unsupported, if it names chunks without bases and the other side does not know that;
+    /// unreachable, while no request may be made ([`Requester::free_requests`]).
     pub fn request(&mut self, priority: Priority, manifest: ManifestId, wanted: Wanted, now: Duration) -> Result<u64> {
         let limits = [
             ("chunks in one request", wanted.chunks.len(), CHUNKS_MAX),
             ("runs in one request", wanted.chunks.ranges().len() as u64, RUNS_MAX as u64),
             ("bases in one request", wanted.bases.len() as u64, BASES_MAX as u64),
+            ("runs in one request", wanted.alone.ranges().len() as u64, RUNS_MAX as u64),
         ];
         for (what, got, most) in limits {
             if got > most {
                 return Err(Error::usage(format!("too many {what}")).expected(format!("at most {most}")).got(got));
             }
+        }
+        if !wanted.alone.is_empty() && !self.may_ask_alone() {
+            return Err(Error::unsupported("peer does not send chunks without their bases").at(self.peer()));
         }
         let len = u32::try_from(wanted.len()).ok().filter(|&len| len > 0);
         let len = len.ok_or_else(|| Error::usage("request names no chunk"))?;

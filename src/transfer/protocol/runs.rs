@@ -77,6 +77,13 @@ impl Runs {
         range.start.checked_add(within).filter(|number| range.contains(number))
     }
 
+    /// True if `number` is in the set.
+    #[must_use]
+    pub fn contains(&self, number: u32) -> bool {
+        let at = self.ranges.partition_point(|range| range.end <= number);
+        self.ranges.get(at).is_some_and(|range| range.contains(&number))
+    }
+
     /// Numbers that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {

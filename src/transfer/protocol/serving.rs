@@ -43,6 +43,15 @@ pub struct FrameRequest {
     pub wanted: Arc<Wanted>,
 }
 
+/// One chunk of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskedChunk {
+    /// Id.
+    pub id: ChunkId,
+    /// True if its frame must have no base.
+    pub alone: bool,
+}
+
 /// Stored chunk to send to a peer.
 #[derive(Clone, Debug)]
 pub struct OutgoingFrame {
@@ -88,7 +97,7 @@ pub(super) enum Work {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextAction {
     /// Read this chunk; its frame is charged with at most `bound` bytes.
-    Read { ordinal: u32, id: ChunkId, bound: u64 },
+    Read { ordinal: u32, chunk: AskedChunk, bound: u64 },
     /// Nothing for now.
     Nothing,
 }
@@ -121,7 +130,10 @@ impl Serving {
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
             match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
-                Some((id, bound)) if bound <= most => return NextAction::Read { ordinal, id, bound },
+                Some((id, bound)) if bound <= most => {
+                    let chunk = AskedChunk { id, alone: wanted.alone.contains(ordinal) };
+                    return NextAction::Read { ordinal, chunk, bound };
+                }
                 _ => self.missing.insert(ordinal),
             };
             self.next += 1;

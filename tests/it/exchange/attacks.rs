@@ -18,7 +18,7 @@ use towline::id::{ChunkId, ManifestId};
 use towline::ops::UndeleteOptions;
 use towline::transfer::calls::call;
 use towline::transfer::protocol::{
-    EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
+    AskedChunk, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
 };
 use towline::transfer::{Admission, Client, Dial, Gate, ReadAhead, ReadAheadShare, Reply};
 use towline::{ErrorKind, Result};
@@ -58,7 +58,7 @@ impl ServedChunks for Stuck {
         Ok(Survey::default())
     }
 
-    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: AskedChunk) -> Result<Option<OutgoingFrame>> {
         Ok(None)
     }
 }
@@ -93,7 +93,7 @@ fn unknown(n: u64) -> ManifestId {
 }
 
 fn some_chunks() -> Wanted {
-    Wanted { chunks: Runs::of(0..10), bases: Vec::new() }
+    Wanted { chunks: Runs::of(0..10), bases: Vec::new(), ..Wanted::default() }
 }
 
 async fn until(what: &str, done: impl Fn() -> bool) {
@@ -320,7 +320,7 @@ async fn silent_sockets_do_not_keep_out_who_speaks() {
 /// A request as long as requests may be.
 fn many_chunks(n: u64) -> Wanted {
     let bases = (0..1024u64).map(|base| ChunkId::of(&[n.to_le_bytes(), base.to_le_bytes()].concat())).collect();
-    Wanted { chunks: (0..4096).map(|place| 2 * place).collect(), bases }
+    Wanted { chunks: (0..4096).map(|place| 2 * place).collect(), bases, ..Wanted::default() }
 }
 
 /// S5 of docs/security.md.
@@ -398,7 +398,7 @@ impl ServedChunks for Counting {
         Ok(Survey::default())
     }
 
-    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: AskedChunk) -> Result<Option<OutgoingFrame>> {
         let held = self.held.fetch_add(CHUNK, Ordering::SeqCst) + CHUNK;
         self.most.fetch_max(held, Ordering::SeqCst);
         let bytes = Bytes::from_owner(CountedBytes(vec![0; CHUNK], Arc::clone(&self.held)));
@@ -445,7 +445,7 @@ async fn an_agent_that_does_not_read_holds_half_of_the_memory_for_frames() {
     let links: Vec<Client> =
         join_all((0..24).map(|_| dial(false, through, &attacker))).await.into_iter().map(Result::unwrap).collect();
     stopped.cancel();
-    let wanted = || Wanted { chunks: Runs::of(0..CHUNKS), bases: Vec::new() };
+    let wanted = || Wanted { chunks: Runs::of(0..CHUNKS), bases: Vec::new(), ..Wanted::default() };
     let fetching = join_all(links.iter().map(|link| link.fetch(Priority::Restore, unknown(0), wanted()))).await;
     until("nothing is read", || held.load(Ordering::SeqCst) >= 6 * CHUNK).await;
     // Sockets take a part of it, and then nothing moves.

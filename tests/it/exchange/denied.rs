@@ -104,8 +104,10 @@ async fn stolen(agent: &Agent, (manifest, places): (ManifestId, usize), bases: &
     for peer in agent.exchange.peers().live().await {
         let mut bases = bases.to_vec();
         bases.sort_unstable();
-        let all =
-            [Wanted { chunks: Runs::of(0..places), bases: Vec::new() }, Wanted { chunks: Runs::default(), bases }];
+        let all = [
+            Wanted { chunks: Runs::of(0..places), bases: Vec::new(), ..Wanted::default() },
+            Wanted { chunks: Runs::default(), bases, ..Wanted::default() },
+        ];
         for wanted in all.into_iter().filter(|wanted| !(wanted.chunks.is_empty() && wanted.bases.is_empty())) {
             let mut fetching = peer.link().unwrap().fetch(Priority::Restore, manifest, wanted).await.unwrap();
             while let Some(reply) = fetching.next().await {

@@ -9,7 +9,7 @@ use towline::codec::{Codec, Encoded};
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::CollectOptions;
 use towline::transfer::Reply;
-use towline::transfer::protocol::{FrameRequest, Grant, OutgoingFrame, Priority, Runs, Survey, Wanted};
+use towline::transfer::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame, Priority, Runs, Survey, Wanted};
 
 use super::*;
 use crate::data::noise;
@@ -61,7 +61,7 @@ async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs
     assert!(!bases.is_empty() && !others.is_empty());
     let peer = cloud.exchange.peers().live().await.remove(0);
     let came = async |bases: &[ChunkId]| {
-        let wanted = Wanted { chunks: Runs::default(), bases: bases.to_vec() };
+        let wanted = Wanted { chunks: Runs::default(), bases: bases.to_vec(), ..Wanted::default() };
         let mut fetching = peer.link().unwrap().fetch(Priority::Restore, saved.value.manifest, wanted).await.unwrap();
         let mut came = 0;
         while let Some(reply) = fetching.next().await {
@@ -86,7 +86,7 @@ impl ServedChunks for MaliciousPeer {
         Ok(Survey { chunks, upto: chunks, held: (from..chunks).collect() })
     }
 
-    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: AskedChunk) -> Result<Option<OutgoingFrame>> {
         let bytes = Bytes::from(noise(9, 1000));
         Ok(Some(OutgoingFrame { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: 1000 }))
     }
@@ -124,9 +124,14 @@ impl ServedChunks for Slow {
         ServedChunks::survey(&*self.0, grant, from).await
     }
 
-    async fn frame(&self, identity: &Identity, asked: &FrameRequest, id: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn frame(
+        &self,
+        identity: &Identity,
+        asked: &FrameRequest,
+        chunk: AskedChunk,
+    ) -> Result<Option<OutgoingFrame>> {
         tokio::time::sleep(Duration::from_mins(1)).await;
-        ServedChunks::frame(&*self.0, identity, asked, id).await
+        ServedChunks::frame(&*self.0, identity, asked, chunk).await
     }
 }
 
@@ -165,7 +170,7 @@ impl ServedChunks for Stuck {
         ServedChunks::survey(&*self.exchange, grant, from).await
     }
 
-    async fn frame(&self, _: &Identity, _: &FrameRequest, _: &ChunkId) -> Result<Option<OutgoingFrame>> {
+    async fn frame(&self, _: &Identity, _: &FrameRequest, _: AskedChunk) -> Result<Option<OutgoingFrame>> {
         self.asked.notify_one();
         std::future::pending().await
     }

@@ -6,7 +6,7 @@ use towline::repository::log::PolicyMark;
 use towline::transfer::Dial;
 use towline::transfer::identity::PolicyKey;
 use towline::transfer::policy::{Policies, sign};
-use towline::transfer::protocol::{FrameRequest, Priority, Wanted};
+use towline::transfer::protocol::{AskedChunk, FrameRequest, Priority, Wanted};
 
 use super::*;
 
@@ -317,7 +317,8 @@ async fn a_policy_that_changes_during_a_transfer_stops_it() {
     let cloud = Identity::new("cloud", "b").unwrap();
     let asked = FrameRequest { priority: Priority::Restore, manifest, wanted: Arc::new(Wanted::default()) };
     assert!(ServedChunks::authorise(&*home.exchange, &cloud, &manifest).await.unwrap().is_some());
-    let frame = async || ServedChunks::frame(&*home.exchange, &cloud, &asked, &id).await.unwrap();
+    let frame =
+        async || ServedChunks::frame(&*home.exchange, &cloud, &asked, AskedChunk { id, alone: false }).await.unwrap();
     assert!(frame().await.is_some());
     world
         .set_policy(&home.plain, 2, &format!("[[rule]]\nverdict = 'deny'\nto = 'cloud'\nwhy = 'no more'\n{ALL}"))

@@ -223,7 +223,7 @@ impl Maker {
     async fn swap(&self, session: SessionId) {
         let saved = self.repository.saved(&name("tree-2")).await.unwrap();
         let new = Owned::fresh(session);
-        self.put(&layout::owned(Family::Map, new), seal(Kind::Map, &saved.map.encode(), true)).await;
+        self.put(&layout::owned(Family::Map, new), saved.map.seal()).await;
         self.act(Some(session), vec![Action::SwapMap { old: saved.value.map_key, new }]).await;
     }
 
@@ -339,7 +339,7 @@ fn counts() -> Vec<u8> {
 
 /// The weights of a training step, and their copy in 16 bits: the second step's are stored as differences to the first's, the
 /// copies as derived from them. NaNs with payloads, both zeros and infinities are among them.
-fn state(step: u32) -> Vec<u8> {
+pub(super) fn state(step: u32) -> Vec<u8> {
     const COUNT: u32 = 256 << 10;
     let strange =
         [0x7fc0_0001, 0xffa0_0000, 0x0000_0000, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x0000_0001, 0x8000_0001];

@@ -2,6 +2,7 @@
 
 mod broken;
 mod inventory;
+mod lengths;
 mod listing;
 mod make;
 mod second;
@@ -49,6 +50,11 @@ pub(crate) fn objects() -> BTreeMap<String, Bytes> {
 /// Every object of the second golden repository.
 pub(crate) fn second_objects() -> BTreeMap<String, Bytes> {
     objects_in(&second::golden())
+}
+
+/// Every object of the golden repository of the second version of maps.
+pub(crate) fn objects_with_lengths() -> BTreeMap<String, Bytes> {
+    objects_in(&lengths::golden())
 }
 
 /// Every object of the repository in `folder`.
@@ -127,7 +133,7 @@ fn golden_bodies_are_encoded_as_they_are_stored() {
                 (body(Kind::Snapshot), State::decode(version(&object), &body(Kind::Snapshot)).unwrap().encode())
             }
             "manifest" => (body(Kind::Manifest), Manifest::decode(&body(Kind::Manifest)).unwrap().encode().1),
-            "map" => (body(Kind::Map), Map::decode(&body(Kind::Map)).unwrap().encode()),
+            "map" => (body(Kind::Map), Map::decode(version(&object), &body(Kind::Map)).unwrap().encode()),
             "part" => (body(Kind::Part), RankPart::decode(&body(Kind::Part)).unwrap().encode()),
             "index" => {
                 let view = SegmentView::parse(&object).unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::listing::listing;
-use super::{expected, golden, second};
+use super::{expected, golden, lengths, second};
 
 /// The tests' own Python with what tests/golden/requirements.txt asks for; none if it was not set up.
 fn python() -> Option<PathBuf> {
@@ -56,6 +56,21 @@ fn a_reader_written_from_the_specification_restores_every_name() {
         let folder = expected["names"][name]["form"] == "folder";
         let top = if folder { dest } else { fs::read_dir(&dest).unwrap().next().unwrap().unwrap().path() };
         assert_eq!(serde_json::to_value(listing(&top)).unwrap(), expected["names"][name]["entries"], "{name}");
+    }
+}
+
+#[test]
+fn it_also_reads_maps_with_lengths() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no .venv with tests/golden/requirements.txt");
+        return;
+    };
+    let expected = super::expected_in(&lengths::golden());
+    for (name, wanted) in expected["names"].as_object().unwrap() {
+        let dir = tempfile::tempdir().unwrap();
+        read_in(&lengths::golden(), &python, &["restore", name, dir.path().join("dest").to_str().unwrap()]);
+        let file = fs::read_dir(dir.path().join("dest")).unwrap().next().unwrap().unwrap().path();
+        assert_eq!(serde_json::to_value(listing(&file)).unwrap(), wanted["entries"], "{name}");
     }
 }
 

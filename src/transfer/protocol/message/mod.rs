@@ -95,13 +95,15 @@ pub enum Kind {
     Goodbye = 12,
     /// [`Message::Error`].
     Error = 13,
+    /// [`Message::Request`] of which some chunks are to come without their bases.
+    RequestAlone = 14,
     /// [`Message::Fetching`].
     Fetching = 128,
 }
 
 impl Kind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Hello,
         Self::Request,
         Self::Find,
@@ -115,6 +117,7 @@ impl Kind {
         Self::Pong,
         Self::Goodbye,
         Self::Error,
+        Self::RequestAlone,
         Self::Fetching,
     ];
 
@@ -141,6 +144,7 @@ impl Kind {
             Self::Pong => "PONG",
             Self::Goodbye => "GOODBYE",
             Self::Error => "ERROR",
+            Self::RequestAlone => "REQUEST_ALONE",
             Self::Fetching => "FETCHING",
         }
     }
@@ -168,6 +172,8 @@ pub struct Hello {
 impl Hello {
     /// Number of the extension with the versions of policies that its sender has seen.
     pub const POLICY_VERSIONS: u64 = 1;
+    /// Number of the extension by which a provider says that it sends frames without their bases where it is asked to. Without a value.
+    pub const ALONE: u64 = 2;
 
     /// Value of the extension `number`, if it has it.
     #[must_use]
@@ -222,6 +228,8 @@ pub struct Wanted {
     pub chunks: Runs,
     /// Chunks that frames of this manifest named as bases.
     pub bases: Vec<ChunkId>,
+    /// Ordinals whose frames must have no base: only for a provider with the extension [`Hello::ALONE`].
+    pub alone: Runs,
 }
 
 impl Wanted {

@@ -50,6 +50,7 @@ impl Message {
             Kind::Ping => Self::Ping { nonce: reader.varint()? },
             Kind::Pong => Self::Pong { nonce: reader.varint()? },
             Kind::Goodbye => Self::Goodbye { text: text(&mut reader)? },
+            Kind::RequestAlone => Self::Request(Request::read_alone(&mut reader)?),
             Kind::Fetching => Self::Fetching,
             Kind::Error => {
                 let code = code(&mut reader, ErrorCode::ALL, |code| code as u8)?;
@@ -105,11 +106,22 @@ impl Request {
         for _ in 0..count {
             bases.push(ChunkId::from_bytes(reader.array()?));
         }
-        let wanted = Wanted { chunks, bases };
+        let wanted = Wanted { chunks, bases, alone: Runs::default() };
         if wanted.is_empty() {
             return Err(reader.malformed("request names no chunk"));
         }
         Ok(Self { request, priority, manifest, wanted })
+    }
+
+    /// Reads a request of which some chunks are to come without their bases.
+    fn read_alone(reader: &mut Reader<'_>) -> Read<Self> {
+        let mut asked = Self::read(reader)?;
+        let alone = Runs::read(reader)?;
+        if alone.ranges().last().is_none_or(|last| u64::from(last.end) > asked.wanted.len()) {
+            return Err(reader.malformed("chunks without bases are none, or not of the request"));
+        }
+        asked.wanted.alone = alone;
+        Ok(asked)
     }
 }
 

@@ -12,7 +12,8 @@ impl Message {
     pub fn kind(&self) -> Kind {
         match self {
             Self::Hello(_) => Kind::Hello,
-            Self::Request(_) => Kind::Request,
+            Self::Request(request) if request.wanted.alone.is_empty() => Kind::Request,
+            Self::Request(_) => Kind::RequestAlone,
             Self::Find(_) => Kind::Find,
             Self::Found(_) => Kind::Found,
             Self::Frame(_) => Kind::Frame,
@@ -40,6 +41,9 @@ impl Message {
                 request.wanted.chunks.write(&mut body);
                 body.count(request.wanted.bases.len());
                 body.each(&request.wanted.bases, |body, id| body.bytes(id.as_bytes()));
+                if !request.wanted.alone.is_empty() {
+                    request.wanted.alone.write(&mut body);
+                }
             }
             Self::Find(find) => {
                 body.varint(find.request).bytes(find.manifest.as_bytes()).varint(find.from.into());

@@ -20,7 +20,7 @@ const NOW: Duration = Duration::from_secs(7);
 /// Requester that has greeted and requested chunks 0 to 9 and one survey.
 fn requester() -> Requester {
     let mut requester = greeted();
-    let wanted = Wanted { chunks: Runs::of(0..10), bases: Vec::new() };
+    let wanted = Wanted { chunks: Runs::of(0..10), bases: Vec::new(), ..Wanted::default() };
     assert_eq!(requester.request(Priority::Restore, ManifestId::of(b""), wanted, NOW).unwrap(), 1);
     assert_eq!(requester.find(ManifestId::of(b""), 5, NOW).unwrap(), 2);
     requester
@@ -178,7 +178,7 @@ fn a_provider_that_trickles_is_given_up() {
 #[test]
 fn a_provider_keeps_to_the_limits_it_told() {
     let request = |request| {
-        let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new() };
+        let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new(), ..Wanted::default() };
         Message::Request(Request { request, priority: Priority::Warm, manifest: ManifestId::of(b""), wanted })
     };
     let find = |request| Message::Find(Find { request, manifest: ManifestId::of(b""), from: 0 });
@@ -231,7 +231,7 @@ fn what_is_cancelled_counts_until_work_for_it_is_over() {
     let mut provider = provider();
     let most = u64::from(REQUESTS_MAX);
     let ask = |provider: &mut Provider, request: u64| {
-        let wanted = Wanted { chunks: Runs::of(0..5), bases: Vec::new() };
+        let wanted = Wanted { chunks: Runs::of(0..5), bases: Vec::new(), ..Wanted::default() };
         let asked = Request { request, priority: Priority::Restore, manifest: store.open, wanted };
         provider.handle(0, &bytes_of(&Message::Request(asked)), NOW);
     };
@@ -279,7 +279,7 @@ fn what_is_cancelled_before_work_begins_needs_none() {
 fn without_credit_nothing_is_read_and_nothing_sent() {
     let store = Store::new(&[1000; 5], &[]);
     let mut provider = provider();
-    let wanted = Wanted { chunks: Runs::of(0..5), bases: Vec::new() };
+    let wanted = Wanted { chunks: Runs::of(0..5), bases: Vec::new(), ..Wanted::default() };
     let request = Request { request: 1, priority: Priority::Restore, manifest: store.open, wanted };
     provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
     assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
@@ -302,7 +302,7 @@ fn unknown_kinds_are_passed_over_or_refused_by_their_number() {
         requester.handle(0, &bytes_of(&Message::Frame(frame(1))), NOW);
         assert!(matches!(requester.poll(), Some(Event::Arrived(_))), "{kind}");
     }
-    for kind in [0, 14, 127] {
+    for kind in [0, 15, 127] {
         let mut requester = requester();
         requester.handle(0, &message(kind, 0), NOW);
         assert_eq!(why(&mut requester), Some(Closed::Violated(Violation::Unknown(kind))));
@@ -369,7 +369,7 @@ fn a_hello_must_be_the_first_say_what_the_certificate_says_and_come_in_time() {
 fn requests_that_break_a_limit_are_refused_before_they_are_sent() {
     let mut requester = greeted();
     let mut ask = |chunks: Runs| {
-        let wanted = Wanted { chunks, bases: Vec::new() };
+        let wanted = Wanted { chunks, bases: Vec::new(), ..Wanted::default() };
         requester.request(Priority::Warm, ManifestId::of(b""), wanted, NOW).unwrap_err().kind()
     };
     assert_eq!(ask(Runs::of(0..65_537)), crate::ErrorKind::Usage);
@@ -444,14 +444,14 @@ fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
     let store = Store::new(&[1000], &[]);
     let chunks = Arc::new(crate::format::ChunkList { lens: vec![10], ..(*store.grant.chunks).clone() });
     let mut provider = provider();
-    let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new() };
+    let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new(), ..Wanted::default() };
     let request = Request { request: 1, priority: Priority::Restore, manifest: store.open, wanted };
     provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
     provider.handle(0, &bytes_of(&Message::Credit { granted: 2000 }), NOW);
     let _ = provider.poll();
     provider.granted(1, Some(Arc::new(Grant { chunks, bases: Vec::new() })), NOW);
-    let Some(Demand::Read { request, ordinal, id, .. }) = provider.poll() else { panic!("no read") };
-    let encoded = crate::codec::Encoded { codec: crate::codec::Codec::Raw, bytes: store.stored(&id), base: None };
+    let Some(Demand::Read { request, ordinal, chunk, .. }) = provider.poll() else { panic!("no read") };
+    let encoded = crate::codec::Encoded { codec: crate::codec::Codec::Raw, bytes: store.stored(&chunk.id), base: None };
     provider.supply(request, ordinal, Some(super::super::OutgoingFrame { encoded, plain_len: 1000 }), NOW);
     assert_eq!(last_words(|| provider.transmit(0, NOW)), missing(1, 0..1));
     assert_eq!(provider.in_memory(), 0);
@@ -460,8 +460,11 @@ fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
 #[test]
 fn what_is_refused_or_cancelled_takes_no_memory() {
     let mut provider = provider();
-    let wanted =
-        || Wanted { chunks: (0..4096).map(|place| 2 * place).collect(), bases: vec![ChunkId::of(b"base"); 1024] };
+    let wanted = || Wanted {
+        chunks: (0..4096).map(|place| 2 * place).collect(),
+        bases: vec![ChunkId::of(b"base"); 1024],
+        ..Wanted::default()
+    };
     for number in [1, 2] {
         let request = Request {
             request: number,

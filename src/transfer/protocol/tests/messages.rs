@@ -44,8 +44,13 @@ fn some_hello() -> impl Strategy<Value = Hello> {
 
 fn some_request() -> impl Strategy<Value = Request> {
     let bases = proptest::collection::vec(some_id().prop_map(ChunkId::from_bytes), 0..5);
-    (any::<u64>(), 0usize..3, some_id(), some_runs(), bases).prop_map(|(request, priority, manifest, chunks, bases)| {
-        let wanted = Wanted { chunks, bases };
+    let parts = (any::<u64>(), 0usize..3, some_id(), some_runs(), bases, any::<[u32; 3]>());
+    parts.prop_map(|(request, priority, manifest, chunks, bases, alone)| {
+        let mut wanted = Wanted { chunks, bases, ..Wanted::default() };
+        let mut alone = alone.map(|at| at % u32::try_from(wanted.len()).unwrap());
+        alone.sort_unstable();
+        // None in a third of all requests.
+        wanted.alone = alone.into_iter().skip(priority * 2).collect();
         Request { request, priority: Priority::ALL[priority], manifest: ManifestId::from_bytes(manifest), wanted }
     })
 }
@@ -134,7 +139,7 @@ proptest! {
 
     /// Garbage is refused, or read as a message that is written the same way: each message has exactly one encoding.
     #[test]
-    fn garbage_is_refused_or_a_message(kind in 1u8..14, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn garbage_is_refused_or_a_message(kind in 1u8..15, body in proptest::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(message) = Message::read(Kind::from_byte(kind).unwrap(), &Bytes::from(body.clone())) {
             prop_assert_eq!(&bytes_of(&message)[HEADER_LEN..], &body);
         }
@@ -160,25 +165,30 @@ fn the_largest_request_fits_a_message() {
     let chunks: Runs = (0..u32::try_from(RUNS_MAX).unwrap()).map(|n| far + 2 * n).collect();
     assert_eq!(chunks.ranges().len(), RUNS_MAX);
     let bases = vec![ChunkId::of(b"base"); BASES_MAX];
-    let wanted = Wanted { chunks, bases };
+    let wanted = Wanted { chunks, bases, ..Wanted::default() };
     let manifest = ManifestId::of(b"");
     let request = Request { request: u64::MAX, priority: Priority::Warm, manifest, wanted };
     let bytes = bytes_of(&Message::Request(request));
     assert!(bytes.len() as u64 <= CONTROL_LEN_MAX, "{}", bytes.len());
     assert!(read(&bytes).is_ok());
     // However spread, runs take at most five bytes each for gap and length.
-    assert!((RUNS_MAX * 10 + BASES_MAX * 32 + 100) as u64 <= CONTROL_LEN_MAX);
+    // and those of ordinals at most three.
+    assert!((RUNS_MAX * (10 + 6) + BASES_MAX * 32 + 100) as u64 <= CONTROL_LEN_MAX);
 }
 
 #[test]
 fn what_passes_a_limit_is_refused() {
     let manifest = ManifestId::of(b"");
     let request = |wanted| Message::Request(Request { request: 1, priority: Priority::Restore, manifest, wanted });
-    let runs = |len: u64| Wanted { chunks: Runs::of(0..u32::try_from(len).unwrap()), bases: Vec::new() };
-    let bases = |len| Wanted { chunks: Runs::default(), bases: vec![ChunkId::of(b""); len] };
+    let runs =
+        |len: u64| Wanted { chunks: Runs::of(0..u32::try_from(len).unwrap()), bases: Vec::new(), ..Wanted::default() };
+    let bases = |len| Wanted { chunks: Runs::default(), bases: vec![ChunkId::of(b""); len], ..Wanted::default() };
     assert!(read(&bytes_of(&request(runs(CHUNKS_MAX)))).is_ok());
     assert!(read(&bytes_of(&request(bases(BASES_MAX)))).is_ok());
+    let alone = |alone| Wanted { alone, ..runs(5) };
+    assert!(read(&bytes_of(&request(alone(Runs::of(4..5))))).is_ok());
     for (wanted, what) in [
+        (alone(Runs::of(4..6)), "chunks without bases are none, or not of the request"),
         (runs(CHUNKS_MAX + 1), "too many chunks in one request"),
         (bases(BASES_MAX + 1), "too many bases in one request"),
         (Wanted::default(), "request names no chunk"),
@@ -208,7 +218,7 @@ fn the_rest_of_what_was_wanted_can_be_asked_for_again() {
     let ids: Vec<ChunkId> = (0u8..4).map(|n| ChunkId::of(&[n])).collect();
     let mut chunks = Runs::of(5..8);
     chunks.push(100..110);
-    let wanted = Wanted { chunks, bases: ids.clone() };
+    let wanted = Wanted { chunks, bases: ids.clone(), ..Wanted::default() };
     assert_eq!(wanted.len(), 17);
     let left: Runs = [1, 3, 12, 13, 16].into_iter().collect();
     let rest = wanted.only(&left);

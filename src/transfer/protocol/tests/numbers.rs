@@ -105,7 +105,7 @@ fn every_example_is_what_is_sent() {
     };
     let mut chunks = Runs::of(0..3);
     chunks.push(5..6);
-    let wanted = Wanted { chunks, bases: vec![ChunkId::from_bytes([0xbb; 32])] };
+    let wanted = Wanted { chunks, bases: vec![ChunkId::from_bytes([0xbb; 32])], ..Wanted::default() };
     let manifest = ManifestId::from_bytes([0xaa; 32]);
     let request = Request { request: 1, priority: Priority::Warm, manifest, wanted };
     let frame = Frame {

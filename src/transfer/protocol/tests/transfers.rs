@@ -222,7 +222,8 @@ fn cancelling_stops_the_flow_and_gives_the_credit_back() {
 fn what_is_urgent_goes_first() {
     for lanes in [0, 2] {
         let mut world = World::calm(Store::of_sizes(2000, 100 * KIB, &[]), lanes, 5);
-        let half = |range: std::ops::Range<u32>| Wanted { chunks: Runs::of(range), bases: Vec::new() };
+        let half =
+            |range: std::ops::Range<u32>| Wanted { chunks: Runs::of(range), bases: Vec::new(), ..Wanted::default() };
         let copies = world.ask(Priority::Replicate, half(0..1500));
         world.run(|world| world.seen.chunks.len() >= 50);
         let warm = world.ask(Priority::Warm, half(1500..1700));
@@ -258,7 +259,7 @@ fn who_may_not_read_learns_nothing() {
     // Chunks of the secret manifest, through the readable one: as if nobody held them.
     let answer = |ids: fn(&Store) -> Vec<ChunkId>| {
         let mut world = World::calm(Store::of_sizes(50, KIB, &[]), 0, 1);
-        let wanted = Wanted { chunks: Runs::of(0..1), bases: ids(&world.store) };
+        let wanted = Wanted { chunks: Runs::of(0..1), bases: ids(&world.store), ..Wanted::default() };
         let request = world.ask(RESTORE, wanted);
         assert_eq!(world.until_ended(request).0, RequestOutcome::Complete);
         assert_eq!(world.seen.missing.len(), 9);
@@ -292,7 +293,7 @@ fn who_leaves_ends_what_it_began_and_begins_nothing_new() {
     world.run(|world| world.seen.chunks.len() >= 20);
     world.provider.goodbye("draining", world.now);
     // In transit while the goodbye comes.
-    let late = world.ask(RESTORE, Wanted { chunks: Runs::of(0..5), bases: Vec::new() });
+    let late = world.ask(RESTORE, Wanted { chunks: Runs::of(0..5), bases: Vec::new(), ..Wanted::default() });
     assert_eq!(world.until_ended(late).0, RequestOutcome::Refused(EndCode::Leaving, "shutting down".into()));
     assert_eq!(world.requester.free_requests(), 0);
     assert!(world.requester.find(world.store.open, 0, world.now).is_err());
@@ -314,9 +315,9 @@ fn who_leaves_ends_what_it_began_and_begins_nothing_new() {
 fn many_requests_at_once_share_the_credit() {
     let mut world = World::new(Store::of_sizes(640, 100 * KIB, &[]), line(), 4, WINDOW_MIN, 5);
     let bases = world.store.every().bases;
-    world.ask(RESTORE, Wanted { chunks: Runs::of(0..10), bases });
+    world.ask(RESTORE, Wanted { chunks: Runs::of(0..10), bases, ..Wanted::default() });
     for n in 1..64 {
-        world.ask(RESTORE, Wanted { chunks: Runs::of(n * 10..n * 10 + 10), bases: Vec::new() });
+        world.ask(RESTORE, Wanted { chunks: Runs::of(n * 10..n * 10 + 10), bases: Vec::new(), ..Wanted::default() });
     }
     assert_eq!(world.requester.free_requests(), 0);
     world.run(|world| world.seen.ended.len() == 64);

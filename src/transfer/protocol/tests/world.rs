@@ -76,7 +76,11 @@ impl Store {
 
     pub(super) fn every(&self) -> Wanted {
         let len = u32::try_from(self.grant.chunks.ids.len()).unwrap();
-        Wanted { chunks: Runs::of(0..len), bases: self.grant.bases.iter().map(|(id, _)| *id).collect() }
+        Wanted {
+            chunks: Runs::of(0..len),
+            bases: self.grant.bases.iter().map(|(id, _)| *id).collect(),
+            ..Wanted::default()
+        }
     }
 
     fn chunk(&self, wanted: &Wanted, ordinal: u32) -> ChunkId {
@@ -296,10 +300,10 @@ impl World {
                 let survey = (manifest == self.store.open).then(|| self.survey(from));
                 self.provider.surveyed(request, survey, self.now);
             }
-            Demand::Read { request, ordinal, id, .. } => {
+            Demand::Read { request, ordinal, chunk, .. } => {
                 let takes =
                     self.read_time.map_or(PATIENCE * 9, |time| time.mul_f64(self.rng.below(200) as f64 / 100.0));
-                self.reads.push((self.now + takes, request, ordinal, id));
+                self.reads.push((self.now + takes, request, ordinal, chunk.id));
             }
             Demand::Abort { request } => self.provider.over(request, self.now),
             Demand::Closed(why) => assert!(self.seen.provider_closed.replace(why).is_none(), "closed twice"),

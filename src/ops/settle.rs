@@ -1,0 +1,74 @@
+//! Settling: a step is stored again without other steps, in place, so that reading it reads nothing else.
+//!
+//! What a restore reads of a step that is stored as differences is the step and the chunks that they are to. The latest step of a
+//! run is the one that is restored, as a rule from a bucket, which cannot send chunks otherwise than they are stored.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::progress::Progress;
+use crate::repository::{RepairedTree, Repository, Saved, StoredChunks, Writer};
+
+/// Result of settling a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Settled {
+    /// The name.
+    pub name: Name,
+    /// Chunks that were stored again.
+    pub chunks: u64,
+    /// Bytes that these take.
+    pub stored_bytes: u64,
+    /// Stored bytes that a restore of all of it reads, before and now.
+    pub read_bytes: [u64; 2],
+}
+
+impl Repository {
+    /// Stores again, without a base, those chunks of `name` whose base is of another tree, and names the new places in its map. What
+    /// was there stays until it is collected.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name; damaged, if a chunk is; conflict, if the name changed meanwhile.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn settle(&self, name: &Name, progress: &Progress) -> Result<Settled> {
+        let mut known = StoredChunks::load(self).await?;
+        let saved = Arc::new(self.saved(name).await?);
+        known.add(&saved);
+        let before = read_bytes(&saved);
+        let mut writer = Writer::new(self, progress);
+        let (chunks, places) = self.store_alone(&saved, &mut writer, progress).await?;
+        if chunks.is_empty() {
+            return Ok(Settled { name: name.clone(), chunks: 0, stored_bytes: 0, read_bytes: [before; 2] });
+        }
+        let stored_bytes = chunks.values().map(|place| u64::from(place.stored_len)).sum();
+        let count = chunks.len() as u64;
+        for (id, place) in chunks {
+            known.stored(id, place);
+        }
+        let tree = RepairedTree {
+            manifest: saved.value.manifest,
+            chunks: &saved.manifest.chunks.ids,
+            places: &places,
+            bases: &HashMap::new(),
+            packs: &saved.map.packs,
+        };
+        self.remap(&mut writer, &known, saved.value.map_key, &tree).await?;
+        let now = self.saved(name).await?;
+        if now.value.manifest != saved.value.manifest || now.value.map_key == saved.value.map_key {
+            return Err(Error::conflict("name changed while it was stored again")
+                .at(name)
+                .help("run the command again"));
+        }
+        Ok(Settled { name: name.clone(), chunks: count, stored_bytes, read_bytes: [before, read_bytes(&now)] })
+    }
+}
+
+/// Stored bytes of all chunks that the tree needs.
+fn read_bytes(saved: &Saved) -> u64 {
+    saved.map.frames.iter().map(|frame| u64::from(frame.stored_len)).sum()
+}
