@@ -57,13 +57,15 @@ class Towline(movers.Towline):
         return self.agents.ran("near", "save", step, name, "--repo", self.agents.repository.location)
 
     def command(self):
+        return self.agents.command("far", *self.words(), "--wait")
+
+    def words(self):
         what = f"{self.what}:{self.case.below}" if self.case.below else self.what
-        return self.agents.command("far", "warm", what, "--from", "near/near", "--wait")
+        return ["warm", what, "--from", "near/near"]
 
     def foreseen(self):
         """Bytes that a dry run says would move."""
-        words = self.command()[1:]
-        told = self.agents.finish(self.place.prefix("far"), [*words[1:], "--dry-run"], self.asking())
+        told = self.agents.finish(self.place.prefix("far"), [*self.words(), "--dry-run"], self.asking())
         return told["tasks"][0]["report"]["lacking_bytes"]
 
     def asking(self):

@@ -205,16 +205,17 @@ impl Context {
         let agent = Client::required()?.routed_to(Some(candidate.site.parse()?));
         let path = format!("/v1/hints/{}", hint.id);
         let (mut commitment, agent): (Commitment, _) = agent.begin(&format!("{path}/commit"), &body).await?;
-        let (mut seconds, mut fetched_bytes) = (None, None);
+        let (mut seconds, mut fetched_bytes, mut moved_bytes) = (None, None, None);
         if let Some(task) = commitment.task.clone().filter(|_| args.wait) {
             let line = self.line();
             let ended = agent.follow(&task, |view| self.relay(view)).await?;
             drop(line);
             seconds = Some(ended.seconds);
             fetched_bytes = ended.report.as_ref().map(fetched_by);
+            moved_bytes = ended.report.as_ref().map(moved_by);
             commitment = agent.get(&path).await?;
         }
-        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds, fetched_bytes })
+        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds, fetched_bytes, moved_bytes })
     }
 
     /// Authority of this machine, which confirms what agents have signed: that of its certificate, or the one that its user set.
@@ -257,8 +258,10 @@ struct CommittedAt {
     commitment: Commitment,
     /// Duration of the fetch, if it was waited for.
     seconds: Option<f64>,
-    /// Stored bytes that it moved, if it was waited for.
+    /// Bytes of the chunks that it fetched, as the hint counts them, if it was waited for.
     fetched_bytes: Option<u64>,
+    /// Bytes that other agents and the repository sent for them.
+    moved_bytes: Option<u64>,
 }
 
 /// The candidate `site`, or the best one if that is empty. Only one that the policy allows.
@@ -282,14 +285,21 @@ fn chosen<'h>(hint: &'h Hint, site: &str) -> Result<&'h Candidate> {
     }))
 }
 
-/// Stored bytes that the task of a commitment moved, by its report.
+/// Bytes of the chunks that the task of a commitment fetched, by its report.
 fn fetched_by(report: &Value) -> u64 {
     let inputs = report["inputs"].as_array().into_iter().flatten();
     inputs.filter_map(|input| input["fetched_bytes"].as_u64()).sum()
 }
 
+/// Bytes that came for it from other machines.
+fn moved_by(report: &Value) -> u64 {
+    let inputs = report["inputs"].as_array().into_iter().flatten();
+    let sources = ["site", "remote", "repository"];
+    inputs.map(|input| sources.iter().filter_map(|from| input["sources"][from].as_u64()).sum::<u64>()).sum()
+}
+
 fn committed_line(answer: &CommittedHint) -> String {
-    let CommittedAt { site, commitment, seconds, fetched_bytes } = &answer.commitment;
+    let CommittedAt { site, commitment, seconds, fetched_bytes, .. } = &answer.commitment;
     let Commitment { bytes, missing_bytes, expires, .. } = commitment;
     let until = expires.as_ref().map_or_else(String::new, |until| format!(" until {until}"));
     let state = match seconds {

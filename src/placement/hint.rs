@@ -411,6 +411,7 @@ impl HintQuestion<'_> {
                 site: Some(from),
                 link: Some(link),
                 repository: false,
+                by_agents: false,
                 within: false,
                 measured: measured(from).filter(|_| usual.is_some_and(|usual| std::ptr::eq(usual, link))),
             }));
@@ -420,10 +421,12 @@ impl HintQuestion<'_> {
             let within = site.repositories.iter().any(|there| self.snapshot.repository.contains(there));
             let links = at.filter(|_| !within).map(|at| self.links(at, name)).unwrap_or_default();
             let usual = Link::usual(links.iter().copied());
+            let by_agents = self.is_folder_elsewhere(name);
             let option = |link: Option<&'_ Link>| SourceOption {
                 site: at,
                 link: link.and_then(|link| links.iter().find(|known| std::ptr::eq(**known, link)).copied()),
                 repository: true,
+                by_agents,
                 within,
                 measured: measured("").filter(|_| match (link, usual) {
                     (Some(link), Some(usual)) => std::ptr::eq(usual, link),
@@ -438,6 +441,13 @@ impl HintQuestion<'_> {
         }
         let so_far = |meter: &str| self.snapshot.month_so_far.get(meter).copied().unwrap_or_default();
         SourcePlan::choose(self.holdings, name, options, self.request.objective.micro_usd_per_hour(), &so_far)
+    }
+
+    /// True if the repository is a folder that lies at another site than `name`, by the policy: only agents there read it from a disk.
+    fn is_folder_elsewhere(&self, name: &str) -> bool {
+        let [location, id] = &self.snapshot.repository;
+        let Some((policy, id)) = self.snapshot.policy.zip(id.parse().ok()) else { return false };
+        !location.contains("://") && policy.site_of(location, id).is_some_and(|site| site != name)
     }
 
     /// Links between two sites, in the order of the file.

@@ -56,6 +56,8 @@ pub(super) struct Split {
 pub(super) enum Source {
     Site(String),
     Repository,
+    /// The repository, by agents on whose disk it is.
+    RepositoryByAgents,
 }
 
 /// The site that lacks chunks, none for one that holds nothing; and the sources, in order.
@@ -146,8 +148,10 @@ impl Holdings {
         // Agents send chunks without their bases; a store cannot.
         let mut senders = none.clone();
         for source in sources {
-            if let Some(holding) = self.of_source(source) {
-                senders.add(&holding.held);
+            match (source, self.of_source(source)) {
+                (Source::RepositoryByAgents, _) => senders = self.closure.all(),
+                (_, Some(holding)) => senders.add(&holding.held),
+                (_, None) => {}
             }
         }
         let travelling = self.closure.travelling(held, &senders);
@@ -155,10 +159,10 @@ impl Holdings {
         let mut bytes = Vec::with_capacity(sources.len());
         for source in sources {
             let mut taken = left.clone();
-            match self.of_source(source) {
-                Some(holding) => taken.keep(&holding.held),
-                None if *source == Source::Repository => {}
-                None => taken = none.clone(),
+            match (source, self.of_source(source)) {
+                (Source::Repository | Source::RepositoryByAgents, _) => {}
+                (Source::Site(_), Some(holding)) => taken.keep(&holding.held),
+                (Source::Site(_), None) => taken = none.clone(),
             }
             left.remove(&taken);
             bytes.push(self.closure.travelling_bytes(&travelling, &taken));
@@ -176,7 +180,7 @@ impl Holdings {
     fn of_source(&self, source: &Source) -> Option<&Holding> {
         match source {
             Source::Site(site) => self.sites.get(site),
-            Source::Repository => None,
+            Source::Repository | Source::RepositoryByAgents => None,
         }
     }
 }

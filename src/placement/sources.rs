@@ -105,6 +105,8 @@ pub(super) struct SourceOption<'a> {
     pub(super) link: Option<&'a Link>,
     /// True if it is the repository, which has all chunks; else agents of the site.
     pub(super) repository: bool,
+    /// True if it is a folder at another site, of which agents there send chunks.
+    pub(super) by_agents: bool,
     /// True if it is in the very site that lacks them.
     pub(super) within: bool,
     /// Rate from there that an agent of the site has measured.
@@ -216,6 +218,7 @@ impl SourceOption<'_> {
     fn source(&self) -> Source {
         match self.site {
             Some(site) if !self.repository => Source::Site(site.to_owned()),
+            _ if self.by_agents => Source::RepositoryByAgents,
             _ => Source::Repository,
         }
     }

@@ -58,10 +58,11 @@ def main():
     table(["name", "moved", "plain copy", "seconds"], rows)
 
     hint = json.loads((work / "committed.json").read_text())
-    print(
-        f"Committed {hint['inputs'][0]} in the cloud: {size(hint['commitment']['fetched_bytes'])} as they are stored moved "
-        f"in {hint['commitment']['seconds']:.2f} s."
-    )
+    stored, alone = (json.loads((work / f"{name}.json").read_text()) for name in ("stored", "alone"))
+    print(f"Committed {hint['inputs'][0]} in the cloud, which held nothing of it; in {hint['commitment']['seconds']:.2f} s:")
+    sizes = [stored["bytes"], stored["stored_bytes"] + stored["base_bytes"], alone["stored_bytes"]]
+    sizes.append(hint["commitment"]["moved_bytes"])
+    table(["plain", "stored, with what it differs from", "stored alone", "moved"], [[size(count) for count in sizes]])
     restored = json.loads((work / "restore.json").read_text())
     print(
         f"Restored {restored['name']} there: {size(restored['bytes'])} in {restored['seconds']:.2f} s "

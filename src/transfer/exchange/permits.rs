@@ -88,6 +88,13 @@ impl Permits {
         self.labels.get(tree)?.tenants().first().cloned()
     }
 
+    /// True if `repository` lies at another site than that of `own`.
+    fn is_elsewhere(&self, repository: &Repository, own: &Identity) -> bool {
+        let Some((rules, own)) = self.rules.as_ref().zip(self.agent(own)) else { return false };
+        let at = rules.site_of(&repository.store().location().to_string(), repository.id());
+        at.is_some_and(|site| site != own.site())
+    }
+
     /// The agent that `identity` is: a SPIFFE id is one only by the policy.
     pub(super) fn agent<'a>(&'a self, identity: &'a Identity) -> Option<Cow<'a, Identity>> {
         match &self.rules {
@@ -180,6 +187,20 @@ impl Exchange {
         let served = self.catalog.served_as(request.repository)?;
         let state = request.repository.log().latest_or_refresh().await.ok()?;
         served.permits(&state).await.tenant(&request.saved.value.manifest)
+    }
+
+    /// True if `repository` is a folder of this node's disk: not if the policy says that it lies at another site, of which the folder is
+    /// a mount then.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn is_here(&self, repository: &Repository) -> bool {
+        if repository.store().directory().is_none() {
+            return false;
+        }
+        let Some(served) = self.catalog.served_as(repository) else { return true };
+        let Ok(state) = repository.log().latest_or_refresh().await else { return true };
+        !served.permits(&state).await.is_elsewhere(repository, &self.identity)
     }
 
     /// Checks that the policy permits to fetch the tree of `request` over `link`; each side checks by itself. Returns the rule.

@@ -20,7 +20,7 @@ impl Exchange {
         let own = &self.identity;
         // A repository on this node's disk is nearer than any peer.
         let from = &request.policy.from;
-        let here = *from == From::Anywhere && request.repository.store().directory().is_some();
+        let here = *from == From::Anywhere && self.is_here(request.repository).await;
         let live = if here || *from == From::Repository { Vec::new() } else { self.peers.live().await };
         let origin = self.origin_rate();
         let mut asked: Vec<(Arc<Peer>, Identity, bool)> = Vec::new();
