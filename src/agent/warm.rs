@@ -26,6 +26,8 @@ pub struct WarmOptions {
     pub policy: FetchPolicy,
     /// Pin to create, if any.
     pub pin: Option<Pinning>,
+    /// Plan of how its chunks come, if it was planned together with other trees.
+    pub plan: Option<Arc<TravelPlan>>,
     /// Dry run: only report what is missing, fetch and pin nothing.
     pub dry_run: bool,
     /// Progress, updated as chunks arrive.
@@ -107,9 +109,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     let (begun, transfer) = (Instant::now(), exchange.begin_transfer());
     options.progress.phase("looking", 0);
     let saved = repository.saved(name).await?.shared();
-    let (tree, below) = (Arc::clone(&saved), options.below.clone());
-    let wanted = blocking(move || chunks_below(&tree, below.as_deref())).await?;
-    let plan = Arc::new(exchange.travel(repository, &saved, wanted, &options.policy).await?);
+    let plan = planned(exchange, repository, &saved, options).await?;
     let lacking = plan.travelling();
     if !lacking.is_empty() {
         exchange.check_reachable(&options.policy).await?;
@@ -170,6 +170,22 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         seconds: begun.elapsed().as_secs_f64(),
         ..warmed
     })
+}
+
+/// Plan of how the chunks of `saved` come.
+async fn planned(
+    exchange: &Exchange,
+    repository: &Repository,
+    saved: &Arc<Saved>,
+    options: &WarmOptions,
+) -> Result<Arc<TravelPlan>> {
+    if let Some(plan) = &options.plan {
+        return Ok(Arc::clone(plan));
+    }
+    let (tree, below) = (Arc::clone(saved), options.below.clone());
+    let wanted = blocking(move || chunks_below(&tree, below.as_deref())).await?;
+    let plans = exchange.travel(repository, vec![(Arc::clone(saved), wanted)], &options.policy).await?;
+    Ok(Arc::new(plans.into_iter().next().unwrap_or_default()))
 }
 
 /// Pins `chunks` of the tree `name`; returns the pin's id.
@@ -273,21 +289,39 @@ fn pin_chunks(saved: &Saved, plan: &TravelPlan) -> Result<Vec<PinChunk>> {
     plan.needed.iter().map(chunk).collect()
 }
 
-/// Chunks that a restore of the whole tree `saved` will need here, each with its size in the cache.
+/// Plans how all chunks of `trees` come here with the fewest bytes in all.
 ///
 /// # Errors
-/// Damaged, if the map lacks a chunk.
+/// Damaged, if a map lacks a chunk.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub(super) async fn plan_whole(
+    exchange: &Exchange,
+    repository: &Repository,
+    trees: &[Arc<Saved>],
+    policy: &FetchPolicy,
+) -> Result<Vec<TravelPlan>> {
+    let whole = |saved: &Arc<Saved>| Ok((Arc::clone(saved), chunks_below(saved, None)?));
+    let wanted = trees.iter().map(whole).collect::<Result<Vec<_>>>()?;
+    exchange.travel(repository, wanted, policy).await
+}
+
+/// Chunks that restores of the whole `trees` will need here: for each tree, each with its size in the cache.
+///
+/// # Errors
+/// Damaged, if a map lacks a chunk.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
 pub(super) async fn needed_chunks(
     exchange: &Exchange,
     repository: &Repository,
-    saved: &Arc<Saved>,
-) -> Result<Vec<PinChunk>> {
-    let plan = exchange.travel(repository, saved, chunks_below(saved, None)?, &FetchPolicy::default()).await?;
-    let tree = Arc::clone(saved);
-    blocking(move || pin_chunks(&tree, &plan)).await
+    trees: &[Arc<Saved>],
+) -> Result<Vec<Vec<PinChunk>>> {
+    let plans = plan_whole(exchange, repository, trees, &FetchPolicy::default()).await?;
+    let trees = trees.to_vec();
+    blocking(move || trees.iter().zip(&plans).map(|(saved, plan)| pin_chunks(saved, plan)).collect()).await
 }
 
 /// Error for `cache`, which is `bytes` too small for `name`.

@@ -212,6 +212,11 @@ impl Closure {
         }
     }
 
+    /// Bytes of trees whose chunks are not known.
+    pub(super) fn unread_bytes(&self) -> u64 {
+        if self.is_empty() { self.total } else { 0 }
+    }
+
     /// Bytes of memory that it takes with what `inventories` hold of it, about.
     #[must_use]
     pub fn weight_with(&self, inventories: usize) -> u64 {
@@ -369,8 +374,7 @@ impl ChunkBits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repository::plan_travel;
-    use crate::repository::travel::tests::tree;
+    use crate::repository::travel::tests::{plan_for, tree};
 
     fn key(n: u64) -> u64 {
         crate::id::ChunkId::of(&n.to_le_bytes()).prefix()
@@ -402,8 +406,7 @@ mod tests {
             for senders in sets {
                 let (held, may) = (bits(&closure, &saved, there), bits(&closure, &saved, senders));
                 let travelling = closure.travelling(&held, &may);
-                let holds = |chunk| if there.contains(&chunk) { Held::Whole } else { Held::No };
-                let plan = plan_travel(&saved, &[0, 1, 2, 3], |chunk| senders.contains(&chunk), holds).unwrap();
+                let plan = plan_for(&saved, &[0, 1, 2, 3], senders, there);
                 let bytes = closure.travelling_bytes(&travelling, &travelling.chunks);
                 assert_eq!(bytes, plan.bytes, "{there:?} {senders:?}");
                 assert_eq!(travelling.chunks, bits(&closure, &saved, &plan.travelling()), "{there:?} {senders:?}");

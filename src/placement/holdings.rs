@@ -143,6 +143,7 @@ impl Holdings {
     }
 
     fn computed(&self, own: Option<&Holding>, sources: &[Source]) -> Split {
+        let mut unread = self.closure.unread_bytes();
         let none = self.closure.none();
         let held = own.map_or(&none, |own| &own.held);
         // Agents send chunks without their bases; a store cannot.
@@ -165,13 +166,15 @@ impl Holdings {
                 (Source::Site(_), None) => taken = none.clone(),
             }
             left.remove(&taken);
-            bytes.push(self.closure.travelling_bytes(&travelling, &taken));
+            let is_repository = matches!(source, Source::Repository | Source::RepositoryByAgents);
+            let of_unread = if is_repository { std::mem::take(&mut unread) } else { 0 };
+            bytes.push(self.closure.travelling_bytes(&travelling, &taken) + of_unread);
         }
         let mut promised = travelling.chunks.clone();
         promised.keep(own.map_or(&none, |own| &own.promised));
         Split {
             bytes,
-            nowhere: self.closure.travelling_bytes(&travelling, &left),
+            nowhere: self.closure.travelling_bytes(&travelling, &left) + unread,
             in_flight: self.closure.travelling_bytes(&travelling, &promised),
         }
     }

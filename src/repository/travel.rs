@@ -4,8 +4,12 @@
 //! fewer bytes than its dependents save by it; else these travel without it. Chunks and their bases form trees, at most three
 //! deep; for each the fewest bytes are found by adding up, from its leaves, what it costs with and without each base.
 
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
 use super::Saved;
 use crate::error::Result;
+use crate::id::ChunkId;
 
 /// Cost of what is not possible.
 const IMPOSSIBLE: u64 = 1 << 48;
@@ -145,62 +149,103 @@ pub fn decide(nodes: &[TravelNode]) -> Vec<(Travel, bool)> {
     decided
 }
 
-/// Plans how the `wanted` chunks of `saved` travel with the fewest bytes to a place that has those that `held` says. Those of which
-/// `may_come_alone` is false travel as they are stored.
+/// Chunks of a tree that are wanted at one place.
+pub struct TravelTree<'a> {
+    /// Tree.
+    pub saved: &'a Saved,
+    /// Its wanted chunks.
+    pub wanted: &'a [u32],
+    /// True for a chunk that may travel without its base.
+    pub may_come_alone: &'a dyn Fn(u32) -> bool,
+    /// Where it travels to.
+    pub held: &'a dyn Fn(u32) -> Held,
+}
+
+impl fmt::Debug for TravelTree<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TravelTree").field("name", &self.saved.name).field("wanted", &self.wanted.len()).finish()
+    }
+}
+
+/// Plans how the wanted chunks of `trees` travel to one place with the fewest bytes in all: a plan for each tree, in which shared chunks
+/// are repeated.
 ///
 /// # Errors
-/// Damaged, if the map lacks a chunk.
-pub fn plan_travel(
-    saved: &Saved,
-    wanted: &[u32],
-    may_come_alone: impl Fn(u32) -> bool,
-    held: impl Fn(u32) -> Held,
-) -> Result<TravelPlan> {
-    let mut chunks = wanted.to_vec();
-    for &chunk in wanted {
-        let mut next = saved.locate(chunk)?.base;
-        while let Some(base) = next {
-            chunks.push(base);
-            next = saved.locate(base)?.base;
+/// Damaged, if a map lacks a chunk.
+pub fn plan_travel(trees: &[TravelTree<'_>]) -> Result<Vec<TravelPlan>> {
+    let mut forest = Forest::default();
+    let grown = trees.iter().map(|tree| forest.add(tree)).collect::<Result<Vec<_>>>()?;
+    let decided = decide(&forest.nodes);
+    let needed = needed(&forest.nodes, &decided);
+    let mut plans = Vec::with_capacity(trees.len());
+    for (tree, chunks) in trees.iter().zip(grown) {
+        let mut plan = TravelPlan { exact: true, ..TravelPlan::default() };
+        for (chunk, at) in chunks {
+            if needed[at] {
+                plan.needed.push(chunk);
+            }
+            let node = &forest.nodes[at];
+            match decided[at].0 {
+                Travel::Stays => {}
+                Travel::AsStored => {
+                    plan.as_stored.push(chunk);
+                    plan.bytes += u64::from(node.stored);
+                }
+                Travel::Alone => {
+                    plan.alone.push(chunk);
+                    plan.bytes += u64::from(node.alone);
+                    plan.exact &= tree.saved.alone_len(chunk)?.exact;
+                }
+            }
         }
+        plans.push(plan);
     }
-    chunks.sort_unstable();
-    chunks.dedup();
-    let mut wanted = wanted.to_vec();
-    wanted.sort_unstable();
-    let node = |&chunk: &u32| {
-        let located = saved.locate(chunk)?;
-        let base = located.base.and_then(|base| chunks.binary_search(&base).ok());
-        Ok(TravelNode {
+    Ok(plans)
+}
+
+/// Chunks of some trees, each once.
+#[derive(Default)]
+struct Forest {
+    nodes: Vec<TravelNode>,
+    places: HashMap<ChunkId, usize>,
+}
+
+impl Forest {
+    /// Adds the wanted chunks of a tree and their bases; returns these, ascending, and where each is.
+    fn add(&mut self, tree: &TravelTree<'_>) -> Result<Vec<(u32, usize)>> {
+        let mut chunks = BTreeMap::new();
+        for &chunk in tree.wanted {
+            let at = self.node(tree, chunk, &mut chunks)?;
+            self.nodes[at].wanted = true;
+        }
+        Ok(chunks.into_iter().collect())
+    }
+
+    /// Index of a chunk, which is added with its bases.
+    fn node(&mut self, tree: &TravelTree<'_>, chunk: u32, chunks: &mut BTreeMap<u32, usize>) -> Result<usize> {
+        if let Some(&at) = chunks.get(&chunk) {
+            return Ok(at);
+        }
+        let located = tree.saved.locate(chunk)?;
+        let base = located.base.map(|base| self.node(tree, base, chunks)).transpose()?;
+        let node = TravelNode {
             base: base.and_then(|base| u32::try_from(base).ok()),
             hops: located.place.codec.hops(),
-            wanted: wanted.binary_search(&chunk).is_ok(),
-            held: held(chunk),
-            may_come_alone: may_come_alone(chunk),
-            alone: saved.alone_len(chunk)?.bytes,
+            held: (tree.held)(chunk),
+            may_come_alone: (tree.may_come_alone)(chunk),
+            alone: tree.saved.alone_len(chunk)?.bytes,
             ..TravelNode::new(located.place.stored_len)
-        })
-    };
-    let nodes = chunks.iter().map(node).collect::<Result<Vec<_>>>()?;
-    let decided = decide(&nodes);
-    let mut plan = TravelPlan { exact: true, ..TravelPlan::default() };
-    for ((&chunk, node), (way, _)) in chunks.iter().zip(&nodes).zip(&decided) {
-        match way {
-            Travel::Stays => {}
-            Travel::AsStored => {
-                plan.as_stored.push(chunk);
-                plan.bytes += u64::from(node.stored);
-            }
-            Travel::Alone => {
-                plan.alone.push(chunk);
-                plan.bytes += u64::from(node.alone);
-                plan.exact &= saved.alone_len(chunk)?.exact;
-            }
+        };
+        let at = *self.places.entry(located.id).or_insert(self.nodes.len());
+        match self.nodes.get_mut(at) {
+            None => self.nodes.push(node),
+            // Of two forms, the smaller one counts.
+            Some(there) if node.stored < there.stored => *there = TravelNode { wanted: there.wanted, ..node },
+            Some(_) => {}
         }
+        chunks.insert(chunk, at);
+        Ok(at)
     }
-    let needed = needed(&nodes, &decided);
-    plan.needed = chunks.iter().zip(needed).filter_map(|(&chunk, needed)| needed.then_some(chunk)).collect();
-    Ok(plan)
 }
 
 /// Whether each chunk is wanted, or the base that another needs which is not alone.
@@ -324,9 +369,24 @@ pub(crate) mod tests {
         Saved::ruled_now(name, value(1, &[]), manifest, map)
     }
 
-    fn plan(saved: &Saved, wanted: &[u32], held: &[u32]) -> (Vec<u32>, Vec<u32>, u64) {
+    /// Plan for a place that has some chunks, with all that they need.
+    pub(crate) fn plan_for(saved: &Saved, wanted: &[u32], senders: &[u32], held: &[u32]) -> TravelPlan {
         let held = |chunk| if held.contains(&chunk) { Held::Whole } else { Held::No };
-        let plan = plan_travel(saved, wanted, |_| true, held).unwrap();
+        plan_where(saved, wanted, &|chunk| senders.contains(&chunk), &held)
+    }
+
+    fn plan_where(
+        saved: &Saved,
+        wanted: &[u32],
+        may_come_alone: &dyn Fn(u32) -> bool,
+        held: &dyn Fn(u32) -> Held,
+    ) -> TravelPlan {
+        plan_travel(&[TravelTree { saved, wanted, may_come_alone, held }]).unwrap().remove(0)
+    }
+
+    fn plan(saved: &Saved, wanted: &[u32], held: &[u32]) -> (Vec<u32>, Vec<u32>, u64) {
+        let all: Vec<u32> = (0..saved.located_chunks()).collect();
+        let plan = plan_for(saved, wanted, &all, held);
         (plan.as_stored, plan.alone, plan.bytes)
     }
 
@@ -338,13 +398,26 @@ pub(crate) mod tests {
         assert_eq!(plan(&one, &[0], &[1]), (vec![0], vec![], 500), "the base is there");
         assert_eq!(plan(&one, &[0], &[0]), (vec![], vec![], 0), "all is there");
         assert_eq!(plan(&one, &[0, 1], &[]), (vec![0, 1], vec![], 1300), "the base is wanted");
-        let as_stored = plan_travel(&one, &[0], |_| false, |_| Held::No).unwrap();
+        let as_stored = plan_for(&one, &[0], &[], &[]);
         assert_eq!((as_stored.as_stored, as_stored.bytes), (vec![0, 1], 1300));
         // Three dependents save more than the base has.
         let three = tree(&[(Some(3), 500, 800), (Some(3), 500, 800), (Some(3), 500, 800), (None, 800, 0)], 3);
         assert_eq!(plan(&three, &[0, 1, 2], &[]), (vec![0, 1, 2, 3], vec![], 2300));
         assert_eq!(plan(&three, &[0, 1], &[]), (vec![], vec![0, 1], 1600));
         assert_eq!(plan(&three, &[0, 1, 2], &[1, 2]), (vec![], vec![0], 800));
+    }
+
+    #[test]
+    fn trees_that_go_together_share_a_base() {
+        // Two differences to the same base, which pays for both and not for one.
+        let both = tree(&[(Some(2), 500, 1000), (Some(2), 450, 1000), (None, 800, 0)], 2);
+        let (held, may): (&dyn Fn(u32) -> Held, &dyn Fn(u32) -> bool) = (&|_| Held::No, &|_| true);
+        let of = |wanted| TravelTree { saved: &both, wanted, may_come_alone: may, held };
+        assert_eq!(plan(&both, &[0], &[]), (vec![], vec![0], 1000));
+        let plans = plan_travel(&[of(&[0]), of(&[1])]).unwrap();
+        let as_stored: Vec<&[u32]> = plans.iter().map(|plan| plan.as_stored.as_slice()).collect();
+        assert_eq!(as_stored, [[0, 2], [1, 2]]);
+        assert_eq!(plans.iter().map(|plan| plan.needed.len()).collect::<Vec<_>>(), [2, 2]);
     }
 
     #[test]
@@ -362,10 +435,10 @@ pub(crate) mod tests {
     fn what_is_there_with_a_base_gets_it_and_is_not_sent_again() {
         let one = tree(&[(Some(1), 500, 800), (None, 800, 0)], 1);
         let held = |chunk| if chunk == 0 { Held::WithoutBase } else { Held::No };
-        let plan = plan_travel(&one, &[0], |_| true, held).unwrap();
+        let plan = plan_where(&one, &[0], &|_| true, &held);
         assert_eq!((plan.as_stored, plan.alone, plan.bytes), (vec![1], vec![], 800));
         let held = |chunk| if chunk == 0 { Held::WithoutBase } else { Held::Whole };
-        assert_eq!(plan_travel(&one, &[0], |_| true, held).unwrap().bytes, 0);
+        assert_eq!(plan_where(&one, &[0], &|_| true, &held).bytes, 0);
     }
 
     #[test]
@@ -373,7 +446,7 @@ pub(crate) mod tests {
         let mut saved = tree(&[(Some(1), 500, 0), (None, 700, 0)], 1);
         assert_eq!(saved.alone_len(0).unwrap(), AloneLen { bytes: 700, exact: false });
         assert_eq!(saved.alone_len(1).unwrap(), AloneLen { bytes: 700, exact: true });
-        assert!(!plan_travel(&saved, &[0], |_| true, |_| Held::No).unwrap().exact);
+        assert!(!plan_for(&saved, &[0], &[0], &[]).exact);
         // Numbers of two bytes, rounded from numbers of four.
         saved.map.further[0].1 = 2 * PLAIN;
         saved.map.frames[1].stored_len = 1700;
@@ -435,8 +508,7 @@ pub(crate) mod tests {
             prop_assert_eq!(bytes, fewest(&saved, &wanted, &held));
             let there = |chunk: &u32| as_stored.contains(chunk) || alone.contains(chunk) || held.contains(chunk);
             prop_assert!(wanted.iter().all(there));
-            let planned = plan_travel(&saved, &wanted, |_| true, |chunk| if held.contains(&chunk) { Held::Whole } else { Held::No });
-            let needed = planned.unwrap().needed;
+            let needed = plan_for(&saved, &wanted, &[0, 1, 2, 3, 4, 5], &held).needed;
             prop_assert!(needed.iter().all(there) && wanted.iter().all(|chunk| needed.contains(chunk)));
             for chunk in &as_stored {
                 prop_assert!(saved.locate(*chunk).unwrap().base.is_none_or(|base| there(&base)));

@@ -174,7 +174,7 @@ async fn pin_whole(
     let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
     let owner = caller.owner(body.owner.clone());
     let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
-    let chunks = needed_chunks(state.exchange()?, repository, &saved).await?;
+    let chunks = needed_chunks(state.exchange()?, repository, &[saved]).await?.concat();
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks };
         cache.pin_within(request, limit.as_ref())

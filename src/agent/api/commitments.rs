@@ -267,16 +267,15 @@ impl Committing<'_> {
         let mut trees = Vec::with_capacity(names.len());
         for name in names {
             match self.state.open_trees.open(self.repository, name).await {
-                Ok(saved) => {
-                    let chunks = needed_chunks(self.state.exchange()?, self.repository, &saved).await?;
-                    trees.push(CommitTree { saved, chunks });
-                }
+                Ok(saved) => trees.push(saved),
                 Err(error) if self.caller.requester().is_some() => {
                     return Err(without_offers(self.repository, name, error).await);
                 }
                 Err(error) => return Err(error),
             }
         }
+        let chunks = needed_chunks(self.state.exchange()?, self.repository, &trees).await?;
+        let trees = trees.into_iter().zip(chunks).map(|(saved, chunks)| CommitTree { saved, chunks }).collect();
         let request = CommitRequest {
             hint: hint.to_owned(),
             owner: self.caller.owner(None),

@@ -15,13 +15,14 @@ use crate::agent::state::AgentState;
 use crate::agent::tokens::Grant;
 use crate::agent::usage::count_saved;
 use crate::agent::view::TaskKind;
+use crate::agent::warm::plan_whole;
 use crate::agent::{Pinning, WarmOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::ops::{self, RestoreOptions, SaveOptions};
 use crate::policy::LocalCaller;
 use crate::repository::log::{State, StepFacts, labelled_name};
-use crate::repository::{LabelScope, Repository};
+use crate::repository::{LabelScope, Repository, TravelPlan};
 use crate::selector::Selector;
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::protocol::Priority;
@@ -77,7 +78,7 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     state.tasks.begin(spec, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
-        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, dry_run, progress };
+        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, plan: None, dry_run, progress };
         match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
             Ok(warmed) => Ok(TaskReport::Warm(Box::new(warmed))),
             Err(error) if caller.is_some() => Err(without_offers(&repository, &name, error).await),
@@ -102,16 +103,16 @@ pub(in crate::agent) fn warm_commitment(
     let hint_id = hint.to_owned();
     state.tasks.begin(spec, move |progress| async move {
         let policy = FetchPolicy { priority: Priority::Warm, ..FetchPolicy::default() };
+        let plans = plan_commitment(&exchange, &repository, &inputs, &policy).await?;
         let mut warmed = Vec::with_capacity(inputs.len());
-        for input in inputs {
+        for (input, plan) in inputs.into_iter().zip(plans) {
             let name = input.name()?;
             let current = repository.state().await?.refs.get(&name).map(|value| value.manifest);
             if current.is_none_or(|manifest| !input.is_tree(manifest)) {
-                return Err(Error::conflict("name was removed or replaced after the hint was committed")
-                    .at(&name)
-                    .help("end the commitment, and ask for a new hint"));
+                return Err(replaced(&name));
             }
-            let options = WarmOptions { policy: policy.clone(), progress: progress.clone(), ..WarmOptions::default() };
+            let (policy, progress) = (policy.clone(), progress.clone());
+            let options = WarmOptions { policy, progress, plan: Some(Arc::new(plan)), ..WarmOptions::default() };
             match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
                 Ok(one) => warmed.push(one),
                 Err(error) if remote => return Err(without_offers(&repository, &name, error).await),
@@ -120,6 +121,32 @@ pub(in crate::agent) fn warm_commitment(
         }
         Ok(TaskReport::Committed { hint_id, inputs: warmed })
     })
+}
+
+/// Plans together how the trees of a commitment come: what a base saves counts once for all of them.
+async fn plan_commitment(
+    exchange: &Exchange,
+    repository: &Repository,
+    inputs: &[CommittedInput],
+    policy: &FetchPolicy,
+) -> Result<Vec<TravelPlan>> {
+    let mut trees = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let name = input.name()?;
+        match repository.saved(&name).await {
+            Ok(saved) if input.is_tree(saved.value.manifest) => trees.push(saved.shared()),
+            Ok(_) => return Err(replaced(&name)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(replaced(&name)),
+            Err(error) => return Err(error),
+        }
+    }
+    plan_whole(exchange, repository, &trees, policy).await
+}
+
+fn replaced(name: &Name) -> Error {
+    Error::conflict("name was removed or replaced after the hint was committed")
+        .at(name)
+        .help("end the commitment, and ask for a new hint")
 }
 
 /// Resolves `selector`. For another agent or a token, rights are checked before any lookup: a forbidden name is reported like an

@@ -9,7 +9,7 @@ use crate::budget::Buffer;
 use crate::codec::encode_alone;
 use crate::error::Result;
 use crate::id::ChunkId;
-use crate::repository::{ChunkPlace, Held, Located, PackRead, Saved, Stored, StoredChunks, plan_travel};
+use crate::repository::{ChunkPlace, Held, Located, PackRead, Saved, Stored, StoredChunks, TravelTree, plan_travel};
 
 /// Index of the destination among the repositories that are read; the source is the first.
 const DESTINATION: usize = 1;
@@ -67,7 +67,8 @@ impl View {
         }
         if may_lose_bases {
             let held = |chunk| if view.lacking.contains(&chunk) { Held::No } else { Held::Whole };
-            let plan = plan_travel(saved, &missing, |_| true, held)?;
+            let tree = TravelTree { saved, wanted: &missing, may_come_alone: &|_| true, held: &held };
+            let plan = plan_travel(&[tree])?.pop().unwrap_or_default();
             view.lacking = plan.as_stored.into_iter().collect();
             view.alone = plan.alone.into_iter().collect();
         }

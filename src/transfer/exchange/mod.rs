@@ -50,6 +50,7 @@ pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
 pub use self::stats::TransferStats;
 use self::stats::{SourceCounters, TransferCounters};
+pub use self::travel::WantedTree;
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::ReadAhead;

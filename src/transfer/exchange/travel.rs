@@ -1,4 +1,4 @@
-//! Plans how the chunks of a tree come here: as they are stored, with their bases or without.
+//! Plans how the chunks of trees come here: as they are stored, with their bases or without.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,51 +9,64 @@ use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy};
 use crate::cache::Cache;
 use crate::error::Result;
-use crate::repository::{FramePlace, Held, Repository, Saved, TravelPlan, plan_travel};
+use crate::repository::{FramePlace, Held, Repository, Saved, TravelPlan, TravelTree, plan_travel};
 use crate::work::blocking;
 
+/// A tree and those of its chunks that are wanted here.
+pub type WantedTree = (Arc<Saved>, Vec<u32>);
+
 impl Exchange {
-    /// Plan for those of the chunks `wanted` that are not in the cache, with the fewest bytes: chunks come without their bases where
-    /// that is less, and where a peer that holds them sends them so.
+    /// Plan for each of `trees` of the wanted chunks that are not in the cache, with the fewest bytes in all: chunks come without their
+    /// bases where that is less, and where a peer that holds them sends them so.
     ///
     /// # Errors
-    /// Damaged, if the map lacks a chunk.
+    /// Damaged, if a map lacks a chunk.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn travel(
         &self,
         repository: &Repository,
-        saved: &Arc<Saved>,
-        wanted: Vec<u32>,
+        trees: Vec<WantedTree>,
         policy: &FetchPolicy,
-    ) -> Result<TravelPlan> {
-        let (alone, counters) = (HashSet::new(), SourceCounters::default());
-        let request =
-            ChunkRequest { repository, saved, alone: &alone, policy, through: true, counters: &counters, tenant: None };
-        self.plan_travel(&request, wanted).await
+    ) -> Result<Vec<TravelPlan>> {
+        self.plan_travel(repository, trees, (policy, true)).await
     }
 
-    /// As [`Exchange::travel`], for a request.
-    pub(super) async fn plan_travel(&self, request: &ChunkRequest<'_>, wanted: Vec<u32>) -> Result<TravelPlan> {
-        let wanted = Arc::new(wanted);
-        let planned = |senders: Vec<Candidate<Arc<str>>>| {
-            let (saved, cache, wanted) = (Arc::clone(request.saved), Arc::clone(&self.cache), Arc::clone(&wanted));
-            blocking(move || {
-                let may_come_alone = |chunk| senders.iter().any(|sender| sender.held.contains(chunk));
-                plan_travel(&saved, &wanted, may_come_alone, |chunk| held(&cache, &saved, chunk))
-            })
+    /// As [`Exchange::travel`], for a request that may ask agents of the site for chunks that they would have to fetch, or not.
+    async fn plan_travel(
+        &self,
+        repository: &Repository,
+        trees: Vec<WantedTree>,
+        (policy, through): (&FetchPolicy, bool),
+    ) -> Result<Vec<TravelPlan>> {
+        let trees = Arc::new(trees);
+        let planned = |senders: Vec<Senders>| {
+            let (cache, trees) = (Arc::clone(&self.cache), Arc::clone(&trees));
+            blocking(move || plan(&cache, &trees, &senders))
         };
         let as_stored = planned(Vec::new()).await?;
-        if !as_stored.has_bases(&wanted) {
+        if as_stored.iter().zip(&*trees).all(|(plan, (_, wanted))| !plan.has_bases(wanted)) {
             return Ok(as_stored);
         }
+        let mut senders = Vec::with_capacity(trees.len());
+        for (saved, _) in &*trees {
+            let (alone, counters) = (HashSet::new(), SourceCounters::default());
+            let request =
+                ChunkRequest { repository, saved, alone: &alone, policy, through, counters: &counters, tenant: None };
+            senders.push(self.senders(&request).await);
+        }
+        planned(senders).await
+    }
+
+    /// Peers that hold chunks of a request and send them without their bases.
+    async fn senders(&self, request: &ChunkRequest<'_>) -> Senders {
         let (view, peers) = self.view(request, &[]).await;
         let may_ask = |sender: &Candidate<Arc<str>>| {
             let peer = peers.iter().find(|peer| *peer.address() == sender.peer);
             peer.is_some_and(|peer| peer.link().is_ok_and(|link| link.may_ask_alone()))
         };
-        planned(view.site.into_iter().chain(view.remote).filter(may_ask).collect()).await
+        view.site.into_iter().chain(view.remote).filter(may_ask).collect()
     }
 
     /// Gets `chunks` of `request` as it is planned that they come, bases that come for them first, and passes each to `place`.
@@ -63,14 +76,39 @@ impl Exchange {
     pub(super) async fn get_planned(&self, request: &ChunkRequest<'_>, chunks: &[u32], place: FramePlace<'_>) {
         let mut chunks = chunks.to_vec();
         chunks.sort_unstable();
-        let plan = self.plan_travel(request, chunks.clone()).await.unwrap_or_else(|error| {
+        let (tree, how) = ((Arc::clone(request.saved), chunks.clone()), (request.policy, request.through));
+        let plans = self.plan_travel(request.repository, vec![tree], how).await.unwrap_or_else(|error| {
             tracing::warn!(name = %request.saved.name, "chunks come as they are stored: {error:?}");
-            TravelPlan::default()
+            Vec::new()
         });
+        let plan = plans.into_iter().next().unwrap_or_default();
         chunks.extend(plan.as_stored);
         let alone: HashSet<u32> = plan.alone.into_iter().collect();
         self.get_chunks(&ChunkRequest { alone: &alone, ..*request }, &chunks, place).await;
     }
+}
+
+/// Peers that send chunks of a tree without their bases.
+type Senders = Vec<Candidate<Arc<str>>>;
+
+/// Plan for `trees`, some of whose chunks `senders` send without their bases. Blocks on the disk.
+fn plan(cache: &Cache, trees: &[WantedTree], senders: &[Senders]) -> Result<Vec<TravelPlan>> {
+    let of_trees: Vec<_> = trees
+        .iter()
+        .enumerate()
+        .map(|(at, (saved, _))| {
+            let senders = senders.get(at).map(Vec::as_slice).unwrap_or_default();
+            let may_come_alone = move |chunk| senders.iter().any(|sender| sender.held.contains(chunk));
+            (may_come_alone, move |chunk| held(cache, saved, chunk))
+        })
+        .collect();
+    let trees = trees.iter().zip(&of_trees).map(|((saved, wanted), (may_come_alone, held))| TravelTree {
+        saved,
+        wanted,
+        may_come_alone,
+        held,
+    });
+    plan_travel(&trees.collect::<Vec<_>>())
 }
 
 /// State of a chunk in `cache`. Blocks on the disk, for a chunk whose base is missing.

@@ -5,10 +5,13 @@ use towline::codec::rounded;
 use towline::error::Result;
 use towline::id::ManifestId;
 use towline::policy::LocalCaller;
+use towline::repository::Guard;
+use towline::storage::{Location, StoreOptions, open};
 use towline::transfer::exchange::Local;
 use towline::transfer::local::{LocalSource, serve_local};
 use towline::transfer::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame, Survey};
 
+use super::policy::ALL;
 use super::*;
 use crate::data::noise;
 use crate::differences::{file, weights};
@@ -136,6 +139,44 @@ async fn what_is_there_already_is_built_upon() {
     assert_eq!((warmed.missing, warmed.alone), (0, 0));
     assert!(moved <= own.map(|frame| u64::from(frame.stored_len)).sum::<u64>(), "{moved}");
     cloud.restore("run/step-3", &folder).await;
+}
+
+impl Fixture {
+    /// An agent that obeys the policy, whose repository is a folder.
+    async fn in_folder(&self, site: &str) -> Agent {
+        let credentials = self.credentials(site, "a");
+        let policies = Policies::new(Some(credentials.clone()), None);
+        let guard: Arc<dyn Guard> = Arc::<Policies>::clone(&policies);
+        let location = Location::directory(self.path("folder")).unwrap();
+        let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
+        let index = self.path(&format!("index-{site}"));
+        let options = OpenOptions { cache: Some(index), memory: Some(128 << 20), guard: Some(guard) };
+        let plain = Repository::create(store, options).await.unwrap().0;
+        self.agent_of(credentials, plain, (AllowList::everybody(), policies), Transports::Auto).await
+    }
+}
+
+/// A folder that the policy puts at another site is a mount of it here: the agents there, on whose disk it is, send less.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_at_another_site_is_read_by_agents_there() {
+    let world = Fixture::new();
+    let (home, cloud) = (world.in_folder("home").await, world.in_folder("cloud").await);
+    cloud.knows(&[&home]);
+    let folder = run(&world, &home).await;
+    // Without a policy it counts as a folder of its own disk.
+    let dry = WarmOptions { dry_run: true, ..WarmOptions::default() };
+    let planned = warm(&cloud.exchange, &cloud.plain, &name("run/step-3"), &dry).await.unwrap();
+    assert_eq!(planned.alone, 0);
+    world.set_policy(&home.plain, 1, ALL).await;
+    let warmed = cloud.warm("run/step-3", From::Anywhere).await;
+    let (stats, alone) = (cloud.stats(), stored_alone(&folder).await);
+    assert_eq!((warmed.missing, stats.from_repository), (0, 0));
+    assert!(warmed.alone > 0 && stats.from_remote <= alone * 102 / 100, "{stats:?}, {alone} alone");
+    cloud.restore("run/step-3", &folder).await;
+    assert_eq!(cloud.stats().from_repository, 0);
+    // Where it lies, it is read from the disk.
+    home.restore("run/step-3", &folder).await;
+    assert_eq!(home.stats().from_remote, 0);
 }
 
 /// Holds everything, but gives nothing without its base, as one does whose bases are damaged or gone.
