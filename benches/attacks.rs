@@ -272,7 +272,7 @@ async fn attacking(attack: Attack, to: SocketAddr, bad: Credentials, over: Insta
                 let mut sent = 0;
                 while Instant::now() < over {
                     if matches!(attack, Attack::Cancel) {
-                        let wanted = Wanted { chunks: Runs::of(0..10), bases: Vec::new() };
+                        let wanted = Wanted { chunks: Runs::of(0..10), bases: Vec::new(), ..Wanted::default() };
                         drop(link.fetch(Priority::Restore, unknown(n << 32 | sent), wanted).await);
                         sent += 1;
                     } else {

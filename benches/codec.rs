@@ -4,7 +4,9 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use towline::codec::{Codec, Compression, Element, Width, decode_into, encode, encode_difference};
+use towline::codec::{
+    Codec, Compression, Element, Width, alone_len, decode_into, encode, encode_alone, encode_difference,
+};
 use towline::id::ChunkId;
 
 /// Elements in a chunk: those of a piece of a tensor.
@@ -102,6 +104,23 @@ fn differences(
             for (encoded, base) in encoded.iter().zip(base) {
                 let base = Some(black_box(base).as_ref());
                 decode_into(encoded.codec, black_box(&encoded.bytes), base, out).expect("it was just encoded");
+            }
+        });
+    });
+    group.bench_function("length alone, for a save", |bencher| {
+        let lens = || encoded.iter().zip(later).map(|(encoded, later)| u64::from(alone_len(black_box(later), encoded)));
+        bencher.iter(|| lens().sum::<u64>());
+    });
+    // Differences that are sent without their bases: these decoded, the chunks decoded, and encoded anew.
+    let bases: Vec<_> =
+        base.iter().map(|base| towline::codec::encode(base, Compression::Auto, Some(element))).collect();
+    group.bench_function("difference to planes", |bencher| {
+        let mut base = vec![0; out.len()];
+        bencher.iter(|| {
+            for (encoded, of_base) in encoded.iter().zip(&bases) {
+                decode_into(of_base.codec, black_box(&of_base.bytes), None, &mut base).expect("it was just encoded");
+                decode_into(encoded.codec, black_box(&encoded.bytes), Some(&base), out).expect("it was just encoded");
+                black_box(encode_alone(&Bytes::copy_from_slice(out), encoded));
             }
         });
     });

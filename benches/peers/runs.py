@@ -119,10 +119,11 @@ def by_zipnn(steps, part):
 
 
 def by_towline(scratch, steps, part, reads):
-    """Also restores every step, while the run is there, into `reads`."""
+    """Also restores every step, while the run is there, into `reads`, and the last one again after it was settled."""
     saver = begin(savers.Towline, scratch / "whole")
     found = whole_run(saver, steps, part)
     reads[part] = restores(saver, scratch, steps, part)
+    reads[part].append(settled(saver, scratch, steps, part, reads[part][-1]))
     shutil.rmtree(saver.scratch)
     return found
 
@@ -184,10 +185,37 @@ def restores(saver, scratch, steps, part):
     return reads
 
 
+@dataclass
+class Settled:
+    """The last step of a run, once it is settled: bytes read over the same step stored alone, and the run's stored bytes over before."""
+
+    read: float
+    stored: float
+
+
+def settled(saver, scratch, steps, part, last):
+    """Settles the last step; `last` is what its restore read before."""
+    step, before = steps.spaced[-1], saver.stored()
+    for words in (saver.settle(step.name[5:]), saver.collect(), saver.collect()):
+        run(words, saver.env)
+    fetched, _ = restored(saver, part_of(step, part), step.name[5:], scratch)
+    return Settled(fetched / last.alone_fetched, saver.stored() / before)
+
+
+def settled_table(reads):
+    """Table (f): what settling the last step does to its read and to the run."""
+    found = {part: all_[-1] for part, all_ in reads.items() if isinstance(all_[-1], Settled)}
+    rows = [[part, f"{one.read:.3f}", f"{one.stored:.3f}"] for part, one in found.items()]
+    head = ["the last step, settled", "bytes read / stored alone", "run stored / before"]
+    worst = (max(one.read for one in found.values()), max(one.stored for one in found.values())) if found else (None, None)
+    return report.table(head, rows), worst
+
+
 def restores_table(reads):
     """Table (d): what restoring a step reads and takes, over the same step stored alone."""
     rows, ratios = [], {}
     for part, found in reads.items():
+        found = [read for read in found if isinstance(read, Read)]
         bytes_ = [read.fetched / read.alone_fetched for read in found]
         time_ = median(read.seconds for read in found) / median(read.alone_seconds for read in found)
         ratios[part] = (max(bytes_), time_)
@@ -247,10 +275,13 @@ def section(scratch, present):
     adapted, of_adapted = lora(kinds, scratch, steps, kept)
     whole, reads = whole_runs(kinds, scratch, steps, kept)
     read, of_reads = restores_table(reads)
+    last, of_settled = settled_table(reads)
     shutil.rmtree(scratch)
     targets = bounds(of_state, of_weights, copy, of_adapted, of_reads)
+    targets.append(("last step settled, bytes read / stored alone", of_settled[0], "<=", 1.05))
+    targets.append(("last step settled, run stored / before", of_settled[1], "<=", 1.05))
     what = f"Checkpoints of a trained GPT, {plain / len(steps.spaced) / 1e6:.0f} MB a step, each program's own compression"
-    return report.section(what, "\n\n".join([state, weights, whole, read, adapted, codecs]), targets)
+    return report.section(what, "\n\n".join([state, weights, whole, read, last, adapted, codecs]), targets)
 
 
 def bounds(of_state, of_weights, copy, of_adapters, reads):

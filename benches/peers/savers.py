@@ -28,6 +28,12 @@ class Towline(tools.Towline, Saver):
     def bring(self, step, out):
         return self.command("restore", f"bench/step-{step}", out)
 
+    def settle(self, step):
+        return self.command("settle", f"bench/step-{step}")
+
+    def collect(self):
+        return self.command("collect", "--grace", "0s")
+
 
 class Restic(tools.Restic, Saver):
     compression = "auto"

@@ -59,7 +59,7 @@ pub use readable::{ReadableNames, choose_readable};
 pub use runs::{Run, Step};
 pub use saved::Saved;
 pub use stored_chunks::{ChunkPlace, StoredChunks};
-pub use travel::{AloneLen, Held, Travel, TravelNode, TravelPlan, TravelTree, decide, plan_travel};
+pub use travel::{AloneLen, Held, TRAVEL_WEIGHT, Travel, TravelNode, TravelPlan, TravelTree, decide, plan_travel};
 pub use upload_throughput::UploadThroughput;
 #[cfg(feature = "agent")]
 pub use usage::StoredUsage;

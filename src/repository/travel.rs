@@ -91,6 +91,9 @@ pub enum Travel {
 /// Number of hops that no chunk has.
 const HOPS_MAX: u8 = 3;
 
+/// Bytes of memory for each chunk that is planned.
+pub const TRAVEL_WEIGHT: u64 = 192;
+
 impl TravelNode {
     /// A chunk of `stored` bytes without a base, that is not wanted, and nowhere.
     #[must_use]
@@ -173,6 +176,11 @@ impl fmt::Debug for TravelTree<'_> {
 /// # Errors
 /// Damaged, if a map lacks a chunk.
 pub fn plan_travel(trees: &[TravelTree<'_>]) -> Result<Vec<TravelPlan>> {
+    if let [tree] = trees
+        && let Some(plan) = plan_without_bases(tree)?
+    {
+        return Ok(vec![plan]);
+    }
     let mut forest = Forest::default();
     let grown = trees.iter().map(|tree| forest.add(tree)).collect::<Result<Vec<_>>>()?;
     let decided = decide(&forest.nodes);
@@ -201,6 +209,25 @@ pub fn plan_travel(trees: &[TravelTree<'_>]) -> Result<Vec<TravelPlan>> {
         plans.push(plan);
     }
     Ok(plans)
+}
+
+/// Plan for a tree none of whose wanted chunks has a base.
+fn plan_without_bases(tree: &TravelTree<'_>) -> Result<Option<TravelPlan>> {
+    let mut needed = tree.wanted.to_vec();
+    needed.sort_unstable();
+    needed.dedup();
+    let mut plan = TravelPlan { exact: true, ..TravelPlan::default() };
+    for &chunk in &needed {
+        let located = tree.saved.locate(chunk)?;
+        if located.base.is_some() {
+            return Ok(None);
+        }
+        if (tree.held)(chunk) == Held::No {
+            plan.as_stored.push(chunk);
+            plan.bytes += u64::from(located.place.stored_len);
+        }
+    }
+    Ok(Some(TravelPlan { needed, ..plan }))
 }
 
 /// Chunks of some trees, each once.

@@ -281,6 +281,7 @@ impl Exchange {
 
     /// Encodes `frame` anew without its base; none if that is not in the cache. Only some are encoded at a time.
     async fn without_base(&self, frame: Frame) -> Result<Option<OutgoingFrame>> {
+        // Nothing that has memory waits for a turn.
         let _turn = self.transcoding.acquire().await.map_err(|_| Error::other("exchange is gone"))?;
         let _memory = self.budget.carve(u64::from(frame.plain_len()) * TRANSCODING_WEIGHT).await?;
         let verifier = self.verifier.clone();

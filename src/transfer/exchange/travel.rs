@@ -9,7 +9,8 @@ use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy};
 use crate::cache::Cache;
 use crate::error::Result;
-use crate::repository::{FramePlace, Held, Repository, Saved, TravelPlan, TravelTree, plan_travel};
+use crate::limits::MIB;
+use crate::repository::{FramePlace, Held, Repository, Saved, TRAVEL_WEIGHT, TravelPlan, TravelTree, plan_travel};
 use crate::work::blocking;
 
 /// A tree and those of its chunks that are wanted here.
@@ -20,7 +21,7 @@ impl Exchange {
     /// bases where that is less, and where a peer that holds them sends them so.
     ///
     /// # Errors
-    /// Damaged, if a map lacks a chunk.
+    /// Damaged, if a map lacks a chunk; exhausted, if the trees have too many chunks for the memory.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -40,6 +41,9 @@ impl Exchange {
         trees: Vec<WantedTree>,
         (policy, through): (&FetchPolicy, bool),
     ) -> Result<Vec<TravelPlan>> {
+        let weight = trees.iter().map(|(_, wanted)| wanted.len() as u64 * TRAVEL_WEIGHT).sum();
+        // A single read has few chunks.
+        let _kept = if weight >= MIB { Some(repository.budget().keep(weight)?) } else { None };
         let trees = Arc::new(trees);
         let planned = |senders: Vec<Senders>| {
             let (cache, trees) = (Arc::clone(&self.cache), Arc::clone(&trees));
@@ -69,7 +73,7 @@ impl Exchange {
         view.site.into_iter().chain(view.remote).filter(may_ask).collect()
     }
 
-    /// Gets `chunks` of `request` as it is planned that they come, bases that come for them first, and passes each to `place`.
+    /// Gets `chunks` of `request` as it is planned that they come, bases that come for them first; passes each to `place`.
     ///
     /// # Cancel safety
     /// Safe: arrived chunks are in the cache.
