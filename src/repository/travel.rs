@@ -54,7 +54,7 @@ pub struct AloneLen {
 pub struct TravelNode {
     /// Index of its base.
     pub base: Option<u32>,
-    /// Chunks to decode before it, less than [`HOPS_MAX`]; its base has fewer.
+    /// Chunks to decode before it, at most 2; its base has fewer.
     pub hops: u8,
     /// True if it is wanted itself.
     pub wanted: bool,
