@@ -76,11 +76,6 @@ impl OpenedTree {
         Self { repository: repository.for_caller(None), saved: saved.shared(), grant, numbers }
     }
 
-    /// True if its repository is on this node's disk: then all of it is local.
-    pub(super) fn is_here(&self) -> bool {
-        self.repository.store().directory().is_some()
-    }
-
     /// Number of chunks of other trees that it needs.
     fn bases(&self) -> usize {
         self.saved.map.further.len()

@@ -189,8 +189,7 @@ impl Exchange {
         served.permits(&state).await.tenant(&request.saved.value.manifest)
     }
 
-    /// True if `repository` is a folder of this node's disk: not if the policy says that it lies at another site, of which the folder is
-    /// a mount then.
+    /// True if `repository` is a folder on this node's disk, and no mount: the policy does not put it at another site.
     ///
     /// # Cancel safety
     /// Safe: it only reads.

@@ -90,7 +90,7 @@ impl ServedChunks for Exchange {
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
-        Ok(self.held(grant, from))
+        Ok(self.held(grant, from).await)
     }
 
     async fn frame(
@@ -112,8 +112,8 @@ impl ServedChunks for Exchange {
         let Some(map) = self.still_granted(identity, route, &asked.manifest).await? else { return Ok(None) };
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
-        let found =
-            self.supply((asked, Some(map)), chunk, None, |entry| (near || entry.is_here()).then_some(false)).await?;
+        let by = if near { RequestedBy::SiteAgent } else { RequestedBy::RemoteAgent };
+        let found = self.supply((asked, Some(map)), chunk, by).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
@@ -151,11 +151,11 @@ impl ServedChunks for Local {
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
-        Ok(self.exchange.held(grant, from))
+        Ok(self.exchange.held(grant, from).await)
     }
 
     async fn frame(&self, _: &Identity, asked: &FrameRequest, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
-        let found = self.exchange.supply((asked, None), chunk, Some(&self.caller), |_| Some(true)).await?;
+        let found = self.exchange.supply((asked, None), chunk, RequestedBy::Process(&self.caller)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.exchange.count_sent(Requester::Process(&self.caller), &asked.manifest, bytes).await?;
@@ -163,6 +163,17 @@ impl ServedChunks for Local {
         }
         Ok(found)
     }
+}
+
+/// Requester of a chunk.
+#[derive(Clone, Copy, Debug)]
+enum RequestedBy<'a> {
+    /// Process of this node: it gets all that can be fetched.
+    Process(&'a LocalCaller),
+    /// Agent of the same site: it gets what other sites and the repository have.
+    SiteAgent,
+    /// Agent of another site: it gets what is on this node.
+    RemoteAgent,
 }
 
 fn outgoing(frame: &Frame) -> OutgoingFrame {
@@ -240,24 +251,23 @@ impl Exchange {
         Ok(entry.map(|entry| entry.saved.value.map_key))
     }
 
-    /// Granted chunk: from the cache, or fetched if `how` allows that for its tree (and then, whether agents of the
-    /// site may be asked, as for a process of this node).
+    /// Granted chunk: from the cache, or fetched, as far as that is done for the requester.
     async fn supply(
         &self,
         (asked, map): (&FrameRequest, Option<MapKey>),
         chunk: AskedChunk,
-        caller: Option<&LocalCaller>,
-        how: impl Fn(&OpenedTree) -> Option<bool>,
+        by: RequestedBy<'_>,
     ) -> Result<Option<OutgoingFrame>> {
         let found = self.cached_frame(chunk).await?;
         if found.is_some() {
             return Ok(found);
         }
         let Some(entry) = self.catalog.opened(&asked.manifest, map) else { return Ok(None) };
-        match how(&entry) {
-            Some(through) => self.fetch_for(&entry, caller, (asked, chunk), through).await,
-            None => Ok(None),
+        // Agents of two sites with mounts of the same folder would wait for each other.
+        if matches!(by, RequestedBy::RemoteAgent) && !self.is_here(&entry.repository).await {
+            return Ok(None);
         }
+        self.fetch_for(&entry, (asked, chunk), by).await
     }
 
     /// Bytes received from repositories, and chunks from peers.
@@ -294,10 +304,15 @@ impl Exchange {
     async fn fetch_for(
         &self,
         entry: &OpenedTree,
-        caller: Option<&LocalCaller>,
         (asked, chunk): (&FrameRequest, AskedChunk),
-        through: bool,
+        by: RequestedBy<'_>,
     ) -> Result<Option<OutgoingFrame>> {
+        let caller = match by {
+            RequestedBy::Process(caller) => Some(caller),
+            RequestedBy::SiteAgent | RequestedBy::RemoteAgent => None,
+        };
+        // Agents of the site are asked only for a process: for one of them it could go in circles.
+        let through = caller.is_some();
         let saved = &entry.saved;
         let Some(number) = entry.number(&chunk.id) else { return Ok(None) };
         let unit_of_it = unit(saved, number)?;
@@ -337,10 +352,12 @@ impl Exchange {
         Ok(found)
     }
 
-    fn held(&self, grant: &Grant, from: u32) -> Survey {
+    async fn held(&self, grant: &Grant, from: u32) -> Survey {
         let ids = &grant.chunks.ids;
         let chunks = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        if self.catalog.of(grant).is_some_and(|entry| entry.is_here()) {
+        if let Some(entry) = self.catalog.of(grant)
+            && self.is_here(&entry.repository).await
+        {
             return Survey { chunks, upto: chunks, held: Runs::of(from..chunks) };
         }
         let mut upto = from;

@@ -179,6 +179,21 @@ async fn a_folder_at_another_site_is_read_by_agents_there() {
     assert_eq!(home.stats().from_remote, 0);
 }
 
+/// Two sites with a mount each would otherwise each wait for what the other says that it holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_holds_nothing_of_a_mount_for_other_sites() {
+    let world = Fixture::new();
+    let (home, cloud, near) =
+        (world.in_folder("home").await, world.in_folder("cloud").await, world.in_folder("near").await);
+    world.set_policy(&home.plain, 1, ALL).await;
+    cloud.knows(&[&near]);
+    near.knows(&[&cloud]);
+    let folder = run(&world, &home).await;
+    assert_eq!(cloud.warm("run/step-3", From::Anywhere).await.missing, 0);
+    assert_eq!((cloud.stats().from_remote, near.stats().from_repository), (0, 0), "it comes from the mount of its own");
+    cloud.restore("run/step-3", &folder).await;
+}
+
 /// Holds everything, but gives nothing without its base, as one does whose bases are damaged or gone.
 struct WithoutBases(Arc<Exchange>);
 
