@@ -15,7 +15,7 @@ from steps import Steps, part_of, trained
 from . import bench, movers
 from . import world as worlds
 
-# Of the run: the key step, steps that are differences to it, and the one that is moved, with others between.
+# Steps saved before the transfer: the key step, and differences to it; the last one is moved.
 SAVED = 5
 
 

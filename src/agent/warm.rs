@@ -68,7 +68,7 @@ pub struct Warmed {
     pub lacking: u64,
     /// Their stored bytes.
     pub lacking_bytes: u64,
-    /// Those of them that come without the base that they are stored with, which is then not needed.
+    /// Missing chunks that are fetched without their bases.
     pub alone: u64,
     /// True if the bytes of some of these are estimates: their save did not record them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -1,7 +1,7 @@
 //! Settling: a step is stored again without other steps, in place, so that reading it reads nothing else.
 //!
-//! What a restore reads of a step that is stored as differences is the step and the chunks that they are to. The latest step of a
-//! run is the one that is restored, as a rule from a bucket, which cannot send chunks otherwise than they are stored.
+//! A restore of a step that is stored as differences reads the step and its bases. The latest step of a run is the one that is
+//! restored, usually from a bucket, which cannot encode chunks anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,7 +59,8 @@ impl Repository {
         };
         self.remap(&mut writer, &known, saved.value.map_key, &tree).await?;
         let now = self.saved(name).await?;
-        if now.value.manifest != saved.value.manifest || now.value.map_key == saved.value.map_key {
+        // A collector may have moved the chunks meanwhile; then the new map replaced none.
+        if now.value.manifest != saved.value.manifest || !now.map.further.is_empty() {
             return Err(Error::conflict("name changed while it was stored again")
                 .at(name)
                 .help("run the command again"));

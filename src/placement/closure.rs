@@ -45,7 +45,7 @@ struct WithBase {
 pub struct Travelling {
     /// All of them.
     pub(super) chunks: ChunkBits,
-    /// Those of them that travel without their bases.
+    /// Chunks that travel without their bases.
     alone: ChunkBits,
 }
 

@@ -14,14 +14,14 @@ use crate::id::ChunkId;
 /// Cost of what is not possible.
 const IMPOSSIBLE: u64 = 1 << 48;
 
-/// A chunk at the place that chunks travel to.
+/// State of a chunk at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// It is not there.
     No,
-    /// It is there, and all that it needs.
+    /// It can be decoded there.
     Whole,
-    /// It is there, but not the base that it needs there.
+    /// It is there, but lacks its base.
     WithoutBase,
 }
 
@@ -32,7 +32,7 @@ pub struct TravelPlan {
     pub as_stored: Vec<u32>,
     /// Without the base that they are stored with.
     pub alone: Vec<u32>,
-    /// All that must be there then to decode what is wanted: this, and what travels for it or is there already.
+    /// Chunks that the destination needs to decode the wanted ones, those included.
     pub needed: Vec<u32>,
     /// Bytes of all that travel.
     pub bytes: u64,
@@ -58,7 +58,7 @@ pub struct TravelNode {
     pub hops: u8,
     /// True if it is wanted itself.
     pub wanted: bool,
-    /// Where it travels to.
+    /// State at the destination.
     pub held: Held,
     /// True if it may travel without its base.
     pub may_come_alone: bool,
@@ -82,7 +82,7 @@ struct Dependents {
 pub enum Travel {
     /// Not at all: it is there, or nobody needs it.
     Stays,
-    /// As it is stored.
+    /// In its stored form: a base that it needs is at the destination.
     AsStored,
     /// Without its base.
     Alone,
@@ -101,7 +101,7 @@ impl TravelNode {
         Self { base: None, hops: 0, wanted: false, held: Held::No, may_come_alone: false, stored, alone: stored }
     }
 
-    /// Cheapest way for it and its dependents, if its base is there or if it has none; and their bytes.
+    /// Fewest bytes for it and its dependents, and how it travels then. `has_base`: its base is at the destination, or it has none.
     fn choose(&self, dependents: Dependents, has_base: bool) -> (u64, Travel) {
         let Dependents { with, without } = dependents;
         let stays = match (self.held, self.wanted) {
@@ -122,13 +122,13 @@ impl TravelNode {
         ways.into_iter().min().unwrap_or((stays, Travel::Stays))
     }
 
-    /// True if it is there after it travelled.
+    /// True if the chunk is at the destination once everything has travelled.
     fn is_there(&self, way: Travel, has_base: bool) -> bool {
         way != Travel::Stays || self.held == Held::Whole || self.held == Held::WithoutBase && has_base
     }
 }
 
-/// Decides how each of `nodes` travels, with the fewest bytes in all. Returns whether each is there afterwards, too.
+/// Decides how each of `nodes` travels, with the fewest bytes in all; and whether it is at the destination afterwards.
 #[must_use]
 pub fn decide(nodes: &[TravelNode]) -> Vec<(Travel, bool)> {
     let mut dependents = vec![Dependents::default(); nodes.len()];
@@ -160,7 +160,7 @@ pub struct TravelTree<'a> {
     pub wanted: &'a [u32],
     /// True for a chunk that may travel without its base.
     pub may_come_alone: &'a dyn Fn(u32) -> bool,
-    /// Where it travels to.
+    /// State of a chunk at the destination.
     pub held: &'a dyn Fn(u32) -> Held,
 }
 
@@ -275,7 +275,7 @@ impl Forest {
     }
 }
 
-/// Whether each chunk is wanted, or the base that another needs which is not alone.
+/// For each chunk, true if it is wanted, or the base of a needed chunk that does not travel alone.
 fn needed(nodes: &[TravelNode], decided: &[(Travel, bool)]) -> Vec<bool> {
     let mut needed: Vec<bool> = nodes.iter().map(|node| node.wanted).collect();
     for hops in (1..HOPS_MAX).rev() {
@@ -333,7 +333,8 @@ impl Saved {
         let place = located.place;
         let Some(base) = located.base else { return Ok(AloneLen { bytes: place.stored_len, exact: true }) };
         if place.alone_len > 0 {
-            return Ok(AloneLen { bytes: place.alone_len, exact: true });
+            // Whoever saves records any number; no encoding is longer than the chunk.
+            return Ok(AloneLen { bytes: place.alone_len.min(place.plain_len), exact: true });
         }
         let (of_base, base) = (u64::from(self.alone_len(base)?.bytes), self.locate(base)?.place);
         let plain = u64::from(place.plain_len);
@@ -480,6 +481,9 @@ pub(crate) mod tests {
         assert_eq!(saved.alone_len(0).unwrap(), AloneLen { bytes: 700, exact: false });
         saved.map.frames[1].stored_len = 2000;
         assert_eq!(saved.alone_len(0).unwrap(), AloneLen { bytes: PLAIN, exact: false });
+        // A recorded length is no longer than the chunk, whatever was recorded.
+        saved.map.frames[0].alone_len = u32::MAX;
+        assert_eq!(saved.alone_len(0).unwrap(), AloneLen { bytes: PLAIN, exact: true });
     }
 
     /// Fewest bytes, by trying every choice.

@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use crate::cli::{User, has_members};
+use crate::differences::{file, weights};
 
 /// A run of steps 8, 9, 10 (three metrics between them), and a name that is no step.
 fn trained() -> User {
@@ -24,6 +25,33 @@ fn trained() -> User {
 
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').collect()
+}
+
+#[test]
+fn a_step_is_settled_and_synced_alone_or_as_it_is_stored() {
+    let user = User::with_repository();
+    for step in [1, 2] {
+        user.write("ckpt/model.safetensors", &file(&[("w", "F32", weights(step))]));
+        user.ok(&["save", "ckpt", &format!("run-7/step-{step}")]);
+    }
+    let moved = |args: &[&str]| user.json(args, 0)["moved_bytes"].as_u64().unwrap();
+    let from = user.repository().to_str().unwrap().to_owned();
+    let alone = moved(&["sync", &from, "alone", "run-7@latest", "--init"]);
+    let as_stored = moved(&["sync", &from, "whole", "run-7@latest", "--init", "--as-stored"]);
+    assert!(alone > 0 && as_stored > alone, "{alone} {as_stored}");
+    let settled = user.json(&["settle", "run-7@latest"], 0);
+    has_members(&settled, "name chunks stored_bytes read_bytes");
+    assert_eq!((&settled["name"], settled["chunks"].as_u64()), (&json!("run-7/step-2"), Some(1)));
+    assert!(settled["read_bytes"][0].as_u64() > settled["read_bytes"][1].as_u64(), "{settled}");
+    let again = user.ok(&["settle", "run-7/step-2"]);
+    assert!(again.starts_with("run-7/step-2 needs no other step: a restore reads "), "{again}");
+    for (absent, said) in [("run-7/step-9", "no such name `run-7/step-9`"), ("run-8@latest", "no such run `run-8`")] {
+        let refused = user.run(&["settle", absent]);
+        assert_eq!(refused.code, Some(3));
+        assert!(refused.err.contains(said), "{}", refused.err);
+    }
+    user.ok(&["restore", "run-7@latest", "out"]);
+    assert_eq!(user.read("out/model.safetensors"), file(&[("w", "F32", weights(2))]));
 }
 
 /// R1: "`RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC` and `RUN@max=METRIC` select a step wherever a name is read, and

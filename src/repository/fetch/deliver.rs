@@ -168,7 +168,7 @@ pub struct Stored {
 /// A frame of [`Stored`].
 #[derive(Debug)]
 enum StoredFrame {
-    /// As it was read: its range of the buffer.
+    /// Range of the buffer, for a frame that is kept as it was read.
     Read(Range<usize>),
     /// Encoded anew.
     Anew(Encoded),

@@ -294,6 +294,35 @@ fn without_credit_nothing_is_read_and_nothing_sent() {
 }
 
 #[test]
+fn chunks_without_bases_are_asked_only_of_who_knows_that_and_read_as_such() {
+    let manifest = ManifestId::of(b"");
+    let wanted = Wanted { chunks: Runs::of(0..5), alone: Runs::of(1..3), ..Wanted::default() };
+    // This greeting has no extension, as that of an older program.
+    let error = greeted().request(Priority::Restore, manifest, wanted.clone(), NOW).unwrap_err();
+    assert_eq!(error.kind(), crate::error::ErrorKind::Unsupported);
+    let knows = Hello { extensions: vec![(Hello::ALONE, Vec::new())], ..hello(&server(), 0) };
+    let mut requester = Requester::new(hello(&asker(), WINDOW_MIN), server(), NOW).unwrap();
+    requester.handle(0, &bytes_of(&Message::Hello(knows)), NOW);
+    assert_eq!(requester.request(Priority::Restore, manifest, wanted.clone(), NOW).unwrap(), 1);
+    // Asked again for some, each keeps what it was.
+    let again = wanted.only(&[0, 2, 4].into_iter().collect());
+    assert_eq!((again.chunks.len(), again.alone), (3, Runs::of(1..2)));
+
+    let store = Store::of_sizes(5, 1000, &[]);
+    let mut provider = provider();
+    let request = Request { request: 1, priority: Priority::Restore, manifest: store.open, wanted };
+    provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
+    provider.handle(0, &bytes_of(&Message::Credit { granted: 1 << 20 }), NOW);
+    let _ = provider.poll();
+    provider.granted(1, Some(Arc::clone(&store.grant)), NOW);
+    let asked = std::iter::from_fn(|| match provider.poll() {
+        Some(Demand::Read { chunk, .. }) => Some(chunk.alone),
+        _ => None,
+    });
+    assert_eq!(asked.collect::<Vec<_>>(), [false, true, true, false, false]);
+}
+
+#[test]
 fn unknown_kinds_are_passed_over_or_refused_by_their_number() {
     let message = |kind: u8, len: u32| [&len.to_le_bytes()[..], &[kind], &vec![7; len as usize]].concat();
     for kind in [129, 200, 255] {
