@@ -32,7 +32,7 @@ use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions};
 use towline::transfer::policy::Policies;
 use towline::transfer::protocol::{Priority, Runs, Wanted};
-use towline::transfer::{Client, Dial, Gate, ServedChunks, quic, tcp};
+use towline::transfer::{self, Client, Dial, Gate, ServedChunks, tcp};
 
 const MIB: u64 = 1 << 20;
 /// The folder of the agent that is started once more.
@@ -77,9 +77,9 @@ async fn agent(folder: &Path) {
     exchange.serve_repository(&repository);
     let (gate, over) = (Gate::default(), CancellationToken::new());
     let any = "127.0.0.1:0".parse().unwrap();
-    let tcp = tcp::Listener::bind(any, credentials.clone()).await.unwrap().through(gate.clone());
+    let (tcp, quic) = transfer::listen(any, &credentials).await.unwrap();
+    let (tcp, quic) = (tcp.through(gate.clone()), quic.through(gate));
     let address = tcp.address().unwrap();
-    let quic = quic::Listener::bind(address, credentials).unwrap().through(gate);
     let served_chunks: Arc<dyn ServedChunks> = exchange;
     tokio::spawn(tcp.serve(Arc::clone(&served_chunks), over.clone()));
     tokio::spawn(quic.serve(served_chunks, over));

@@ -79,18 +79,15 @@ use self::state::AgentState;
 use self::usage::UsagePublication;
 pub use self::user::user_name;
 pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
-use crate::transfer::identity::Credentials;
 use crate::transfer::peers::discover;
-use crate::transfer::{ServedChunks, not_bound, quic, tcp};
+use crate::transfer::{self, ServedChunks, not_bound};
 use crate::work::blocking;
 
 /// Protocol that a connection is upgraded to, to transfer chunks.
 const PROTOCOL: &str = "towline";
-/// Maximum number of ports that are tried, if the system chooses them.
-const PORT_TRIES: u32 = 16;
 /// Header with which a request selects another agent and a response names the agent that answered.
 const AT: &str = "towline-at";
 /// Fraction of the grace period that watches may use.
@@ -286,7 +283,7 @@ async fn open_to_peers(
 ) -> Result<SocketAddr> {
     let credentials = state.credentials()?;
     let exchange = state.exchange()?;
-    let (tcp, quic) = both_listeners(address, credentials).await?;
+    let (tcp, quic) = transfer::listen(address, credentials).await?;
     let (mut tcp, quic) = (tcp.through(state.gate.clone()), quic.through(state.gate.clone()));
     let address = tcp.address()?;
     let (served_chunks, leaving): (Arc<dyn ServedChunks>, _) =
@@ -295,21 +292,6 @@ async fn open_to_peers(
     api.spawn(quic.serve(Arc::clone(&served_chunks), leaving.clone()).map(ended));
     api.spawn(tcp.serve(served_chunks, leaving).map(ended));
     Ok(address)
-}
-
-/// Listeners of both transports at the same port.
-async fn both_listeners(address: SocketAddr, credentials: &Credentials) -> Result<(tcp::Listener, quic::Listener)> {
-    let mut tries = 0;
-    loop {
-        let tcp = tcp::Listener::bind(address, credentials.clone()).await?;
-        tries += 1;
-        match quic::Listener::bind(tcp.address()?, credentials.clone()) {
-            Ok(quic) => return Ok((tcp, quic)),
-            // A port that the system chose for TCP may be taken for UDP.
-            Err(error) if address.port() == 0 && error.kind() == ErrorKind::Conflict && tries < PORT_TRIES => {}
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Logs the error of a listener that ends unexpectedly.

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::ports::ClosedPort;
+
 const VERBS: [&str; 38] = [
     "init",
     "save",
@@ -380,8 +382,8 @@ fn flip_a_byte(folder: &Path) -> PathBuf {
 #[test]
 fn a_closed_port_is_exit_code_6_and_a_refusal_7() {
     let user = User::new();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let endpoint = format!("http://127.0.0.1:{port}");
+    let port = ClosedPort::new();
+    let endpoint = format!("http://{}", port.address());
     let mut command = user.command(&["ls", "--repo", "s3://bucket/x", "--endpoint", &endpoint, "--json"]);
     let closed = ran(command.env("AWS_ACCESS_KEY_ID", "k").env("AWS_SECRET_ACCESS_KEY", "s"));
     assert_eq!(closed.code, Some(6), "{}", closed.err);

@@ -8,6 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::data::{noise, safetensors, tree_digest};
+use crate::ports::ClosedPort;
 use crate::stores::{Server, fresh_bucket, servers};
 
 /// A user of one server: a home folder, credentials in the environment, a repository to be made.
@@ -190,8 +191,8 @@ fn exit_codes_tell_what_went_wrong() {
 #[test]
 fn a_closed_port_is_unreachable() {
     for user in servers().into_iter().map(User::new) {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let endpoint = format!("http://{free}");
+        let port = ClosedPort::new();
+        let endpoint = format!("http://{}", port.address());
         for verb in ["ls", "init", "doctor"] {
             let output = user.command(&[verb, "--endpoint", &endpoint]).output().unwrap();
             assert_eq!(output.status.code(), Some(6), "{verb}: {}", String::from_utf8_lossy(&output.stderr));

@@ -14,6 +14,7 @@ use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Bucket, Keys, StoreOptions, connect, open};
 
+use crate::ports::ClosedPort;
 use crate::probe::Rclone;
 use crate::stores::{all_stores, fresh_bucket, fresh_location, servers};
 
@@ -157,9 +158,13 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
         let missing = doctor(&fresh_bucket(), &options, &progress).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound, "{}", server.name);
     }
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ClosedPort::new();
     let keys = Keys { access_key_id: "a".into(), secret_access_key: "b".into(), session_token: None };
-    let closed = StoreOptions { endpoint: Some(format!("http://{free}")), keys: Some(keys), ..StoreOptions::default() };
+    let closed = StoreOptions {
+        endpoint: Some(format!("http://{}", port.address())),
+        keys: Some(keys),
+        ..StoreOptions::default()
+    };
     let error = doctor(&fresh_location(), &closed, &progress).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
 }

@@ -37,6 +37,7 @@ mod links;
 mod memory;
 mod peers;
 mod policy;
+mod ports;
 mod probe;
 mod ranks;
 mod redirects;

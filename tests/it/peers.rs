@@ -26,8 +26,10 @@ use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::protocol::{
     AskedChunk, Closed, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
 };
-use towline::transfer::{Client, Dial, Reply, ServedChunks, quic, tcp};
+use towline::transfer::{self, Client, Dial, Reply, ServedChunks, quic, tcp};
 use towline::{ErrorKind, Result};
+
+use crate::ports::ClosedPort;
 
 const MIB: u64 = 1 << 20;
 
@@ -530,17 +532,14 @@ async fn what_a_slow_reader_holds_stays_in_its_window() {
 async fn ports_that_are_taken_or_dead_are_told() {
     let certificates = Authorities::new();
     let credentials = certificates.agent("west", "a");
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
-    let error = dial(Transport::Tcp, taken, &credentials, None).await.unwrap_err();
+    let port = ClosedPort::new();
+    let error = dial(Transport::Tcp, port.address(), &credentials, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
-    let listener = tcp::Listener::bind(taken, credentials.clone()).await.unwrap();
-    let error = tcp::Listener::bind(taken, credentials.clone()).await.unwrap_err();
+    let (tcp, quic) = transfer::listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &credentials).await.unwrap();
+    let error = tcp::Listener::bind(tcp.address().unwrap(), credentials.clone()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
-    let listening = quic::Listener::bind(listener.address().unwrap(), credentials.clone()).unwrap();
-    assert_eq!(
-        quic::Listener::bind(listening.address().unwrap(), credentials).unwrap_err().kind(),
-        ErrorKind::Conflict
-    );
+    let error = quic::Listener::bind(quic.address().unwrap(), credentials).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,6 +18,7 @@ use object_store::{
 use towline::ErrorKind;
 use towline::storage::{Capabilities, Effort, Keys, Store, StoreOptions, Verdict, open, probe};
 
+use crate::ports::free_address;
 use crate::stores::{all_stores, missing};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,18 +143,9 @@ impl Rclone {
         }
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("bucket")).unwrap();
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = free_address();
         let child = Command::new(program)
-            .args([
-                "serve",
-                "s3",
-                "--config",
-                "/dev/null",
-                "--auth-key",
-                "towline,towlinesecret",
-                "--addr",
-                &free.to_string(),
-            ])
+            .args(["serve", "s3", "--config", "/dev/null", "--auth-key", "towline,towlinesecret", "--addr", &free])
             .arg(folder.path())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Output;
 use std::sync::Arc;
@@ -28,18 +28,7 @@ use super::together::{EVERYTHING, had, hide_packs, identities, start_peer_with};
 use super::{PATIENCE, Running, exchange, told, told_json, with_tree};
 use crate::cli::User;
 use crate::data::noise;
-
-/// An address that nobody is given by chance meanwhile: ports below those that the system hands out (from 32768), tried from one that
-/// belongs to this process.
-fn free_address() -> String {
-    let own = std::process::id() % 12_000;
-    let port = (0..12_000).map(|n| 20_000 + (own + n * 7) % 12_000);
-    let mut free = port.filter_map(|port| {
-        let address = format!("127.0.0.1:{port}");
-        TcpListener::bind(&address).ok().map(|_| address)
-    });
-    free.next().unwrap()
-}
+use crate::ports::free_address;
 
 /// An agent at home, `home/a`, and one in the cloud, `cloud/c`, that know each other; `callers` may ask the one in the cloud. Then
 /// sections of the settings of either.

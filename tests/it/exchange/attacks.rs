@@ -20,7 +20,7 @@ use towline::transfer::calls::call;
 use towline::transfer::protocol::{
     AskedChunk, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
 };
-use towline::transfer::{Admission, Client, Dial, Gate, ReadAhead, ReadAheadShare, Reply};
+use towline::transfer::{self, Admission, Client, Dial, Gate, ReadAhead, ReadAheadShare, Reply, quic, tcp};
 use towline::{ErrorKind, Result};
 
 use super::*;
@@ -65,10 +65,9 @@ impl ServedChunks for Stuck {
 
 /// Serves on both transports through one gate.
 async fn serve_through(credentials: &Credentials, served_chunks: Arc<dyn ServedChunks>, gate: &Gate) -> SocketAddr {
-    let tcp = tcp::Listener::bind(SocketAddr::from(ANY), credentials.clone()).await.unwrap().through(gate.clone());
+    let (tcp, quic) = transfer::listen(SocketAddr::from(ANY), credentials).await.unwrap();
+    let (mut tcp, quic) = (tcp.through(gate.clone()), quic.through(gate.clone()));
     let address = tcp.address().unwrap();
-    let quic = quic::Listener::bind(address, credentials.clone()).unwrap().through(gate.clone());
-    let mut tcp = tcp;
     let mut calls = tcp.take_calls();
     tokio::spawn(tcp.serve(Arc::clone(&served_chunks), CancellationToken::new()));
     tokio::spawn(quic.serve(served_chunks, CancellationToken::new()));

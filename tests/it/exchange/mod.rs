@@ -36,7 +36,7 @@ use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, From, 
 use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions, Transports};
 use towline::transfer::policy::Policies;
-use towline::transfer::{ServedChunks, quic, tcp};
+use towline::transfer::{self, ServedChunks};
 
 use crate::data::{name, safetensors, tree_digest};
 
@@ -159,11 +159,10 @@ fn only(agents: &str, names: &str) -> AllowList {
 
 /// Serves on both transports at one port.
 async fn serve(credentials: &Credentials, served_chunks: Arc<dyn ServedChunks>, leaving: &CancellationToken) -> String {
-    let listener = tcp::Listener::bind("127.0.0.1:0".parse().unwrap(), credentials.clone()).await.unwrap();
-    let address = listener.address().unwrap();
-    let datagrams = quic::Listener::bind(address, credentials.clone()).unwrap();
-    tokio::spawn(listener.serve(Arc::clone(&served_chunks), leaving.clone()));
-    tokio::spawn(datagrams.serve(served_chunks, leaving.clone()));
+    let (tcp, quic) = transfer::listen("127.0.0.1:0".parse().unwrap(), credentials).await.unwrap();
+    let address = tcp.address().unwrap();
+    tokio::spawn(tcp.serve(Arc::clone(&served_chunks), leaving.clone()));
+    tokio::spawn(quic.serve(served_chunks, leaving.clone()));
     address.to_string()
 }
 

@@ -7,6 +7,7 @@ use towline::transfer::Dial;
 use towline::transfer::identity::PolicyKey;
 use towline::transfer::policy::{Policies, sign};
 use towline::transfer::protocol::{AskedChunk, FrameRequest, Priority, Wanted};
+use towline::transfer::tcp;
 
 use super::*;
 
