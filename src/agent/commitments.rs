@@ -15,11 +15,11 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::state::AgentState;
-use super::tasks::{AGAIN_AFTER, Task, warm_commitment};
+use super::tasks::{AGAIN_AFTER, Outcome, Task, warm_commitment};
 use super::view::{self, TaskState};
 use crate::budget::Budget;
 use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
-use crate::clock::Timestamp;
+use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
 use crate::name::Name;
@@ -44,6 +44,7 @@ pub(super) struct Commitments {
     dir: PathBuf,
     cache: Arc<Cache>,
     budget: Budget,
+    clock: Arc<dyn Clock>,
     known: Mutex<BTreeMap<Key, Known>>,
     /// Held while commitments are made or forgotten: a request and its repetition make one, and none is forgotten while it is made.
     committing: Mutex<()>,
@@ -68,6 +69,33 @@ struct Record {
     inputs: Vec<CommittedInput>,
     /// Stored bytes of the distinct chunks.
     bytes: u64,
+    /// The job, if the request told its GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    job: Option<CommittedJob>,
+}
+
+/// Job whose GPUs would wait for the bytes of a commitment. Times are nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommittedJob {
+    gpus: u64,
+    /// Time of the commit.
+    committed_ns: i64,
+    /// Time from which everything was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ready_ns: Option<i64>,
+    /// True once the job has its GPUs: what did not idle is counted.
+    #[serde(default)]
+    started: bool,
+}
+
+/// GPU seconds that did not idle, as the bytes of a commitment came before its job had GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct GpusBusy {
+    /// Id of the repository of its first input, and the name of that.
+    pub(super) repository: String,
+    pub(super) name: Name,
+    pub(super) gpu_seconds: u64,
 }
 
 /// Tree that a commitment holds.
@@ -84,6 +112,8 @@ pub(super) struct CommitRequest {
     pub(super) hint: String,
     pub(super) owner: String,
     pub(super) repository: String,
+    /// GPUs of the job; 0: not told.
+    pub(super) gpus: u64,
     /// Trees of its inputs.
     pub(super) trees: Vec<CommitTree>,
     pub(super) expires: Option<Timestamp>,
@@ -127,7 +157,7 @@ impl Commitments {
     ///
     /// # Errors
     /// Errors of the file system. A record that cannot be read is removed, and its pin stays.
-    pub(super) fn open(cache: Arc<Cache>, budget: Budget) -> Result<Self> {
+    pub(super) fn open(cache: Arc<Cache>, budget: Budget, clock: Arc<dyn Clock>) -> Result<Self> {
         let dir = cache.dir().join(FOLDER);
         let io = |source| Error::io("cannot read the commitments", &dir, source);
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
@@ -149,6 +179,7 @@ impl Commitments {
             dir,
             cache,
             budget,
+            clock,
             known: Mutex::new(known),
             committing: Mutex::default(),
             counting: Semaphore::new(1),
@@ -173,7 +204,7 @@ impl Commitments {
         let chunks_all: usize = request.trees.iter().map(|tree| tree.chunks.len()).sum();
         let _kept = self.budget.keep(chunks_all as u64 * CHUNK_WEIGHT)?;
         let key = (request.hint.clone(), request.owner.clone());
-        let record = request.record();
+        let record = request.record(self.clock.now());
         if let Some((before, pin)) = self.current(&key) {
             if before.record.inputs != record.inputs || before.record.repository != record.repository {
                 let expected = before.record.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>();
@@ -187,10 +218,7 @@ impl Commitments {
             let lacks = || Ok::<_, Error>(self.cache.count_missing(pin.id)?.is_some_and(|(chunks, _)| chunks > 0));
             return Ok((ended && lacks()?).then(|| before.pending(&key)));
         }
-        let path = self.path(&key);
-        let text =
-            serde_json::to_string(&record).map_err(|source| Error::other("record is not JSON").source(source))?;
-        replace_file(&path, &text, Readers::Owner)?;
+        self.write(&key, &record)?;
         let pin = PinRequest {
             owner: request.owner.clone(),
             reason: reason(&request.hint),
@@ -208,7 +236,7 @@ impl Commitments {
             Err(error) => Some(error),
         };
         if let Some(error) = refused {
-            remove(&path);
+            remove(&self.path(&key));
             return Err(error);
         }
         let known = Known { record, task: None };
@@ -217,11 +245,65 @@ impl Commitments {
         Ok(Some(pending))
     }
 
-    /// Records the task that fetches the chunks of `pending`.
-    pub(super) fn started(&self, pending: &Pending, task: Arc<Task>) {
-        if let Some(known) = self.known().get_mut(&pending.key) {
-            known.task = Some(task);
+    /// Records the task that fetches the chunks of `pending`, and later when it has ended. Within a runtime.
+    pub(super) fn started(self: &Arc<Self>, pending: &Pending, task: Arc<Task>) {
+        let has_job = match self.known().get_mut(&pending.key) {
+            Some(known) => {
+                known.task = Some(Arc::clone(&task));
+                known.record.job.is_some()
+            }
+            None => false,
+        };
+        if has_job {
+            let (own, key) = (Arc::clone(self), pending.key.clone());
+            tokio::spawn(async move {
+                if let Outcome::Done(_) = task.ended().await {
+                    let recorded = blocking(move || own.ready(&key)).await;
+                    recorded.unwrap_or_else(|error| tracing::warn!("the end of a fetch is not recorded: {error:?}"));
+                }
+            });
         }
+    }
+
+    /// Records that everything of the commitment of `key` is there, unless it was before. Blocking.
+    fn ready(&self, key: &Key) -> Result<()> {
+        let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((known, _)) = self.current(key) else { return Ok(()) };
+        let Some(job) = known.record.job.filter(|job| job.ready_ns.is_none()) else { return Ok(()) };
+        self.change(
+            key,
+            Record { job: Some(CommittedJob { ready_ns: Some(self.clock.now().0), ..job }), ..known.record },
+        )
+    }
+
+    /// Records that the job of a commitment has its GPUs. Returns the GPU seconds that did not idle before, the first time; none if the
+    /// commit told no GPUs. Blocking.
+    ///
+    /// # Errors
+    /// Not found, as for [`Commitments::look`]; errors of the file system.
+    pub(super) fn job_started(&self, hint: &str, owner: &str) -> Result<Option<GpusBusy>> {
+        let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (hint.to_owned(), owner.to_owned());
+        let (known, _) = self.current(&key).ok_or_else(|| absent(hint))?;
+        let Some(job) = known.record.job.filter(|job| !job.started) else { return Ok(None) };
+        let Some(first) = known.record.inputs.first() else { return Ok(None) };
+        let (repository, name) = (known.record.repository.clone(), first.name()?);
+        // Before it is counted: a crash may lose it, and nothing counts twice.
+        self.change(&key, Record { job: Some(CommittedJob { started: true, ..job }), ..known.record })?;
+        Ok(Some(GpusBusy { repository, name, gpu_seconds: job.gpu_seconds(self.clock.now()) }))
+    }
+
+    fn change(&self, key: &Key, record: Record) -> Result<()> {
+        self.write(key, &record)?;
+        if let Some(known) = self.known().get_mut(key) {
+            known.record = record;
+        }
+        Ok(())
+    }
+
+    fn write(&self, key: &Key, record: &Record) -> Result<()> {
+        let text = serde_json::to_string(record).map_err(|source| Error::other("record is not JSON").source(source))?;
+        replace_file(&self.path(key), &text, Readers::Owner)
     }
 
     /// The commitment of `hint` by `owner`, as it is now. One is counted at a time.
@@ -249,6 +331,7 @@ impl Commitments {
             ready: missing_bytes == 0,
             pin: pin.id.to_string(),
             expires: pin.expires.map(|at| at.to_string()),
+            gpus: known.record.job.map_or(0, |job| job.gpus),
             task: known.task.map(|task| task.view().id),
         })
     }
@@ -337,7 +420,7 @@ impl Known {
 }
 
 impl CommitRequest {
-    fn record(&self) -> Record {
+    fn record(&self, now: Timestamp) -> Record {
         let input = |CommitTree { saved, .. }: &CommitTree| CommittedInput {
             name: saved.name.to_string(),
             manifest: saved.value.manifest.to_string(),
@@ -350,7 +433,22 @@ impl CommitRequest {
             repository: self.repository.clone(),
             inputs: self.trees.iter().map(input).collect(),
             bytes: chunks.values().map(|&len| u64::from(len)).sum(),
+            job: (self.gpus > 0).then_some(CommittedJob {
+                gpus: self.gpus,
+                committed_ns: now.0,
+                ready_ns: None,
+                started: false,
+            }),
         }
+    }
+}
+
+impl CommittedJob {
+    /// GPU seconds that did not idle, if the job has GPUs since `at`: those of the fetch before.
+    fn gpu_seconds(self, at: Timestamp) -> u64 {
+        let end = self.ready_ns.map_or(at, |ready| at.min(Timestamp(ready)));
+        let fetch = end.since(Timestamp(self.committed_ns));
+        u64::try_from(fetch.as_millis() * u128::from(self.gpus) / 1000).unwrap_or(u64::MAX)
     }
 }
 
@@ -407,5 +505,28 @@ fn remove(path: &Path) {
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!("the commitment {} cannot be removed: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_fetch_before_the_start_counts() {
+        let second = 1_000_000_000;
+        let job = |ready: Option<i64>| CommittedJob {
+            gpus: 8,
+            committed_ns: 100 * second,
+            ready_ns: ready.map(|at| at * second),
+            started: false,
+        };
+        let at = |seconds: i64| Timestamp(seconds * second);
+        // The fetch took 60 seconds; the job started later, or in the midst of it.
+        assert_eq!(job(Some(160)).gpu_seconds(at(500)), 480);
+        assert_eq!(job(Some(160)).gpu_seconds(at(110)), 80);
+        assert_eq!(job(None).gpu_seconds(at(110)), 80);
+        // A clock that was set back.
+        assert_eq!(job(None).gpu_seconds(at(50)), 0);
     }
 }

@@ -171,7 +171,7 @@ impl Counting {
             let known = self.sites.entry((site.clone(), way)).or_default();
             let more = bytes.saturating_sub(known.chunks).saturating_sub(known.overhead);
             known.overhead += more;
-            place.add(today, (way, site, String::new()), UsageTotals { bytes: more, requests: 0 });
+            place.add(today, (way, site, String::new()), UsageTotals { bytes: more, ..UsageTotals::default() });
         }
     }
 }
@@ -203,13 +203,11 @@ impl Place {
     /// Bytes and requests of the store in one direction, by its counters. Lists cost as much as writes.
     fn counters(&self, way: Direction) -> UsageTotals {
         let get = |metric| self.repository.store().counters().get(metric);
-        match way {
-            Direction::In => UsageTotals { bytes: get(Metric::GetBytes), requests: get(Metric::GetRequests) },
-            Direction::Out => UsageTotals {
-                bytes: get(Metric::PutBytes),
-                requests: get(Metric::PutRequests) + get(Metric::ListRequests),
-            },
-        }
+        let (bytes, requests) = match way {
+            Direction::In => (get(Metric::GetBytes), get(Metric::GetRequests)),
+            Direction::Out => (get(Metric::PutBytes), get(Metric::PutRequests) + get(Metric::ListRequests)),
+        };
+        UsageTotals { bytes, requests, gpu_seconds: 0 }
     }
 
     /// Counts bytes by the name of their tree. What was counted without a name before, as a save tells its name only at its end, is

@@ -459,6 +459,9 @@ pub struct Commitment {
     /// End of the lease, RFC 3339; none if it does not end.
     #[schema(format = DateTime, required)]
     pub expires: Option<String>,
+    /// GPUs of the job, if the commit told them.
+    #[serde(default)]
+    pub gpus: u64,
     /// Id of the task that fetches what is missing; none, until it is started again after a restart.
     #[schema(required)]
     pub task: Option<String>,

@@ -173,6 +173,7 @@ impl Context {
         loop {
             let now: Commitment = agent.get(&path).await?;
             if now.ready {
+                tell_start(&agent, &path, &now).await?;
                 return self.output.report(&now, |now, _| format!("{} is there\n", size::show(now.bytes)));
             }
             match now.task {
@@ -196,12 +197,15 @@ impl Context {
         args: &HintArgs,
         repository: &Repository,
     ) -> Result<CommittedAt> {
-        let body = json!({
+        let mut body = json!({
             "site": candidate.site,
             "inputs": hint.inputs,
             "lease": span::show(args.lease),
             "repository": repository.id().to_string(),
         });
+        if args.gpus > 0 {
+            body["gpus"] = args.gpus.into();
+        }
         let agent = Client::required()?.routed_to(Some(candidate.site.parse()?));
         let path = format!("/v1/hints/{}", hint.id);
         let (mut commitment, agent): (Commitment, _) = agent.begin(&format!("{path}/commit"), &body).await?;
@@ -214,6 +218,7 @@ impl Context {
             fetched_bytes = ended.report.as_ref().map(fetched_by);
             moved_bytes = ended.report.as_ref().map(moved_by);
             commitment = agent.get(&path).await?;
+            tell_start(&agent, &path, &commitment).await?;
         }
         Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds, fetched_bytes, moved_bytes })
     }
@@ -241,6 +246,14 @@ fn commitment(id: &str, at: &[String]) -> Result<(Client, String)> {
         return Err(Error::usage("a commitment is at one site").got(at.join(", ")).help("name it once: --at SITE"));
     };
     Ok((Client::required()?.routed_to(Some(site.parse()?)), format!("/v1/hints/{id}")))
+}
+
+/// Tells that the job of a commitment starts, once everything is there: whoever waits for it has not used the GPUs meanwhile.
+async fn tell_start(agent: &Client, path: &str, now: &Commitment) -> Result<()> {
+    if now.ready && now.gpus > 0 {
+        let _: Commitment = agent.post(&format!("{path}/outcome"), &json!({ "started": true })).await?;
+    }
+    Ok(())
 }
 
 /// Hint, and what came of its commit.

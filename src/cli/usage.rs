@@ -169,6 +169,7 @@ fn total(rows: &[UsageRow]) -> UsageRow {
         bytes: sum(|row| row.bytes),
         requests: sum(|row| row.requests),
         usd_micro: usd,
+        gpu_seconds: sum(|row| row.gpu_seconds),
     }
 }
 
@@ -193,24 +194,26 @@ fn usage_table(view: &UsageView) -> String {
         cells.resize(columns.len(), String::new());
         cells.extend([size::show(row.bytes), row.requests.to_string()]);
         cells.push(row.usd_micro.map_or_else(|| "-".to_owned(), dollars));
+        cells.push(format!("{:.1}", row.gpu_seconds as f64 / 3600.0));
         cells
     };
     let rows: Vec<_> = view.rows.iter().chain([&view.total]).map(row).collect();
     let heads: Vec<String> = columns.iter().map(|name| name.to_uppercase()).collect();
-    let heads: Vec<&str> = heads.iter().map(String::as_str).chain([">BYTES", ">REQUESTS", ">DOLLARS"]).collect();
+    let heads: Vec<&str> =
+        heads.iter().map(String::as_str).chain([">BYTES", ">REQUESTS", ">DOLLARS", ">GPU HOURS"]).collect();
     table(&heads, &rows)
 }
 
 /// The rows as of RFC 4180, with exact numbers and without the total.
 fn csv(view: &UsageView) -> String {
     let columns = names(view).join(",");
-    let mut text = format!("month,{columns},bytes,requests,usd\n");
+    let mut text = format!("month,{columns},bytes,requests,usd,gpu_seconds\n");
     for row in &view.rows {
         let names: Vec<String> = named(row).into_iter().map(quoted).collect();
         let usd = row.usd_micro.map(|micro| dollars(micro).trim_start_matches('$').to_owned()).unwrap_or_default();
         let names = names.join(",");
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{},{names},{},{},{usd}", view.month, row.bytes, row.requests);
+        let _ = writeln!(text, "{},{names},{},{},{usd},{}", view.month, row.bytes, row.requests, row.gpu_seconds);
     }
     text
 }

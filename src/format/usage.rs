@@ -8,8 +8,10 @@ use crate::error::{Error, Result};
 use crate::id::RepositoryId;
 use crate::limits::AGENT_NAME_LEN_MAX;
 
-/// Version of the body.
-const VERSION: u8 = 1;
+/// Latest version of the body: its lines have GPU seconds.
+const VERSION: u8 = 2;
+/// Version of a body whose lines have none.
+const VERSION_WITHOUT_GPUS: u8 = 1;
 /// Maximum bytes of a signature.
 const SIGNATURE_LEN_MAX: usize = 32 << 10;
 /// Maximum bytes of a name or a tenant.
@@ -78,6 +80,8 @@ pub struct UsageTotals {
     pub bytes: u64,
     /// Requests to the repository's store; 0 between agents.
     pub requests: u64,
+    /// GPU seconds that did not idle: a job's GPUs, by the time in which its data came before it had them.
+    pub gpu_seconds: u64,
 }
 
 impl UsageTotals {
@@ -85,12 +89,17 @@ impl UsageTotals {
     pub fn add(&mut self, more: Self) {
         self.bytes = self.bytes.saturating_add(more.bytes);
         self.requests = self.requests.saturating_add(more.requests);
+        self.gpu_seconds = self.gpu_seconds.saturating_add(more.gpu_seconds);
     }
 
     /// The part of it that is beyond `other`.
     #[must_use]
     pub fn beyond(self, other: Self) -> Self {
-        Self { bytes: self.bytes.saturating_sub(other.bytes), requests: self.requests.saturating_sub(other.requests) }
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            requests: self.requests.saturating_sub(other.requests),
+            gpu_seconds: self.gpu_seconds.saturating_sub(other.gpu_seconds),
+        }
     }
 }
 
@@ -161,7 +170,10 @@ impl UsageReport {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::new();
-        writer.u8(VERSION).bytes(&self.repository.to_bytes()).signed(self.at.0);
+        // Programs that know only the first version read what it can say.
+        let has_gpus = self.lines.iter().any(|(_, totals)| totals.gpu_seconds > 0);
+        let version = if has_gpus { VERSION } else { VERSION_WITHOUT_GPUS };
+        writer.u8(version).bytes(&self.repository.to_bytes()).signed(self.at.0);
         writer.string(self.month.to_string().as_bytes()).signed(self.started.0).varint(self.sequence);
         writer.count(self.lines.len());
         for (key, totals) in &self.lines {
@@ -170,6 +182,9 @@ impl UsageReport {
                 writer.string(text.as_bytes());
             }
             writer.varint(totals.bytes).varint(totals.requests);
+            if has_gpus {
+                writer.varint(totals.gpu_seconds);
+            }
         }
         writer.into_bytes()
     }
@@ -180,20 +195,20 @@ impl UsageReport {
     /// Damaged; unsupported, for a later version.
     pub fn time(bytes: &[u8]) -> Result<Timestamp> {
         let mut reader = Reader::new(bytes);
-        Self::check_version(&mut reader)?;
+        Self::read_version(&mut reader)?;
         let _repository: [u8; 16] = reader.array()?;
         Ok(Timestamp(reader.signed()?))
     }
 
-    fn check_version(reader: &mut Reader<'_>) -> Result<()> {
+    fn read_version(reader: &mut Reader<'_>) -> Result<u8> {
         let version = reader.u8()?;
-        if version != VERSION {
+        if !(VERSION_WITHOUT_GPUS..=VERSION).contains(&version) {
             return Err(Error::unsupported("usage was written by another version")
-                .expected(VERSION)
+                .expected(format!("{VERSION_WITHOUT_GPUS} to {VERSION}"))
                 .got(version)
                 .help("use the same version of towline everywhere"));
         }
-        Ok(())
+        Ok(version)
     }
 
     /// Reads its bytes, within `memory` bytes of memory.
@@ -202,7 +217,7 @@ impl UsageReport {
     /// Damaged; unsupported, for a later version; exhausted.
     pub fn decode(bytes: &[u8], memory: u64) -> Result<Self> {
         let mut reader = Reader::within(bytes, memory);
-        Self::check_version(&mut reader)?;
+        let version = Self::read_version(&mut reader)?;
         let repository = RepositoryId::from_bytes(reader.array()?);
         let at = Timestamp(reader.signed()?);
         let month = reader.text(AGENT_NAME_LEN_MAX)?.parse().map_err(|_| reader.malformed("month is malformed"))?;
@@ -212,16 +227,16 @@ impl UsageReport {
             month,
             started: Timestamp(reader.signed()?),
             sequence: reader.varint()?,
-            lines: read_lines(&mut reader)?,
+            lines: read_lines(&mut reader, version == VERSION)?,
         };
         reader.finish()?;
         Ok(report)
     }
 }
 
-fn read_lines(reader: &mut Reader<'_>) -> Read<Vec<(UsageKey, UsageTotals)>> {
-    // Each has at least a day, a direction, three lengths and two numbers.
-    let count = reader.count(7)?;
+fn read_lines(reader: &mut Reader<'_>, has_gpus: bool) -> Read<Vec<(UsageKey, UsageTotals)>> {
+    // Each has at least a day, a direction, three lengths and two or three numbers.
+    let count = reader.count(7 + usize::from(has_gpus))?;
     if count > LINES_MAX {
         return Err(reader.malformed("report has too many lines"));
     }
@@ -239,7 +254,9 @@ fn read_lines(reader: &mut Reader<'_>) -> Read<Vec<(UsageKey, UsageTotals)>> {
             return Err(reader.malformed("lines do not rise"));
         }
         last = Some(key.clone());
-        Ok((key, UsageTotals { bytes: reader.varint()?, requests: reader.varint()? }))
+        let (bytes, requests) = (reader.varint()?, reader.varint()?);
+        let gpu_seconds = if has_gpus { reader.varint()? } else { 0 };
+        Ok((key, UsageTotals { bytes, requests, gpu_seconds }))
     })
 }
 
@@ -263,8 +280,8 @@ mod tests {
             sequence: 3,
             at: Timestamp(1_795_000_000_000_000_000),
             lines: vec![
-                (key(1, Direction::In, "", "run-7"), UsageTotals { bytes: 1 << 40, requests: 9 }),
-                (key(1, Direction::Out, "west", ""), UsageTotals { bytes: 5, requests: 0 }),
+                (key(1, Direction::In, "", "run-7"), UsageTotals { bytes: 1 << 40, requests: 9, gpu_seconds: 0 }),
+                (key(1, Direction::Out, "west", ""), UsageTotals { bytes: 5, ..UsageTotals::default() }),
                 (key(30, Direction::In, "", "run-7"), UsageTotals::default()),
             ],
         }
@@ -280,8 +297,21 @@ mod tests {
             assert!(UsageReport::decode(&bytes[..len], u64::MAX).is_err(), "{len}");
         }
         let mut later = bytes;
-        later[0] = 2;
+        later[0] = 3;
         assert_eq!(UsageReport::decode(&later, u64::MAX).unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn only_reports_with_gpu_seconds_need_the_second_version() {
+        assert_eq!(report().encode()[0], VERSION_WITHOUT_GPUS);
+        let mut with = report();
+        with.lines[2].1.gpu_seconds = 7_200;
+        let bytes = with.encode();
+        assert_eq!(bytes[0], VERSION);
+        assert_eq!(UsageReport::decode(&bytes, u64::MAX).unwrap(), with);
+        for len in 0..bytes.len() {
+            assert!(UsageReport::decode(&bytes[..len], u64::MAX).is_err(), "{len}");
+        }
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub struct UsageRow {
     pub requests: u64,
     /// Micro-dollars; none: a price is not known.
     pub usd_micro: Option<u64>,
+    /// GPU seconds that did not idle, as the data of jobs came before they had their GPUs.
+    pub gpu_seconds: u64,
 }
 
 /// Sites, prices, and the site that the repository is at.
@@ -151,6 +153,7 @@ impl Usage {
             bytes: row.totals.bytes,
             requests: row.totals.requests,
             usd_micro: (!row.unpriced).then_some(row.micro_usd),
+            gpu_seconds: row.totals.gpu_seconds,
         };
         rows.into_iter().map(row).collect()
     }
@@ -303,7 +306,7 @@ price = { usd_month = "100" }
         let line = |&(way, site, name, tenant, gib, requests): &(Direction, &str, &str, &str, u64, u64)| {
             let text = str::to_owned;
             let key = UsageKey { day: 1, way, site: text(site), name: text(name), tenant: text(tenant) };
-            (key, UsageTotals { bytes: gib * GIB, requests })
+            (key, UsageTotals { bytes: gib * GIB, requests, gpu_seconds: 0 })
         };
         let report = UsageReport {
             repository: RepositoryId::from_bytes([1; 16]),
@@ -393,7 +396,7 @@ price = { usd_month = "100" }
         let lines = [(Direction::In, "home", "a", "red", 1, 1), (Direction::In, "home", "b", "red", 1, 1)];
         let (agent, mut report) = report("burst", &lines);
         for (_, totals) in &mut report.lines {
-            *totals = UsageTotals { bytes: u64::MAX, requests: u64::MAX };
+            *totals = UsageTotals { bytes: u64::MAX, requests: u64::MAX, gpu_seconds: u64::MAX };
         }
         let usage = Usage::of([(&agent, &report)]);
         let book = PriceBook::built_in();

@@ -157,7 +157,7 @@ impl Ledger {
             oldest.and_then(|key| lock.entries.remove(&key));
         }
         let tree = lock.trees.get(&manifest).cloned();
-        lock.report(MovedKey { tree, way, site: Some(peer.site().to_owned()) }, UsageTotals { bytes, requests: 0 });
+        lock.report(MovedKey { tree, way, site: Some(peer.site().to_owned()) }, of_bytes(bytes));
     }
 
     /// Remembers the name by which the tree of `manifest` was opened.
@@ -174,14 +174,19 @@ impl Ledger {
 
     /// Counts a read of `bytes` of `tree` from the repository's store.
     pub fn read(&self, tree: NamedTree, bytes: u64) {
-        self.lock()
-            .report(MovedKey { tree: Some(tree), way: Direction::In, site: None }, UsageTotals { bytes, requests: 1 });
+        let totals = UsageTotals { requests: 1, ..of_bytes(bytes) };
+        self.lock().report(MovedKey { tree: Some(tree), way: Direction::In, site: None }, totals);
+    }
+
+    /// Counts GPU seconds that did not idle, as the data of a job, `tree` among it, came before the job had its GPUs.
+    pub fn gpus_did_not_idle(&self, tree: NamedTree, gpu_seconds: u64) {
+        let totals = UsageTotals { gpu_seconds, ..UsageTotals::default() };
+        self.lock().report(MovedKey { tree: Some(tree), way: Direction::In, site: None }, totals);
     }
 
     /// Counts `bytes` of `tree` that were written to the repository's store.
     pub fn written(&self, tree: NamedTree, bytes: u64) {
-        self.lock()
-            .report(MovedKey { tree: Some(tree), way: Direction::Out, site: None }, UsageTotals { bytes, requests: 0 });
+        self.lock().report(MovedKey { tree: Some(tree), way: Direction::Out, site: None }, of_bytes(bytes));
     }
 
     /// Takes what moved since the last call: chunks of trees only.
@@ -250,6 +255,10 @@ impl LinkTotals {
     }
 }
 
+fn of_bytes(bytes: u64) -> UsageTotals {
+    UsageTotals { bytes, ..UsageTotals::default() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,9 +308,9 @@ mod tests {
             site: site.map(str::to_owned),
         };
         let expected = [
-            (key(None, Direction::Out, Some("west")), UsageTotals { bytes: 50, requests: 0 }),
-            (key(Some(&tree), Direction::In, None), UsageTotals { bytes: 7, requests: 1 }),
-            (key(Some(&tree), Direction::Out, Some("west")), UsageTotals { bytes: 100, requests: 0 }),
+            (key(None, Direction::Out, Some("west")), of_bytes(50)),
+            (key(Some(&tree), Direction::In, None), UsageTotals { requests: 1, ..of_bytes(7) }),
+            (key(Some(&tree), Direction::Out, Some("west")), of_bytes(100)),
         ];
         assert_eq!(ledger.take_unreported(), BTreeMap::from(expected));
         assert!(ledger.take_unreported().is_empty());

@@ -68,6 +68,8 @@ def test_the_best_site_is_told_and_committed(home: Path) -> None:
     with hint.commit(lease="2h") as held:
         held.wait("1m")
         assert (held.at, held.missing_bytes(), held.bytes) == ("home/a", 0, best.bytes["missing"])
+        (record,) = home.rglob("commitments/*.json")
+        assert json.loads(record.read_text())["job"]["started"] is True
         held.renew(3600)
         pins = json.loads(subprocess.run([TOWLINE, "pins", "--json"], stdout=subprocess.PIPE, check=True).stdout)
         assert [pin["reason"] for pin in pins["pins"]] == [f"hint {hint.hint_id}"]

@@ -15,7 +15,7 @@ use super::error::{ApiError, JsonBody};
 use super::recorded::{AccessRequest, check_entries};
 use super::rights::Need;
 use crate::agent::audit::{self, follow_with};
-use crate::agent::commitments::{CommitRequest, CommitTree, Commitments, Pending};
+use crate::agent::commitments::{CommitRequest, CommitTree, Commitments, GpusBusy, Pending};
 use crate::agent::config::Span;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{resolve, warm_commitment, without_offers};
@@ -30,10 +30,13 @@ use crate::placement::{INPUTS_MAX, check_hint_id};
 use crate::policy::Scope;
 use crate::repository::Repository;
 use crate::selector::Selector;
+use crate::transfer::ledger::NamedTree;
 use crate::work::blocking;
 
 /// Lease of a commitment, if the request names none.
 const LEASE: Duration = Duration::from_hours(1);
+/// Maximum number of GPUs of a job.
+const GPUS_MAX: u64 = 1_000_000;
 
 /// Body of a commit: the hint's `inputs` and the chosen site.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -48,15 +51,21 @@ pub(super) struct Commit {
     lease: Option<Span>,
     /// Repository; the default one if absent.
     repository: Option<String>,
+    /// GPUs of the job that waits for them, for `towline usage`.
+    #[serde(default)]
+    gpus: u64,
 }
 
 /// Body of an outcome.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HintOutcome {
-    /// New lease, from now on; if absent, the commitment ends.
+    /// New lease, from now on; if absent, the commitment ends, unless the job has `started`.
     #[schema(value_type = Option<String>)]
     lease: Option<Span>,
+    /// True once the job has its GPUs. The first time, those that the commit told count as GPUs that did not idle while the bytes came.
+    #[serde(default)]
+    started: bool,
 }
 
 /// Commits a hint here: reserves space for the inputs, pins them until the lease ends, and starts to fetch them.
@@ -83,6 +92,13 @@ pub(super) async fn commit(
         let expected = format!("1 to {INPUTS_MAX} names");
         return Err(Error::usage("hint cannot be committed").at("inputs").expected(expected).into());
     }
+    if body.gpus > GPUS_MAX {
+        return Err(Error::usage("hint cannot be committed")
+            .at("gpus")
+            .expected(format!("at most {GPUS_MAX}"))
+            .got(body.gpus)
+            .into());
+    }
     let commitments = state.commitments()?;
     if let Some(grant) = caller.grant() {
         check_scope(grant, Need::Scope(Scope::Pins))?;
@@ -98,7 +114,7 @@ pub(super) async fn commit(
     // Each name is warmed and pinned; the request itself is counted already.
     check_entries(&state, &caller, u32::try_from(2 * names.len() - 1).unwrap_or(u32::MAX))?;
     let requests = committing.allow(&names).await?;
-    let made = committing.make((&hint, &names), (expires, limit)).await;
+    let made = committing.make((&hint, &names), body.gpus, (expires, limit)).await;
     match made {
         Ok(Some(pending)) => committing.begin(&hint, pending, requests).await?,
         Ok(None) => requests.iter().for_each(|request| request.end("done: renewed")),
@@ -129,7 +145,7 @@ pub(super) async fn show(
     Ok(Json(commitments.look(&hint, &owner).await?))
 }
 
-/// Renews the lease of a committed hint, or ends it. What was fetched stays in the cache as long as there is space.
+/// Renews the lease of a committed hint, ends it, or tells that its job has started. What was fetched stays in the cache as long as there is space.
 #[utoipa::path(
     post,
     path = "/v1/hints/{id}/outcome",
@@ -142,10 +158,16 @@ pub(super) async fn outcome(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     Path(hint): Path<String>,
-    JsonBody(HintOutcome { lease }): JsonBody<HintOutcome>,
+    JsonBody(HintOutcome { lease, started }): JsonBody<HintOutcome>,
 ) -> Result<Json<view::Commitment>, ApiError> {
     check_hint_id(&hint)?;
     let (commitments, owner) = (state.commitments()?, caller.owner(None));
+    if started {
+        count_start(&state, (&hint, &owner)).await?;
+        if lease.is_none() {
+            return Ok(Json(commitments.look(&hint, &owner).await?));
+        }
+    }
     let action = if lease.is_some() { Action::Pin } else { Action::Unpin };
     let recorded = AccessRequest { caller: &caller, action, repository: None, repeats: Repeats::Separate };
     let expires = match lease.map(|Span(lease)| state.pin_bounds(caller.requester().as_ref(), Some(lease))) {
@@ -162,6 +184,18 @@ pub(super) async fn outcome(
         request.end(changed.as_ref().map_or_else(audit::outcome, |_| "done".to_owned()));
     }
     Ok(Json(changed?))
+}
+
+/// Counts the GPUs of a commitment's job that did not idle, the first time.
+async fn count_start(state: &AgentState, (hint, owner): (&str, &str)) -> Result<()> {
+    let commitments = state.commitments()?;
+    let (hint, owner) = (hint.to_owned(), owner.to_owned());
+    let busy = blocking(move || commitments.job_started(&hint, &owner)).await?;
+    if let Some(GpusBusy { repository, name, gpu_seconds }) = busy {
+        let tree = NamedTree { repository: state.repository(Some(&repository))?.id(), name };
+        state.exchange()?.peers().ledger().gpus_did_not_idle(tree, gpu_seconds);
+    }
+    Ok(())
 }
 
 /// Sets the end of a lease, or ends the commitment. Returns it as it is then, or was.
@@ -262,6 +296,7 @@ impl Committing<'_> {
     async fn make(
         &self,
         (hint, names): (&str, &[Name]),
+        gpus: u64,
         (expires, limit): (Option<Timestamp>, Option<PinLimit>),
     ) -> Result<Option<Pending>> {
         let mut trees = Vec::with_capacity(names.len());
@@ -280,6 +315,7 @@ impl Committing<'_> {
             hint: hint.to_owned(),
             owner: self.caller.owner(None),
             repository: self.repository.id().to_string(),
+            gpus,
             trees,
             expires,
             limit,

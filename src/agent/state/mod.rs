@@ -135,7 +135,7 @@ impl AgentState {
         let tokens = tokens(config, &clock).await?;
         let policies = Policies::new(credentials.clone(), seen_folder());
         let origins = repositories(config, share, &policies).await?;
-        let commitments = open_commitments(cache.as_ref(), &origins).await?;
+        let commitments = open_commitments(cache.as_ref(), &origins, &clock).await?;
         let advisors = match &config.advisor {
             None => Vec::new(),
             Some(paths) => advisors(paths, &origins, credentials.as_ref(), &policies).await?,

@@ -121,10 +121,11 @@ pub(super) async fn tokens(config: &Config, clock: &Arc<dyn Clock>) -> Result<Op
 pub(super) async fn open_commitments(
     cache: Option<&Arc<Cache>>,
     origins: &[Repository],
+    clock: &Arc<dyn Clock>,
 ) -> Result<Option<Arc<Commitments>>> {
     let (Some(cache), Some(repository)) = (cache.cloned(), origins.first()) else { return Ok(None) };
-    let budget = repository.budget().clone();
-    blocking(move || Commitments::open(cache, budget)).await.map(|opened| Some(Arc::new(opened)))
+    let (budget, clock) = (repository.budget().clone(), Arc::clone(clock));
+    blocking(move || Commitments::open(cache, budget, clock)).await.map(|opened| Some(Arc::new(opened)))
 }
 
 /// Opens the cache that `settings` name.

@@ -119,6 +119,43 @@ fn a_committed_hint_moves_what_it_said_and_is_made_once() {
 }
 
 #[test]
+fn gpus_that_did_not_idle_are_counted_once() {
+    let lab = fixture();
+    let agent = cloud(&lab);
+    let said = hint(&agent, "open/step-1");
+    let (to, mut body) = commit(&said, "2h");
+    body["gpus"] = json!(1_000_001);
+    agent.post(&to, &body, 400);
+    body["gpus"] = json!(1_000_000);
+    let begun = Instant::now();
+    assert_eq!(agent.post(&to, &body, 202)["gpus"], 1_000_000);
+    ready(&agent, &said);
+    let record = fs::read_dir(lab.user.work().join("cache/commitments")).unwrap().next().unwrap().unwrap().path();
+    while !fs::read_to_string(&record).unwrap().contains("ready_ns") {
+        assert!(begun.elapsed() < PATIENCE);
+        sleep(Duration::from_millis(10));
+    }
+    let at_most = begun.elapsed().as_millis() * 1000;
+    agent.stop();
+
+    // What was there before the restart does not come again, and a start that is told twice counts once.
+    let agent = cloud(&lab);
+    let outcome = format!("{}/outcome", path(&said));
+    for _ in 0..2 {
+        assert_eq!(agent.post(&outcome, &json!({ "started": true }), 200)["ready"], true);
+    }
+    agent.post(&outcome, &json!({ "started": true, "lease": "3h" }), 200);
+    agent.post(&outcome, &json!({}), 200);
+    agent.post(&outcome, &json!({ "started": true }), 404);
+    agent.stop();
+    let usage = lab.user.json(&["usage", "--by", "run"], 0);
+    let row = usage["rows"].as_array().unwrap().iter().find(|row| row["name"] == "open").unwrap();
+    let counted = row["gpu_seconds"].as_u64().unwrap();
+    assert!(counted > 0 && u128::from(counted) <= at_most, "{counted} of {at_most}: {usage}");
+    assert_eq!(usage["total"]["gpu_seconds"], counted);
+}
+
+#[test]
 fn a_commit_that_cannot_be_is_refused_as_a_whole() {
     let lab = fixture();
     // Two of them fit beside each other, but not three.
@@ -283,7 +320,7 @@ fn the_command_commits_at_another_site() {
     );
     user.write("sites.toml", sites.as_bytes());
     let hint = |more: &[&str]| told_json(&user, &home, &[&["hint", "run/step-1"], more].concat());
-    let told = hint(&["--at", "cloud", "--commit", "--lease", "2h", "--wait"]);
+    let told = hint(&["--at", "cloud", "--gpus", "1000000", "--commit", "--lease", "2h", "--wait"]);
     let committed = &told["commitment"];
     assert_eq!((&committed["site"], &committed["ready"]), (&json!("cloud"), &json!(true)), "{told}");
     assert_eq!(committed["bytes"], bytes(&told, "missing"));
@@ -296,4 +333,8 @@ fn the_command_commits_at_another_site() {
     assert!(error.starts_with("error: site is not among those that are compared at home"), "{error}");
     home.stop();
     cloud.stop();
+    // The GPUs that the command was told of were not used while it waited.
+    let usage = user.json(&["usage", "--by", "run"], 0);
+    let row = usage["rows"].as_array().unwrap().iter().find(|row| row["name"] == "run").unwrap();
+    assert!(row["gpu_seconds"].as_u64() > Some(0), "{usage}");
 }

@@ -96,7 +96,7 @@ fn a_month_adds_up_over_restarts_and_has_a_price() {
 
     let text = user.ok(&["usage", "--by", "tenant", "--format", "csv"]);
     let mut lines = text.lines();
-    assert_eq!(lines.next(), Some("month,tenant,bytes,requests,usd"));
+    assert_eq!(lines.next(), Some("month,tenant,bytes,requests,usd,gpu_seconds"));
     assert!(lines.any(|line| line.split(',').nth(1) == Some("team-a")), "{text}");
     assert!(user.ok(&["usage"]).starts_with("FROM"), "a table");
     assert!(user.ok(&["usage", "--format", "json"]).starts_with("{\"month\":"));

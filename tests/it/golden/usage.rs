@@ -1,4 +1,4 @@
-//! Usage, tests/golden/usage: a signed report.
+//! Usage, tests/golden/usage: signed reports, without and with GPU seconds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use towline::clock::Timestamp;
 use towline::format::{Direction, SignedUsage, UsageKey, UsageReport, UsageTotals};
 use towline::id::RepositoryId;
 
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/usage/report")
+fn golden(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/usage").join(file)
 }
 
 fn report() -> UsageReport {
     let line = |day, way, site: &str, name: &str, tenant: &str, bytes| {
         let text = str::to_owned;
         let key = UsageKey { day, way, site: text(site), name: text(name), tenant: text(tenant) };
-        (key, UsageTotals { bytes, requests: u64::from(site.is_empty()) })
+        (key, UsageTotals { bytes, requests: u64::from(site.is_empty()), gpu_seconds: 0 })
     };
     UsageReport {
         repository: RepositoryId::from_bytes([7; 16]),
@@ -33,22 +33,30 @@ fn report() -> UsageReport {
     }
 }
 
+/// The same, of version 2.
+fn report_with_gpus() -> UsageReport {
+    let mut report = report();
+    report.lines[1].1.gpu_seconds = 64 * 3600;
+    report
+}
+
 /// All of them, for the fuzzer.
 pub(crate) fn reports_of_usage() -> Vec<Bytes> {
-    let report = report().encode();
-    let signed = SignedUsage { report: report.clone(), signature: vec![1, 2, 3] };
-    vec![report.into(), signed.encode().into()]
+    let reports = [report().encode(), report_with_gpus().encode()];
+    let signed = SignedUsage { report: reports[0].clone(), signature: vec![1, 2, 3] };
+    reports.into_iter().chain([signed.encode()]).map(Bytes::from).collect()
 }
 
 #[test]
 fn reports_of_usage_stay_as_they_are() {
-    let signed = SignedUsage { report: report().encode(), signature: vec![1, 2, 3] }.encode();
-    if std::env::var_os("TOWLINE_GOLDEN_WRITE").is_some() {
-        fs::create_dir_all(golden().parent().unwrap()).unwrap();
-        fs::write(golden(), &signed).unwrap();
+    for (file, report) in [("report", report()), ("report-with-gpus", report_with_gpus())] {
+        let signed = SignedUsage { report: report.encode(), signature: vec![1, 2, 3] }.encode();
+        if std::env::var_os("TOWLINE_GOLDEN_WRITE").is_some() {
+            fs::write(golden(file), &signed).unwrap();
+        }
+        let stored = fs::read(golden(file)).unwrap();
+        assert!(signed == stored, "the encoding of {file} changed");
+        let read = SignedUsage::decode(&stored).unwrap();
+        assert_eq!(UsageReport::decode(&read.report, u64::MAX).unwrap(), report);
     }
-    let stored = fs::read(golden()).unwrap();
-    assert!(signed == stored, "the encoding of usage changed");
-    let read = SignedUsage::decode(&stored).unwrap();
-    assert_eq!(UsageReport::decode(&read.report, u64::MAX).unwrap(), report());
 }

@@ -53,8 +53,9 @@ class Candidate(_Answer):
 class Hint(_Answer):
     """Sites for a job, the best first: `candidates`. Other fields: `hint_id`, `generated_at`, `complete`, `inputs`, `notes`."""
 
-    def __init__(self, answer: dict[str, Any]) -> None:
+    def __init__(self, answer: dict[str, Any], gpus: int = 0) -> None:
         super().__init__(answer)
+        self._gpus = gpus
         self.candidates = [Candidate(one) for one in answer["candidates"]]
 
     @property
@@ -74,6 +75,8 @@ class Hint(_Answer):
                 raise Denied("the data may go to none of the sites")
             site = best.site
         body = {"site": site, "inputs": self.inputs, "lease": _seconds(lease, "lease")}
+        if self._gpus:
+            body["gpus"] = self._gpus
         answer, at = agent_request("POST", f"/v1/hints/{self.hint_id}/commit", json.dumps(body), site)
         return Commitment(json.loads(answer), at or site)
 
@@ -102,13 +105,18 @@ class Commitment:
         return int(self._answer["missing_bytes"])
 
     def wait(self, timeout: str | float | timedelta | None = None) -> None:
-        """Returns once everything is there; raises `Timeout` after `timeout`, or an `Error` if it cannot be fetched."""
+        """Returns once everything is there; raises `Timeout` after `timeout`, or an `Error` if it cannot be fetched.
+
+        The GPUs of the hint are taken to start then: what they did not idle is in `towline usage`.
+        """
         end = None if timeout is None else time.monotonic() + _seconds(timeout, "timeout")
         while missing := self.missing_bytes():
             self._check_fetch()
             if end is not None and time.monotonic() >= end:
                 raise Timeout(f"{missing} bytes are still missing at {self.at}")
             time.sleep(_LOOK)
+        if self._answer.get("gpus"):
+            agent_request("POST", f"{self._path}/outcome", json.dumps({"started": True}), self.at)
 
     def _check_fetch(self) -> None:
         task = self._answer["task"]
@@ -173,4 +181,4 @@ def hint(
         },
     }
     answer, _ = agent_request("POST", f"/v1/hints?wait={_READ}s", json.dumps(request))
-    return Hint(json.loads(answer))
+    return Hint(json.loads(answer), gpus)
