@@ -264,6 +264,8 @@ fn begin_jobs(
     api.spawn(leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
     if let Some(every) = cache.map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
         api.spawn(inventory::run(Arc::clone(state), every));
+        let samples = advisor::samples::run(Arc::clone(state), every);
+        api.spawn(leaving.clone().run_until_cancelled_owned(samples).map(drop));
     }
     if let Some(hints) = slurm_hints {
         api.spawn(leaving.clone().run_until_cancelled_owned(slurm::run(Arc::clone(state), hints)).map(drop));

@@ -43,6 +43,8 @@ pub struct Snapshot<'a> {
     pub book: &'a PriceBook,
     /// Agents that have told what they hold.
     pub agents: Vec<Identity>,
+    /// Sites of agents whose inventories were found to be false: what they hold is unknown.
+    pub unknown: BTreeSet<String>,
     /// Policy in force, if there is one.
     pub policy: Option<&'a PolicyRules>,
     /// Reasons why the snapshot does not have everything that a hint needs.
@@ -169,7 +171,7 @@ pub struct CandidateTime {
     pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
-    /// Weakest basis of the sources; none if nothing moves.
+    /// Weakest basis of the sources, unknown if an inventory of the site is false; none if nothing moves.
     pub basis: Option<TimeBasis>,
     /// Fewest measurements of a source.
     pub samples: u32,
@@ -355,7 +357,11 @@ impl HintQuestion<'_> {
         let inventory_age_s = held.map(|held| self.snapshot.at.since(held.oldest).as_secs());
         let capacity = capacity(site, held, &bytes);
         let seconds = |ms: u64| ms as f64 / 1000.0;
+        let is_unknown = self.snapshot.unknown.contains(name);
         let mut reasons = reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity);
+        if is_unknown {
+            reasons.push("an agent of it said that it holds what it lacks: its bytes count as missing".to_owned());
+        }
         let mut deny = ruled.denials;
         if let Some(more @ 1..) = deny.len().checked_sub(DENIALS_SHOWN) {
             deny.truncate(DENIALS_SHOWN);
@@ -373,7 +379,7 @@ impl HintQuestion<'_> {
                 p10: seconds(time.p10),
                 p50: seconds(time.p50),
                 p90: seconds(time.p90),
-                basis: plan.basis(),
+                basis: if is_unknown { Some(TimeBasis::Unknown) } else { plan.basis() },
                 samples: plan.shares.iter().map(|share| share.samples).min().unwrap_or_default(),
                 bottleneck,
             },

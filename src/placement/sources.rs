@@ -26,6 +26,8 @@ pub enum TimeBasis {
     Modelled,
     /// Nothing is known of the link: 1 Gbit/s, or 10 Gbit/s within a site.
     Default,
+    /// False inventory: it is not known what the site holds.
+    Unknown,
 }
 
 impl TimeBasis {
@@ -36,6 +38,7 @@ impl TimeBasis {
             Self::Measured => "measured",
             Self::Modelled => "modelled",
             Self::Default => "default",
+            Self::Unknown => "unknown",
         }
     }
 }

@@ -78,6 +78,7 @@ fn asked(request: &HintRequest, inventories: &[Inventory], month: &[(&str, u64)]
         sites: &sites,
         book: &book,
         agents: Vec::new(),
+        unknown: std::collections::BTreeSet::new(),
         policy: None,
         gaps: Vec::new(),
         month_so_far: Arc::new(month.iter().map(|(meter, bytes)| ((*meter).to_owned(), *bytes)).collect()),

@@ -140,6 +140,11 @@ impl KnownInputs {
         }
     }
 
+    /// Maps of the trees that were asked for lately, the latest first.
+    pub(super) fn trees(&self) -> Vec<MapKey> {
+        self.lock().iter().flat_map(|known| known.trees.iter().copied()).collect()
+    }
+
     fn find(&self, trees: &[MapKey], inventories: &[Arc<Counted>]) -> Option<Arc<Known>> {
         let mut all = self.lock();
         let at = all.iter().position(|known| known.trees == trees && known.is_of(inventories))?;

@@ -9,6 +9,7 @@
 
 mod inputs;
 mod month;
+pub(super) mod samples;
 mod sites_files;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use self::inputs::{KnownInputs, Lane};
 use self::month::{MonthSoFar, MonthVolumes};
+use self::samples::Samples;
 use self::sites_files::SitesFiles;
 pub use self::sites_files::{SitesPaths, SitesRead};
 use crate::clock::Timestamp;
@@ -73,6 +75,7 @@ struct Shared {
     policies: Arc<Policies>,
     authority: Box<Authority>,
     inventories: Inventories,
+    samples: Samples,
     month: MonthVolumes,
     current: Mutex<Option<(Instant, Arc<Epoch>)>>,
     making: SingleFlight<(), Arc<Epoch>>,
@@ -85,6 +88,8 @@ pub struct Epoch {
     log: Arc<State>,
     policy: Option<Arc<PolicyRules>>,
     inventories: Vec<Arc<Counted>>,
+    /// Those of which samples tell that they are false.
+    false_inventories: Vec<Arc<Counted>>,
     sites: Arc<SitesRead>,
     month: Arc<MonthSoFar>,
     gaps: Vec<String>,
@@ -141,6 +146,7 @@ impl Advisor {
             policies,
             authority,
             inventories: Inventories::default(),
+            samples: Samples::default(),
             month: MonthVolumes::default(),
             current: Mutex::default(),
             making: SingleFlight::default(),
@@ -240,6 +246,7 @@ impl Advisor {
         (wait, detail): (Duration, HintDetail),
     ) -> Result<Hint> {
         request.check()?;
+        self.0.samples.asked();
         let mut inputs = Vec::with_capacity(names.len());
         let mut trees = Vec::with_capacity(names.len());
         let mut seen = BTreeSet::new();
@@ -309,7 +316,7 @@ impl Shared {
         if let Some(rules) = &policy {
             sites.sites.check(rules)?;
         }
-        let read = self.read_inventories(&sites).await?;
+        let mut read = self.read_inventories(&sites).await?;
         let shown = read.unusable.iter().take(UNUSABLE_SHOWN);
         gaps.extend(
             shown.map(|unusable| {
@@ -322,11 +329,28 @@ impl Shared {
         if read.more {
             gaps.push("more agents have inventories than are read".to_owned());
         }
+        let falsehoods = self.samples.falsehoods();
+        let is_false = |counted: &mut Arc<Counted>| falsehoods.contains_key(&counted.agent);
+        let false_inventories: Vec<Arc<Counted>> = read.inventories.extract_if(.., is_false).collect();
+        gaps.extend(false_inventories.iter().map(|counted| {
+            let reason = falsehoods.get(&counted.agent).map(ToString::to_string).unwrap_or_default();
+            format!("the inventory of {} is false, so what it holds is unknown: {reason}", counted.agent.path())
+        }));
         let month = self.month.at(repository, (self.authority)()?.as_ref(), (&sites, at)).await?;
         gaps.extend(month.gaps.iter().cloned());
         let hash = read.hash(sites.hash);
         self.inputs.update(&read.inventories, &log).await;
-        let epoch = Arc::new(Epoch { at, log, policy, inventories: read.inventories, sites, month, gaps, hash });
+        let epoch = Arc::new(Epoch {
+            at,
+            log,
+            policy,
+            inventories: read.inventories,
+            false_inventories,
+            sites,
+            month,
+            gaps,
+            hash,
+        });
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some((begun, Arc::clone(&epoch)));
         Ok(epoch)
     }
@@ -358,6 +382,7 @@ impl Epoch {
             sites: &self.sites.sites,
             book: &self.sites.book,
             agents: self.inventories.iter().map(|counted| counted.agent.clone()).collect(),
+            unknown: self.false_inventories.iter().map(|counted| counted.agent.site().to_owned()).collect(),
             policy: self.policy.as_deref(),
             gaps,
             month_so_far: Arc::clone(&self.month.volumes),
@@ -374,6 +399,7 @@ impl Epoch {
             log: Arc::clone(&self.log),
             policy: self.policy.clone(),
             inventories: self.inventories.clone(),
+            false_inventories: self.false_inventories.clone(),
             sites: Arc::clone(&self.sites),
             month: Arc::clone(&self.month),
             gaps,

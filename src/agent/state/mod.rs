@@ -257,6 +257,11 @@ impl AgentState {
         })
     }
 
+    /// Advisors of its repositories; none without a sites file.
+    pub(super) fn advisors(&self) -> &[Advisor] {
+        &self.advisors
+    }
+
     /// Advisor of one of its repositories.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ mod discovery;
 mod peer;
 mod rate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::identity::Credentials;
 use super::ledger::Ledger;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::limits::MIB;
 
 /// Time that the first requester waits for peers that were not tried yet.
@@ -158,6 +159,13 @@ impl Peers {
         if let Some(dialing) = &self.dialing {
             dialing.woken.notify_waiters();
         }
+    }
+
+    /// Peers that are avoided at present, as they sent wrong data.
+    #[must_use]
+    pub fn banned(&self) -> BTreeSet<Identity> {
+        let known = self.known();
+        known.values().filter(|known| known.peer.is_banned()).filter_map(|known| known.peer.identity()).collect()
     }
 
     /// State of each peer.

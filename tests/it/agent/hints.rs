@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::together::EVERYTHING;
 use super::tokens::token;
 use super::{PATIENCE, Running, told_json};
 use crate::data::noise;
 use crate::policy::PolicyFixture;
+use crate::ports::free_address;
 
 /// A site `cloud` with an agent, and `home` with the repository.
 pub(super) fn fixture() -> PolicyFixture {
@@ -333,4 +335,65 @@ fn fetches_are_held_against_what_hints_said_and_rates_survive_a_restart() {
     let (before, after) = (link["rate"].as_f64().unwrap(), again["rate"].as_f64().unwrap());
     assert!((0.99..1.01).contains(&(after / before)), "{link} {again}");
     agent.stop();
+}
+
+/// Settings of an agent that publishes its inventory every `inventory`, and `more` of its own before the section of its peers.
+fn settings(name: &str, (own, more): (&str, &str), inventory: &str, peers: &str) -> String {
+    format!(
+        "repository = '../repo'\nsocket = '{name}.sock'\nmemory = '512M'\nidentity = '{name}'\n{own}\n\
+         [cache]\ndir = 'cache-{name}'\ncapacity = '256M'\nfree_floor = '0'\ninventory = '{inventory}'\n\
+         {more}\n[peers]\naddresses = [{peers}]\n{EVERYTHING}"
+    )
+}
+
+#[test]
+fn an_inventory_that_samples_contradict_is_not_believed() {
+    let lab = fixture();
+    let user = &lab.user;
+    user.write("big/file", &noise(7, 12 << 20));
+    user.ok(&["save", "big", "open/step-2"]);
+    for (agent, folder) in [("cloud/c", "c"), ("home/a", "a")] {
+        user.ok(&["identity", "issue", agent, "--to", folder]);
+    }
+    let listen = format!("listen = '{}'", free_address());
+    let address = listen.trim_start_matches("listen = ").to_owned();
+    user.write("c.toml", settings("c", (&listen, ""), "100ms", "").as_bytes());
+    let cloud = Running::from_file(user, "c.toml");
+    told_json(user, &cloud, &["warm", "open/step-2", "--wait"]);
+    let advisor = settings("a", ("", "[advisor]\nsites = 'sites.toml'"), "100ms", &address);
+    user.write("a.toml", advisor.as_bytes());
+    let home = Running::from_file(user, "a.toml");
+    let until = |wanted: &dyn Fn(&Value) -> bool| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let hint = home.post("/v1/hints?wait=1m", &asking("open/step-2"), 200);
+            if wanted(&hint) {
+                return hint;
+            }
+            assert!(Instant::now() < end, "{hint}");
+            sleep(Duration::from_millis(100));
+        }
+    };
+    let true_one = until(&|hint| bytes(hint, "present") > 0);
+    assert_eq!(true_one["complete"], true, "{true_one}");
+
+    // It loses its cache, and goes on to say that it has everything.
+    cloud.stop();
+    fs::remove_dir_all(user.work().join("cache-c")).unwrap();
+    user.write("c.toml", settings("c", (&listen, ""), "0", "").as_bytes());
+    let cloud = Running::from_file(user, "c.toml");
+    let doubted = until(&|hint| hint["complete"] == false);
+    let note = doubted["notes"][0].as_str().unwrap();
+    assert!(note.contains("inventory of cloud/c is false") && note.contains("open/step-2"), "{note}");
+    assert!(note.ends_with("its agent has 0"), "{note}");
+    assert_eq!((bytes(&doubted, "present"), bytes(&doubted, "missing")), (0, bytes(&true_one, "present")));
+    assert_eq!(doubted["candidates"][0]["eta_s"]["basis"], "unknown", "{doubted}");
+    assert_ne!(doubted["hint_id"], true_one["hint_id"]);
+
+    // Once it holds what it says, it is believed again.
+    told_json(user, &cloud, &["warm", "open/step-2", "--wait"]);
+    let again = until(&|hint| hint["complete"] == true);
+    assert_eq!(bytes(&again, "present"), bytes(&true_one, "present"), "{again}");
+    home.stop();
+    cloud.stop();
 }
