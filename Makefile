@@ -11,8 +11,9 @@ FUZZ_SECONDS ?= 20
 SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 DIST_PROFILE ?= release
+PYTHON_PATHS := bindings/python benches/gpu tests/python tests/vllm deploy examples packaging
 
-.PHONY: help demo test test-python test-vllm bench bench-gpu bench-peers soak lint deny sbom fuzz dist clean-servers rust nextest
+.PHONY: help demo test test-python test-vllm bench bench-gpu bench-peers soak lint deny sbom fuzz dist image clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
@@ -26,6 +27,7 @@ help:
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,weights,links,index)'
 	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
 	@echo 'make dist           what ships, into target/dist: program, wheel and crate, stripped; their symbols in target/dist/symbols'
+	@echo 'make image          an OCI image of the program, into target/image/towline.tar: no shell, not root, the same each time'
 	@echo 'make sbom           what the program and the wheel are built from, into target/sbom (CycloneDX)'
 	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
 	@echo 'make clean-servers  stop the test servers and remove what they keep'
@@ -97,8 +99,8 @@ lint: rust
 	done
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
 	if [ -x .venv/bin/ruff ]; then
-	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python benches/gpu tests/python tests/vllm examples packaging
-	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python benches/gpu tests/python tests/vllm examples packaging
+	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml $(PYTHON_PATHS)
+	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml $(PYTHON_PATHS)
 	    .venv/bin/mypy --config-file bindings/python/pyproject.toml bindings/python/python/towline
 	else echo 'ruff and mypy are not installed: Python not checked (make test-python installs it into .venv)'; fi
 	$(MAKE) --no-print-directory deny
@@ -118,6 +120,11 @@ deny: rust
 	    echo 'github.com cannot be reached: known vulnerabilities as of the last fetch'
 	    cargo deny --log-level error --offline check advisories
 	else echo 'github.com cannot be reached: known vulnerabilities not checked'; fi
+
+# Of Debian's packages and the program alone; neither a daemon nor a registry is needed.
+image: rust
+	@cargo build --release --quiet --locked --bin towline
+	deploy/image/build.py --program $(TOWLINE) --out target/image
 
 sbom: rust
 	@if ! command -v cargo-cyclonedx >/dev/null; then

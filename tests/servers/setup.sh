@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, ip), and a venv with what requirements.txt pins.
+# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, ip, skopeo), and a venv with what requirements.txt pins.
 #   setup.sh        (again: says that nothing is to do)
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
@@ -17,6 +17,8 @@ packages() {
   # For the tests of links between network namespaces, which root alone can make.
   command -v ip >/dev/null || missing+=(iproute2)
   command -v nsenter >/dev/null || missing+=(util-linux)
+  # Reads the image that is built here.
+  command -v skopeo >/dev/null || missing+=(skopeo)
   local slurm=()
   command -v slurmctld >/dev/null || slurm+=(slurmctld)
   command -v slurmd >/dev/null || slurm+=(slurmd)
