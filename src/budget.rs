@@ -393,6 +393,16 @@ mod tests {
         budget.carve_beside_buffers(budget.total() / 2 + 1).await.unwrap_err();
     }
 
+    /// A wait for more than there will ever be stops everybody behind it.
+    #[tokio::test]
+    async fn half_can_be_had_beside_a_quarter_that_is_taken_for_good() {
+        let budget = budget();
+        let _for_good = budget.carve(budget.total() / 4).await.unwrap();
+        drop(budget.carve_beside_buffers(budget.total() / 2).await.unwrap());
+        let more = budget.carve_beside_buffers(budget.total() / 2 + 1).await.unwrap_err();
+        assert_eq!(more.kind(), crate::error::ErrorKind::Exhausted);
+    }
+
     #[tokio::test]
     async fn room_is_given_back_in_part_and_whole() {
         let budget = budget();

@@ -82,9 +82,11 @@ impl Context {
     pub(super) async fn settle(&self, selector: &Selector) -> Result<()> {
         let repository = self.open().await?;
         let name = self.resolve(&repository, selector).await?;
+        let recorded = self.record(Action::Copy, &[name.to_string()], &repository, None).await?;
         let line = self.line();
-        let settled = repository.settle(&name, &self.progress).await?;
+        let settled = repository.settle(&name, &self.progress).await;
         drop(line);
+        let settled = recorded.end(settled, |_| 0).await?;
         self.output.report(&settled, |settled, _| {
             let Settled { name, chunks, stored_bytes, read_bytes: [before, now] } = settled;
             if *chunks == 0 {

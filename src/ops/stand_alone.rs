@@ -15,7 +15,7 @@ use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::{
     ChunkPlace, Delivered, Gaps, LabelScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
-    deliver, longest_read, plan, read_pack,
+    deliver, longest_read, plan_anew, read_pack,
 };
 
 /// A chunk without a base: its id, its plain length and its encoding.
@@ -94,6 +94,7 @@ impl Repository {
         let numbers: HashMap<ChunkId, usize> = saved.manifest.chunks.ids.iter().copied().zip(0..).collect();
         let mut stored_again = HashMap::new();
         for read in self.dependent(saved, progress)? {
+            let _memory = read.memory_to_encode(self.budget(), |chunk| saved.locate(chunk)).await?;
             for (id, plain_len, stored) in self.decoded_alone(saved, read).await? {
                 progress.advance(plain_len.into());
                 let place = writer.push(id, stored, plain_len, false).await?;
@@ -114,7 +115,7 @@ impl Repository {
         let chunks: Vec<u32> = outside.map(|(chunk, _)| chunk).collect();
         let lens = chunks.iter().filter_map(|&chunk| saved.manifest.chunks.lens.get(chunk as usize));
         progress.phase("storing what depends on others", lens.map(|&len| u64::from(len)).sum());
-        plan(|chunk| saved.locate(chunk), chunks, longest_read(self, self.budget()), Gaps::Wide)
+        plan_anew(|chunk| saved.locate(chunk), chunks, longest_read(self, self.budget()), Gaps::Wide)
     }
 
     /// Encodes the requested chunks of `read` without a base.

@@ -1,7 +1,8 @@
 //! Target of a restore. No operation can reach outside of it.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -38,6 +39,19 @@ pub struct TargetEntry {
     pub bytes: u64,
 }
 
+/// Opens a folder.
+const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Creates the folder `name` in `parent` and opens it, links not followed; none if there is something of that name.
+fn created(parent: &Path, name: &OsStr) -> SysResult<Option<OwnedFd>> {
+    let parent = open(parent, FOLDER_FLAGS, Mode::empty())?;
+    match mkdirat(&parent, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
+        Ok(()) => openat(&parent, name, FOLDER_FLAGS | OFlags::NOFOLLOW, Mode::empty()).map(Some),
+        Err(Errno::EXIST) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// A folder that a tree is restored to. It is thread-safe.
 ///
 /// Paths are checked ([`check_path`]) and resolved one segment at a time, refusing symbolic links, from the folder that
@@ -52,7 +66,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens the folder `dest` (a link to one is followed); creates it and its parents if needed.
+    /// Opens the folder `dest` (a link to one is followed); creates it and its parents if needed. A folder that takes its place while it
+    /// is created counts as one that was there before.
     ///
     /// # Errors
     /// Conflict, if a file is in the way; denied.
@@ -66,12 +81,29 @@ impl Target {
                 .help("name another place, or move the file away"),
             _ => Error::io(what, dest, error),
         };
-        let was_there = dest.is_dir();
-        std::fs::create_dir_all(dest).map_err(in_the_way)?;
-        let base = open(dest, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| in_the_way(errno.into()))?;
-        let mode = Stat::from_raw(&fstat(&base).map_err(|errno| in_the_way(errno.into()))?).mode;
-        let found_mode = was_there.then_some(mode);
+        let fault = |errno: Errno| in_the_way(errno.into());
+        let created = match (dest.is_dir(), dest.file_name()) {
+            (false, Some(name)) => {
+                let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty());
+                let parent = parent.unwrap_or_else(|| Path::new("."));
+                std::fs::create_dir_all(parent).map_err(in_the_way)?;
+                created(parent, name).map_err(fault)?
+            }
+            _ => None,
+        };
+        let is_new = created.is_some();
+        let base = match created {
+            Some(base) => base,
+            None => open(dest, FOLDER_FLAGS, Mode::empty()).map_err(|errno| match errno {
+                // A link to nothing.
+                Errno::NOENT => in_the_way(Errno::EXIST.into()),
+                errno => fault(errno),
+            })?,
+        };
+        let found = fstat(&base).map_err(fault)?;
+        // Users who may write to the parent can exchange what was created there.
+        let is_own = is_new && found.st_uid == rustix::process::geteuid().as_raw();
+        let found_mode = (!is_own).then(|| Stat::from_raw(&found).mode);
         Ok(Self { folders: Folders::new(base, dest.to_owned()), durability, found_mode })
     }
 

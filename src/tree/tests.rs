@@ -562,3 +562,36 @@ fn ignore_files_are_bounded_together_and_can_be_left_unread() {
     let error = walk(root.path(), &Rules { excludes, ..Rules::default() }).unwrap_err();
     assert_eq!((error.kind(), error.place()), (ErrorKind::Usage, Some("--exclude")), "{error}");
 }
+
+/// Users who own the parent of a folder to restore to can put a link there while it is created.
+#[test]
+fn a_folder_behind_a_link_is_never_taken_for_one_that_was_created() {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    let root = tempfile::tempdir().unwrap();
+    let (victim, dest) = (root.path().join("victim"), root.path().join("dest"));
+    fs::create_dir(&victim).unwrap();
+    assert_eq!(Target::open(&root.path().join("a/b"), Durability::Process).unwrap().found_mode(), None);
+    symlink("nowhere", &dest).unwrap();
+    assert_eq!(Target::open(&dest, Durability::Process).unwrap_err().kind(), ErrorKind::Conflict);
+    fs::remove_file(&dest).unwrap();
+
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = symlink(&victim, &dest);
+                let _ = fs::remove_file(&dest);
+            }
+        });
+        for _ in 0..2_000 {
+            if let Ok(target) = Target::open(&dest, Durability::Process) {
+                let opened = rustix::fs::fstat(target.folders.base()).unwrap();
+                let is_victim = opened.st_ino == fs::metadata(&victim).unwrap().ino();
+                assert_eq!(target.found_mode().is_some(), is_victim);
+            }
+            let _ = fs::remove_dir(&dest);
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}

@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
     ChunkPlace, Gaps, LabelScope, Located, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
-    longest_read, plan, read_pack,
+    longest_read, plan, plan_anew, read_pack,
 };
 
 /// Maximum retries of one name because packs were deleted on either side.
@@ -271,9 +271,9 @@ impl Syncing<'_> {
         if self.options.dry_run {
             self.count(saved, &view)?;
         } else {
-            let lacking = view.lacking.iter().chain(&view.alone).copied();
             let longest = longest_read(self.from, self.to.budget());
-            let reads = plan(|chunk| view.locate(chunk), lacking, longest, Gaps::Wide)?;
+            let mut reads = plan(|chunk| view.locate(chunk), view.lacking.iter().copied(), longest, Gaps::Wide)?;
+            reads.extend(plan_anew(|chunk| view.locate(chunk), view.alone.iter().copied(), longest, Gaps::Wide)?);
             if let Some(gone) = self.pull(&view, reads).await? {
                 return Ok(Err(gone));
             }
@@ -338,15 +338,22 @@ impl Syncing<'_> {
         let (repositories, budget) = ([self.from, self.to], self.to.budget());
         let stored = stream::iter(reads).map(|read| {
             let view = Arc::clone(view);
-            let take = move |read: &PackRead, buffer| view.take(read, buffer);
-            read_pack(&repositories, budget, read, take)
+            async move {
+                let memory = if view.is_anew(&read) {
+                    Some(read.memory_to_encode(budget, |chunk| view.locate(chunk)).await?)
+                } else {
+                    None
+                };
+                let take = move |read: &PackRead, buffer| view.take(read, buffer);
+                Ok((read_pack(&repositories, budget, read, take).await?, memory))
+            }
         });
         // In order, so that chunks that were packed together stay together.
         let mut stored = std::pin::pin!(stored.buffered(self.from.parallelism()));
         while let Some(read) = stored.next().await {
-            let stored = match read {
-                Ok(stored) => stored,
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(error)),
+            let (stored, _memory) = match read {
+                Ok(taken) => taken,
+                Err(error) if Error::kind(&error) == ErrorKind::NotFound => return Ok(Some(error)),
                 Err(error) => return Err(error),
             };
             let share = stored.is_mostly_used();

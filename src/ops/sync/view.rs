@@ -75,6 +75,11 @@ impl View {
         Ok(view)
     }
 
+    /// True if `read` brings chunks that are encoded anew.
+    pub(super) fn is_anew(&self, read: &PackRead) -> bool {
+        read.chunks.iter().any(|planned| planned.wanted && self.alone.contains(&planned.chunk))
+    }
+
     /// Takes the requested chunks of `read`: as they are stored, or alone. Each is verified.
     ///
     /// # Errors

@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 use super::gaps::{GAP, GapBudget, Gaps};
+use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
+use crate::limits::MIB;
 use crate::repository::{ChunkPlace, Saved};
 
 /// Maximum number of requests in one read, if a base has many dependents.
@@ -72,6 +74,22 @@ impl PackRead {
     #[must_use]
     pub fn stored_len(&self) -> u64 {
         stored_len(&self.parts)
+    }
+
+    /// Memory of `budget` for the chunks that it brings, of a plan of [`plan_anew`], in their plain and their new form. The caller must
+    /// hold no buffer of that budget.
+    ///
+    /// # Errors
+    /// Errors of `locate`; exhausted, if a chunk takes more than a quarter of the budget.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn memory_to_encode(&self, budget: &Budget, locate: impl Fn(u32) -> Result<Located>) -> Result<Budget> {
+        let mut plain = 0;
+        for planned in self.chunks.iter().filter(|planned| planned.wanted) {
+            plain += u64::from(locate(planned.chunk)?.place.plain_len);
+        }
+        budget.carve_beside_buffers(2 * plain).await
     }
 
     /// Range of a chunk's frame in the buffer.
@@ -247,6 +265,37 @@ pub fn plan(
     Ok(plan.reads)
 }
 
+/// Plain bytes of chunks that one read brings to be encoded anew, at most, unless one chunk has more. A difference of some bytes can be
+/// one of megabytes: what a read holds does not bound what is made of it.
+pub(crate) const ANEW_MAX: u64 = 16 * MIB;
+
+/// As [`plan`], for chunks that are encoded anew, without their bases: each read brings at most [`ANEW_MAX`] plain bytes of them.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_anew(
+    locate: impl Fn(u32) -> Result<Located>,
+    wanted: impl IntoIterator<Item = u32>,
+    longest: u64,
+    gaps: Gaps,
+) -> Result<Vec<PackRead>> {
+    let mut wanted: Vec<u32> = wanted.into_iter().collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let (mut reads, mut some, mut plain) = (Vec::new(), Vec::new(), 0);
+    for chunk in wanted {
+        let len = u64::from(locate(chunk)?.place.plain_len);
+        if !some.is_empty() && plain + len > ANEW_MAX {
+            reads.extend(plan(&locate, std::mem::take(&mut some), longest, gaps)?);
+            plain = 0;
+        }
+        some.push(chunk);
+        plain += len;
+    }
+    reads.extend(plan(&locate, some, longest, gaps)?);
+    Ok(reads)
+}
+
 /// Place of a chunk in a form that is cheap to compare: number of its pack (by first use), offset; then the chunk.
 type Order = (u32, u64, u32);
 
@@ -368,7 +417,6 @@ mod tests {
     use super::*;
     use crate::codec::Codec;
     use crate::id::{Owned, SessionId};
-    use crate::limits::MIB;
 
     const LEN: u32 = 512 << 10;
 
@@ -419,6 +467,24 @@ mod tests {
         assert_eq!(bench.plan(&[4, 0, 1, 2, 1], 2 * MIB), [vec![0, 1, 2], vec![4]]);
         assert_eq!(bench.plan(&[0, 1, 2, 3, 4, 5], MIB), [vec![0, 1], vec![2, 3], vec![4, 5]]);
         assert_eq!(bench.plan(&[0, 1], 1), [vec![0], vec![1]]);
+    }
+
+    /// A frame of some bytes may stand for megabytes.
+    #[test]
+    fn what_is_encoded_anew_is_bounded_by_its_plain_bytes() {
+        let bench = Bench::new(&[None, Some(0), Some(0), Some(0), Some(0), Some(0)]);
+        let plain_len = u32::try_from(ANEW_MAX / 3).unwrap();
+        let locate = |chunk| {
+            let located = bench.locate(chunk);
+            Ok(Located { place: ChunkPlace { stored_len: 50, plain_len, ..located.place }, ..located })
+        };
+        let planned = |reads: Vec<PackRead>| -> Vec<Vec<u32>> {
+            let wanted = |read: PackRead| read.chunks.into_iter().filter(|chunk| chunk.wanted).map(|chunk| chunk.chunk);
+            reads.into_iter().map(|read| wanted(read).collect()).collect()
+        };
+        assert_eq!(planned(plan(locate, 1..6, 8 * MIB, Gaps::Wide).unwrap()), [vec![1, 2, 3, 4, 5]]);
+        let reads = plan_anew(locate, [5, 4, 3, 2, 1, 1], 8 * MIB, Gaps::Wide).unwrap();
+        assert_eq!(planned(reads), [vec![1, 2, 3], vec![4, 5]]);
     }
 
     #[test]

@@ -47,20 +47,39 @@ impl State {
         }
         self.joint(attempt).map_or(AttemptState::Absent, |(id, _, joint)| AttemptState::Open(id, joint.clone()))
     }
+
+    /// Checks that the step was not saved by `attempt` and then replaced. Who removes a step may save it again with the same attempt.
+    ///
+    /// # Errors
+    /// Conflict.
+    fn check_not_replaced(&self, attempt: &Attempt) -> Result<()> {
+        let replaced = self.refs.contains_key(&attempt.name)
+            && self.removed_of(&attempt.name).any(|(_, kept)| kept.value.is_of(attempt));
+        if replaced {
+            return Err(Error::conflict("step was saved by this attempt, and replaced since")
+                .at(&attempt.name)
+                .got(format!("attempt {}", attempt.id))
+                .help("save it with another --attempt"));
+        }
+        Ok(())
+    }
 }
 
 impl Repository {
     /// Finds the shared session of an attempt, or opens it.
     ///
     /// # Errors
-    /// As [`log::Log::commit`](crate::repository::log::Log::commit).
+    /// Conflict, if the attempt has saved the step and something else has replaced it; as [`log::Log::commit`](crate::repository::log::Log::commit).
     ///
     /// # Cancel safety
     /// Safe: the next rank finds a session that was opened.
     pub async fn join(&self, attempt: &Attempt) -> Result<AttemptState> {
         let session = SessionId::random();
         let joined = self.log().commit(Some(session), |state| match state.attempt_state(attempt) {
-            AttemptState::Absent => Ok(vec![Action::OpenJoint(session, attempt.clone())]),
+            AttemptState::Absent => {
+                state.check_not_replaced(attempt)?;
+                Ok(vec![Action::OpenJoint(session, attempt.clone())])
+            }
             _ => Ok(Vec::new()),
         });
         Ok(joined.await?.state.attempt_state(attempt))

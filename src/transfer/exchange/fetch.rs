@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
 use super::get::ChunkRequest;
@@ -19,7 +19,7 @@ use crate::cache::Frame;
 use crate::codec::{Encoded, encode_alone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{
-    Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
+    Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, plan_anew, read_pack,
 };
 use crate::transfer::driver::{Fetching, Reply};
 use crate::transfer::frame_request::frame_request;
@@ -32,6 +32,11 @@ const GROUPS: usize = 24;
 
 /// Minimum time limit of a peer: it may have to fetch the chunk itself.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same while the rate of the repository is not known, and the rate in bytes a second that a peer must have then.
+const PATIENCE_UNKNOWN: Duration = Duration::from_secs(20);
+const RATE_UNKNOWN: f64 = 65_536.0;
+/// Time limits for which a request waits until a peer may be asked: others ask it meanwhile.
+const TURNS: u32 = 8;
 
 /// Callback for each chunk that arrives.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
@@ -137,7 +142,11 @@ impl Exchange {
         lacking: &mut Vec<u32>,
         placing: &Placing<'_>,
     ) -> Result<()> {
-        let _permit = peer.acquire().await;
+        let late = if through { None } else { self.deadline(request, lacking) };
+        let _permit = match late {
+            Some(patience) => timeout(patience * TURNS, peer.acquire()).await.map_err(|_| too_slow(peer))?,
+            None => peer.acquire().await,
+        };
         let begun = Instant::now();
         let link = peer.link()?;
         let mut numbers = lacking.clone();
@@ -148,7 +157,6 @@ impl Exchange {
         }
         let wanted = frame_request(request.saved, &mut numbers, request.alone)?;
         let mut asked = self.begin_peer_request(request, &link).await?;
-        let late = if through { None } else { self.deadline(request, lacking) };
         let far = !through && !peer.is_near(&self.identity);
         let metered = if far { self.link_rates.begin(link.peer().site()) } else { None };
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
@@ -223,12 +231,18 @@ impl Exchange {
         Ok(())
     }
 
-    /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if the rate of that
-    /// source is unknown or it is excluded.
+    /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if that is excluded.
     fn deadline(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Option<Duration> {
-        let rate = self.origin_rate().filter(|_| request.policy.from == From::Anywhere)?;
-        let bytes = stored_len(request, chunks);
-        Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / min_useful_rate(rate).max(1.0)))
+        (request.policy.from == From::Anywhere).then(|| self.patience(request, chunks))
+    }
+
+    /// Time in which `chunks` come from a source that is worth waiting for, by the rate of the repository.
+    pub(super) fn patience(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Duration {
+        let (least, rate) = match self.origin_rate() {
+            Some(rate) => (PATIENCE, min_useful_rate(rate).max(1.0)),
+            None => (PATIENCE_UNKNOWN, RATE_UNKNOWN),
+        };
+        least + Duration::from_secs_f64(stored_len(request, chunks) as f64 / rate)
     }
 
     /// Fetches a group from the repository's packs: only its frames if their bases are cached; else with their bases.
@@ -294,12 +308,19 @@ impl Exchange {
     ) -> Result<()> {
         let saved = request.saved;
         let longest = longest_read(request.repository, &self.budget).min(UNIT_LEN);
-        for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
+        let locate = |chunk| saved.locate(chunk);
+        let (alone, whole): (Vec<u32>, Vec<u32>) = lacking.iter().partition(|chunk| request.alone.contains(chunk));
+        let whole = plan_reads(locate, whole, longest, Gaps::Spare)?.into_iter().map(|read| (read, false));
+        let anew = plan_anew(locate, alone.iter().copied(), longest, Gaps::Spare)?.into_iter().map(|read| (read, true));
+        let alone: Arc<HashSet<u32>> = Arc::new(alone.into_iter().collect());
+        for (read, is_anew) in whole.chain(anew) {
+            let _memory = if is_anew { Some(read.memory_to_encode(&self.budget, locate).await?) } else { None };
+            let turns = (is_anew && !request.through).then(|| Arc::clone(&self.transcoding));
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
-            let (len, tenant) = (read.stored_len(), request.tenant.map(str::to_owned));
-            let alone: HashSet<u32> = lacking.iter().copied().filter(|chunk| request.alone.contains(chunk)).collect();
+            let (len, tenant, alone) = (read.stored_len(), request.tenant.map(str::to_owned), Arc::clone(&alone));
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
+                let _turn = turns.as_ref().map(|turns| turns.take());
                 let needed = needed(read, &tree, &alone)?;
                 let mut kept = Vec::new();
                 deliver(

@@ -3,9 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::in_flight::FetchGuard;
+use tokio::time::{Instant, timeout_at};
+
+use super::in_flight::{Fetch, FetchGuard};
 use super::stats::{Source, SourceCounters};
-use super::{Exchange, FetchPolicy};
+use super::{Exchange, FetchPolicy, From};
 use crate::codec::Encoded;
 use crate::error::Result;
 use crate::limits::MIB;
@@ -70,10 +72,11 @@ impl Exchange {
         let (mut wanted, mut failed) = (chunks, Vec::new());
         for _ in 0..ROUNDS {
             wanted = self.find_in_cache(request, wanted, place).await?;
+            let named_source = request.policy.from != From::Anywhere;
             let (mut mine, mut in_flight, mut waits) = (Vec::new(), HashMap::<u32, FetchGuard>::new(), Vec::new());
             for &chunk in &wanted {
                 let id = request.saved.locate(chunk)?.id;
-                match self.in_flight.begin(id) {
+                match self.in_flight.begin(id, named_source) {
                     // Arrived between the lookup and now.
                     Ok(_) if self.cache.contains(&id) => {}
                     Ok(flight) => {
@@ -97,12 +100,30 @@ impl Exchange {
             if wanted.is_empty() {
                 return Ok(failed);
             }
-            for wait in waits {
-                wait.cancelled().await;
+            if self.ended_in_time(request, &wanted, waits).await {
+                continue;
             }
+            // The fetch in progress is too slow: this request has its own sources.
+            let late = self.find_in_cache(request, wanted, place).await?;
+            failed.extend(self.fetch_missing(request, late, place).await?);
+            return Ok(failed);
         }
         failed.extend(wanted);
         Ok(failed)
+    }
+
+    /// Waits for the fetches of others that bring `chunks`. False if one whose source was named is too slow for a request that may take
+    /// any source; all other fetches have time limits of their own.
+    async fn ended_in_time(&self, request: &ChunkRequest<'_>, chunks: &[u32], fetches: Vec<Fetch>) -> bool {
+        let limit = Instant::now() + self.patience(request, chunks);
+        for Fetch { done, named_source } in fetches {
+            if !named_source || request.policy.from != From::Anywhere {
+                done.cancelled().await;
+            } else if timeout_at(limit, done.cancelled()).await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Counts bytes that arrived for `request`.

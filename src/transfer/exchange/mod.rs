@@ -27,6 +27,7 @@ mod served;
 mod serving;
 mod stats;
 mod travel;
+mod turns;
 mod verify;
 mod view;
 mod warm;
@@ -38,7 +39,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::available_parallelism;
 
 use async_trait::async_trait;
-use tokio::sync::Semaphore;
 
 use self::audited::Audited;
 use self::catalog::Catalog;
@@ -51,6 +51,7 @@ use self::serving::{GrantKey, GrantedAt};
 pub use self::stats::TransferStats;
 use self::stats::{SourceCounters, TransferCounters};
 pub use self::travel::WantedTree;
+use self::turns::Turns;
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::ReadAhead;
@@ -103,7 +104,7 @@ pub struct Exchange {
     limits: Limits,
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
-    transcoding: Semaphore,
+    transcoding: Arc<Turns>,
     catalog: Catalog,
     in_flight: InFlight,
     /// Limit of reads of the repository for other agents of the site.
@@ -169,7 +170,7 @@ impl Exchange {
             grants: Mutex::default(),
             limits,
             verifier,
-            transcoding: Semaphore::new(available_parallelism().map_or(1, usize::from).div_ceil(2)),
+            transcoding: Arc::new(Turns::new(available_parallelism().map_or(1, usize::from).div_ceil(2))),
             catalog,
             in_flight,
             origin_reads,

@@ -16,12 +16,12 @@ use super::stats::{SourceCounters, add};
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
 use crate::codec::Encoded;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::id::{ManifestId, MapKey};
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{LocalCaller, Route};
-use crate::repository::Saved;
+use crate::repository::{ANEW_MAX, Saved};
 use crate::transfer::Transport;
 use crate::transfer::ledger::{Direction, MovedChunks};
 use crate::transfer::protocol::limits::RUNS_MAX;
@@ -180,14 +180,23 @@ fn outgoing(frame: &Frame) -> OutgoingFrame {
     OutgoingFrame { encoded: frame.encoded(), plain_len: frame.plain_len() }
 }
 
-/// Chunks of `entry` that `asked` requests without their bases.
-fn alone(entry: &OpenedTree, asked: &FrameRequest) -> HashSet<u32> {
-    let wanted = &asked.wanted;
-    let number = |ordinal: u32| {
-        let ordinal = u64::from(ordinal);
-        wanted.chunks.get(ordinal).or_else(|| wanted.base(ordinal).and_then(|base| entry.number(&base)))
-    };
-    wanted.alone.iter().filter_map(number).collect()
+/// Chunks to fetch at once, and those of them that come without their bases.
+#[derive(Debug, Default)]
+struct Together {
+    chunks: Vec<u32>,
+    alone: HashSet<u32>,
+    /// Plain bytes of the latter.
+    anew: u64,
+}
+
+impl Together {
+    fn add(&mut self, chunk: u32, is_alone: bool, plain_len: u64) {
+        self.chunks.push(chunk);
+        if is_alone {
+            self.alone.insert(chunk);
+            self.anew += plain_len;
+        }
+    }
 }
 
 /// A chunk, and all that it needs.
@@ -291,11 +300,18 @@ impl Exchange {
 
     /// Encodes `frame` anew without its base; none if that is not in the cache. Only some are encoded at a time.
     async fn without_base(&self, frame: Frame) -> Result<Option<OutgoingFrame>> {
-        // Nothing that has memory waits for a turn.
-        let _turn = self.transcoding.acquire().await.map_err(|_| Error::other("exchange is gone"))?;
-        let _memory = self.budget.carve(u64::from(frame.plain_len()) * TRANSCODING_WEIGHT).await?;
-        let verifier = self.verifier.clone();
-        let encoded = blocking(move || Ok(verifier.alone(&frame))).await?;
+        // Not what a waiter would be given last: read-ahead has a part of the budget for good.
+        let bytes = u64::from(frame.plain_len()) * TRANSCODING_WEIGHT;
+        let memory = match self.budget.carve_beside_buffers(bytes).await {
+            Err(error) if error.kind() == ErrorKind::Exhausted => return Ok(None),
+            memory => memory?,
+        };
+        let (verifier, turns) = (self.verifier.clone(), Arc::clone(&self.transcoding));
+        let encoded = blocking(move || {
+            let _held = (turns.take(), memory);
+            Ok(verifier.alone(&frame))
+        });
+        let encoded = encoded.await?;
         Ok(encoded.map(|frame| outgoing(&frame)))
     }
 
@@ -315,22 +331,20 @@ impl Exchange {
         let through = caller.is_some();
         let saved = &entry.saved;
         let Some(number) = entry.number(&chunk.id) else { return Ok(None) };
-        let unit_of_it = unit(saved, number)?;
-        let bases = asked.wanted.bases.iter().filter_map(|base| entry.number(base));
-        let same = |chunk: &u32| unit(saved, *chunk).is_ok_and(|unit| unit == unit_of_it);
-        let lacking = |chunk: &u32| {
-            let located = saved.locate(*chunk);
-            located.is_ok_and(|located| !self.in_flight.has(&located.id) && !self.cache.contains(&located.id))
-        };
-        let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
-        let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();
+        let plain_len = saved.locate(number)?.place.plain_len;
+        let Together { chunks, alone, .. } = self.together(entry, asked, (number, chunk.alone))?;
         let (policy, counters) =
             (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, SourceCounters::default());
         let repository = &entry.repository.for_caller(caller.cloned());
-        let alone = &alone(entry, asked);
-        let request =
-            ChunkRequest { repository, saved, alone, policy: &policy, through, counters: &counters, tenant: None };
-        let plain_len = saved.locate(number)?.place.plain_len;
+        let request = ChunkRequest {
+            repository,
+            saved,
+            alone: &alone,
+            policy: &policy,
+            through,
+            counters: &counters,
+            tenant: None,
+        };
         let mut found = None;
         let mut place = |chunk: u32, encoded: &Encoded| {
             if chunk == number {
@@ -350,6 +364,28 @@ impl Exchange {
             return self.cached_frame(chunk).await;
         }
         Ok(found)
+    }
+
+    /// Chunk `number`, and missing chunks of the same request and unit that nobody is fetching. Of those that are encoded anew, as much as
+    /// one read brings.
+    fn together(&self, entry: &OpenedTree, asked: &FrameRequest, (number, is_alone): (u32, bool)) -> Result<Together> {
+        let (saved, wanted) = (&entry.saved, &asked.wanted);
+        let unit_of_it = unit(saved, number)?;
+        let mut together = Together::default();
+        together.add(number, is_alone, saved.locate(number)?.place.plain_len.into());
+        let bases = wanted.bases.iter().map(|base| entry.number(base));
+        for (other, ordinal) in wanted.chunks.iter().map(Some).chain(bases).zip(0..) {
+            let Some(other) = other.filter(|&other| other != number) else { continue };
+            let Ok(located) = saved.locate(other) else { continue };
+            let plain_len = u64::from(located.place.plain_len);
+            let is_alone = wanted.alone.contains(ordinal);
+            let too_much = is_alone && together.anew + plain_len > ANEW_MAX;
+            let same = unit(saved, other).is_ok_and(|unit| unit == unit_of_it);
+            if same && !too_much && !self.in_flight.has(&located.id) && !self.cache.contains(&located.id) {
+                together.add(other, is_alone, plain_len);
+            }
+        }
+        Ok(together)
     }
 
     async fn held(&self, grant: &Grant, from: u32) -> Survey {

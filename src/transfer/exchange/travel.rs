@@ -3,6 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use futures::FutureExt as _;
+use futures::future::join_all;
+
 use super::get::ChunkRequest;
 use super::plan::Candidate;
 use super::stats::SourceCounters;
@@ -53,14 +56,22 @@ impl Exchange {
         if as_stored.iter().zip(&*trees).all(|(plan, (_, wanted))| !plan.has_bases(wanted)) {
             return Ok(as_stored);
         }
-        let mut senders = Vec::with_capacity(trees.len());
-        for (saved, _) in &*trees {
-            let (alone, counters) = (HashSet::new(), SourceCounters::default());
-            let request =
-                ChunkRequest { repository, saved, alone: &alone, policy, through, counters: &counters, tenant: None };
-            senders.push(self.senders(&request).await);
-        }
-        planned(senders).await
+        let ask = |saved| self.senders_of(repository, saved, (policy, through)).boxed();
+        // All at once: a peer that is silent delays them once.
+        planned(join_all(trees.iter().map(|(saved, _)| ask(saved))).await).await
+    }
+
+    /// Peers that hold chunks of `saved` and send them without their bases.
+    async fn senders_of(
+        &self,
+        repository: &Repository,
+        saved: &Arc<Saved>,
+        (policy, through): (&FetchPolicy, bool),
+    ) -> Senders {
+        let (alone, counters) = (HashSet::new(), SourceCounters::default());
+        let request =
+            ChunkRequest { repository, saved, alone: &alone, policy, through, counters: &counters, tenant: None };
+        self.senders(&request).await
     }
 
     /// Peers that hold chunks of a request and send them without their bases.

@@ -176,6 +176,36 @@ impl ServedChunks for Stuck {
     }
 }
 
+/// Whoever may name the source of a fetch could name one that never answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_a_slow_source_that_another_has_named() {
+    let world = Fixture::new();
+    let (agent, other) = (world.agent("west", "a").await, world.agent("east", "other").await);
+    let stuck = Arc::new(Stuck { exchange: Arc::clone(&other.exchange), asked: Notify::new() });
+    let leaving = CancellationToken::new();
+    let address =
+        serve(&world.credentials("east", "stuck"), Arc::clone(&stuck) as Arc<dyn ServedChunks>, &leaving).await;
+    let folder = world.save(&agent.plain, "run/step-1", 15, 12).await;
+    assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+    // It knows how fast the repository is.
+    world.save(&agent.plain, "first", 16, 12).await;
+    assert_eq!(agent.warm("first", From::Anywhere).await.missing, 0);
+    agent.exchange.peers().add(&address).unwrap();
+    assert_eq!(agent.exchange.peers().live().await.len(), 1);
+    let mut named = std::pin::pin!(agent.warm("run/step-1", From::Site("east".to_owned())));
+    tokio::select! {
+        _ = &mut named => panic!("nothing is sent"),
+        () = stuck.asked.notified() => {}
+    }
+    // The protocol's own watchdog would take half a minute, and a source that drips would never end.
+    tokio::select! {
+        _ = &mut named => panic!("nothing is sent"),
+        restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)) => {
+            assert!(restored.is_ok());
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
     for transports in [Transports::Quic, Transports::Tcp] {

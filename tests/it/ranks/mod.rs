@@ -281,6 +281,31 @@ async fn attempts_and_world_sizes_never_mix() {
     gang.holds(2, 2).await;
 }
 
+/// K2: "one that has saved the step is refused once another has replaced it (exit 5)".
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_was_replaced_does_not_come_back() {
+    let gang = Gang::new().await;
+    for (attempt, life) in [("a", 1), ("b", 2)] {
+        for rank in 0..2 {
+            gang.fill(rank, life);
+            gang.save(rank, 2, attempt).await.unwrap();
+        }
+    }
+    gang.holds(2, 2).await;
+    for rank in 0..2 {
+        gang.fill(rank, 1);
+        conflicts(gang.save(rank, 2, "a").await, "replaced since");
+    }
+    gang.holds(2, 2).await;
+    // A step that was removed may be saved again, by whom it was saved before.
+    gang.repository("reader").await.remove(&name(STEP)).await.unwrap();
+    for rank in 0..2 {
+        gang.fill(rank, 1);
+        gang.save(rank, 2, "a").await.unwrap();
+    }
+    gang.holds(2, 1).await;
+}
+
 /// K3: "A rank that dies may retry; what it had uploaded is used".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_dies_anywhere_can_come_again() {
