@@ -34,7 +34,9 @@ impl Context {
                     lines.concat()
                 })?;
                 if file.allow_http == Some(true) {
-                    self.output.remark("`allow_http` does not count there: use --allow-http or TOWLINE_ALLOW_HTTP=1");
+                    self.output.remark(
+                        "commands refuse it until `allow_http` is removed: use --allow-http or TOWLINE_ALLOW_HTTP=1",
+                    );
                 }
                 Ok(())
             }

@@ -343,7 +343,7 @@ Examples:
 
 A step is stored as differences to an earlier one, so a restore reads both: about half more than the step takes for itself. An agent of \
 another site can send it without; a bucket cannot. This stores those chunks again, in byte planes without a base; what they took \
-before is freed by `towline collect` after its grace. The name, its content and its place in the run stay what they are, and the next \
+before is freed by `towline collect` after its grace, once most of their pack is unused. The name, its content and its place in the run stay what they are, and the next \
 step is stored as differences to this one.
 
 JSON: name chunks stored_bytes read_bytes: [before, now]";

@@ -242,9 +242,16 @@ impl Exchange {
     pub async fn check_reachable(&self, policy: &FetchPolicy) -> Result<()> {
         let live = self.peers.live().await;
         let live: Vec<Identity> = live.iter().filter_map(|peer| peer.identity()).collect();
-        let known = self.peers.list();
-        let known: BTreeSet<Identity> = known.into_iter().filter_map(|peer| peer.identity).collect();
-        reachable::check(policy, &live, &known)
+        let (mut known, mut nameless) = (BTreeSet::new(), Vec::new());
+        for peer in self.peers.list() {
+            match peer.identity {
+                Some(identity) => {
+                    known.insert(identity);
+                }
+                None => nameless.push(peer.address),
+            }
+        }
+        reachable::check(policy, &live, (&known, &nameless))
     }
 
     /// Counters of moved bytes.

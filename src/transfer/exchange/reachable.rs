@@ -6,12 +6,16 @@ use super::{FetchPolicy, From};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 
-/// Checks the source that `policy` names against the `live` agents, and all that were ever `known`.
+/// Checks the source that `policy` names against the `live` agents, all that were ever `known`, and addresses that have never answered.
 ///
 /// # Errors
-/// Not found, if no known agent belongs to that source; unreachable, if none of the live ones does and the repository
-/// must not be read instead.
-pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Identity>) -> Result<()> {
+/// Not found, if no known agent belongs to that source; unreachable, if none of the live ones does, or one of the addresses may, and
+/// the repository must not be read instead.
+pub(super) fn check(
+    policy: &FetchPolicy,
+    live: &[Identity],
+    (known, nameless): (&BTreeSet<Identity>, &[String]),
+) -> Result<()> {
     let fits = |agent: &Identity| match &policy.from {
         From::Site(site) => agent.site() == site,
         From::Agent(wanted) => agent == wanted,
@@ -31,6 +35,14 @@ pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Id
         }
         return Err(Error::unreachable(format!("{kind} `{}` does not answer", policy.from))
             .help("try again when its agents run, or read from the repository what it lacks: --or-repository"));
+    }
+    if !nameless.is_empty() {
+        if policy.or_repository {
+            return Ok(());
+        }
+        return Err(Error::unreachable(format!("{kind} `{}` has not answered yet", policy.from))
+            .expected(format!("an answer from {}", nameless.join(", ")))
+            .help("try again when its agents run; an agent that has just started is found within half a minute"));
     }
     let error = Error::not_found(format!("{kind} `{}` is not known here", policy.from));
     Err(if known.is_empty() {
@@ -63,7 +75,7 @@ mod tests {
         let policy = FetchPolicy { from: from.parse().unwrap(), or_repository, ..FetchPolicy::default() };
         let (up, down) = (agent("home", "a"), agent("cloud", "b"));
         let known = BTreeSet::from([up.clone(), down]);
-        let error = check(&policy, &[up], &known).err()?;
+        let error = check(&policy, &[up], (&known, &[])).err()?;
         Some((error.kind(), error.to_string()))
     }
 
@@ -91,6 +103,13 @@ mod tests {
             assert_eq!(said(silent, false).unwrap().0, ErrorKind::Unreachable);
             assert_eq!(said(silent, true), None);
         }
-        assert_eq!(check(&FetchPolicy::default(), &[], &BTreeSet::new()).map_err(|error| error.kind()), Ok(()));
+        let (nobody, nameless) = (BTreeSet::new(), ["127.0.0.1:7171".to_owned()]);
+        let checked = |policy: &FetchPolicy| check(policy, &[], (&nobody, &nameless)).map_err(|error| error.kind());
+        assert_eq!(checked(&FetchPolicy::default()), Ok(()));
+        // Which site the agent at that address is of, only it can say.
+        let mut named = FetchPolicy { from: "home".parse().unwrap(), ..FetchPolicy::default() };
+        assert_eq!(checked(&named), Err(ErrorKind::Unreachable));
+        named.or_repository = true;
+        assert_eq!(checked(&named), Ok(()));
     }
 }
