@@ -235,9 +235,16 @@ def test_a_store_that_hangs_before_the_upload_makes_way_too(far, tmp_path, monke
     assert limits and set(limits) == {_backlog.SILENCE}
 
 
-def test_a_lookup_has_a_limit(repository):
+def test_a_lookup_has_a_limit(repository, tmp_path):
+    (tmp_path / "tree").mkdir()
+    repository.save(tmp_path / "tree", "tree")
+    # A log entry that never ends.
+    last = max((Path(repository.url) / "log").iterdir())
+    endless = last.with_name(f"{int(last.name) + 1:0{len(last.name)}}")
+    os.mkfifo(endless)
     with pytest.raises(towline.Unreachable, match="store does not answer"):
-        repository._engine.find("run/step-1", timedelta(0))
+        repository._engine.find("run/step-1", timedelta(milliseconds=200))
+    endless.unlink()
     assert repository._engine.find("run/step-1", timedelta(minutes=1)) is None
 
 
