@@ -69,6 +69,7 @@ fn snapshot<'a>(sites: &'a Sites, book: &'a PriceBook) -> Snapshot<'a> {
         sites,
         book,
         agents: Vec::new(),
+        unknown: std::collections::BTreeSet::new(),
         policy: None,
         gaps: Vec::new(),
         month_so_far: Arc::default(),

@@ -38,10 +38,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-pub(crate) use fetch::ANEW_MAX;
 pub use fetch::{
-    ChunkSink, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, PlannedChunk, Sink,
-    SourceBytes, Stored, deliver, fetch, longest_read, plan, plan_anew, read_pack,
+    ANEW_MAX, ChunkSink, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, PlannedChunk,
+    Sink, SourceBytes, Stored, deliver, fetch, longest_read, plan, plan_anew, read_pack,
 };
 pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};

@@ -267,7 +267,7 @@ pub fn plan(
 
 /// Plain bytes of chunks that one read brings to be encoded anew, at most, unless one chunk has more. A difference of some bytes can be
 /// one of megabytes: what a read holds does not bound what is made of it.
-pub(crate) const ANEW_MAX: u64 = 16 * MIB;
+pub const ANEW_MAX: u64 = 16 * MIB;
 
 /// As [`plan`], for chunks that are encoded anew, without their bases: each read brings at most [`ANEW_MAX`] plain bytes of them.
 ///
