@@ -248,7 +248,10 @@ impl Exchange {
                 Some(identity) => {
                     known.insert(identity);
                 }
-                None => nameless.push(peer.address),
+                None => nameless.push(match peer.error {
+                    Some(error) => format!("{}: {error}", peer.address),
+                    None => peer.address,
+                }),
             }
         }
         reachable::check(policy, &live, (&known, &nameless))

@@ -6,7 +6,8 @@ use super::{FetchPolicy, From};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 
-/// Checks the source that `policy` names against the `live` agents, all that were ever `known`, and addresses that have never answered.
+/// Checks the source that `policy` names against the `live` agents, all that were ever `known`, and addresses that have never answered,
+/// with their errors.
 ///
 /// # Errors
 /// Not found, if no known agent belongs to that source; unreachable, if none of the live ones does, or one of the addresses may, and
@@ -41,7 +42,7 @@ pub(super) fn check(
             return Ok(());
         }
         return Err(Error::unreachable(format!("{kind} `{}` has not answered yet", policy.from))
-            .expected(format!("an answer from {}", nameless.join(", ")))
+            .got(format!("no answer from {}", nameless.join("; ")))
             .help("try again when its agents run; an agent that has just started is found within half a minute"));
     }
     let error = Error::not_found(format!("{kind} `{}` is not known here", policy.from));

@@ -247,7 +247,9 @@ fn an_agent_of_another_authority_gets_nothing() {
     sites.alone(&["identity", "init", "--authority", "other"]);
     sites.start("far", &["near"], "other");
     let refused = sites.warming("far", "near/near").wait_with_output().unwrap();
-    assert_eq!(refused.status.code(), Some(3), "an agent whose certificate does not hold is not known");
+    assert_eq!(refused.status.code(), Some(6), "an agent whose certificate does not hold has no name");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("has not answered yet: got no answer from ") && said.contains("certificate"), "{said}");
     let come = sites.come("far");
     assert!(come < MIB / 4, "{come} bytes came from an agent that does not know this one");
 }
