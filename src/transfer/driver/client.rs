@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, SetOnce, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -56,8 +56,8 @@ struct Shared {
     closed: OnceLock<Closed>,
     /// Microseconds; 0 while unknown.
     rtt: AtomicU64,
-    /// True once the peer has said that it sends frames without their bases.
-    may_ask_alone: AtomicBool,
+    /// True if the peer sends frames without their bases; set once its hello has arrived, or the connection is over.
+    may_ask_alone: SetOnce<bool>,
     /// Byte counters of its socket.
     wire: Arc<ByteCounters>,
     /// Memory of the window.
@@ -179,7 +179,7 @@ impl Client {
             wake: Notify::new(),
             closed: OnceLock::new(),
             rtt: AtomicU64::new(0),
-            may_ask_alone: AtomicBool::new(false),
+            may_ask_alone: SetOnce::new(),
             wire,
             _memory: memory,
         });
@@ -249,10 +249,12 @@ impl Client {
         self.shared.closed.get()
     }
 
-    /// True if the peer sends frames without their bases; false before its hello has arrived.
-    #[must_use]
-    pub fn may_ask_alone(&self) -> bool {
-        self.shared.may_ask_alone.load(Ordering::Relaxed)
+    /// True if the peer sends frames without their bases. Waits until its hello has arrived; false if the connection ends before.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn may_ask_alone(&self) -> bool {
+        *self.shared.may_ask_alone.wait().await
     }
 
     /// Byte counters of its socket.
@@ -385,7 +387,8 @@ impl Driver {
             match event {
                 Event::Opened => {
                     tracing::debug!(peer = %self.requester.peer(), "connected");
-                    self.shared.may_ask_alone.store(self.requester.may_ask_alone(), Ordering::Relaxed);
+                    // Set once: it opens once.
+                    let _ = self.shared.may_ask_alone.set(self.requester.may_ask_alone());
                     let told = self.requester.theirs().and_then(|hello| hello.extension(Hello::POLICY_VERSIONS));
                     if let Some((versions, told)) = self.versions.as_ref().zip(told) {
                         versions.record_announcement(told, Instant::now());
@@ -414,6 +417,7 @@ impl Driver {
                 Event::Closed(closed) => {
                     // Set only once.
                     let _ = self.shared.closed.set(closed.clone());
+                    let _ = self.shared.may_ask_alone.set(false);
                     return Some(closed);
                 }
             }

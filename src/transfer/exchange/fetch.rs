@@ -32,11 +32,12 @@ const GROUPS: usize = 24;
 
 /// Minimum time limit of a peer: it may have to fetch the chunk itself.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same while the rate of the repository is not known, and the rate in bytes a second that a peer must have then.
+/// Minimum time limit of a peer while the rate of the repository is not known.
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(20);
+/// Minimum rate of a peer, in bytes a second, while the rate of the repository is not known.
 const RATE_UNKNOWN: f64 = 65_536.0;
-/// Time limits for which a request waits until a peer may be asked: others ask it meanwhile.
-const TURNS: u32 = 8;
+/// Wait for a permit to ask a busy peer, in time limits of the request.
+const PERMIT_WAIT: u32 = 8;
 
 /// Callback for each chunk that arrives.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
@@ -144,14 +145,16 @@ impl Exchange {
     ) -> Result<()> {
         let late = if through { None } else { self.deadline(request, lacking) };
         let _permit = match late {
-            Some(patience) => timeout(patience * TURNS, peer.acquire()).await.map_err(|_| too_slow(peer))?,
+            Some(patience) => timeout(patience * PERMIT_WAIT, peer.acquire()).await.map_err(|_| too_slow(peer))?,
             None => peer.acquire().await,
         };
         let begun = Instant::now();
         let link = peer.link()?;
         let mut numbers = lacking.clone();
         // An older program knows only chunks as they are stored.
-        numbers.retain(|chunk| link.may_ask_alone() || !request.alone.contains(chunk));
+        if !request.alone.is_empty() && !link.may_ask_alone().await {
+            numbers.retain(|chunk| !request.alone.contains(chunk));
+        }
         if numbers.is_empty() {
             return Ok(());
         }

@@ -77,11 +77,16 @@ impl Exchange {
     /// Peers that hold chunks of a request and send them without their bases.
     async fn senders(&self, request: &ChunkRequest<'_>) -> Senders {
         let (view, peers) = self.view(request, &[]).await;
-        let may_ask = |sender: &Candidate<Arc<str>>| {
+        let mut senders = Vec::new();
+        for sender in view.site.into_iter().chain(view.remote) {
             let peer = peers.iter().find(|peer| *peer.address() == sender.peer);
-            peer.is_some_and(|peer| peer.link().is_ok_and(|link| link.may_ask_alone()))
-        };
-        view.site.into_iter().chain(view.remote).filter(may_ask).collect()
+            if let Some(link) = peer.and_then(|peer| peer.link().ok())
+                && link.may_ask_alone().await
+            {
+                senders.push(sender);
+            }
+        }
+        senders
     }
 
     /// Gets `chunks` of `request` as it is planned that they come, bases that come for them first; passes each to `place`.

@@ -52,6 +52,7 @@ async fn a_step_moves_to_a_cold_site_as_if_it_were_stored_alone() {
     let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
+    cloud.is_linked().await;
     let folder = run(&world, &home).await;
     let saved = home.plain.saved(&name("run/step-3")).await.unwrap();
     let bases = saved.map.further.clone();
@@ -82,6 +83,7 @@ async fn a_copy_in_16_bits_moves_without_its_masters() {
     let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
+    cloud.is_linked().await;
     let folder = run(&world, &home).await;
     assert_eq!(home.warm("run/step-3", From::Anywhere).await.missing, 0);
     world.remove_packs().await;
@@ -101,6 +103,7 @@ async fn a_restore_through_the_agent_of_a_cold_site_moves_as_little() {
     let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
+    cloud.is_linked().await;
     let folder = run(&world, &home).await;
     assert_eq!(home.warm("run/step-3", From::Anywhere).await.missing, 0);
     world.remove_packs().await;
@@ -125,6 +128,7 @@ async fn what_is_there_already_is_built_upon() {
     let world = Fixture::new();
     let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
     cloud.knows(&[&home]);
+    cloud.is_linked().await;
     let folder = run(&world, &home).await;
     for step in ["run/step-1", "run/step-3"] {
         assert_eq!(home.warm(step, From::Anywhere).await.missing, 0);
@@ -162,6 +166,7 @@ async fn a_folder_at_another_site_is_read_by_agents_there() {
     let world = Fixture::new();
     let (home, cloud) = (world.in_folder("home").await, world.in_folder("cloud").await);
     cloud.knows(&[&home]);
+    cloud.is_linked().await;
     let folder = run(&world, &home).await;
     // Without a policy it counts as a folder of its own disk.
     let dry = WarmOptions { dry_run: true, ..WarmOptions::default() };
@@ -187,7 +192,9 @@ async fn an_agent_holds_nothing_of_a_mount_for_other_sites() {
         (world.in_folder("home").await, world.in_folder("cloud").await, world.in_folder("near").await);
     world.set_policy(&home.plain, 1, ALL).await;
     cloud.knows(&[&near]);
+    cloud.is_linked().await;
     near.knows(&[&cloud]);
+    near.is_linked().await;
     let folder = run(&world, &home).await;
     assert_eq!(cloud.warm("run/step-3", From::Anywhere).await.missing, 0);
     assert_eq!((cloud.stats().from_remote, near.stats().from_repository), (0, 0), "it comes from the mount of its own");
@@ -222,6 +229,7 @@ async fn what_no_peer_can_send_alone_comes_from_the_repository_and_is_kept_alone
     let chunks = Arc::new(WithoutBases(Arc::clone(&home.exchange)));
     let address = serve(&world.credentials("home", "poor"), chunks, &leaving).await;
     cloud.exchange.peers().add(&address).unwrap();
+    cloud.is_linked().await;
     let warmed = cloud.warm("run/step-3", From::Anywhere).await;
     assert_eq!(warmed.missing, 0);
     assert!(warmed.alone > 0 && cloud.stats().from_repository > 0, "{warmed:?}");

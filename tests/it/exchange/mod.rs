@@ -171,6 +171,14 @@ impl Agent {
         others.iter().for_each(|other| self.exchange.peers().add(&other.address).unwrap());
     }
 
+    /// Waits until it has a link to each agent that it knows: a plan is made for those that are there.
+    async fn is_linked(&self) {
+        let peers = self.exchange.peers();
+        while peers.live().await.len() < peers.list().len() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     async fn warm(&self, what: &str, from: From) -> Warmed {
         let policy = FetchPolicy { from, ..FetchPolicy::default() };
         let options = WarmOptions { policy, ..WarmOptions::default() };
