@@ -360,7 +360,7 @@ impl HintQuestion<'_> {
         let is_unknown = self.snapshot.unknown.contains(name);
         let mut reasons = reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity);
         if is_unknown {
-            reasons.push("an agent of it said that it holds what it lacks: its bytes count as missing".to_owned());
+            reasons.push("an inventory of it is false: what that lists counts as missing".to_owned());
         }
         let mut deny = ruled.denials;
         if let Some(more @ 1..) = deny.len().checked_sub(DENIALS_SHOWN) {

@@ -88,7 +88,7 @@ pub struct Epoch {
     log: Arc<State>,
     policy: Option<Arc<PolicyRules>>,
     inventories: Vec<Arc<Counted>>,
-    /// Those of which samples tell that they are false.
+    /// Inventories that samples contradict.
     false_inventories: Vec<Arc<Counted>>,
     sites: Arc<SitesRead>,
     month: Arc<MonthSoFar>,

@@ -24,40 +24,44 @@ use crate::transfer::peers::{Peer, Peers};
 use crate::transfer::protocol::Runs;
 use crate::work::blocking;
 
-/// Fewest listed chunks that a sample judges by, and one in how many of its part of the list: a few are listed by mistake.
+/// Fewest listed chunks that a sample judges by.
 const LISTED_MIN: u64 = 4;
+/// Fewest listed chunks that a sample judges by, one in this many that are asked for: an inventory lists one in 65,536 by mistake.
 const LISTED_PART: u64 = 1024;
 /// Percent of the listed chunks that must be there: some may have been evicted since the inventory.
 const FOUND_PERCENT: u64 = 75;
 /// Samples in a row that must disagree. An honest agent publishes a new inventory in between.
-const STRIKES: u32 = 3;
-/// Agents that are asked at a time, and at most in a round.
+const DISAGREEMENTS: u32 = 3;
+/// Agents that are asked at a time.
 const ASKED_AT_ONCE: usize = 4;
+/// Agents that are asked in a round, at most.
 const ASKED_MAX: usize = 64;
 /// Time limit for the answer of one agent.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time after the last hint from which no more samples are drawn.
 const IDLE_AFTER: Duration = Duration::from_mins(10);
 
-/// Disagreements of agents with their inventories, by samples.
+/// Results of samples.
 #[derive(Debug, Default)]
-pub(super) struct Samples {
-    disagreeing: Mutex<BTreeMap<Identity, Disagreement>>,
-    rounds: Mutex<Rounds>,
-}
+pub(super) struct Samples(Mutex<SamplesState>);
 
 #[derive(Debug, Default)]
-struct Rounds {
-    drawn: usize,
+struct SamplesState {
+    /// Agents whose last sample disagreed with their inventory.
+    disagreeing: BTreeMap<Identity, Disagreement>,
+    /// Agents that are avoided at present, as they sent wrong data.
+    banned: BTreeSet<Identity>,
+    /// Rounds of samples so far.
+    rounds: usize,
     /// Time of the last hint.
     asked: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
 struct Disagreement {
-    /// Samples in a row.
-    strikes: u32,
-    reason: Falsehood,
+    /// Samples in a row that disagreed.
+    in_a_row: u32,
+    last: Sample,
 }
 
 /// Reason why an inventory is false.
@@ -97,45 +101,42 @@ impl Sample {
 impl Samples {
     /// Agents whose inventories are false, with the reasons.
     pub(super) fn falsehoods(&self) -> BTreeMap<Identity, Falsehood> {
-        let disagreeing = self.disagreeing();
-        let is_false = |(_, found): &(&Identity, &Disagreement)| found.strikes >= STRIKES;
-        disagreeing.iter().filter(is_false).map(|(agent, found)| (agent.clone(), found.reason.clone())).collect()
+        let state = self.lock();
+        let lacking = state.disagreeing.iter().filter(|(_, found)| found.in_a_row >= DISAGREEMENTS);
+        let lacking = lacking.map(|(agent, found)| (agent.clone(), Falsehood::Lacks(found.last.clone())));
+        lacking.chain(state.banned.iter().map(|agent| (agent.clone(), Falsehood::WrongData))).collect()
     }
 
     fn record(&self, agent: Identity, sample: Sample) {
-        let mut disagreeing = self.disagreeing();
+        let mut state = self.lock();
         if sample.agrees() {
-            disagreeing.remove(&agent);
+            state.disagreeing.remove(&agent);
             return;
         }
-        let strikes = disagreeing.get(&agent).map_or(0, |before| before.strikes) + 1;
-        disagreeing.insert(agent, Disagreement { strikes, reason: Falsehood::Lacks(sample) });
+        let in_a_row = state.disagreeing.get(&agent).map_or(0, |before| before.in_a_row) + 1;
+        state.disagreeing.insert(agent, Disagreement { in_a_row, last: sample });
     }
 
-    /// Records which agents are avoided as they sent wrong data.
-    fn record_banned(&self, banned: &BTreeSet<Identity>) {
-        let mut disagreeing = self.disagreeing();
-        disagreeing.retain(|agent, found| found.reason != Falsehood::WrongData || banned.contains(agent));
-        for agent in banned {
-            disagreeing.insert(agent.clone(), Disagreement { strikes: STRIKES, reason: Falsehood::WrongData });
-        }
+    /// Records the agents that are avoided at present, as they sent wrong data.
+    fn record_banned(&self, banned: BTreeSet<Identity>) {
+        self.lock().banned = banned;
     }
 
     /// Records that a hint was asked for.
     pub(super) fn asked(&self) {
-        self.rounds.lock().unwrap_or_else(PoisonError::into_inner).asked = Some(Instant::now());
+        self.lock().asked = Some(Instant::now());
     }
 
     /// Number of the next round; none if no hint was asked for lately.
     fn next_round(&self) -> Option<usize> {
-        let mut rounds = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
-        rounds.asked.filter(|asked| asked.elapsed() < IDLE_AFTER)?;
-        rounds.drawn = rounds.drawn.wrapping_add(1);
-        Some(rounds.drawn)
+        let mut state = self.lock();
+        state.asked.filter(|asked| asked.elapsed() < IDLE_AFTER)?;
+        state.rounds = state.rounds.wrapping_add(1);
+        Some(state.rounds)
     }
 
-    fn disagreeing(&self) -> MutexGuard<'_, BTreeMap<Identity, Disagreement>> {
-        self.disagreeing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SamplesState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -165,7 +166,7 @@ impl Advisor {
     /// Safe: it only reads.
     async fn sample(&self, peers: &Peers) -> Result<()> {
         let samples = &self.0.samples;
-        samples.record_banned(&peers.banned());
+        samples.record_banned(peers.banned());
         let Some(round) = samples.next_round() else { return Ok(()) };
         // An older inventory may list what was evicted since.
         let epoch = self.fresh_epoch().await?;
@@ -174,16 +175,16 @@ impl Advisor {
         let live = peers.live().await.into_iter();
         let asked = live.filter_map(|peer| {
             let agent = peer.identity()?;
-            let inventories = epoch.inventories.iter().chain(&epoch.false_inventories);
-            inventories.into_iter().find(|counted| counted.agent == agent).map(|counted| (peer, Arc::clone(counted)))
+            let mut inventories = epoch.inventories.iter().chain(&epoch.false_inventories);
+            inventories.find(|counted| counted.agent == agent).map(|counted| (peer, Arc::clone(counted)))
         });
         let asked: Vec<_> = asked.take(ASKED_MAX).collect();
-        let drawn = stream::iter(asked).map(|(peer, counted)| {
+        let answers = stream::iter(asked).map(|(peer, counted)| {
             let tree = &tree;
-            async move { (counted.agent.clone(), drawn(&peer, counted, tree, round).await) }
+            async move { (counted.agent.clone(), draw_sample(&peer, counted, tree, round).await) }
         });
-        let mut drawn = drawn.buffer_unordered(ASKED_AT_ONCE);
-        while let Some((agent, sample)) = drawn.next().await {
+        let mut answers = answers.buffer_unordered(ASKED_AT_ONCE);
+        while let Some((agent, sample)) = answers.next().await {
             // An agent that does not answer, or does not let this one read the tree, is not judged.
             if let Some(sample) = sample? {
                 samples.record(agent, sample);
@@ -202,7 +203,7 @@ impl Advisor {
 }
 
 /// Asks `peer` for a part of `tree`'s list; none, if it does not answer or its inventory lists too few chunks of it.
-async fn drawn(peer: &Peer, counted: Arc<Counted>, tree: &Arc<Saved>, round: usize) -> Result<Option<Sample>> {
+async fn draw_sample(peer: &Peer, counted: Arc<Counted>, tree: &Arc<Saved>, round: usize) -> Result<Option<Sample>> {
     let chunks = tree.manifest.chunks.ids.len();
     let Ok(link) = peer.link() else { return Ok(None) };
     // A prime, so that parts differ from round to round.
@@ -252,9 +253,9 @@ mod tests {
     #[test]
     fn who_sent_wrong_data_is_not_believed_while_it_is_avoided() {
         let (samples, agent) = (Samples::default(), Identity::new("cloud", "c").unwrap());
-        samples.record_banned(&BTreeSet::from([agent.clone()]));
+        samples.record_banned(BTreeSet::from([agent.clone()]));
         assert_eq!(samples.falsehoods().remove(&agent), Some(Falsehood::WrongData));
-        samples.record_banned(&BTreeSet::new());
+        samples.record_banned(BTreeSet::new());
         assert!(samples.falsehoods().is_empty());
     }
 }

@@ -337,7 +337,7 @@ fn fetches_are_held_against_what_hints_said_and_rates_survive_a_restart() {
     agent.stop();
 }
 
-/// Settings of an agent that publishes its inventory every `inventory`, and `more` of its own before the section of its peers.
+/// Settings of the agent `name`: some of its `own`, the interval of its inventory, `more` sections, and addresses of its peers.
 fn settings(name: &str, (own, more): (&str, &str), inventory: &str, peers: &str) -> String {
     format!(
         "repository = '../repo'\nsocket = '{name}.sock'\nmemory = '512M'\nidentity = '{name}'\n{own}\n\
