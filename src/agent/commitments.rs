@@ -91,7 +91,7 @@ struct CommittedJob {
 
 /// GPU seconds that did not idle, as the bytes of a commitment came before its job had GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct GpusBusy {
+pub(super) struct GpusNotIdle {
     /// Id of the repository of its first input, and the name of that.
     pub(super) repository: String,
     pub(super) name: Name,
@@ -245,8 +245,8 @@ impl Commitments {
         Ok(Some(pending))
     }
 
-    /// Records the task that fetches the chunks of `pending`, and later when it has ended. Within a runtime.
-    pub(super) fn started(self: &Arc<Self>, pending: &Pending, task: Arc<Task>) {
+    /// Records the task that fetches the chunks of `pending`, and at its end the time. Within a runtime.
+    pub(super) fn fetch_started(self: &Arc<Self>, pending: &Pending, task: Arc<Task>) {
         let has_job = match self.known().get_mut(&pending.key) {
             Some(known) => {
                 known.task = Some(Arc::clone(&task));
@@ -258,18 +258,22 @@ impl Commitments {
             let (own, key) = (Arc::clone(self), pending.key.clone());
             tokio::spawn(async move {
                 if let Outcome::Done(_) = task.ended().await {
-                    let recorded = blocking(move || own.ready(&key)).await;
+                    let recorded = blocking(move || own.record_ready(&key)).await;
                     recorded.unwrap_or_else(|error| tracing::warn!("the end of a fetch is not recorded: {error:?}"));
                 }
             });
         }
     }
 
-    /// Records that everything of the commitment of `key` is there, unless it was before. Blocking.
-    fn ready(&self, key: &Key) -> Result<()> {
+    /// Records the time from which everything of the commitment of `key` is there, the first time that it is. Blocking.
+    fn record_ready(&self, key: &Key) -> Result<()> {
         let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((known, _)) = self.current(key) else { return Ok(()) };
+        let Some((known, pin)) = self.current(key) else { return Ok(()) };
         let Some(job) = known.record.job.filter(|job| job.ready_ns.is_none()) else { return Ok(()) };
+        // A fetch may end without what no source has.
+        if self.cache.count_missing(pin.id)?.is_none_or(|(chunks, _)| chunks > 0) {
+            return Ok(());
+        }
         self.change(
             key,
             Record { job: Some(CommittedJob { ready_ns: Some(self.clock.now().0), ..job }), ..known.record },
@@ -281,7 +285,7 @@ impl Commitments {
     ///
     /// # Errors
     /// Not found, as for [`Commitments::look`]; errors of the file system.
-    pub(super) fn job_started(&self, hint: &str, owner: &str) -> Result<Option<GpusBusy>> {
+    pub(super) fn job_started(&self, hint: &str, owner: &str) -> Result<Option<GpusNotIdle>> {
         let _one = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (hint.to_owned(), owner.to_owned());
         let (known, _) = self.current(&key).ok_or_else(|| absent(hint))?;
@@ -290,9 +294,10 @@ impl Commitments {
         let (repository, name) = (known.record.repository.clone(), first.name()?);
         // Before it is counted: a crash may lose it, and nothing counts twice.
         self.change(&key, Record { job: Some(CommittedJob { started: true, ..job }), ..known.record })?;
-        Ok(Some(GpusBusy { repository, name, gpu_seconds: job.gpu_seconds(self.clock.now()) }))
+        Ok(Some(GpusNotIdle { repository, name, gpu_seconds: job.gpu_seconds(self.clock.now()) }))
     }
 
+    /// Replaces the record of a commitment.
     fn change(&self, key: &Key, record: Record) -> Result<()> {
         self.write(key, &record)?;
         if let Some(known) = self.known().get_mut(key) {
@@ -301,6 +306,7 @@ impl Commitments {
         Ok(())
     }
 
+    /// Writes the file of a record.
     fn write(&self, key: &Key, record: &Record) -> Result<()> {
         let text = serde_json::to_string(record).map_err(|source| Error::other("record is not JSON").source(source))?;
         replace_file(&self.path(key), &text, Readers::Owner)
@@ -469,7 +475,7 @@ pub(super) async fn resume(state: Arc<AgentState>) {
                 Err(_) => sleep(AGAIN_AFTER).await,
             }
         };
-        commitments.started(&pending, Arc::clone(&task));
+        commitments.fetch_started(&pending, Arc::clone(&task));
         task.ended().await;
     }
 }

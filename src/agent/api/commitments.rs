@@ -15,7 +15,7 @@ use super::error::{ApiError, JsonBody};
 use super::recorded::{AccessRequest, check_entries};
 use super::rights::Need;
 use crate::agent::audit::{self, follow_with};
-use crate::agent::commitments::{CommitRequest, CommitTree, Commitments, GpusBusy, Pending};
+use crate::agent::commitments::{CommitRequest, CommitTree, Commitments, GpusNotIdle, Pending};
 use crate::agent::config::Span;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{resolve, warm_commitment, without_offers};
@@ -190,8 +190,8 @@ pub(super) async fn outcome(
 async fn count_start(state: &AgentState, (hint, owner): (&str, &str)) -> Result<()> {
     let commitments = state.commitments()?;
     let (hint, owner) = (hint.to_owned(), owner.to_owned());
-    let busy = blocking(move || commitments.job_started(&hint, &owner)).await?;
-    if let Some(GpusBusy { repository, name, gpu_seconds }) = busy {
+    let first = blocking(move || commitments.job_started(&hint, &owner)).await?;
+    if let Some(GpusNotIdle { repository, name, gpu_seconds }) = first {
         let tree = NamedTree { repository: state.repository(Some(&repository))?.id(), name };
         state.exchange()?.peers().ledger().gpus_did_not_idle(tree, gpu_seconds);
     }
@@ -332,7 +332,7 @@ impl Committing<'_> {
         let mut requests = requests.into_iter();
         match follow_with(requests.next(), requests.collect(), begun) {
             Ok(task) => {
-                commitments.started(&pending, task);
+                commitments.fetch_started(&pending, task);
                 Ok(())
             }
             Err(error) => {

@@ -138,7 +138,7 @@ fn gpus_that_did_not_idle_are_counted_once() {
     let at_most = begun.elapsed().as_millis() * 1000;
     agent.stop();
 
-    // What was there before the restart does not come again, and a start that is told twice counts once.
+    // The fetch ended before the restart: its time stays. A start that is told twice counts once.
     let agent = cloud(&lab);
     let outcome = format!("{}/outcome", path(&said));
     for _ in 0..2 {
