@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Builds an OCI image of a program, without a daemon and without a base image.
 
-build.py --program target/dist/towline --out target/image
+build.py --program target/release/towline --out target/image
 
 The image holds the program, the libraries of Debian that it needs, the certificates of public authorities, and nothing else: no
 shell, no package manager. It runs as user 65532 and needs no writable root. Packages come from the sources of this machine's apt,
 which verifies them; the same program and the same versions of the packages give the same image, byte by byte.
 
-Writes to OUT: `towline.tar`, an OCI archive that skopeo, podman, docker and containerd load; `root.tar`, the same files as one
-archive, for the Containerfile; `sbom.cdx.json`, the packages and crates that are in it, which also lies in the image.
+Writes to OUT: `towline.tar`, an OCI archive; `root.tar`, the same files as one archive, for the Containerfile; `sbom.cdx.json`,
+the packages and crates that are in it, which also lies in the image.
 
 Formats: https://github.com/opencontainers/image-spec/blob/v1.1.0/{image-layout,manifest,config,layer}.md and
 https://cyclonedx.org/docs/1.5/json/. `var/lib/dpkg/status.d` is where scanners look for packages of images without dpkg
@@ -119,8 +119,10 @@ def folder(owner: int = 0) -> Entry:
 def run(*command: str | Path, cwd: Path = ROOT) -> bytes:
     try:
         return subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, check=True).stdout
-    except FileNotFoundError:
-        raise SystemExit(f"error: there is no {command[0]}: images are built on Debian or Ubuntu") from None
+    except OSError as error:
+        raise SystemExit(
+            f"error: cannot run {command[0]}: {error.strerror}; images are built on Debian or Ubuntu"
+        ) from None
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"error: {' '.join(map(str, command))} failed with exit code {error.returncode}") from None
 
@@ -296,6 +298,13 @@ def image(layers: list[bytes], architecture: str, config: dict[str, Any], second
     return files
 
 
+def written(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--program", type=Path, required=True, help="the program, stripped")
@@ -305,10 +314,12 @@ def main() -> None:
     architecture = run("dpkg", "--print-architecture").decode().strip()
     if architecture not in ARCHITECTURES:
         raise SystemExit(f"error: images are built for {' and '.join(ARCHITECTURES)}, not for {architecture}")
+    if not args.program.is_file():
+        raise SystemExit(f"error: there is no program at {args.program}: `make image` builds it")
     program = args.program.read_bytes()
     revision = run("git", "rev-parse", "HEAD").decode().strip()
     seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct").decode())
-    version = subprocess.check_output([args.program.resolve(), "--version"], text=True).split()[1]
+    version = run(args.program.resolve(), "--version").decode().split()[1]
 
     names = [*LIBRARIES, CERTIFICATES, "base-files"]
     packages = {name: fetched(name, args.out / "packages") for name in names}
@@ -330,9 +341,9 @@ def main() -> None:
     archive = Layer()
     for path, data in files.items():
         archive.add(path, data)
-    (args.out / "towline.tar").write_bytes(archive.tar(seconds))
-    (args.out / "root.tar").write_bytes(both.tar(seconds))
-    (args.out / "sbom.cdx.json").write_bytes(bill)
+    written(args.out / "root.tar", both.tar(seconds))
+    written(args.out / "sbom.cdx.json", bill)
+    written(args.out / "towline.tar", archive.tar(seconds))
     manifest = json.loads(files["index.json"])["manifests"][0]["digest"]
     print(f"{args.out}/towline.tar: towline {version} for {architecture}, {size / 1e6:.1f} MB, {manifest}")
 

@@ -27,7 +27,10 @@ USER = 65532
 CHROOT = shutil.which("chroot") or "/usr/sbin/chroot"
 
 pytestmark = [
-    pytest.mark.skipif(not PROGRAM.exists(), reason="no program in target/debug: cargo build"),
+    pytest.mark.skipif(
+        not PROGRAM.exists() and "TOWLINE_TEST_REQUIRE_SERVERS" not in os.environ,
+        reason="no program in target/debug: cargo build",
+    ),
     pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="images are built on Debian and Ubuntu"),
 ]
 
@@ -120,7 +123,23 @@ def test_an_image_that_is_too_large_is_refused(program: Path, image: Path, tmp_p
     assert not (tmp_path / "towline.tar").exists()
 
 
-@pytest.mark.skipif(shutil.which("skopeo") is None, reason="no skopeo: tests/servers/setup.sh installs it")
+def test_what_is_no_program_is_said(tmp_path: Path) -> None:
+    absent = build(tmp_path / "absent", tmp_path)
+    assert (absent.returncode, absent.stderr) == (
+        1,
+        f"error: there is no program at {tmp_path}/absent: `make image` builds it\n",
+    )
+    (tmp_path / "text").write_text("no program")
+    refused = build(tmp_path / "text", tmp_path)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"error: cannot run {tmp_path}/text: Permission denied"), refused.stderr
+    assert not list(tmp_path.glob("*.tar"))
+
+
+@pytest.mark.skipif(
+    shutil.which("skopeo") is None and "TOWLINE_TEST_REQUIRE_SERVERS" not in os.environ,
+    reason="no skopeo: tests/servers/setup.sh installs it",
+)
 def test_skopeo_reads_it(image: Path, layout: dict[str, bytes], tmp_path: Path) -> None:
     copy = ["skopeo", "copy", "--insecure-policy", f"oci-archive:{image}/towline.tar", f"dir:{tmp_path}/copy"]
     subprocess.run(copy, check=True, stdout=subprocess.DEVNULL)
