@@ -39,11 +39,11 @@ pub struct TargetEntry {
     pub bytes: u64,
 }
 
-/// Opens a folder.
+/// Flags that open a folder.
 const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Creates the folder `name` in `parent` and opens it, links not followed; none if there is something of that name.
-fn created(parent: &Path, name: &OsStr) -> SysResult<Option<OwnedFd>> {
+fn create_folder(parent: &Path, name: &OsStr) -> SysResult<Option<OwnedFd>> {
     let parent = open(parent, FOLDER_FLAGS, Mode::empty())?;
     match mkdirat(&parent, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
         Ok(()) => openat(&parent, name, FOLDER_FLAGS | OFlags::NOFOLLOW, Mode::empty()).map(Some),
@@ -87,7 +87,7 @@ impl Target {
                 let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty());
                 let parent = parent.unwrap_or_else(|| Path::new("."));
                 std::fs::create_dir_all(parent).map_err(in_the_way)?;
-                created(parent, name).map_err(fault)?
+                create_folder(parent, name).map_err(fault)?
             }
             _ => None,
         };

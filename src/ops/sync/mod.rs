@@ -345,7 +345,7 @@ impl Syncing<'_> {
                     None
                 };
                 let take = move |read: &PackRead, buffer| view.take(read, buffer);
-                Ok((read_pack(&repositories, budget, read, take).await?, memory))
+                Ok::<_, Error>((read_pack(&repositories, budget, read, take).await?, memory))
             }
         });
         // In order, so that chunks that were packed together stay together.
@@ -353,7 +353,7 @@ impl Syncing<'_> {
         while let Some(read) = stored.next().await {
             let (stored, _memory) = match read {
                 Ok(taken) => taken,
-                Err(error) if Error::kind(&error) == ErrorKind::NotFound => return Ok(Some(error)),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(error)),
                 Err(error) => return Err(error),
             };
             let share = stored.is_mostly_used();

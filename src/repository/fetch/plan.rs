@@ -10,7 +10,7 @@ use super::gaps::{GAP, GapBudget, Gaps};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
-use crate::limits::MIB;
+use crate::limits::CHUNK_LEN_MAX;
 use crate::repository::{ChunkPlace, Saved};
 
 /// Maximum number of requests in one read, if a base has many dependents.
@@ -76,8 +76,8 @@ impl PackRead {
         stored_len(&self.parts)
     }
 
-    /// Memory of `budget` for the chunks that it brings, of a plan of [`plan_anew`], in their plain and their new form. The caller must
-    /// hold no buffer of that budget.
+    /// Memory of `budget` to encode anew the chunks that a read of [`plan_anew`] brings: for their plain and their new form. The caller
+    /// must hold no buffer of that budget.
     ///
     /// # Errors
     /// Errors of `locate`; exhausted, if a chunk takes more than a quarter of the budget.
@@ -245,9 +245,7 @@ pub fn plan(
     longest: u64,
     gaps: Gaps,
 ) -> Result<Vec<PackRead>> {
-    let mut wanted: Vec<u32> = wanted.into_iter().collect();
-    wanted.sort_unstable();
-    wanted.dedup();
+    let wanted = ascending(wanted);
     let trees = Trees::grow(&locate, &wanted)?;
     let allowed = match gaps {
         Gaps::Wide => GapBudget::WIDE,
@@ -265,9 +263,9 @@ pub fn plan(
     Ok(plan.reads)
 }
 
-/// Plain bytes of chunks that one read brings to be encoded anew, at most, unless one chunk has more. A difference of some bytes can be
-/// one of megabytes: what a read holds does not bound what is made of it.
-pub const ANEW_MAX: u64 = 16 * MIB;
+/// Maximum plain bytes of the chunks that one read brings to be encoded anew. A frame of some bytes can stand for megabytes: the length of
+/// a read does not bound what is made of it.
+pub const ANEW_MAX: u64 = CHUNK_LEN_MAX;
 
 /// As [`plan`], for chunks that are encoded anew, without their bases: each read brings at most [`ANEW_MAX`] plain bytes of them.
 ///
@@ -279,11 +277,8 @@ pub fn plan_anew(
     longest: u64,
     gaps: Gaps,
 ) -> Result<Vec<PackRead>> {
-    let mut wanted: Vec<u32> = wanted.into_iter().collect();
-    wanted.sort_unstable();
-    wanted.dedup();
     let (mut reads, mut some, mut plain) = (Vec::new(), Vec::new(), 0);
-    for chunk in wanted {
+    for chunk in ascending(wanted) {
         let len = u64::from(locate(chunk)?.place.plain_len);
         if !some.is_empty() && plain + len > ANEW_MAX {
             reads.extend(plan(&locate, std::mem::take(&mut some), longest, gaps)?);
@@ -294,6 +289,14 @@ pub fn plan_anew(
     }
     reads.extend(plan(&locate, some, longest, gaps)?);
     Ok(reads)
+}
+
+/// Chunks in ascending order, each once.
+fn ascending(chunks: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    let mut chunks: Vec<u32> = chunks.into_iter().collect();
+    chunks.sort_unstable();
+    chunks.dedup();
+    chunks
 }
 
 /// Place of a chunk in a form that is cheap to compare: number of its pack (by first use), offset; then the chunk.
@@ -417,6 +420,7 @@ mod tests {
     use super::*;
     use crate::codec::Codec;
     use crate::id::{Owned, SessionId};
+    use crate::limits::MIB;
 
     const LEN: u32 = 512 << 10;
 

@@ -103,7 +103,7 @@ impl Exchange {
             if self.ended_in_time(request, &wanted, waits).await {
                 continue;
             }
-            // The fetch in progress is too slow: this request has its own sources.
+            // Too slow: this request fetches them itself.
             let late = self.find_in_cache(request, wanted, place).await?;
             failed.extend(self.fetch_missing(request, late, place).await?);
             return Ok(failed);
@@ -112,8 +112,8 @@ impl Exchange {
         Ok(failed)
     }
 
-    /// Waits for the fetches of others that bring `chunks`. False if one whose source was named is too slow for a request that may take
-    /// any source; all other fetches have time limits of their own.
+    /// Waits for the fetches of others that bring `chunks`. False if one of them, whose source was named, is too slow for a request that
+    /// may take any source. Fetches from any source end by their own time limits.
     async fn ended_in_time(&self, request: &ChunkRequest<'_>, chunks: &[u32], fetches: Vec<Fetch>) -> bool {
         let limit = Instant::now() + self.patience(request, chunks);
         for Fetch { done, named_source } in fetches {

@@ -300,7 +300,7 @@ impl Exchange {
 
     /// Encodes `frame` anew without its base; none if that is not in the cache. Only some are encoded at a time.
     async fn without_base(&self, frame: Frame) -> Result<Option<OutgoingFrame>> {
-        // Not what a waiter would be given last: read-ahead has a part of the budget for good.
+        // Read-ahead has a quarter of the budget for good: a wait for more than half might never end.
         let bytes = u64::from(frame.plain_len()) * TRANSCODING_WEIGHT;
         let memory = match self.budget.carve_beside_buffers(bytes).await {
             Err(error) if error.kind() == ErrorKind::Exhausted => return Ok(None),

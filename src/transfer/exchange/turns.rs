@@ -1,8 +1,8 @@
-//! Turns of work that takes a core: only so much of it runs at a time.
+//! Limit of work that takes a core and runs on threads that may block.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Turns that are taken by work that has its memory already, and waits for nothing else until it is done.
+/// Counting semaphore for blocking threads. A holder must wait for neither memory nor another thread: waiters hold both.
 #[derive(Debug)]
 pub(super) struct Turns {
     free: Mutex<usize>,
