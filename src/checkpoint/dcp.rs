@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::pickle::{self, Pickle, Ref, Value};
 use super::torch::{self, dtypes};
-use super::{Dtype, Elements, Layout, ReadAt, Tensor, TensorSlice, in_blocks};
+use super::{Dtype, Elements, Layout, ReadAt, ReserveMemory, Tensor, TensorSlice, in_blocks};
 use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// File name of the metadata.
@@ -62,7 +62,7 @@ pub enum ParseError {
         source: torch::ParseError,
     },
     /// A part contains another tensor than the metadata says.
-    #[error("the part of {name:?} at byte {start} is not of the type and shape that the metadata says")]
+    #[error("the part of {name:?} at byte {start} is not one tensor of the type and shape that the metadata says")]
     Mismatch {
         /// The tensor's name.
         name: String,
@@ -165,7 +165,13 @@ impl Metadata {
     ///
     /// # Errors
     /// A part is outside of the file, overlaps another, or its content does not match the metadata.
-    pub fn layout(&self, path: &str, read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
+    pub fn layout(
+        &self,
+        path: &str,
+        read: ReadAt<'_>,
+        len: u64,
+        reserve: ReserveMemory<'_>,
+    ) -> Result<Layout, ParseError> {
         let mut layout = Layout::default();
         let mut read = in_blocks(read, len);
         let mut end = 0;
@@ -178,11 +184,17 @@ impl Metadata {
             }
             end = item.at.end;
             let mut within = |at: u64, out: &mut [u8]| -> io::Result<()> { read(start + at, out) };
-            let inner = torch::parse(&mut within, end - start);
+            let inner = torch::parse(&mut within, end - start, reserve);
             let inner = inner.map_err(|source| ParseError::Item { name: name(), start, source })?;
-            for tensor in inner.tensors {
-                if Some(&tensor.dtype) != whole.dtype.as_ref() || *tensor.shape != *sizes {
+            let mut tensors = inner.tensors.into_iter();
+            if let Some(tensor) = tensors.next() {
+                let is_it = Some(&tensor.dtype) == whole.dtype.as_ref() && *tensor.shape == *sizes;
+                if !is_it || tensors.next().is_some() {
                     return Err(ParseError::Mismatch { name: name(), start });
+                }
+                let weight = size_of::<Tensor>() + whole.name.len() + 3 * size_of_val(&*whole.shape);
+                if !reserve(weight as u64) {
+                    return Err(ParseError::Item { name: name(), start, source: torch::ParseError::Memory });
                 }
                 layout.tensors.push(Tensor {
                     name: name(),
@@ -255,6 +267,9 @@ struct Reader<'p, 'a> {
     chunk: Class,
     index: Class,
     place: Class,
+    shape: Key,
+    of_tensor: Key,
+    chunks: Key,
     offsets: Key,
     sizes: Key,
     fqn: Key,
@@ -278,6 +293,9 @@ impl<'p, 'a> Reader<'p, 'a> {
             chunk: class("ChunkStorageMetadata"),
             index: class("MetadataIndex"),
             place: Interned::new((STORAGE, "_StorageInfo")),
+            shape: Interned::new("size"),
+            of_tensor: Interned::new("properties"),
+            chunks: Interned::new("chunks"),
             offsets: Interned::new("offsets"),
             sizes: Interned::new("sizes"),
             fqn: Interned::new("fqn"),
@@ -349,21 +367,21 @@ impl<'p, 'a> Reader<'p, 'a> {
     fn tensor(&self, name: &str, value: Ref, boxes: &mut Vec<u64>) -> Result<Option<Whole>, ParseError> {
         let Some(state) = self.state(value, &self.tensor) else { return Ok(None) };
         let refuse = || ParseError::Metadata("a tensor is not described as one");
-        let (pickle, field) = (self.pickle, |key| self.pickle.entry(state, key).ok_or_else(refuse));
+        let (pickle, field) = (self.pickle, |key| self.entry(state, key).ok_or_else(refuse));
         if name.len() > TENSOR_NAME_MAX {
             return Err(ParseError::Metadata("a name is too long"));
         }
         let mut shape = Vec::new();
-        self.size(field("size")?, &mut shape).ok_or_else(refuse)?;
+        self.size(field(&self.shape)?, &mut shape).ok_or_else(refuse)?;
         // The properties' state is a tuple that begins with the type.
-        let properties = self.state(field("properties")?, &self.properties);
+        let properties = self.state(field(&self.of_tensor)?, &self.properties);
         let dtype = properties.and_then(|state| pickle.sequence(state)?.first().copied());
         let dtype = match dtype.map(|dtype| pickle.value(dtype)) {
             Some(Value::Global { module: "torch", name }) => dtypes::by_name(name),
             _ => None,
         };
         let (from, rank) = (boxes.len(), shape.len());
-        let chunks = pickle.sequence(field("chunks")?).ok_or_else(refuse)?;
+        let chunks = pickle.sequence(field(&self.chunks)?).ok_or_else(refuse)?;
         self.parts.set(self.parts.get().saturating_add(chunks.len()));
         if self.parts.get() > PARTS_MAX || from + chunks.len().saturating_mul(2 * rank) > NUMBERS_MAX {
             return Err(ParseError::Metadata("too many parts"));
@@ -452,10 +470,15 @@ fn fits(shape: &[u64], offsets: &[u64], sizes: &[u64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::in_memory;
 
     /// An object of a class, with a dict of this content for its state.
     fn object(class: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
-        let mut out = [format!("c{CLASSES}\n{class}\n").as_bytes(), b")\x81}("].concat();
+        object_of(CLASSES, class, fields)
+    }
+
+    fn object_of(module: &str, class: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut out = [format!("c{module}\n{class}\n").as_bytes(), b")\x81}("].concat();
         for (key, value) in fields {
             out.extend([b"X", &u32::try_from(key.len()).unwrap().to_le_bytes()[..], key.as_bytes(), value].concat());
         }
@@ -487,5 +510,62 @@ mod tests {
         assert!(refused(&doubled(1, RANK_MAX, 1_000_000)));
         assert!(refused(&doubled(1000, 1, 1_000_000)));
         assert!(refused(&doubled(500_000, 0, 1_000_000)));
+    }
+
+    #[test]
+    fn an_object_with_very_many_attributes_is_refused_at_once() {
+        // One state of very many tensors, which each would look through.
+        let junk: Vec<u8> = (0..100_000_u32).flat_map(|nth| [&b"J"[..], &nth.to_le_bytes(), b"N"].concat()).collect();
+        let state = [&b"}("[..], &junk, b"u"].concat();
+        let class = format!("c{CLASSES}\nTensorStorageMetadata\n");
+        let tensor = [class.as_bytes(), b")\x81", &state, b"bq\0"].concat();
+        let mut all = [b"}(X\x01\0\0\0t", &tensor[..]].concat();
+        (0..100_000).for_each(|_| all.extend(b"X\x01\0\0\0th\0"));
+        all.push(b'u');
+        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", b"}")]);
+        let refused = parse(&[&b"\x80\x02"[..], &metadata, b"."].concat());
+        assert!(matches!(refused, Err(ParseError::Metadata("a tensor is not described as one"))), "{refused:?}");
+    }
+
+    /// The metadata of a tensor `t` of two fp32 numbers, whose one part is the whole of the file `f` of `len` bytes.
+    fn one_part(len: usize) -> Metadata {
+        let sizes = |number: u8| [b'(', b'K', number, b't'];
+        let chunk = object("ChunkStorageMetadata", &[("offsets", &sizes(0)), ("sizes", &sizes(2))]);
+        let dtype = [&b"(ctorch\nfloat32\n"[..], b"t"].concat();
+        let class = format!("c{CLASSES}\nTensorProperties\n");
+        let properties = [class.as_bytes(), b")\x81", &dtype, b"b"].concat();
+        let chunks = [&b"]("[..], &chunk, b"e"].concat();
+        let fields = [("properties", &properties[..]), ("size", &sizes(2)), ("chunks", &chunks)];
+        let all = [b"}(X\x01\0\0\0t", &object("TensorStorageMetadata", &fields)[..], b"u"].concat();
+        let index = object("MetadataIndex", &[("fqn", b"X\x01\0\0\0t"), ("offset", &sizes(0))]);
+        let len = [&b"J"[..], &u32::try_from(len).unwrap().to_le_bytes()].concat();
+        let fields = [("relative_path", &b"X\x01\0\0\0f"[..]), ("offset", b"K\0"), ("length", &len)];
+        let place = object_of(STORAGE, "_StorageInfo", &fields);
+        let places = [&b"}("[..], &index, &place, b"u"].concat();
+        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", &places)]);
+        parse(&[&b"\x80\x02"[..], &metadata, b"."].concat()).unwrap()
+    }
+
+    #[test]
+    fn a_part_has_one_tensor_and_is_reserved_before_it_is_kept() {
+        let layout = |body: &[u8], most: u64| {
+            let file = torch::tests::torch_file(body, &[&[7; 8]], false);
+            let mut reserved = 0;
+            let mut reserve = |bytes| {
+                reserved += bytes;
+                reserved <= most
+            };
+            let layout = one_part(file.len()).layout("f", &mut in_memory(&file), file.len() as u64, &mut reserve);
+            (layout, reserved)
+        };
+        let tensor = torch::tests::view(b'0', 2, 0, &[2], &[1]);
+        let (whole, needed) = layout(&tensor, u64::MAX);
+        assert!(whole.unwrap().tensors.len() == 1 && needed > 100);
+        let several = [&b"]("[..], &tensor, b"q\0h\0e"].concat();
+        let (refused, _) = layout(&several, u64::MAX);
+        assert!(matches!(refused, Err(ParseError::Mismatch { .. })), "{refused:?}");
+        let (refused, _) = layout(&tensor, needed - 1);
+        let is_memory = matches!(&refused, Err(ParseError::Item { source: torch::ParseError::Memory, .. }));
+        assert!(is_memory, "{refused:?}");
     }
 }

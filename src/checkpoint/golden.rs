@@ -69,7 +69,7 @@ pub(super) fn nameless(layout: &Layout) -> Vec<(u64, &str)> {
 fn files_hold_what_their_writers_put_in() {
     for Expected { file, tensors } in expected().into_iter().filter(|one| one.file != "dcp") {
         let bytes = fs::read(folder().join(&file)).unwrap();
-        let layout = parse_layout(&mut in_memory(&bytes), bytes.len() as u64).unwrap();
+        let layout = parse_layout(&mut in_memory(&bytes), bytes.len() as u64, &mut |_| true).unwrap();
         let Some(mut wanted) = tensors else {
             assert_eq!(layout, None, "{file}");
             continue;
@@ -90,10 +90,13 @@ fn distributed_parts_know_their_wholes() {
     let mut found = Vec::new();
     for file in metadata.files() {
         let bytes = fs::read(folder().join("dcp").join(file)).unwrap();
-        let layout = metadata.layout(file, &mut in_memory(&bytes), bytes.len() as u64).unwrap();
+        let layout = metadata.layout(file, &mut in_memory(&bytes), bytes.len() as u64, &mut |_| true).unwrap();
         check(&layout, bytes.len() as u64);
         found.extend(layout.tensors.iter().map(|tensor| described(tensor, &bytes)));
-        assert!(metadata.layout(file, &mut in_memory(&bytes), bytes.len() as u64 - 1).is_err(), "cut short");
+        assert!(
+            metadata.layout(file, &mut in_memory(&bytes), bytes.len() as u64 - 1, &mut |_| true).is_err(),
+            "cut short"
+        );
     }
     let mut wanted = wanted.tensors.unwrap();
     wanted.sort_unstable();
@@ -105,7 +108,7 @@ fn distributed_parts_know_their_wholes() {
 #[test]
 fn storages_without_a_listed_tensor_are_elements() {
     let bytes = fs::read(folder().join("views.pt")).unwrap();
-    let layout = torch::parse(&mut in_memory(&bytes), bytes.len() as u64).unwrap();
+    let layout = torch::parse(&mut in_memory(&bytes), bytes.len() as u64, &mut |_| true).unwrap();
     // transposed, expanded, last: 15, 4 and 24 fp32; `column` lies within what is tied.
     assert_eq!(nameless(&layout), [(60, "F32"), (16, "F32"), (96, "F32")]);
 }
@@ -120,12 +123,12 @@ fn damage_to_any_byte_is_read_or_refused() {
             for byte in [whole[at] ^ 1, whole[at] ^ 0x80, 0xff, b'R', b'(', 0x94] {
                 let mut bytes = whole.clone();
                 bytes[at] = byte;
-                if let Ok(layout) = torch::parse(&mut in_memory(&bytes), len) {
+                if let Ok(layout) = torch::parse(&mut in_memory(&bytes), len, &mut |_| true) {
                     check(&layout, len);
                 }
             }
             let cut = at as u64;
-            assert!(torch::parse(&mut in_memory(&whole[..at]), cut).is_err(), "{file} cut at {at}");
+            assert!(torch::parse(&mut in_memory(&whole[..at]), cut, &mut |_| true).is_err(), "{file} cut at {at}");
         }
     }
     let whole = fs::read(folder().join("dcp/.metadata")).unwrap();
@@ -135,7 +138,9 @@ fn damage_to_any_byte_is_read_or_refused() {
             let mut bytes = whole.clone();
             bytes[at] = byte;
             let Ok(metadata) = dcp::parse(&bytes) else { continue };
-            if let Ok(layout) = metadata.layout("__0_0.distcp", &mut in_memory(&parts), parts.len() as u64) {
+            if let Ok(layout) =
+                metadata.layout("__0_0.distcp", &mut in_memory(&parts), parts.len() as u64, &mut |_| true)
+            {
                 check(&layout, parts.len() as u64);
             }
         }

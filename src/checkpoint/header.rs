@@ -111,7 +111,7 @@ mod tests {
         let start = file.header.len() as u64;
         assert_eq!((file.starts, file.len), (vec![start + 12, start + 8, start, start + 36], start + 36));
         let whole = [file.header, vec![0; 36]].concat();
-        let layout = parse_layout(&mut in_memory(&whole), whole.len() as u64).unwrap().unwrap();
+        let layout = parse_layout(&mut in_memory(&whole), whole.len() as u64, &mut |_| true).unwrap().unwrap();
         assert_eq!(layout.tensors.len(), 4);
     }
 
@@ -122,7 +122,10 @@ mod tests {
         let json = r#"{"__metadata__":{"format":"pt","q":"\"\n"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         assert_eq!(String::from_utf8_lossy(&file.header[8..]).trim_end(), json);
         let whole = [file.header, vec![0]].concat();
-        assert_eq!(parse_layout(&mut in_memory(&whole), whole.len() as u64).unwrap().unwrap().tensors.len(), 1);
+        assert_eq!(
+            parse_layout(&mut in_memory(&whole), whole.len() as u64, &mut |_| true).unwrap().unwrap().tensors.len(),
+            1
+        );
     }
 
     #[test]

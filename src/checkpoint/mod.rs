@@ -25,6 +25,9 @@ pub use dtype::Dtype;
 /// Reads a file: fills the slice with the bytes from an offset on, or fails.
 pub type ReadAt<'a> = &'a mut (dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a);
 
+/// Reserves bytes of memory for what is found in a file; false if there are no more. A short file may list a tensor very often.
+pub type ReserveMemory<'a> = &'a mut (dyn FnMut(u64) -> bool + 'a);
+
 /// The tensors of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
@@ -115,9 +118,11 @@ pub enum NotParsed {
 /// Reads what it needs and no more: the first bytes, then the header of a safetensors file, or the directory, the pickle and
 /// the records' headers of a torch file.
 ///
+/// What a torch file lists is reserved before it is kept; the rest takes some times the bytes of the header.
+///
 /// # Errors
 /// It looks like a checkpoint, but cannot be parsed.
-pub fn parse_layout(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotParsed> {
+pub fn parse_layout(read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Result<Option<Layout>, NotParsed> {
     let mut first = [0; 16];
     let seen = usize::try_from(len).unwrap_or(usize::MAX).min(first.len());
     let first = first.get_mut(..seen).unwrap_or_default();
@@ -127,7 +132,7 @@ pub fn parse_layout(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotPar
         read(0, &mut header).map_err(NotParsed::Read)?;
         safetensors::parse(&header, len).map_err(NotParsed::Safetensors)?
     } else if torch::may_be(first) {
-        match torch::parse(&mut in_blocks(read, len), len) {
+        match torch::parse(&mut in_blocks(read, len), len, reserve) {
             Ok(layout) => layout,
             // Some other archive.
             Err(torch::ParseError::NotTorch) => return Ok(None),

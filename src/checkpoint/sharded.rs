@@ -26,6 +26,17 @@ pub struct Index {
     pub files: BTreeMap<String, BTreeSet<String>>,
 }
 
+impl Index {
+    /// Approximate bytes of memory.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        let text = |text: &String| (size_of::<String>() + text.len()) as u64;
+        let files = self.files.iter().map(|(file, tensors)| text(file) + tensors.iter().map(text).sum::<u64>());
+        // Nodes of the trees are a half full at least.
+        2 * files.sum::<u64>()
+    }
+}
+
 #[derive(Deserialize)]
 struct Json {
     weight_map: BTreeMap<String, String>,

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::{DEPTH_MAX, NAMES_LEN_MAX, ParseError, ROOT_NAME, dtypes};
-use crate::checkpoint::Dtype;
 use crate::checkpoint::pickle::{Object, Pickle, Ref, Value};
+use crate::checkpoint::{Dtype, Elements, ReserveMemory, Tensor};
 use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// Maximum number of functions that wrap a tensor: a parameter of a subclass has three.
@@ -43,10 +43,11 @@ pub(super) struct Stored<'p> {
     pub(super) elements: Option<Dtype>,
 }
 
-/// Finds everything in `pickle`.
-pub(super) fn read<'p>(pickle: &'p Pickle<'_>) -> Result<Contents<'p>, ParseError> {
+/// Finds everything in `pickle`. Each tensor is reserved before it is kept: a reference to one takes two bytes.
+pub(super) fn read<'p>(pickle: &'p Pickle<'_>, reserve: ReserveMemory<'_>) -> Result<Contents<'p>, ParseError> {
     let mut walk = Walk {
         pickle,
+        reserve,
         seen: vec![false; pickle.nodes()],
         steps: vec![Step { above: 0, depth: 0, part: PathPart::Place(0) }],
         to_visit: Vec::new(),
@@ -75,8 +76,9 @@ enum PathPart {
     Place(usize),
 }
 
-struct Walk<'p, 'a> {
+struct Walk<'p, 'a, 'r> {
     pickle: &'p Pickle<'a>,
+    reserve: ReserveMemory<'r>,
     /// Visited values, by node. Each container is walked only once, so that cycles and exponentially many paths cost nothing; a
     /// tensor gets a name at each place where it is found.
     seen: Vec<bool>,
@@ -88,27 +90,27 @@ struct Walk<'p, 'a> {
     contents: Contents<'p>,
 }
 
-impl Walk<'_, '_> {
-    /// Visits a value at the path `at`.
+impl Walk<'_, '_, '_> {
+    /// Visits a value at the path `at`, and what is attached to it if it is a tensor, to which tensors may be attached, and so on.
     fn meet(&mut self, value: Ref, at: u32) -> Result<(), ParseError> {
-        let Some(node) = value.node() else { return Ok(()) };
-        let tensor = match self.pickle.value(value) {
-            Value::Object(object) => self.tensor(object)?,
-            _ => None,
-        };
-        let first_met = self.seen.get_mut(node as usize).is_some_and(|seen| !std::mem::replace(seen, true));
-        match tensor {
-            Some(mut tensor) => {
-                let attached = std::mem::take(&mut tensor.attached);
-                self.found(tensor, at)?;
-                // Its arguments are handled; its other values may contain tensors, too.
-                attached.into_iter().filter(|_| first_met).try_for_each(|value| self.meet(value, at))
-            }
-            None => {
-                self.to_visit.extend(first_met.then_some((value, at)));
-                Ok(())
+        let mut attached = vec![value];
+        while let Some(value) = attached.pop() {
+            let Some(node) = value.node() else { continue };
+            let first_met = self.seen.get_mut(node as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+            let tensor = match self.pickle.value(value) {
+                Value::Object(object) => self.tensor(object, first_met)?,
+                _ => None,
+            };
+            match tensor {
+                Some(mut tensor) => {
+                    // Its arguments are handled; its other values may contain tensors, too.
+                    attached.extend(std::mem::take(&mut tensor.attached).into_iter().rev());
+                    self.found(tensor, at)?;
+                }
+                None => self.to_visit.extend(first_met.then_some((value, at))),
             }
         }
+        Ok(())
     }
 
     /// Visits a value one step below the path `above`.
@@ -172,6 +174,12 @@ impl Walk<'_, '_> {
             return Err(ParseError::TooMany);
         }
         let UnnamedTensor { storage, dtype, shape, offset, row_major, .. } = tensor;
+        // The name is kept twice, while equal ones are looked for.
+        let weight =
+            size_of::<(TensorRecord, Tensor, Elements, Step, String)>() + 2 * name.len() + size_of_val(&*shape);
+        if !(self.reserve)(weight as u64) {
+            return Err(ParseError::Memory);
+        }
         self.contents.tensors.push(TensorRecord { name, storage, dtype, shape, offset, row_major });
         Ok(())
     }
@@ -203,8 +211,9 @@ impl Walk<'_, '_> {
         Ok(parts.join("."))
     }
 
-    /// Tensor of an object; none if the object is no tensor, or has an unknown form.
-    fn tensor(&mut self, mut object: Object) -> Result<Option<UnnamedTensor>, ParseError> {
+    /// Tensor of an object; none if the object is no tensor, or has an unknown form. Its attached values only if `with_attached`: a
+    /// pickle can refer to an object with very many of them very often.
+    fn tensor(&mut self, mut object: Object, with_attached: bool) -> Result<Option<UnnamedTensor>, ParseError> {
         let mut attached = Vec::new();
         for _ in 0..WRAPS_MAX {
             let Value::Global { module: "torch._utils" | "torch._tensor", name } = self.pickle.value(object.class)
@@ -230,7 +239,9 @@ impl Walk<'_, '_> {
                     continue;
                 }
                 ("_rebuild_parameter" | "_rebuild_parameter_with_state", &[data, _, _, ref state @ ..]) => {
-                    attached.extend(state);
+                    if with_attached {
+                        attached.extend(state);
+                    }
                     let Value::Object(inner) = self.pickle.value(data) else { return Ok(None) };
                     object = inner;
                     continue;
@@ -242,7 +253,7 @@ impl Walk<'_, '_> {
                 }
                 _ => None,
             };
-            attached.retain(|value| value.node().is_some());
+            attached.retain(|value| with_attached && value.node().is_some());
             return Ok(view.map(|view| UnnamedTensor { attached, ..view }));
         }
         Ok(None)

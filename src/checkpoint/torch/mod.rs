@@ -22,7 +22,7 @@ use thiserror::Error;
 use self::contents::{Contents, Stored, TensorRecord};
 use self::zip::Archive;
 use super::pickle::{self, PICKLE_LEN_MAX, Pickle};
-use super::{Dtype, Elements, Layout, ReadAt, Tensor};
+use super::{Dtype, Elements, Layout, ReadAt, ReserveMemory, Tensor};
 use crate::limits::{TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// Name of the tensor that is the whole of a file.
@@ -73,6 +73,9 @@ pub enum ParseError {
     /// More than [`TENSORS_MAX`] tensors, or a name beyond [`TENSOR_NAME_MAX`], or names beyond [`NAMES_LEN_MAX`].
     #[error("more than {TENSORS_MAX} tensors, or names longer than {TENSOR_NAME_MAX} or {NAMES_LEN_MAX} bytes in all")]
     TooMany,
+    /// No memory is left for what it lists.
+    #[error("its tensors take too much memory (--memory)")]
+    Memory,
     /// More than [`DEPTH_MAX`] levels.
     #[error("more than {DEPTH_MAX} containers within each other")]
     TooDeep,
@@ -87,8 +90,8 @@ pub fn may_be(first: &[u8]) -> bool {
 /// Reads the tensors of a torch file of `len` bytes: its directory at the end, its pickle and the header of each record.
 ///
 /// # Errors
-/// No archive with one `data.pkl`; damaged or inconsistent; beyond the limits.
-pub fn parse(read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
+/// No archive with one `data.pkl`; damaged or inconsistent; beyond the limits, or the memory that `reserve` has.
+pub fn parse(read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Result<Layout, ParseError> {
     let archive = Archive::open(read, len)?.ok_or(ParseError::NotTorch)?;
     let folder = archive.folder_with(b"data.pkl").ok_or(ParseError::NotTorch)?.to_vec();
     let record = |name: &str| [&folder, &b"/"[..], name.as_bytes()].concat();
@@ -98,7 +101,7 @@ pub fn parse(read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
     let pickle = archive.locate(read, &record("data.pkl"))?.ok_or(ParseError::NotTorch)?;
     let pickle = bytes_at(read, &pickle, PICKLE_LEN_MAX)?;
     let pickle = Pickle::parse(&pickle)?;
-    let Contents { mut tensors, storages } = contents::read(&pickle)?;
+    let Contents { mut tensors, storages } = contents::read(&pickle, reserve)?;
     let mut places = Vec::with_capacity(storages.len());
     for storage in &storages {
         let refuse = |what| ParseError::Storage { key: storage.key.to_owned(), what };
@@ -198,4 +201,4 @@ fn placed(found: TensorRecord, place: &Range<u64>) -> Result<Option<Tensor>, Par
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

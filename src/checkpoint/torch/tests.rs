@@ -44,7 +44,7 @@ fn archive(records: &[Record<'_>], wide: bool) -> Vec<u8> {
 }
 
 /// The pickle of `_rebuild_tensor_v2` of fp32 over the storage `key` of `elements`.
-fn view(key: u8, elements: u8, offset: u8, shape: &[u8], strides: &[u8]) -> Vec<u8> {
+pub(in crate::checkpoint) fn view(key: u8, elements: u8, offset: u8, shape: &[u8], strides: &[u8]) -> Vec<u8> {
     let tuple =
         |numbers: &[u8]| [&b"("[..], &numbers.iter().flat_map(|&n| [b'K', n]).collect::<Vec<_>>(), b"t"].concat();
     let storage =
@@ -62,7 +62,7 @@ fn view(key: u8, elements: u8, offset: u8, shape: &[u8], strides: &[u8]) -> Vec<
 }
 
 /// A file whose pickle is `body` and whose storages `0`, `1`, .. are `storages`.
-fn torch_file(body: &[u8], storages: &[&[u8]], wide: bool) -> Vec<u8> {
+pub(in crate::checkpoint) fn torch_file(body: &[u8], storages: &[&[u8]], wide: bool) -> Vec<u8> {
     let pickle = [b"\x80\x02", body, b"."].concat();
     let names: Vec<String> = (0..storages.len()).map(|nth| format!("x/data/{nth}")).collect();
     let mut records: Vec<Record<'_>> = vec![("x/data.pkl", &pickle, false), ("x/byteorder", b"little", false)];
@@ -71,7 +71,7 @@ fn torch_file(body: &[u8], storages: &[&[u8]], wide: bool) -> Vec<u8> {
 }
 
 fn read(file: &[u8]) -> Result<Layout, ParseError> {
-    parse(&mut in_memory(file), file.len() as u64)
+    parse(&mut in_memory(file), file.len() as u64, &mut |_| true)
 }
 
 #[test]
@@ -181,4 +181,47 @@ fn paths_that_are_spelt_alike_name_one_tensor() {
     let layout = read(&torch_file(&body, &[&[0; 24], &[1; 24]], false)).unwrap();
     assert_eq!(layout.tensors.len(), 1);
     assert_eq!((layout.tensors[0].name.as_str(), nameless(&layout)), ("a.b", vec![(24, "F32")]));
+}
+
+#[test]
+fn what_is_listed_very_often_is_reserved_before_it_is_kept() {
+    // A list of one remembered tensor of 64 dimensions, many times: two bytes each.
+    let tensor = [view(b'0', 1, 0, &[1; 64], &[1; 64]), b"q\0".to_vec()].concat();
+    let body = [&b"]("[..], &tensor, &b"h\0".repeat(50_000), b"e"].concat();
+    let file = torch_file(&body, &[&[7; 4]], false);
+    assert_eq!(read(&file).unwrap().tensors.len(), 50_001);
+    let mut left = 1 << 20;
+    let mut reserve = |bytes: u64| {
+        assert!(bytes > 64 * 8, "{bytes}");
+        left -= i64::try_from(bytes).unwrap();
+        left >= 0
+    };
+    let refused = parse(&mut in_memory(&file), file.len() as u64, &mut reserve);
+    assert!(matches!(refused, Err(ParseError::Memory)), "{refused:?}");
+    assert!(left > -2048, "nothing was kept after the refusal: {left}");
+}
+
+#[test]
+fn tensors_attached_to_tensors_at_any_depth_are_found_without_recursion() {
+    // Each is the state of the one before: function and arguments from the memo, applied, and built with the next one.
+    const DEPTH: usize = 200_000;
+    let of = view(b'0', 1, 0, &[1], &[1]);
+    // Without REDUCE: function and arguments.
+    let (function, args) =
+        (&b"ctorch._utils\n_rebuild_tensor_v2\n"[..], &of[b"ctorch._utils\n_rebuild_tensor_v2\n".len()..of.len() - 1]);
+    let remembered = [function, b"q\0", args, b"q\x01R"].concat();
+    let body = [&remembered[..], &b"h\0h\x01R".repeat(DEPTH), b"N", &b"b".repeat(DEPTH + 1)].concat();
+    let file = torch_file(&body, &[&[7; 4]], false);
+    let layout = read(&file).unwrap();
+    // All have the same path, and so one name.
+    assert_eq!(layout.tensors.len(), 1);
+}
+
+#[test]
+fn many_references_to_a_parameter_with_many_arguments_take_no_time() {
+    let data = view(b'0', 1, 0, &[1], &[1]);
+    let junk = b"]".repeat(100_000);
+    let parameter = [&b"ctorch._utils\n_rebuild_parameter\n("[..], &data, b"\x89N", &junk, b"tRq\0"].concat();
+    let body = [&b"]("[..], &parameter, &b"h\0".repeat(100_000), b"e"].concat();
+    assert_eq!(read(&torch_file(&body, &[&[7; 4]], false)).unwrap().tensors.len(), 100_001);
 }

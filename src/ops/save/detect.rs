@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::source::{check_unchanged, open};
 use super::{CutChoice, files_of, sharded};
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
 use crate::checkpoint::sharded::Index;
-use crate::checkpoint::{Layout, ReadAt, parse_layout};
+use crate::checkpoint::{Layout, ReadAt, ReserveMemory, parse_layout};
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::tree::{Walk, WalkEntry};
@@ -28,6 +28,8 @@ pub(super) struct Formats {
     pub(super) indexes: Vec<(usize, Index)>,
     /// Memory left for descriptions of tensors, in bytes: a small file may describe very many.
     memory: AtomicU64,
+    /// Set once files are saved as plain bytes for lack of memory.
+    is_told: AtomicBool,
     /// Maximum length of a header: several are parsed at a time, and take some times their length.
     header_max: u64,
 }
@@ -39,16 +41,26 @@ impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
     /// `memory` bytes of memory at most; files beyond that are plain bytes. Blocking.
     pub(super) fn new(walk: &Walk, choice: CutChoice, memory: u64) -> Self {
-        let (memory, header_max) = (AtomicU64::new(memory), memory / HEADER_SHARE);
-        let (described, parts, indexes) = (Vec::new(), HashMap::new(), Vec::new());
-        let mut formats = Self { choice, described, parts, indexes, memory, header_max };
+        let mut formats = Self {
+            choice,
+            described: Vec::new(),
+            parts: HashMap::new(),
+            indexes: Vec::new(),
+            memory: AtomicU64::new(memory),
+            is_told: AtomicBool::new(false),
+            header_max: memory / HEADER_SHARE,
+        };
+        let header_max = formats.header_max;
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
         for at in files_of(walk) {
             let Some(found) = walk.found.get(at) else { continue };
-            match sharded::read(walk, found) {
-                Ok(index) => formats.indexes.extend(index.map(|index| (at, index))),
+            match sharded::read(walk, found, header_max) {
+                Ok(index) => {
+                    let index = index.filter(|index| formats.try_reserve(index.weight()));
+                    formats.indexes.extend(index.map(|index| (at, index)));
+                }
                 Err(error) => tracing::info!("ignoring an unreadable index: {error:?}"),
             }
             // Without a collective, each rank writes its own metadata: `__<rank>.metadata`.
@@ -82,8 +94,7 @@ impl Formats {
         if self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |memory| memory.checked_sub(bytes)).is_ok() {
             return true;
         }
-        // Logged once.
-        if self.memory.swap(0, Ordering::Relaxed) > 0 {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
             tracing::warn!("files are saved as plain bytes: the tensors of this tree take too much memory (--memory)");
         }
         false
@@ -109,16 +120,32 @@ impl Formats {
             }
             read(at, out)
         };
-        self.detect_layout(file, &mut bounded, len).filter(|layout| self.try_reserve(layout.weight()))
+        let mut reserved = 0;
+        let mut reserve = |bytes| {
+            let is_reserved = self.try_reserve(bytes);
+            reserved += if is_reserved { bytes } else { 0 };
+            is_reserved
+        };
+        let layout = self.detect_layout(file, &mut bounded, len, &mut reserve);
+        let layout = layout.filter(|layout| {
+            let more = layout.weight().saturating_sub(reserved);
+            self.try_reserve(more) && {
+                reserved += more;
+                true
+            }
+        });
+        let kept = layout.as_ref().map_or(0, Layout::weight);
+        self.memory.fetch_add(reserved - kept, Ordering::Relaxed);
+        layout
     }
 
-    fn detect_layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
+    fn detect_layout(&self, file: usize, read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Option<Layout> {
         if !self.at_tensors() {
             return None;
         }
         let described = self.parts.get(&file).and_then(|(at, path)| Some((&self.described.get(*at)?.1, path)));
         if let Some((metadata, path)) = described {
-            match metadata.layout(path, read, len) {
+            match metadata.layout(path, read, len, reserve) {
                 Ok(layout) => return Some(layout),
                 Err(error) => {
                     let why = chain(&error);
@@ -127,7 +154,7 @@ impl Formats {
                 }
             }
         }
-        parse_layout(read, len).unwrap_or_else(|error| {
+        parse_layout(read, len, reserve).unwrap_or_else(|error| {
             tracing::info!("a file of unknown format is saved as plain bytes: {}", chain(&error));
             None
         })
@@ -173,6 +200,8 @@ mod tests {
         let formats = Formats { memory: AtomicU64::new(one * 5 / 2), ..formats };
         assert!(layout(&formats, 1).is_some() && layout(&formats, 2).is_some());
         assert!(layout(&formats, 3).is_none() && layout(&formats, 1).is_none());
+        // The rest is left for others, also after a file that took too much.
+        assert_eq!(formats.memory.load(Ordering::Relaxed), one / 2);
         // Nor is a header read that is a large part of the memory.
         let (enough, little) = (file.len() as u64 * HEADER_SHARE, header.len() as u64 * HEADER_SHARE);
         assert!(layout(&Formats::new(&walk, CutChoice::Auto, enough), 1).is_some());

@@ -55,7 +55,7 @@ use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
 use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, Run, StoredChunks, Writer};
 use crate::tree::{MemoryFile, Rules, StatCache, Walk, WalkKind, coarse_now, walk};
-use crate::work::blocking;
+use crate::work::on_own_thread;
 
 /// Limit of restarts of a save after a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
@@ -316,7 +316,8 @@ impl Repository {
             let formats = Formats::new(&walked, cut, memory);
             Ok((Arc::new(walked), Arc::new(formats)))
         };
-        blocking(scan).await
+        // It may take long, or hang with the file system: as many saves as there are threads for blocking work would stop all other.
+        on_own_thread("scan", scan).await
     }
 
     /// Parent of the tree, or the reason why there is none.

@@ -9,12 +9,12 @@ use crate::format::{EntryKind, Manifest};
 use crate::ops::shown;
 use crate::tree::{Walk, WalkEntry};
 
-/// Parses a found file if it is an index. Blocking.
+/// Parses a found file if it is an index of at most `most` bytes. Blocking.
 ///
 /// # Errors
 /// It cannot be read, or changed meanwhile.
-pub(super) fn read(walk: &Walk, found: &WalkEntry) -> Result<Option<Index>> {
-    if !found.path.ends_with(INDEX_NAME.as_bytes()) || found.stat.size > INDEX_LEN_MAX {
+pub(super) fn read(walk: &Walk, found: &WalkEntry, most: u64) -> Result<Option<Index>> {
+    if !found.path.ends_with(INDEX_NAME.as_bytes()) || found.stat.size > INDEX_LEN_MAX.min(most) {
         return Ok(None);
     }
     let file = open(walk, found)?;

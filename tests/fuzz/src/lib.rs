@@ -341,7 +341,7 @@ pub fn pickle(bytes: &[u8]) {
 /// The bytes as a torch file: a layout only if it lies in the file and cutting by it covers the file.
 pub fn torch_file(bytes: &[u8]) {
     let len = bytes.len() as u64;
-    let parsed = bounded((bytes.len(), 256), 0, || torch::parse(&mut in_memory(bytes), len));
+    let parsed = bounded((bytes.len(), 256), 0, || torch::parse(&mut in_memory(bytes), len, &mut |_| true));
     if let Ok(layout) = parsed {
         sound(&layout, len);
     }
@@ -358,7 +358,7 @@ pub fn sharded_index(bytes: &[u8]) {
 pub fn dcp_metadata(bytes: &[u8]) {
     let Ok(read) = bounded((bytes.len(), 256), 0, || dcp::parse(bytes)) else { return };
     for file in read.files() {
-        if let Ok(layout) = read.layout(file, &mut in_memory(&[0; 4096]), 4096) {
+        if let Ok(layout) = read.layout(file, &mut in_memory(&[0; 4096]), 4096, &mut |_| true) {
             sound(&layout, 4096);
         }
     }
