@@ -3,6 +3,7 @@
 use std::ops::Bound;
 
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -59,9 +60,9 @@ impl Repository {
     /// The store's.
     ///
     /// # Cancel safety
-    /// Safe: it only reads.
+    /// Safe: a read of the log that has begun goes on.
     pub async fn list_readable(&self, range: &NameRange, may: impl Fn(&Name) -> bool) -> Result<(Vec<Listed>, bool)> {
-        let state = self.state().await?;
+        let state = self.state_since(Some(Instant::now())).await?;
         let from = range.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let prefix = range.prefix.as_ref();
         let mut matching = state

@@ -84,7 +84,7 @@ pub struct Hint {
     /// Time at which a new one should be asked for: by then, agents have told what changed.
     #[serde(rename = "valid_until")]
     pub valid_until: String,
-    /// Position of the repository's log.
+    /// Position of the repository's log; for tokens and other agents, that of the input that was saved last.
     pub epoch: u64,
     /// False if something is missing that would change the answer; `notes` says what.
     pub complete: bool,

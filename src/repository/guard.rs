@@ -208,7 +208,7 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn state_for_policy(&self) -> Result<Arc<State>> {
-        self.log().as_of(self.guard().announced_at(self.id())).await
+        self.state_since(self.guard().announced_at(self.id())).await
     }
 
     /// Checks that what `name` stands for may come to this process.

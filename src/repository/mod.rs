@@ -38,6 +38,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use tokio::time::Instant;
+
 pub use fetch::{
     ANEW_MAX, ChunkSink, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, PlannedChunk,
     Sink, SourceBytes, Stored, deliver, fetch, longest_read, plan, plan_anew, read_pack,
@@ -70,6 +72,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::id::RepositoryId;
 use crate::policy::LocalCaller;
+use crate::single_flight::SingleFlight;
 use crate::storage::Store;
 
 /// Options to open a repository with.
@@ -97,6 +100,7 @@ struct Shared {
     id: RepositoryId,
     store: Store,
     log: log::Log,
+    log_reads: SingleFlight<(), (Instant, Arc<log::State>)>,
     clock: Arc<dyn Clock>,
     budget: Budget,
     cache: PathBuf,
@@ -178,6 +182,32 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn state(&self) -> Result<Arc<log::State>> {
         self.shared.log.refresh().await
+    }
+
+    /// State as of `since` or later; without `since`, the state that was read last. All who wait share a read of the log: for callers
+    /// whose number and rate nobody bounds. Needs a runtime.
+    ///
+    /// # Errors
+    /// As [`Repository::state`].
+    ///
+    /// # Cancel safety
+    /// Safe: a read that has begun goes on.
+    pub async fn state_since(&self, since: Option<Instant>) -> Result<Arc<log::State>> {
+        if let Some(state) = self.log().seen_since(since) {
+            return Ok(state);
+        }
+        loop {
+            let repository = self.clone();
+            let read = || async move {
+                let began = Instant::now();
+                Ok((began, repository.state().await?))
+            };
+            let (began, state) = self.shared.log_reads.get(&(), read).await?;
+            // The shared read may have begun before `since`.
+            if since.is_none_or(|since| began >= since) {
+                return Ok(state);
+            }
+        }
     }
 
     /// Number of concurrent requests: few for a disk, many for a network.

@@ -116,10 +116,22 @@ impl Repository {
         };
         let cache = cache.join(name_at(id, &store.address()));
         let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone());
-        let (uncached, segments, footers, policy) = Default::default();
+        let (uncached, log_reads, segments, footers, policy) = Default::default();
         let guard = options.guard.unwrap_or_else(|| Arc::new(Unidentified));
-        let shared =
-            Arc::new(Shared { id, store, log, clock, budget, cache, uncached, segments, footers, guard, policy });
+        let shared = Arc::new(Shared {
+            id,
+            store,
+            log,
+            log_reads,
+            clock,
+            budget,
+            cache,
+            uncached,
+            segments,
+            footers,
+            guard,
+            policy,
+        });
         Ok(Self { shared, source: None, caller: None })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tokio::time::Instant;
+
 use super::log::{RefValue, State};
 use super::{Repository, no_such_name};
 use crate::error::Result;
@@ -17,9 +19,9 @@ impl Repository {
     /// Not found, for a name or run that does not exist, or that may not be read; else as [`Repository::state`].
     ///
     /// # Cancel safety
-    /// Safe: it only reads.
+    /// Safe: a read that has begun goes on.
     pub async fn resolve_readable(&self, selector: &Selector, may: impl Fn(&Name) -> bool) -> Result<Name> {
-        choose_readable(selector, &*self.state().await?, may, self.id())
+        choose_readable(selector, &*self.state_since(Some(Instant::now())).await?, may, self.id())
     }
 }
 

@@ -49,6 +49,8 @@ pub const WAIT: Duration = Duration::from_millis(3);
 
 /// Rulings, of an input at a site, of a hint that is computed at once; a larger one is computed on another thread.
 const RULINGS_MAX: usize = 2_000;
+/// Chunks of the inputs of such a hint: their split among sources is linear in them.
+const CHUNKS_AT_ONCE: usize = 16_384;
 
 /// Inventories that cannot be used of which a hint tells.
 const UNUSABLE_SHOWN: usize = 8;
@@ -193,7 +195,8 @@ impl Advisor {
         }
     }
 
-    /// Epoch to answer from about something that the last one lacks: a new one, if the log has changed since.
+    /// Epoch to answer from about something that the last one lacks: a new one, if the log has changed since. All who ask meanwhile share
+    /// the read of the log.
     ///
     /// # Errors
     /// As [`Advisor::epoch`]; unreachable, if the repository is.
@@ -201,7 +204,7 @@ impl Advisor {
     /// # Cancel safety
     /// Safe: the work continues.
     pub async fn later_epoch(&self, than: &Arc<Epoch>) -> Result<Arc<Epoch>> {
-        let log = self.0.repository.state().await?;
+        let log = self.0.repository.state_since(Some(Instant::now())).await?;
         match self.0.current() {
             Some((_, current)) if current.log.seq >= log.seq => Ok(current),
             _ if than.log.seq >= log.seq => Ok(Arc::clone(than)),
@@ -285,11 +288,20 @@ impl Advisor {
             0 => epoch.sites.sites.sites().count(),
             some => some,
         };
-        if candidates * inputs.len() <= RULINGS_MAX {
-            return hint(&epoch.snapshot(&self.0.repository, gaps), request, &inputs, &held);
+        let log = match detail {
+            HintDetail::All => epoch.log.seq,
+            // The position of the whole log would tell when names are saved that the caller may not read.
+            HintDetail::Little => trees.iter().map(|(_, value)| value.version).max().unwrap_or_default(),
+        };
+        if candidates * inputs.len() <= RULINGS_MAX && held.closure().len() <= CHUNKS_AT_ONCE {
+            return hint(&Snapshot { log, ..epoch.snapshot(&self.0.repository, gaps) }, request, &inputs, &held);
         }
         let (epoch, repository, request) = (Arc::clone(epoch), self.0.repository.clone(), request.clone());
-        blocking(move || hint(&epoch.snapshot(&repository, gaps), &request, &inputs, &held)).await
+        let computed = move || {
+            let snapshot = Snapshot { log, ..epoch.snapshot(&repository, gaps) };
+            hint(&snapshot, &request, &inputs, &held)
+        };
+        blocking(computed).await
     }
 }
 

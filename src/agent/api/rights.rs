@@ -58,7 +58,7 @@ pub(super) const NEEDS: [(&str, &str, Need); 46] = [
     ("GET", "/v1/ledger", ADMIN),
     ("GET", "/v1/chunks", ADMIN),
     ("GET", "/v1/names", READ),
-    ("GET", "/v1/calibration", READ),
+    ("GET", "/v1/calibration", METRICS),
     ("POST", "/v1/hints", READ),
     // A token has its own names; these are of pods.
     ("POST", "/kube/filter", ADMIN),

@@ -30,6 +30,39 @@ pub(super) const NUMBER_MAX: u64 = 1 << 62;
 /// Damaged snapshots of which the log says a line each, per fold.
 const WARNINGS_MAX: usize = 4;
 
+/// Memory of a state while entries are applied to it. Many small entries make a large state.
+struct Growth {
+    /// Bytes in the budget, those of the state that was known before included.
+    counted: u64,
+    reserved: Vec<Retained>,
+    /// Bytes of the state; too many, where an entry replaces what an earlier one set.
+    estimate: u64,
+}
+
+impl Growth {
+    /// Reserves memory for an entry of `bytes` that will be applied to `state`.
+    fn expect(&mut self, log: &Log, state: &State, bytes: u64) -> Result<()> {
+        self.estimate = self.estimate.saturating_add(bytes);
+        // Weighing a state takes time in proportion to it.
+        if self.estimate < self.counted + COUNTED_FROM.max(self.counted / 8) {
+            Ok(())
+        } else {
+            self.grow(log, state, bytes)
+        }
+    }
+
+    /// Weighs `state`, and reserves what it has grown by, and `more`.
+    fn grow(&mut self, log: &Log, state: &State, more: u64) -> Result<()> {
+        self.estimate = state.weight().saturating_add(more);
+        let reserved = log.reserve(self.estimate.saturating_sub(self.counted))?;
+        if reserved.is_some() {
+            self.counted = self.estimate;
+        }
+        self.reserved.extend(reserved);
+        Ok(())
+    }
+}
+
 impl Log {
     /// Current state: at least as new as any commit that finished before the call.
     ///
@@ -51,11 +84,11 @@ impl Log {
     async fn fold(&self) -> Result<Option<Arc<State>>> {
         let begun = Instant::now();
         let boundary = self.advance_boundary().await?;
-        let known = self.seen().state.clone().filter(|state| state.seq >= boundary.floor);
-        let start = match known {
-            Some(state) => state,
+        let (known, weight) = self.seen().weighed();
+        let (start, counted) = match known.filter(|state| state.seq >= boundary.floor) {
+            Some(state) => (state, weight),
             None => match self.newest_snapshot(boundary).await? {
-                Some(state) => Arc::new(state),
+                Some(state) => (Arc::new(state), 0),
                 None if self.advance_boundary().await? == boundary => {
                     return Err(Error::damaged("the snapshot that the log begins with is missing")
                         .at(Numbered::Snapshot.key(boundary.floor)));
@@ -64,7 +97,7 @@ impl Log {
             },
         };
         let from = start.seq;
-        let followed = self.follow(start).await;
+        let followed = self.follow(start, counted).await;
         if self.advance_boundary().await?.floor > from {
             return Ok(None);
         }
@@ -75,8 +108,9 @@ impl Log {
         seen.read = seen.read.max(Some(begun));
         if seen.state.as_ref().is_none_or(|old| old.seq < state.seq) {
             // The previous state no longer counts.
-            seen.memory = None;
-            seen.memory = self.reserve(state.weight())?;
+            (seen.memory, seen.weight) = (None, 0);
+            seen.weight = state.weight();
+            seen.memory = self.reserve(seen.weight)?;
             seen.state = Some(Arc::clone(&state));
         }
         Ok(Some(state))
@@ -91,9 +125,12 @@ impl Log {
         self.budget.keep(bytes).map(Some).map_err(|error| error.at("the repository's names and sessions").help(help))
     }
 
-    /// Applies every entry after `state`.
-    async fn follow(&self, mut state: Arc<State>) -> Result<Arc<State>> {
-        let mut memory = Vec::new();
+    /// Applies every entry after `state`, of whose bytes of memory `counted` are in the budget.
+    async fn follow(&self, mut state: Arc<State>, counted: u64) -> Result<Arc<State>> {
+        let mut growth = Growth { counted, reserved: Vec::new(), estimate: counted };
+        if counted == 0 {
+            growth.grow(self, &state, 0)?;
+        }
         loop {
             // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
@@ -107,7 +144,7 @@ impl Log {
                 let number = next.seq + 1;
                 // One at a time: a small object may decompress to a large entry.
                 let entry = self.read_entry(number, &object).await?;
-                memory.extend(self.reserve(entry.weight())?);
+                growth.expect(self, &next, entry.weight())?;
                 next.apply(&entry).map_err(|refusal| {
                     Error::damaged("log entry does not follow from the state before it")
                         .at(Numbered::Entry.key(number))
@@ -283,5 +320,63 @@ fn unreadable(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Damaged => error.help("`towline verify --repair` sets it aside, and reports what is lost"),
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt as _;
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::clock::{SystemClock, Timestamp};
+    use crate::format::envelope::seal;
+    use crate::id::{ManifestId, Owned, SessionId, WriteId};
+    use crate::limits::MEMORY_MIN;
+    use crate::repository::log::{Action, RefValue, StepFacts};
+
+    fn set(name: &str, facts: &StepFacts) -> Action {
+        let key = Owned::fresh(SessionId::random());
+        let value = RefValue {
+            version: 0,
+            manifest: ManifestId::of(b""),
+            manifest_key: key,
+            map_key: key,
+            saved: Timestamp(0),
+            logical_bytes: 0,
+            files: 0,
+            chunks: 0,
+            behind: 0,
+            facts: facts.clone(),
+            attempt: None,
+        };
+        Action::SetRef { name: name.parse().unwrap(), expected: None, value }
+    }
+
+    #[tokio::test]
+    async fn many_small_entries_are_charged_while_they_are_read() {
+        let objects = Arc::new(InMemory::new());
+        let facts =
+            (0..64).fold(StepFacts::default(), |facts, nth| facts.metric(&format!("{nth:0>120}"), 0.0).unwrap());
+        let mut number = 0;
+        let mut weight = 0;
+        while weight < 2 * MEMORY_MIN {
+            number += 1;
+            let actions = (0..75).map(|nth| set(&format!("run/{number}-{nth}"), &facts)).collect();
+            let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+            assert!(entry.weight() < COUNTED_FROM, "none of them counts by itself");
+            weight += entry.weight();
+            let object = seal(Kind::Entry, &entry.encode(), true);
+            objects.put(&Numbered::Entry.key(number), object.into()).await.unwrap();
+        }
+        // Whoever builds all of the state before it counts it gets as far as this.
+        objects.put(&Numbered::Entry.key(number + 1), "garbage".into()).await.unwrap();
+        let log = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
+        for _ in 0..2 {
+            let error = log.refresh().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+        }
+        assert!(log.budget.keep(MEMORY_MIN / 2).is_ok(), "what was refused is given back");
     }
 }

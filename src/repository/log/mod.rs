@@ -50,8 +50,6 @@ pub struct Log {
     clock: Arc<dyn Clock>,
     budget: Budget,
     seen: Mutex<CachedState>,
-    /// Held during a read that others may wait for.
-    reading: tokio::sync::Mutex<()>,
 }
 
 /// State known to this process: never wrong, possibly old.
@@ -63,6 +61,15 @@ struct CachedState {
     read: Option<Instant>,
     /// Memory of the state in the budget, if it is large.
     memory: Option<Retained>,
+    /// Bytes of memory of the state.
+    weight: u64,
+}
+
+impl CachedState {
+    /// The state, and how many bytes of it are in the budget.
+    fn weighed(&self) -> (Option<Arc<State>>, u64) {
+        (self.state.clone(), if self.memory.is_some() { self.weight } else { 0 })
+    }
 }
 
 /// Newest known truncation: its number, and the last entry that may be missing.
@@ -75,7 +82,7 @@ struct Boundary {
 impl Log {
     /// The log in `objects`, read within `budget`.
     pub fn new(objects: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, budget: Budget) -> Self {
-        Self { objects, clock, budget, seen: Mutex::default(), reading: tokio::sync::Mutex::default() }
+        Self { objects, clock, budget, seen: Mutex::default() }
     }
 
     /// The state that was read last; read now, if none was.
@@ -92,24 +99,12 @@ impl Log {
         }
     }
 
-    /// The state that was read last, if that read began at `since` or later; else it is read now, once for all who wait for it.
-    ///
-    /// # Errors
-    /// As [`Log::refresh`].
-    ///
-    /// # Cancel safety
-    /// Safe: it only reads.
-    pub async fn as_of(&self, since: Option<Instant>) -> Result<Arc<State>> {
-        let new_enough = |seen: &CachedState| since.is_none_or(|since| seen.read.is_some_and(|read| read >= since));
-        let known = || Some(self.seen()).filter(|seen| new_enough(seen)).and_then(|seen| seen.state.clone());
-        if let Some(state) = known() {
-            return Ok(state);
-        }
-        let _reading = self.reading.lock().await;
-        match known() {
-            Some(state) => Ok(state),
-            None => self.refresh().await,
-        }
+    /// The state that was read last, if that read began at `since` or later; without `since`, however old it is.
+    #[must_use]
+    pub fn seen_since(&self, since: Option<Instant>) -> Option<Arc<State>> {
+        let seen = self.seen();
+        let new_enough = since.is_none_or(|since| seen.read.is_some_and(|read| read >= since));
+        seen.state.clone().filter(|_| new_enough)
     }
 
     /// The state that was read last, if one was.
