@@ -75,10 +75,11 @@ struct Unredirected(reqwest::Client);
 #[async_trait]
 impl HttpService for Unredirected {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let asked = if is_of_object(&request) { Asked::Object } else { Asked::Other };
         let response = HttpService::call(&self.0, request).await?;
         let status = response.status().as_u16();
         if !is_redirect(status) {
-            return Ok(limited(response));
+            return Ok(limited(response, asked));
         }
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let error = redirected(status, header("location"), header("x-amz-bucket-region"));
@@ -87,14 +88,32 @@ impl HttpService for Unredirected {
     }
 }
 
+/// Kind of a request, by what it asks for.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// Bytes of an object, which are read as a stream, up to a limit of their own.
+    Object,
+    /// A list, or the outcome of a change, which are read whole.
+    Other,
+}
+
+/// True for a request for bytes of an object. Lists have the query `list-type`
+/// (<https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html>, also of Google's XML API) or `comp`
+/// (<https://learn.microsoft.com/en-us/rest/api/storageservices/list-blobs>).
+fn is_of_object(request: &HttpRequest) -> bool {
+    let mut parameters = request.uri().query().unwrap_or_default().split('&');
+    let lists = |parameter: &str| matches!(parameter.split('=').next(), Some("list-type" | "comp"));
+    request.method() == "GET" && !parameters.any(lists)
+}
+
 /// Limits the length of `response`: an object has its announced length; errors and lists have a maximum.
-fn limited(response: HttpResponse) -> HttpResponse {
+fn limited(response: HttpResponse, asked: Asked) -> HttpResponse {
     let length = response.headers().get("content-length");
     let length = length.and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
-    let most = match length {
+    let most = match (asked, length) {
         _ if !response.status().is_success() => ERROR_LEN_MAX,
-        Some(length) => length,
-        None => LIST_LEN_MAX,
+        (Asked::Object, Some(length)) => length,
+        _ => LIST_LEN_MAX,
     };
     let too_long = move |source| {
         let error = Error::damaged("answer of the store is too long").expected(format!("at most {most} bytes"));
@@ -180,14 +199,15 @@ mod tests {
 
     #[tokio::test]
     async fn answers_end_where_they_must() {
-        let answer = |status: u16, length: Option<&str>, bytes: usize| {
+        let answer_to = |asked: Asked, status: u16, length: Option<&str>, bytes: usize| {
             let mut response = HttpResponse::new(vec![0; bytes].into());
             *response.status_mut() = status.try_into().unwrap();
             if let Some(length) = length {
                 response.headers_mut().insert("content-length", length.parse().unwrap());
             }
-            limited(response).into_body().bytes()
+            limited(response, asked).into_body().bytes()
         };
+        let answer = |status, length: Option<&str>, bytes| answer_to(Asked::Object, status, length, bytes);
         assert_eq!(answer(200, Some("74"), 74).await.unwrap().len(), 74);
         assert_eq!(answer(206, Some("0"), 0).await.unwrap().len(), 0);
         // A length that is contradicted by the transfer's coding.
@@ -200,6 +220,27 @@ mod tests {
         }
         assert_eq!(answer(200, None, LIST_LEN_MAX).await.unwrap().len(), LIST_LEN_MAX);
         assert!(answer(200, None, LIST_LEN_MAX + 1).await.is_err());
+        // A list is read whole, however long it says that it is.
+        let long = (LIST_LEN_MAX + 1).to_string();
+        assert!(answer_to(Asked::Other, 200, Some(&long), LIST_LEN_MAX + 1).await.is_err());
+        assert_eq!(answer_to(Asked::Other, 200, Some("9"), 9).await.unwrap().len(), 9);
+    }
+
+    #[test]
+    fn only_bytes_of_objects_may_have_any_length() {
+        let of_object = |method: &str, uri: &str| {
+            let mut request = HttpRequest::new(Vec::new().into());
+            *request.method_mut() = method.parse().unwrap();
+            *request.uri_mut() = uri.parse().unwrap();
+            is_of_object(&request)
+        };
+        assert!(of_object("GET", "https://s3/bucket/key") && of_object("GET", "https://a/c/blob?sv=2024&sig=x"));
+        for list in ["?list-type=2&prefix=a%2F", "?prefix=a&list-type=2", "?restype=container&comp=list"] {
+            assert!(!of_object("GET", &format!("https://s3/bucket{list}")), "{list}");
+        }
+        assert!(
+            !of_object("POST", "https://s3/bucket?delete") && !of_object("PUT", "https://s3/bucket/key?uploadId=1")
+        );
     }
 
     #[tokio::test]
