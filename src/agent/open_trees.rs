@@ -17,10 +17,6 @@ use crate::size;
 /// Number of trees that stay open.
 const OPEN_MAX: usize = 4;
 
-/// Bytes of memory that a chunk and an entry of an open tree take, about.
-const CHUNK_WEIGHT: u64 = 96;
-const ENTRY_WEIGHT: u64 = 256;
-
 /// Trees opened at a time; one that is being decoded takes memory, too.
 const OPENING_MAX: usize = 2;
 
@@ -105,8 +101,7 @@ impl Trees {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         in_use.retain(|(tree, _)| tree.strong_count() > 0);
         let used: u64 = in_use.iter().map(|(_, weight)| weight).sum();
-        let weight = u64::from(saved.located_chunks()) * CHUNK_WEIGHT
-            + saved.manifest.entries.iter().map(|entry| ENTRY_WEIGHT + entry.path.len() as u64).sum::<u64>();
+        let weight = saved.weight();
         if used > 0 && used + weight > most {
             return Err(Error::exhausted("too many large trees are read at once")
                 .at(&saved.name)

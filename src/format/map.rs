@@ -76,6 +76,12 @@ impl Frame {
 }
 
 impl Map {
+    /// Approximate bytes of memory.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        (size_of_val(&*self.packs) + size_of_val(&*self.frames) + size_of_val(&*self.further)) as u64
+    }
+
     /// Version of the format that it needs: version 1 whenever possible, for older programs.
     #[must_use]
     pub fn version(&self) -> u8 {

@@ -148,6 +148,12 @@ impl Saved {
         Self { name, value, manifest, map, rulings: LastRulings::default() }
     }
 
+    /// Approximate bytes of memory.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        self.manifest.weight() + self.map.weight()
+    }
+
     /// Wraps the tree in an [`Arc`], to share it between tasks.
     #[must_use]
     pub fn shared(self) -> Arc<Self> {

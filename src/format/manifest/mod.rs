@@ -149,7 +149,36 @@ pub struct Manifest {
     pub entries: Vec<TreeEntry>,
 }
 
+impl TreeEntry {
+    /// Approximate bytes of memory.
+    fn weight(&self) -> usize {
+        let within = match &self.kind {
+            EntryKind::File(content) => {
+                let tensors = content.tensors.iter().map(TensorEntry::weight).sum::<usize>();
+                tensors + size_of_val(&*content.pieces)
+            }
+            EntryKind::Symlink(target) => target.len(),
+            EntryKind::Folder => 0,
+        };
+        size_of_val(self) + self.path.len() + within
+    }
+}
+
+impl TensorEntry {
+    fn weight(&self) -> usize {
+        let part = self.part.as_ref().map_or(0, |part| size_of_val(&*part.shape) + size_of_val(&*part.offsets));
+        size_of_val(self) + self.name.len() + self.dtype.len() + size_of_val(&*self.shape) + part
+    }
+}
+
 impl Manifest {
+    /// Approximate bytes of memory: a body of a few kilobytes may describe very many tensors.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        let entries: usize = self.entries.iter().map(TreeEntry::weight).sum();
+        (entries + size_of_val(&*self.chunks.ids) + size_of_val(&*self.chunks.lens)) as u64
+    }
+
     /// Encodes the body; returns it with its id.
     #[must_use]
     pub fn encode(&self) -> (ManifestId, Vec<u8>) {

@@ -26,6 +26,8 @@ use crate::transfer::protocol::Grant;
 
 /// Maximum number of trees that are kept open.
 const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
+/// Bytes of memory of a chunk of an opened tree, beside those of the tree: its number by its id, and its place in the grant.
+const CHUNK_WEIGHT: u64 = 96;
 /// Maximum number of trees that are opened at the same time.
 const OPENING_MAX: usize = 8;
 /// Maximum number of maps of one tree that are opened for a request.
@@ -57,6 +59,8 @@ pub(super) struct OpenedTree {
     pub(super) saved: Arc<Saved>,
     pub(super) grant: Arc<Grant>,
     numbers: HashMap<ChunkId, u32>,
+    /// Approximate bytes of memory.
+    weight: u64,
 }
 
 impl OpenedTree {
@@ -72,8 +76,9 @@ impl OpenedTree {
         bases.dedup();
         let ids = chunks.ids.iter().chain(saved.map.further.iter().map(|(id, _)| id));
         let numbers = ids.zip(0..).map(|(id, number)| (*id, number)).collect();
+        let weight = saved.weight() + saved.map.frames.len() as u64 * CHUNK_WEIGHT + size_of_val(&*bases) as u64;
         let grant = Arc::new(Grant { chunks: Arc::new(chunks.clone()), bases });
-        Self { repository: repository.for_caller(None), saved: saved.shared(), grant, numbers }
+        Self { repository: repository.for_caller(None), saved: saved.shared(), grant, numbers, weight }
     }
 
     /// Number of chunks of other trees that it needs.
@@ -85,6 +90,18 @@ impl OpenedTree {
     pub(super) fn number(&self, id: &ChunkId) -> Option<u32> {
         self.numbers.get(id).copied()
     }
+}
+
+/// Removes the first of `open` until there are few, and they take at most `most` bytes of memory; the last one stays.
+fn keep_within(open: &mut Vec<Arc<OpenedTree>>, most: u64) {
+    let mut left = most;
+    let fits = |tree: &&Arc<OpenedTree>| {
+        let fits = tree.weight <= left;
+        left = left.saturating_sub(tree.weight);
+        fits
+    };
+    let kept = open.iter().rev().take(OPEN_MAX.get()).take_while(fits).count();
+    open.drain(..open.len().saturating_sub(kept.max(1)));
 }
 
 /// The repositories of an agent, and trees that were requested lately.
@@ -213,8 +230,7 @@ impl Catalog {
             let mut open = lock(&open);
             open.retain(|other| other.saved.value.map_key != entry.saved.value.map_key);
             open.push(Arc::clone(&entry));
-            let over = open.len().saturating_sub(OPEN_MAX.get());
-            open.drain(..over);
+            keep_within(&mut open, repository.budget().kept_max() / 2);
             Ok(entry)
         });
         opened.await
