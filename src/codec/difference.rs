@@ -18,6 +18,7 @@
 use std::cell::RefCell;
 
 use super::planes::{self, CLASSES, Classes, Element, Numbers, Width};
+use super::scratch;
 
 /// Bit in the first byte that marks floats.
 const FLOATS: u8 = 8;
@@ -32,7 +33,7 @@ const SAMPLES: usize = 16;
 const SAMPLE: usize = 256;
 
 thread_local! {
-    /// Buffer of this thread for the differences of a chunk; as large as its largest chunk so far.
+    /// The differences of a chunk.
     static DIFFERENCES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// The classes of its numbers.
     static CLASSES_OF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -50,8 +51,7 @@ pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<
     let bounds = if floats && whole / width.bytes() >= CLASSED_FROM { bounds(base, width) } else { Vec::new() };
     let mut head = vec![width as u8 | if floats { FLOATS } else { 0 }, u8::try_from(bounds.len() + 1).ok()?];
     head.extend_from_slice(&bounds);
-    DIFFERENCES.with_borrow_mut(|differences| {
-        let differences = planes::scratch(differences, whole);
+    scratch::with(&DIFFERENCES, whole, |differences| {
         subtract(numbers, base, width, floats, differences);
         with_classes(base, width, &bounds, |classes| {
             let numbers = Numbers { bytes: differences, width, rotate: false, classes };
@@ -88,8 +88,7 @@ fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(O
     if bounds.is_empty() {
         return then(None);
     }
-    CLASSES_OF.with_borrow_mut(|of| {
-        let of = planes::scratch(of, base.len() / width.bytes());
+    scratch::with(&CLASSES_OF, base.len() / width.bytes(), |of| {
         classify(base, width, bounds, of);
         then(Some(&Classes::new(of, bounds.len() + 1)))
     })

@@ -8,6 +8,7 @@ mod derived;
 mod difference;
 mod huffman;
 pub mod planes;
+pub(crate) mod scratch;
 mod wide;
 
 use std::str::FromStr;

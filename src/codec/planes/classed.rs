@@ -10,8 +10,8 @@
 
 use std::cell::RefCell;
 
-use super::{Flat, PLANE_HEADER, counts, scratch};
-use crate::codec::wide;
+use super::{Flat, PLANE_HEADER, counts};
+use crate::codec::{scratch, wide};
 
 /// Maximum number of classes.
 pub(in crate::codec) const CLASSES: usize = 4;
@@ -19,7 +19,7 @@ pub(in crate::codec) const CLASSES: usize = 4;
 const GAP: usize = wide::BLOCK;
 
 thread_local! {
-    /// Buffer of this thread for the bytes of a plane, class after class.
+    /// The bytes of a plane, class after class.
     static SORTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -54,8 +54,7 @@ impl<'a> Classes<'a> {
 
 /// Appends `plane` by classes, if that is shorter than without; returns whether it did. Counts its bytes in any case.
 pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], out: &mut Vec<u8>) -> bool {
-    SORTED.with_borrow_mut(|sorted| {
-        let sorted = scratch(sorted, classes.scratch_len());
+    scratch::with(&SORTED, classes.scratch_len(), |sorted| {
         sort(plane, classes, sorted);
         let of_each: Vec<([u32; 256], &[u8])> =
             classes.each().filter_map(|range| sorted.get(range)).map(|bytes| (counts(bytes), bytes)).collect();
@@ -80,8 +79,7 @@ pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], 
 
 /// Decodes the output of [`encode`]; none if `stored` is invalid.
 pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8]) -> Option<()> {
-    SORTED.with_borrow_mut(|sorted| {
-        let sorted = scratch(sorted, classes.scratch_len());
+    scratch::with(&SORTED, classes.scratch_len(), |sorted| {
         for range in classes.each() {
             let (header, rest) = stored.split_first_chunk::<PLANE_HEADER>()?;
             let [how, len @ ..] = header;

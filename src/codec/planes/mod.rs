@@ -24,6 +24,7 @@ pub(super) use self::classed::{CLASSES, Classes};
 use self::count::counts;
 use self::flat::Flat;
 use self::grouped::Level;
+use super::scratch;
 
 /// Kind of the numbers of a tensor, with their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,7 +98,7 @@ const CLASSED: u8 = 4;
 const CLASSED_BELOW: f64 = 0.6;
 
 thread_local! {
-    /// Buffer of this thread for the planes of a chunk; as large as its largest chunk so far.
+    /// The planes of a chunk.
     static PLANES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -116,8 +117,7 @@ pub fn encoded_len(plain: &[u8], element: Element) -> Option<usize> {
     let width = element.width();
     let (numbers, rest) = plain.split_at_checked(plain.len() / width.bytes() * width.bytes())?;
     let count = numbers.len() / width.bytes();
-    PLANES.with_borrow_mut(|planes| {
-        let planes = scratch(planes, numbers.len());
+    scratch::with(&PLANES, numbers.len(), |planes| {
         split::split(numbers, width, is_rotated(element), planes);
         let lens = planes.chunks_exact(count.max(1)).map(plane_len);
         Some(1 + width.bytes() * PLANE_HEADER + lens.sum::<usize>() + rest.len())
@@ -154,8 +154,7 @@ pub(super) struct Numbers<'a> {
 pub(super) fn write(head: &[u8], numbers: Numbers<'_>, rest: &[u8], limit: usize) -> Option<Vec<u8>> {
     let Numbers { bytes: numbers, width, rotate, classes } = numbers;
     let (count, bytes) = (numbers.len() / width.bytes(), width.bytes());
-    PLANES.with_borrow_mut(|planes| {
-        let planes = scratch(planes, numbers.len());
+    scratch::with(&PLANES, numbers.len(), |planes| {
         split::split(numbers, width, rotate, planes);
         let mut out = Vec::with_capacity(limit.min(numbers.len()) + 64);
         out.extend_from_slice(head);
@@ -183,8 +182,7 @@ pub(super) fn read(
     let (headers, mut bodies) = stored.split_at_checked(width.bytes() * PLANE_HEADER)?;
     let count = plain.len() / width.bytes();
     let (numbers, rest) = plain.split_at_mut(count * width.bytes());
-    PLANES.with_borrow_mut(|planes| {
-        let planes = scratch(planes, numbers.len());
+    scratch::with(&PLANES, numbers.len(), |planes| {
         let mut sources: [&[u8]; 8] = [&[]; 8];
         let mut free = planes;
         for (header, source) in headers.chunks_exact(PLANE_HEADER).zip(&mut sources) {
@@ -218,14 +216,6 @@ pub(super) fn estimate(numbers: &[u8], width: Width, rotate: bool) -> f64 {
 fn entropy(counts: &[u32; 256], total: usize) -> f64 {
     let occurring = counts.iter().filter(|&&count| count > 0);
     occurring.map(|&count| f64::from(count) * (total as f64 / f64::from(count)).log2()).sum()
-}
-
-/// First `len` bytes of the thread's buffer.
-pub(super) fn scratch(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
-    if planes.len() < len {
-        planes.resize(len, 0);
-    }
-    planes.split_at_mut(len).0
 }
 
 /// Appends one plane in the best encoding, and returns that.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::plan::{Located, PackRead};
 use crate::budget::Buffer;
 use crate::chunk::Chunk;
+use crate::codec::scratch::KEPT_MAX;
 use crate::codec::{self, Codec, Encoded};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
@@ -119,6 +120,7 @@ pub fn deliver(
         }
     }
     spare.extend(above.into_iter().map(|base| base.plain));
+    spare.retain(|buffer| buffer.capacity() <= KEPT_MAX);
     spare.truncate(SCRATCH_MAX);
     SCRATCH.set(spare);
     Ok(())
