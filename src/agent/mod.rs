@@ -84,7 +84,7 @@ use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::peers::discover;
 use crate::transfer::{self, ServedChunks, not_bound};
-use crate::work::blocking;
+use crate::work::on_own_thread;
 
 /// Protocol that a connection is upgraded to, to transfer chunks.
 const PROTOCOL: &str = "towline";
@@ -238,7 +238,8 @@ impl Agent {
             publication.end().await;
         }
         if let Ok(cache) = self.state.cache() {
-            let synced = blocking(move || cache.sync()).await;
+            // Work that does not stop may hold all threads for blocking work.
+            let synced = on_own_thread("sync", move || cache.sync()).await;
             synced.map_err(|error| {
                 error.help("what was cached last is fetched again after a restart; free space on the cache's disk")
             })?;

@@ -85,7 +85,7 @@ pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<Ha
             () = store.changed.notified() => continue,
         }
         let Some((id, due)) = next else { continue };
-        if let Err(error) = save(&state, &store, id).await {
+        if let Err(error) = save_unless_fatal(&state, &store, id, options.tries).await {
             let failure = Failure::of(error.kind());
             let failed = due.failed + u32::from(failure != Failure::Passing);
             if failure == Failure::Lasting || failed >= options.tries {
@@ -117,6 +117,26 @@ async fn set_aside(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid, trie
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => tracing::error!("cannot record that handoff {id} was set aside: {error:?}"),
     }
+}
+
+/// As [`save`], unless the process ended during each of the last `tries` saves: then nothing else would ever be saved.
+async fn save_unless_fatal(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid, tries: u32) -> Result<()> {
+    let counted = Arc::clone(store);
+    let begun = match blocking(move || counted.begin_save(id)).await {
+        // The sender has saved it meanwhile, or somebody has removed it by hand.
+        Err(error) if error.kind() == ErrorKind::NotFound => return save(state, store, id).await,
+        begun => begun?,
+    };
+    let unended = begun.unended();
+    if unended >= tries {
+        return Err(Error::new(ErrorKind::Unsupported, "agent ended whenever it saved this checkpoint")
+            .at(id)
+            .got(format!("{unended} saves without an end"))
+            .help("look at its files, and at what ended the agent, such as its memory limit"));
+    }
+    let saved = save(state, store, id).await;
+    drop(begun);
+    saved
 }
 
 /// Saves checkpoint `id`, then deletes it from the store.

@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/ULID.part/...            being written or deleted; deleted after the next start
 //! DIR/ULID/handoff.json        sender, name to save it as, and why it was set aside if it was
+//! DIR/ULID/begun               saves that began and did not end, while there are some
 //! DIR/ULID/modes               modes of its files and folders at the sender
 //! DIR/ULID/files/ENTRY...      the checkpoint, readable by the agent's user alone
 //! ```
@@ -23,7 +24,7 @@ use ulid::Ulid;
 
 use super::archive::receive;
 use super::register::{Deleting, Promise, Register};
-use super::stored::{Announced, StoredCheckpoint, names, write_modes};
+use super::stored::{Announced, BegunSave, StoredCheckpoint, names, write_modes};
 use crate::agent::audit::outcome;
 use crate::agent::config::{Accepts, HandoffConfig};
 use crate::agent::view::SetAside;
@@ -300,6 +301,19 @@ impl HandoffStore {
         drop(register);
         self.changed.notify_one();
         marked.map(|()| stored)
+    }
+
+    /// Counts a save of checkpoint `id`. Blocking.
+    ///
+    /// # Errors
+    /// Not found, if `id` is not stored; the file system's.
+    pub(super) fn begin_save(&self, id: Ulid) -> Result<BegunSave> {
+        // Locked while writing: nothing is written into a folder that is being deleted.
+        let register = self.register();
+        if !register.stored.contains_key(&id) {
+            return Err(unknown(id));
+        }
+        BegunSave::begin(&self.dir.join(id.to_string()))
     }
 
     fn mark(&self, id: Ulid, aside: Option<SetAside>) -> Result<()> {

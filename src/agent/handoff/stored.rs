@@ -18,6 +18,7 @@ use crate::name::Name;
 
 const RECORD: &str = "handoff.json";
 const MODES: &str = "modes";
+const BEGUN: &str = "begun";
 
 /// A checkpoint that another agent has announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +108,39 @@ pub(in crate::agent) fn read_modes(folder: &Path) -> Result<Modes> {
         Ok(bytes) => decode_modes(&bytes).map_err(|error| error.at(path.display())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Modes::new()),
         Err(error) => Err(Error::io("cannot read the modes of a checkpoint", &path, error)),
+    }
+}
+
+/// A save that has begun. Dropping it ends it; it stays in the folder of the checkpoint if the process ends before.
+#[derive(Debug)]
+pub(super) struct BegunSave {
+    path: PathBuf,
+    unended: u32,
+}
+
+impl BegunSave {
+    /// Counts a save of the checkpoint in `folder`. Blocking.
+    pub(super) fn begin(folder: &Path) -> Result<Self> {
+        let path = folder.join(BEGUN);
+        let unended = match fs::read_to_string(&path) {
+            Ok(text) => text.trim().parse().unwrap_or(0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(Error::io("cannot read the saves of a checkpoint", &path, error)),
+        };
+        replace(&path, format!("{}\n", u32::saturating_add(unended, 1)).as_bytes())?;
+        Ok(Self { path, unended })
+    }
+
+    /// Saves that began before it and did not end.
+    pub(super) fn unended(&self) -> u32 {
+        self.unended
+    }
+}
+
+impl Drop for BegunSave {
+    fn drop(&mut self) {
+        // It is gone with its folder, once the checkpoint is saved.
+        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -339,6 +339,30 @@ fn what_cannot_be_saved_is_set_aside_until_somebody_has_it_retried_or_dropped() 
 }
 
 #[test]
+fn what_ends_the_agent_whenever_it_is_saved_is_set_aside() {
+    let user = with_tree();
+    let keeps = keeps("'home/a'", "64M", "1h").replace("wait =", "tries = 3\nwait =");
+    let (cloud, _) = node_lost(&user, &keeps, &[7]);
+    cloud.signal(Signal::KILL);
+    cloud.ended();
+    unhide(&user);
+    let id = fs::read_dir(user.work().join("kept")).unwrap().next().unwrap().unwrap().path();
+    // As after three saves during each of which the agent ended.
+    fs::write(id.join("begun"), "3\n").unwrap();
+    let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'", &keeps));
+    let aside = set_aside(&cloud)["aside"].clone();
+    assert!(aside["error"].as_str().unwrap().contains("agent ended whenever it saved this"), "{aside}");
+    assert!(aside["error"].as_str().unwrap().contains("3 saves without an end"), "{aside}");
+    assert!(!user.ok(&["ls"]).contains("step-7"));
+    // Asked for, it is tried again; a save that ends is not counted.
+    let id = id.file_name().unwrap().to_str().unwrap().to_owned();
+    told_json(&user, &cloud, &["handoff", "retry", &id]);
+    until("it is saved", || kept(&cloud).is_empty());
+    assert!(user.ok(&["ls"]).contains("run/step-7"));
+    cloud.stop();
+}
+
+#[test]
 fn what_is_set_aside_can_be_dropped() {
     let user = with_tree();
     let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[7]);
