@@ -73,8 +73,10 @@ pub fn plan_travel(trees: &[TravelTree<'_>]) -> Result<Vec<TravelPlan>> {
     {
         return Ok(vec![plan]);
     }
-    let mut forest = Forest::default();
-    let grown = trees.iter().map(|tree| forest.add(tree)).collect::<Result<Vec<_>>>()?;
+    let (mut forest, mut grown) = Forest::of(trees, Prefer::FewerBytes)?;
+    if !forest.is_ordered() {
+        (forest, grown) = Forest::of(trees, Prefer::FewerHops)?;
+    }
     let decided = decide(&forest.nodes);
     let needed = needed(&forest.nodes, &decided);
     let mut plans = Vec::with_capacity(trees.len());
@@ -122,16 +124,43 @@ fn plan_without_bases(tree: &TravelTree<'_>) -> Result<Option<TravelPlan>> {
     Ok(Some(TravelPlan { needed, ..plan }))
 }
 
+/// Which of two forms of a chunk counts, that two trees store it in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prefer {
+    FewerBytes,
+    /// Then each chunk has more hops than its base, whatever the maps of the trees say.
+    FewerHops,
+}
+
 /// Chunks of some trees, each once.
-#[derive(Default)]
 struct Forest {
     nodes: Vec<TravelNode>,
     places: HashMap<ChunkId, usize>,
+    prefer: Prefer,
 }
 
+/// Chunks of a tree, ascending, and where each is among the nodes.
+type ChunkPlaces = Vec<(u32, usize)>;
+
 impl Forest {
-    /// Adds the wanted chunks of a tree and their bases; returns these, ascending, and where each is.
-    fn add(&mut self, tree: &TravelTree<'_>) -> Result<Vec<(u32, usize)>> {
+    /// The chunks of `trees`, and the places of each tree's.
+    fn of(trees: &[TravelTree<'_>], prefer: Prefer) -> Result<(Self, Vec<ChunkPlaces>)> {
+        let mut forest = Self { nodes: Vec::new(), places: HashMap::new(), prefer };
+        let grown = trees.iter().map(|tree| forest.add(tree)).collect::<Result<Vec<_>>>()?;
+        Ok((forest, grown))
+    }
+
+    /// True if each chunk has more hops than its base, so that no chunk is its own base. Forms of several trees can contradict that:
+    /// X is a difference to Y in one, and Y to X in another.
+    fn is_ordered(&self) -> bool {
+        self.nodes.iter().all(|node| {
+            let base = node.base.and_then(|base| self.nodes.get(base as usize));
+            base.is_none_or(|base| base.hops < node.hops)
+        })
+    }
+
+    /// Adds the wanted chunks of a tree and their bases; returns where these are.
+    fn add(&mut self, tree: &TravelTree<'_>) -> Result<ChunkPlaces> {
         let mut chunks = BTreeMap::new();
         for &chunk in tree.wanted {
             let at = self.node(tree, chunk, &mut chunks)?;
@@ -158,9 +187,15 @@ impl Forest {
         let at = *self.places.entry(located.id).or_insert(self.nodes.len());
         match self.nodes.get_mut(at) {
             None => self.nodes.push(node),
-            // Of two forms, the smaller one counts.
-            Some(there) if node.stored < there.stored => *there = TravelNode { wanted: there.wanted, ..node },
-            Some(_) => {}
+            Some(there) => {
+                let is_better = match self.prefer {
+                    Prefer::FewerBytes => node.stored < there.stored,
+                    Prefer::FewerHops => (node.hops, node.stored) < (there.hops, there.stored),
+                };
+                if is_better {
+                    *there = TravelNode { wanted: there.wanted, ..node };
+                }
+            }
         }
         chunks.insert(chunk, at);
         Ok(at)

@@ -98,6 +98,36 @@ fn trees_that_go_together_share_a_base() {
 }
 
 #[test]
+fn maps_that_contradict_each_other_leave_no_chunk_out() {
+    // 1 is a difference to 0, or 0 to 1; together, either would be the base of the other.
+    let (one, other) =
+        (tree(&[(None, 1000, 0), (Some(0), 10, 900)], 2), tree(&[(Some(1), 10, 900), (None, 1000, 0)], 2));
+    let trees = [&one, &other].map(|saved| TravelTree {
+        saved,
+        wanted: &[0, 1],
+        may_come_alone: &|_| false,
+        held: &|_| Held::No,
+    });
+    for plan in plan_travel(&trees).unwrap() {
+        assert_eq!((plan.travelling(), plan.needed, plan.bytes), (vec![0, 1], vec![0, 1], 2000));
+    }
+    // A base that has a base by another map, and so as many hops as its dependent.
+    let (one, other) = (
+        tree(&[(None, 1000, 0), (None, 900, 0), (Some(1), 10, 900)], 3),
+        tree(&[(None, 1000, 0), (Some(0), 20, 900)], 2),
+    );
+    let trees = [(&one, &[0, 1, 2][..]), (&other, &[0, 1][..])].map(|(saved, wanted)| TravelTree {
+        saved,
+        wanted,
+        may_come_alone: &|_| false,
+        held: &|_| Held::No,
+    });
+    for (plan, all) in plan_travel(&trees).unwrap().into_iter().zip([vec![0, 1, 2], vec![0, 1]]) {
+        assert_eq!(plan.travelling(), all);
+    }
+}
+
+#[test]
 fn chains_are_decided_as_a_whole() {
     // Half the bytes derived from a difference to a base: weights beside their masters.
     let chain = tree(&[(Some(1), 1, 400), (Some(2), 500, 800), (None, 800, 0)], 2);
