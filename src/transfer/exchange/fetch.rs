@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 use super::get::ChunkRequest;
 use super::plan::{Group, Origin, Plan, UNIT_LEN, Unit, plan};
 use super::stats::{Source, add};
-use super::{Exchange, From};
+use super::{Exchange, From, warn_about};
 use crate::budget::Buffer;
 use crate::cache::Frame;
 use crate::codec::{Encoded, encode_alone};
@@ -36,6 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(20);
 /// Minimum rate of a peer, in bytes a second, while the rate of the repository is not known.
 const RATE_UNKNOWN: f64 = 65_536.0;
+/// Time limit of an agent of the own site that fetches for this one, in those of one that has the chunks.
+const THROUGH: u32 = 8;
 /// Wait for a permit to ask a busy peer, in time limits of the request.
 const PERMIT_WAIT: u32 = 8;
 
@@ -143,7 +145,7 @@ impl Exchange {
         lacking: &mut Vec<u32>,
         placing: &Placing<'_>,
     ) -> Result<()> {
-        let late = if through { None } else { self.deadline(request, lacking) };
+        let late = self.deadline(request, lacking).map(|patience| if through { patience * THROUGH } else { patience });
         let _permit = match late {
             Some(patience) => timeout(patience * PERMIT_WAIT, peer.acquire()).await.map_err(|_| too_slow(peer))?,
             None => peer.acquire().await,
@@ -262,7 +264,7 @@ impl Exchange {
                 // Repacked: the next request finds the new map.
                 self.catalog.refresh();
             }
-            tracing::warn!(name = %request.saved.name, "cannot read chunks from the repository: {error:?}");
+            warn_about(&request.saved.name, "cannot read chunks from the repository", &error);
         } else {
             let bytes = stored_len(request, &group.chunks);
             if let Some(metered) = &metered {

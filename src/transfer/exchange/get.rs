@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::in_flight::{Fetch, FetchGuard};
 use super::stats::{Source, SourceCounters};
-use super::{Exchange, FetchPolicy, From};
+use super::{Exchange, FetchPolicy, From, warn_about};
 use crate::codec::Encoded;
 use crate::error::Result;
 use crate::limits::MIB;
@@ -56,7 +56,7 @@ impl Exchange {
         for level in levels(request.saved, chunks, request.alone) {
             match self.get_level(request, level, place).await {
                 Ok(left) => lacking.extend(left),
-                Err(error) => tracing::warn!(name = %request.saved.name, "cannot get chunks: {error:?}"),
+                Err(error) => warn_about(&request.saved.name, "cannot get chunks", &error),
             }
         }
         lacking

@@ -66,6 +66,8 @@ use crate::error::{Error, Result};
 use crate::format::LinkRate;
 use crate::id::ChunkId;
 use crate::identity::Identity;
+use crate::log_limit::LogLimit;
+use crate::name::Name;
 use crate::policy::AllowList;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
@@ -115,6 +117,16 @@ pub struct Exchange {
     origin: Mutex<Rate>,
     /// Rates of links to here.
     link_rates: Arc<LinkRates>,
+}
+
+/// Warnings about chunks that cannot be had, which peers can cause.
+static UNAVAILABLE: LogLimit = LogLimit::new();
+
+/// Logs `error`, which is about chunks of `name`.
+fn warn_about(name: &Name, what: &str, error: &Error) {
+    if let Some(kept_back) = UNAVAILABLE.may() {
+        tracing::warn!(%name, kept_back, "{what}: {error:?}");
+    }
 }
 
 /// Sources of missing chunks.

@@ -34,6 +34,8 @@ const SURVEY_MAX: u32 = 1 << 18;
 
 /// Memory to encode a chunk without its base, in chunks: itself, its base, the base of that, and both forms.
 const TRANSCODING_WEIGHT: u64 = 5;
+/// Distance in the manifest's list up to which missing chunks are fetched together with one that is asked for.
+const NEAR: u32 = 2_048;
 /// Maximum number of grants that are remembered.
 const GRANTS_MAX: usize = 4096;
 /// Validity of a grant, with labels or a policy, and without.
@@ -373,12 +375,13 @@ impl Exchange {
         let unit_of_it = unit(saved, number)?;
         let mut together = Together::default();
         together.add(number, is_alone, saved.locate(number)?.place.plain_len.into());
-        let bases = wanted.bases.iter().map(|base| entry.number(base));
-        for (other, ordinal) in wanted.chunks.iter().map(Some).chain(bases).zip(0..) {
-            let Some(other) = other.filter(|&other| other != number) else { continue };
+        let near = wanted.chunks.within(number.saturating_sub(NEAR)..number.saturating_add(NEAR));
+        let bases = wanted.bases.iter().zip(wanted.chunks.len()..);
+        let bases = bases.filter_map(|(base, ordinal)| Some((ordinal, entry.number(base)?)));
+        for (ordinal, other) in near.chain(bases).filter(|(_, other)| *other != number) {
             let Ok(located) = saved.locate(other) else { continue };
             let plain_len = u64::from(located.place.plain_len);
-            let is_alone = wanted.alone.contains(ordinal);
+            let is_alone = u32::try_from(ordinal).is_ok_and(|ordinal| wanted.alone.contains(ordinal));
             let too_much = is_alone && together.anew + plain_len > ANEW_MAX;
             let same = unit(saved, other).is_ok_and(|unit| unit == unit_of_it);
             if same && !too_much && !self.in_flight.has(&located.id) && !self.cache.contains(&located.id) {

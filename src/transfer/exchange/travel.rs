@@ -9,7 +9,7 @@ use futures::future::join_all;
 use super::get::ChunkRequest;
 use super::plan::Candidate;
 use super::stats::SourceCounters;
-use super::{Exchange, FetchPolicy};
+use super::{Exchange, FetchPolicy, warn_about};
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::limits::MIB;
@@ -98,7 +98,7 @@ impl Exchange {
         chunks.sort_unstable();
         let (tree, how) = ((Arc::clone(request.saved), chunks.clone()), (request.policy, request.through));
         let plans = self.plan_travel(request.repository, vec![tree], how).await.unwrap_or_else(|error| {
-            tracing::warn!(name = %request.saved.name, "chunks come as they are stored: {error:?}");
+            warn_about(&request.saved.name, "chunks come as they are stored", &error);
             Vec::new()
         });
         let plan = plans.into_iter().next().unwrap_or_default();

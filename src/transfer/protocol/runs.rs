@@ -77,6 +77,16 @@ impl Runs {
         range.start.checked_add(within).filter(|number| range.contains(number))
     }
 
+    /// Numbers of `range` with their positions in the ascending list. Its work depends on the range alone.
+    pub fn within(&self, range: Range<u32>) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let first = self.ranges.partition_point(|run| run.end <= range.start);
+        let runs = self.ranges.iter().zip(&self.before).skip(first);
+        runs.take_while(move |(run, _)| run.start < range.end).flat_map(move |(run, before)| {
+            let numbers = run.start.max(range.start)..run.end.min(range.end);
+            numbers.map(move |number| (before + u64::from(number - run.start), number))
+        })
+    }
+
     /// True if `number` is in the set.
     #[must_use]
     pub fn contains(&self, number: u32) -> bool {
@@ -167,7 +177,8 @@ mod tests {
     proptest! {
         #[test]
         fn runs_are_sets(a in proptest::collection::btree_set(0u32..300, 0..200),
-                         b in proptest::collection::btree_set(0u32..300, 0..200)) {
+                         b in proptest::collection::btree_set(0u32..300, 0..200),
+                         span in (0u32..320, 0u32..320).prop_map(|(from, to)| from..to)) {
             let runs: Runs = a.iter().copied().collect();
             prop_assert_eq!(runs.iter().collect::<BTreeSet<_>>(), a.clone());
             prop_assert_eq!(runs.len(), a.len() as u64);
@@ -175,6 +186,8 @@ mod tests {
                 prop_assert_eq!(runs.get(ordinal as u64), Some(number));
             }
             prop_assert_eq!(runs.get(a.len() as u64), None);
+            let within: Vec<(u64, u32)> = (0..).zip(a.iter().copied()).filter(|(_, number)| span.contains(number)).collect();
+            prop_assert_eq!(runs.within(span).collect::<Vec<_>>(), within);
             let left: BTreeSet<u32> = runs.without(&b.iter().copied().collect()).iter().collect();
             prop_assert_eq!(left, a.difference(&b).copied().collect::<BTreeSet<_>>());
             let mut out = Writer::new();
