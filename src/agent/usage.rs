@@ -27,8 +27,6 @@ const COUNT_EVERY: Duration = Duration::from_mins(1);
 /// one for each day, direction and site.
 const NAMED_MAX: usize = 16 << 10;
 const TEXT_MAX: usize = 4 << 20;
-/// Maximum bytes of the tenants of a line; further ones are left out.
-const TENANTS_MAX: usize = 200;
 /// Time without further tries after the store has refused one.
 const REFUSED_FOR: Duration = Duration::from_hours(1);
 /// Time for the last report of an agent that ends.
@@ -293,21 +291,7 @@ impl Place {
 /// The lines with the tenants that their names have now.
 fn with_tenants(totals: &BTreeMap<UsageKey, UsageTotals>, view: &LabelView<'_>) -> Vec<(UsageKey, UsageTotals)> {
     let names: BTreeSet<&str> = totals.keys().map(|key| key.name.as_str()).collect();
-    let tenant = |name: &str| {
-        let labels = name.parse().map(|name| view.of(&name)).unwrap_or_default();
-        let mut text = String::new();
-        for tenant in labels.tenants() {
-            if text.len() + tenant.len() >= TENANTS_MAX {
-                text.push_str(",...");
-                break;
-            }
-            if !text.is_empty() {
-                text.push(',');
-            }
-            text.push_str(tenant);
-        }
-        text
-    };
+    let tenant = |name: &str| name.parse().map(|name| view.of(&name).tenants_text()).unwrap_or_default();
     let tenants: BTreeMap<&str, String> = names.into_iter().map(|name| (name, tenant(name))).collect();
     let line = |(key, totals): (&UsageKey, &UsageTotals)| {
         let tenant = tenants.get(key.name.as_str()).cloned().unwrap_or_default();

@@ -155,7 +155,15 @@ impl Context {
         if read.more {
             notes.push("there are more reports than are read".to_owned());
         }
-        Ok((Usage::of(read.reports.iter().map(|(agent, counted)| (agent, &counted.report))), notes))
+        let state = repository.state().await?;
+        let view = repository.label_view(&state);
+        let usage = Usage::of(read.reports.iter().map(|(agent, counted)| (agent, &counted.report)));
+        // No report can change what the log says about a name.
+        let usage = usage.with_tenants(|name| {
+            let tenants = view.of(&name.parse().ok()?).tenants_text();
+            (!tenants.is_empty()).then_some(tenants)
+        });
+        Ok((usage, notes))
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::site_links::SiteLinks;
 use crate::format::{Inventory, LinkRate};
 
 /// Measurements of a link, and the outcomes of predictions from them.
@@ -30,21 +31,19 @@ pub struct LinkCalibration {
     pub p90_coverage: Option<f64>,
 }
 
-/// Measured links of the sites, by their ends. Of several agents of a site, the one with the most measurements counts, as in hints.
+/// Measured links of the sites, by their ends, as hints use them.
 pub fn calibration<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Vec<LinkCalibration> {
-    let mut links: BTreeMap<(&str, &str), &LinkRate> = BTreeMap::new();
+    let mut sites: BTreeMap<&str, SiteLinks<'_>> = BTreeMap::new();
     for inventory in inventories {
-        for link in &inventory.links {
-            let known = links.entry((&link.site, inventory.agent.site())).or_insert(link);
-            if (known.samples, known.rate) < (link.samples, link.rate) {
-                *known = link;
-            }
-        }
+        sites.entry(inventory.agent.site()).or_default().add(&inventory.links);
     }
-    let shown = |((from, to), link): ((&str, &str), &LinkRate)| {
+    let mut links: Vec<(LinkRate, &str)> =
+        sites.into_iter().flat_map(|(to, links)| links.medians().map(move |link| (link, to))).collect();
+    links.sort_by(|(one, one_to), (other, other_to)| (&one.site, one_to).cmp(&(&other.site, other_to)));
+    let shown = |(link, to): (LinkRate, &str)| {
         let outcomes = Some(f64::from(link.outcomes)).filter(|outcomes| *outcomes > 0.0);
         LinkCalibration {
-            from: Some(from.to_owned()).filter(|from| !from.is_empty()),
+            from: Some(link.site.clone()).filter(|from| !from.is_empty()),
             to: to.to_owned(),
             rate: link.rate,
             spread: f64::from(link.spread) / 100.0,

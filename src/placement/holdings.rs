@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::closure::{ChunkBits, Closure, Found};
+use super::site_links::SiteLinks;
 use crate::clock::Timestamp;
 use crate::format::{CacheSpace, Inventory, LinkRate};
 
@@ -27,8 +28,7 @@ pub struct Holding {
     pub agents: usize,
     /// Time of the oldest inventory.
     pub oldest: Timestamp,
-    /// Measured links to the site, by where they come from; empty for the repository. Of several agents, the one with the most
-    /// measurements counts.
+    /// Measured links to the site, by where they come from; empty for the repository.
     pub links: BTreeMap<String, LinkRate>,
 }
 
@@ -76,6 +76,7 @@ impl Holdings {
     #[must_use]
     pub fn join<'a>(closure: Arc<Closure>, found: impl IntoIterator<Item = (&'a Inventory, &'a Found)>) -> Self {
         let mut sites: BTreeMap<String, (Holding, [ChunkBits; 2])> = BTreeMap::new();
+        let mut links: HashMap<&str, SiteLinks<'_>> = HashMap::new();
         for (inventory, found) in found {
             let (site, [pinned, promised]) = sites
                 .entry(inventory.agent.site().to_owned())
@@ -88,15 +89,11 @@ impl Holdings {
             site.space.promised = site.space.promised.saturating_add(inventory.space.promised);
             site.agents += 1;
             site.oldest = site.oldest.min(inventory.at);
-            for link in &inventory.links {
-                // Ties are broken by rate, so that the order of agents does not matter.
-                let known = site.links.get(&link.site).map(|known| (known.samples, known.rate));
-                if known < Some((link.samples, link.rate)) {
-                    site.links.insert(link.site.clone(), link.clone());
-                }
-            }
+            links.entry(inventory.agent.site()).or_default().add(&inventory.links);
         }
         let sites = sites.into_iter().map(|(name, (mut site, [pinned, mut promised]))| {
+            let medians = links.remove(name.as_str()).unwrap_or_default().medians();
+            site.links = medians.map(|link| (link.site.clone(), link)).collect();
             promised.remove(&site.held);
             site.held_bytes = closure.stored_bytes(&site.held);
             site.pinned_bytes = closure.stored_bytes(&pinned);

@@ -15,6 +15,7 @@ mod objective;
 mod price;
 mod price_book;
 mod request;
+mod site_links;
 mod sites;
 mod sources;
 #[cfg(test)]

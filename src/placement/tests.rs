@@ -158,8 +158,8 @@ fn a_measured_link_counts_more_than_what_is_believed() {
         samples,
         ..LinkRate::default()
     };
-    burst.links = vec![link("", 1 << 30, 7)];
-    // Another agent of the site has measured less often.
+    burst.links = vec![link("", 1 << 30, 28)];
+    // Another agent of the site has measured much less often.
     let mut other = at("burst", 0..5, 0..0);
     other.links = vec![link("", 1, 6)];
     for inventories in [[burst.clone(), other.clone()], [other, burst]] {
@@ -167,7 +167,7 @@ fn a_measured_link_counts_more_than_what_is_believed() {
         let eta = &site(&found, "burst").eta_s;
         // 15 GiB at a GiB a second, and 0.1 s; the spread is 1.2.
         assert_eq!((eta.p10, eta.p50, eta.p90), (12.583, 15.1, 18.12));
-        assert_eq!((eta.basis, eta.samples), (Some(TimeBasis::Measured), 7));
+        assert_eq!((eta.basis, eta.samples), (Some(TimeBasis::Measured), 28));
         assert_eq!(site(&found, "home").eta_s.basis, Some(TimeBasis::Default));
     }
 }

@@ -26,7 +26,6 @@ pub enum UsageBy {
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
     moved: BTreeMap<MovedKey, UsageTotals>,
-    tenants: BTreeMap<String, String>,
 }
 
 /// A place.
@@ -42,8 +41,16 @@ enum Place {
 struct MovedKey {
     from: Place,
     to: Place,
+    of: MovedName,
+}
+
+/// Content that moved, as the agent that counted it tells: no other agent's report changes it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct MovedName {
     /// Run, or name of another tree; empty: none.
     name: String,
+    /// Tenants of the name; empty: none.
+    tenant: String,
 }
 
 /// Usage of one link, site, run or tenant.
@@ -82,9 +89,8 @@ impl Usage {
     /// Joins the reports of all agents.
     #[must_use]
     pub fn of<'a>(reports: impl IntoIterator<Item = (&'a Identity, &'a UsageReport)>) -> Self {
-        let mut tenants = BTreeMap::new();
         // By link, what senders and what receivers have counted.
-        let mut links: BTreeMap<(Place, Place), [BTreeMap<String, UsageTotals>; 2]> = BTreeMap::new();
+        let mut links: BTreeMap<(Place, Place), [BTreeMap<MovedName, UsageTotals>; 2]> = BTreeMap::new();
         for (agent, report) in reports {
             for (line, totals) in &report.lines {
                 let here = Place::Site(agent.site().to_owned());
@@ -93,26 +99,35 @@ impl Usage {
                     Direction::In => ((there, here), 1),
                     Direction::Out => ((here, there), 0),
                 };
-                links.entry(ends).or_default()[side].entry(line.name.clone()).or_default().add(*totals);
-                if !line.tenant.is_empty() {
-                    tenants.insert(line.name.clone(), line.tenant.clone());
-                }
+                let of = MovedName { name: line.name.clone(), tenant: line.tenant.clone() };
+                links.entry(ends).or_default()[side].entry(of).or_default().add(*totals);
             }
         }
         let mut moved = BTreeMap::new();
         for ((from, to), [sent, received]) in links {
-            let sum = |side: &BTreeMap<String, UsageTotals>| {
+            let sum = |side: &BTreeMap<MovedName, UsageTotals>| {
                 side.values().fold(0_u64, |sum, totals| sum.saturating_add(totals.bytes))
             };
             // Both sides count the same bytes, perhaps by other names; either may not report.
             let counted = if sum(&sent) > sum(&received) { sent } else { received };
             moved.extend(
-                counted
-                    .into_iter()
-                    .map(|(name, totals)| (MovedKey { from: from.clone(), to: to.clone(), name }, totals)),
+                counted.into_iter().map(|(of, totals)| (MovedKey { from: from.clone(), to: to.clone(), of }, totals)),
             );
         }
-        Self { moved, tenants }
+        Self { moved }
+    }
+
+    /// The same with the tenants that names have now; a name without any keeps those that its agents have told.
+    #[must_use]
+    pub fn with_tenants(self, tenants: impl Fn(&str) -> Option<String>) -> Self {
+        let mut moved: BTreeMap<MovedKey, UsageTotals> = BTreeMap::new();
+        for (mut key, totals) in self.moved {
+            if let Some(tenant) = tenants(&key.of.name) {
+                key.of.tenant = tenant;
+            }
+            moved.entry(key).or_default().add(totals);
+        }
+        Self { moved }
     }
 
     /// Bytes on each meter of the links.
@@ -136,7 +151,7 @@ impl Usage {
         let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
         for (key, moved) in &self.moved {
             let moved = *moved;
-            let row = rows.entry(self.row_key(by, key)).or_default();
+            let row = rows.entry(key.row(by)).or_default();
             row.totals.add(moved);
             match priced {
                 None => row.unpriced = true,
@@ -156,16 +171,6 @@ impl Usage {
             gpu_seconds: row.totals.gpu_seconds,
         };
         rows.into_iter().map(row).collect()
-    }
-
-    fn row_key(&self, by: UsageBy, key: &MovedKey) -> RowKey {
-        let name = match by {
-            UsageBy::Link => String::new(),
-            UsageBy::Site => key.to.word().to_owned(),
-            UsageBy::Run => key.name.clone(),
-            UsageBy::Tenant => self.tenants.get(&key.name).cloned().unwrap_or_default(),
-        };
-        RowKey { ends: (by == UsageBy::Link).then(|| (key.from.clone(), key.to.clone())), name }
     }
 }
 
@@ -241,6 +246,17 @@ impl Place {
 }
 
 impl MovedKey {
+    /// Row of a grouping that it belongs to.
+    fn row(&self, by: UsageBy) -> RowKey {
+        let name = match by {
+            UsageBy::Link => String::new(),
+            UsageBy::Site => self.to.word().to_owned(),
+            UsageBy::Run => self.of.name.clone(),
+            UsageBy::Tenant => self.of.tenant.clone(),
+        };
+        RowKey { ends: (by == UsageBy::Link).then(|| (self.from.clone(), self.to.clone())), name }
+    }
+
     /// Link that it is taken to have moved over: the usual one of two sites.
     fn link<'a>(&self, sites: &'a Sites, repository: Option<&str>) -> Option<&'a Link> {
         let (from, to) = (self.from.site(repository)?, self.to.site(repository)?);
@@ -349,6 +365,22 @@ price = { usd_month = "100" }
             _ => row.name.clone().unwrap_or_default(),
         };
         rows.iter().map(|row| (name(row), row.bytes / GIB, row.usd_micro)).collect()
+    }
+
+    #[test]
+    fn no_report_changes_the_tenant_of_another_and_labels_count_more() {
+        let reports = [
+            report("burst", &[(Direction::In, "", "run-9", "red", 100, 0)]),
+            report("west", &[(Direction::In, "", "run-9", "victim", 1, 0)]),
+        ];
+        let told = Usage::of(reports.iter().map(|(agent, report)| (agent, report)));
+        let rows = |usage: &Usage| -> Vec<(String, u64)> {
+            let rows = usage.rows(UsageBy::Tenant, None).into_iter();
+            rows.map(|row| (row.name.unwrap_or_default(), row.bytes / GIB)).collect()
+        };
+        assert_eq!(rows(&told), [("red".to_owned(), 100), ("victim".to_owned(), 1)]);
+        assert_eq!(rows(&told.clone().with_tenants(|_| None)), rows(&told));
+        assert_eq!(rows(&told.with_tenants(|_| Some("red".to_owned()))), [("red".to_owned(), 101)]);
     }
 
     #[test]

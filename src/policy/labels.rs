@@ -14,6 +14,8 @@ use crate::format::LABEL_LEN_MAX;
 use crate::name::{Name, is_segment};
 use crate::spelling::edits;
 
+/// Maximum bytes of a list of owners as text.
+const TENANTS_TEXT_MAX: usize = 200;
 /// Maximum number of jurisdictions, of tenants, of purposes and of origins of one name.
 pub const LABEL_VALUES_MAX: usize = 32;
 /// Maximum length of a jurisdiction, tenant or purpose.
@@ -168,6 +170,23 @@ impl Labels {
     #[must_use]
     pub fn tenants(&self) -> &BTreeSet<String> {
         &self.tenant
+    }
+
+    /// Owners of the content, separated by commas; of very many, the first ones.
+    #[must_use]
+    pub fn tenants_text(&self) -> String {
+        let mut text = String::new();
+        for tenant in &self.tenant {
+            if text.len() + tenant.len() >= TENANTS_TEXT_MAX {
+                text.push_str(",...");
+                break;
+            }
+            if !text.is_empty() {
+                text.push(',');
+            }
+            text.push_str(tenant);
+        }
+        text
     }
 
     /// Purposes that it was collected for.
