@@ -48,6 +48,7 @@ const ROOT_NAMES: &[&str] = &["Error", "ErrorKind", "Result"];
 /// Where `unsafe` may stand.
 const UNSAFE_FILES: &[&str] = &[
     "benches/links/link/src/node.rs",
+    "src/cli/allocator.rs",
     "src/codec/difference.rs",
     "src/codec/huffman/lanes.rs",
     "src/codec/planes/classed.rs",

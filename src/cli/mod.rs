@@ -6,6 +6,7 @@
 
 #[cfg(feature = "agent")]
 mod agent;
+mod allocator;
 mod args;
 #[cfg(feature = "agent")]
 mod audit;
@@ -85,6 +86,7 @@ pub fn run() -> ExitCode {
 /// output and standard error are the command's. Returns the exit code.
 #[must_use]
 pub fn run_with(args: Vec<OsString>) -> u8 {
+    allocator::set_up();
     let json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
