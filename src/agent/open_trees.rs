@@ -130,6 +130,7 @@ mod tests {
     use super::*;
     use crate::agent::tasks::without_offers;
     use crate::error::ErrorKind;
+    use crate::metrics::Metric;
     use crate::ops::SaveOptions;
     use crate::repository::OpenOptions;
     use crate::storage::{Location, StoreOptions, open};
@@ -156,6 +157,24 @@ mod tests {
         assert!(opened.iter().all(|tree| Arc::ptr_eq(tree, &opened[0])));
         assert_eq!(trees.trees.in_use.lock().unwrap().len(), 1, "it is counted once");
         assert_eq!(trees.trees.recent.lock().unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn requests_for_absent_names_share_reads_of_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = saved(dir.path(), &["a"]).await;
+        let requests = || repository.store().counters().get(Metric::GetRequests);
+        let absent = "b".parse().unwrap();
+        let before = requests();
+        repository.resolve_readable(&absent, |_| true).await.unwrap_err();
+        let one = requests() - before;
+        let before = requests();
+        let all = join_all((0..100).map(|_| repository.resolve_readable(&absent, |_| true))).await;
+        assert!(all.iter().all(|found| found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound)));
+        assert!(requests() - before <= 3 * one, "{} for all, {one} for one", requests() - before);
+        // A state that is older than the request does not answer it.
+        repository.save(&dir.path().join("file"), &"b".parse().unwrap(), &SaveOptions::default()).await.unwrap();
+        assert!(repository.resolve_readable(&absent, |_| true).await.is_ok());
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -13,11 +13,8 @@ const KEPT: i32 = 8 << 20;
 pub(super) fn set_up() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     #[expect(unsafe_code, reason = "mallopt has no safe form")]
-    {
+    for (setting, bytes) in [(libc::M_MMAP_THRESHOLD, MAPPED_FROM), (libc::M_TRIM_THRESHOLD, KEPT)] {
         // SAFETY: `mallopt` may be called from any thread and takes numbers alone; one that it refuses changes nothing.
-        unsafe {
-            libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
-            libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
-        }
+        unsafe { libc::mallopt(setting, bytes) };
     }
 }

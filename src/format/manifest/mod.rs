@@ -379,6 +379,17 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_weighs_what_its_tensors_do() {
+        let mut large = sample();
+        let EntryKind::File(content) = &mut large.entries[2].kind else { panic!("no file") };
+        let part = TensorPart { shape: vec![1; 64], offsets: vec![0; 64] };
+        content.tensors = vec![TensorEntry { shape: vec![1; 64], ..tensor(Some(part)) }; 1000];
+        let weight = large.weight() - sample().weight();
+        // Three lists of 64 numbers each.
+        assert!((3 * 64 * 8 * 1000..3 * 64 * 8 * 1200).contains(&weight), "{weight}");
+    }
+
+    #[test]
     fn a_manifest_survives_and_its_name_is_its_content() {
         let manifest = sample();
         let (id, body) = manifest.encode();

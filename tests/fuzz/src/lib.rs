@@ -341,7 +341,14 @@ pub fn pickle(bytes: &[u8]) {
 /// The bytes as a torch file: a layout only if it lies in the file and cutting by it covers the file.
 pub fn torch_file(bytes: &[u8]) {
     let len = bytes.len() as u64;
-    let parsed = bounded((bytes.len(), 256), 0, || torch::parse(&mut in_memory(bytes), len, &mut |_| true));
+    let mut left = ROOM;
+    let mut reserve = |bytes: u64| {
+        let fits = bytes <= left;
+        left = left.saturating_sub(bytes);
+        fits
+    };
+    // Lists grow by doubling.
+    let parsed = bounded((bytes.len(), 256), 3 * ROOM, || torch::parse(&mut in_memory(bytes), len, &mut reserve));
     if let Ok(layout) = parsed {
         sound(&layout, len);
     }
