@@ -241,7 +241,9 @@ impl Context {
         let (pinned, agent): (Pinned, Client) = at.agent()?.begin("/v1/pins", &asked).await?;
         self.output.report(&AgentAnswer::by(&agent, pinned), |said, _| {
             let until = said.what.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
-            format!("pinned {name}{}{until}: {}\n", said.place(), said.what.id)
+            // Without a reason, the agent gives the name that the selector stands for.
+            let pinned = if asked.reason.is_none() { printable(&said.what.reason) } else { name.to_string() };
+            format!("pinned {pinned}{}{until}: {}\n", said.place(), said.what.id)
         })
     }
 

@@ -74,7 +74,8 @@ fn head(shown: &TreeSummary) -> String {
         let of = match shown.behind {
             // Chunks that it shares with a step that is stored as differences.
             0 => "which shared chunks are differences to".to_owned(),
-            saves => format!("of the key step, {} before", counted(saves.into(), "save")),
+            // Those of a step that was settled come after the key step.
+            saves => format!("of steps up to {} before", counted(saves.into(), "save")),
         };
         let _ = writeln!(text, "  bases:    {}, {of}", show(shown.base_bytes));
     }
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn bases_are_never_zero_saves_before() {
-        assert!(head(&shown(1024, 1)).contains("bases:    1.0 KiB, of the key step, 1 save before"));
+        assert!(head(&shown(1024, 1)).contains("bases:    1.0 KiB, of steps up to 1 save before"));
         let shared = head(&shown(1024, 0));
         assert!(
             shared.contains("bases:    1.0 KiB, which shared chunks are differences to") && !shared.contains("0 saves"),

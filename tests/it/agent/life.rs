@@ -17,6 +17,8 @@ fn pins_outlive_the_agent() {
     let pinned = told_json(&user, &agent, &["pin", "run@latest", "--for", "24h", "--owner", "me"]);
     has_members(&pinned, "id owner reason created expires chunks");
     assert_eq!((&pinned["owner"], &pinned["reason"]), (&json!("me"), &json!("run/step-1")));
+    let told_name = told(&user, &agent, &["pin", "run@latest", "--for", "1ms"]);
+    assert!(told_name.starts_with("pinned run/step-1 until "), "{told_name}");
     let second = agent.post("/v1/pins", &json!({ "name": "run/step-1", "for": 60, "reason": "a burst" }), 201);
     assert!(told(&user, &agent, &["pins"]).contains("a burst"));
     assert!(told_json(&user, &agent, &["cache", "stat"])["promised_bytes"].as_u64().unwrap() > 20 << 20);
