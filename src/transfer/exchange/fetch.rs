@@ -164,12 +164,16 @@ impl Exchange {
         let mut asked = self.begin_peer_request(request, &link).await?;
         let far = !through && !peer.is_near(&self.identity);
         let metered = if far { self.link_rates.begin(link.peer().site()) } else { None };
+        let mut timed = (!through).then(|| peer.begin_request());
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
         let mut came = ReceivedCounts { chunks: 0, bytes: 0 };
         let taking = self.receive(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
             asked.received(frame.bytes().len() as u64);
+            if let Some(timed) = &mut timed {
+                timed.received(frame.bytes().len() as u64);
+            }
             if let Some(metered) = &metered {
                 metered.received(frame.bytes().len() as u64);
             }
@@ -181,7 +185,7 @@ impl Exchange {
             None => taking.await,
         };
         let took = begun.elapsed();
-        drop(metered);
+        drop((metered, timed));
         let source = if peer.is_near(&self.identity) { Source::Site } else { Source::Remote };
         self.count(request, source, came.bytes);
         peer.measured(came.bytes, (!through).then_some(took));

@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::discovery::{Discovery, discover};
 pub(super) use self::peer::min_useful_rate;
-pub use self::peer::{Peer, PeerStat};
+pub use self::peer::{Peer, PeerRequest, PeerStat};
 pub(super) use self::rate::Rate;
 use super::identity::Credentials;
 use super::ledger::Ledger;

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::choice::Choice;
+use super::rate::BusyRate;
 use super::{Dialing, Transports};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
@@ -65,6 +66,7 @@ struct State {
     error: Option<String>,
     surveys: HashMap<ManifestId, (Instant, Arc<Runs>)>,
     received: u64,
+    busy: BusyRate,
     /// Time of the last bytes from it.
     last: Option<Instant>,
 }
@@ -96,7 +98,7 @@ pub struct PeerStat {
     pub connections: usize,
     /// Round trip time.
     pub rtt: Option<Duration>,
-    /// Recent rate of its frames, in bytes a second.
+    /// Recent rate of its frames, in bytes a second, over all requests that run at the same time.
     pub rate: Option<f64>,
     /// Bytes of its frames.
     pub received: u64,
@@ -114,6 +116,7 @@ impl Peer {
             error: None,
             surveys: HashMap::new(),
             received: 0,
+            busy: BusyRate::default(),
             last: None,
         };
         let (tried, _) = watch::channel(false);
@@ -209,6 +212,12 @@ impl Peer {
         Ok(held)
     }
 
+    /// Counts a request for chunks that it has, until the value is dropped.
+    pub fn begin_request(&self) -> PeerRequest<'_> {
+        self.state().busy.begin(Instant::now());
+        PeerRequest { peer: self, bytes: 0 }
+    }
+
     /// Records that `bytes` of frames came, in `time` if the peer alone took that time.
     pub fn measured(&self, bytes: u64, time: Option<Duration>) {
         let mut state = self.state();
@@ -255,7 +264,7 @@ impl Peer {
             transport: link.map(|link| link.transport),
             connections: link.map_or(0, open),
             rtt: link.and_then(|link| link.clients.iter().find_map(|client| client.rtt())),
-            rate: link.and_then(|link| state.choice.rate(link.transport)),
+            rate: link.and(state.busy.get()),
             received: state.received,
             error: state.error.clone(),
         }
@@ -322,6 +331,26 @@ impl Peer {
         }
         tracing::info!(address = %self.address, %transport, connections = clients.len(), "linked to a peer");
         Ok(Link { transport, clients, next: AtomicUsize::new(0) })
+    }
+}
+
+/// A request to a peer that is in progress.
+#[derive(Debug)]
+pub struct PeerRequest<'p> {
+    peer: &'p Peer,
+    bytes: u64,
+}
+
+impl PeerRequest<'_> {
+    /// Counts bytes of frames that came.
+    pub fn received(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+}
+
+impl Drop for PeerRequest<'_> {
+    fn drop(&mut self) {
+        self.peer.state().busy.end(self.bytes, Instant::now());
     }
 }
 

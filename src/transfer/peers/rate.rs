@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+/// Time after which a rate is taken while requests follow each other.
+const MEASURED_FOR: Duration = Duration::from_secs(1);
 /// Weight of a new measurement, for one of this many bytes or more.
 const GAIN: f64 = 0.25;
 const FULL: f64 = 4.0 * (1 << 20) as f64;
@@ -35,9 +39,64 @@ impl Rate {
     }
 }
 
+/// Rate of all requests together, over the time in which there was one. A single request among many gets a part of it.
+#[derive(Debug, Default)]
+pub(super) struct BusyRate {
+    rate: Rate,
+    /// Requests in progress.
+    open: u32,
+    /// Begin of the measurement, while there are requests.
+    since: Option<Instant>,
+    /// Bytes since then.
+    bytes: u64,
+}
+
+impl BusyRate {
+    /// Counts a request that begins.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+        self.open += 1;
+    }
+
+    /// Counts a request that ends, with its `bytes`.
+    pub(super) fn end(&mut self, bytes: u64, now: Instant) {
+        self.open = self.open.saturating_sub(1);
+        self.bytes += bytes;
+        let Some(since) = self.since else { return };
+        let time = now.duration_since(since);
+        if self.open == 0 || time >= MEASURED_FOR {
+            self.rate.add(std::mem::take(&mut self.bytes), time);
+            self.since = (self.open > 0).then_some(now);
+        }
+    }
+
+    /// Bytes a second, once something was measured.
+    pub(super) fn get(&self) -> Option<f64> {
+        self.rate.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_at_the_same_time_add_up() {
+        let (mut rate, start) = (BusyRate::default(), Instant::now());
+        let at = |millis| start + Duration::from_millis(millis);
+        (0..4).for_each(|_| rate.begin(at(0)));
+        (0..4).for_each(|_| rate.end(2 << 20, at(500)));
+        assert!(rate.get().is_some_and(|rate| (rate / f64::from(16 << 20) - 1.0).abs() < 0.01), "{rate:?}");
+        // Nothing is measured while nobody asks.
+        rate.begin(at(60_000));
+        rate.end(8 << 20, at(60_500));
+        assert!(rate.get().is_some_and(|rate| (rate / f64::from(16 << 20) - 1.0).abs() < 0.01), "{rate:?}");
+        // Nor lost while somebody always asks.
+        rate.begin(at(70_000));
+        rate.begin(at(70_900));
+        rate.end(64 << 20, at(71_000));
+        assert!(rate.get().is_some_and(|rate| rate > f64::from(20 << 20)), "{rate:?}");
+    }
 
     #[test]
     fn follows_what_is_large_and_hardly_what_is_small() {
