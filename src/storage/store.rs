@@ -54,7 +54,8 @@ impl Store {
 
     fn decorated(objects: Arc<dyn ObjectStore>, stall: Duration, location: Location, bucket: Option<Bucket>) -> Self {
         let counters = Arc::new(StoreCounters::default());
-        let objects = Arc::new(Metered::new(Watchdog::new(objects, stall), location.clone(), Arc::clone(&counters)));
+        let objects =
+            Arc::new(Metered::new(Watchdog::new(objects, &location, stall), location.clone(), Arc::clone(&counters)));
         Self(Arc::new(Inner { objects, location, counters, bucket }))
     }
 

@@ -31,6 +31,7 @@ pub(super) const NUMBER_MAX: u64 = 1 << 62;
 const WARNINGS_MAX: usize = 4;
 
 /// Memory of a state while entries are applied to it. Many small entries make a large state.
+#[derive(Default)]
 struct Growth {
     /// Bytes in the budget, those of the state that was known before included.
     counted: u64,
@@ -84,11 +85,20 @@ impl Log {
     async fn fold(&self) -> Result<Option<Arc<State>>> {
         let begun = Instant::now();
         let boundary = self.advance_boundary().await?;
-        let (known, weight) = self.seen().weighed();
-        let (start, counted) = match known.filter(|state| state.seq >= boundary.floor) {
-            Some(state) => (state, weight),
+        let mut growth = Growth::default();
+        let known = {
+            let seen = self.seen();
+            (growth.counted, growth.estimate) = (if seen.memory.is_some() { seen.weight } else { 0 }, seen.weight);
+            seen.state.clone().filter(|state| state.seq >= boundary.floor)
+        };
+        let start = match known {
+            Some(state) => state,
             None => match self.newest_snapshot(boundary).await? {
-                Some(state) => (Arc::new(state), 0),
+                Some(state) => {
+                    growth = Growth::default();
+                    growth.grow(self, &state, 0)?;
+                    Arc::new(state)
+                }
                 None if self.advance_boundary().await? == boundary => {
                     return Err(Error::damaged("the snapshot that the log begins with is missing")
                         .at(Numbered::Snapshot.key(boundary.floor)));
@@ -97,7 +107,7 @@ impl Log {
             },
         };
         let from = start.seq;
-        let followed = self.follow(start, counted).await;
+        let followed = self.follow(start, growth).await;
         if self.advance_boundary().await?.floor > from {
             return Ok(None);
         }
@@ -125,12 +135,8 @@ impl Log {
         self.budget.keep(bytes).map(Some).map_err(|error| error.at("the repository's names and sessions").help(help))
     }
 
-    /// Applies every entry after `state`, of whose bytes of memory `counted` are in the budget.
-    async fn follow(&self, mut state: Arc<State>, counted: u64) -> Result<Arc<State>> {
-        let mut growth = Growth { counted, reserved: Vec::new(), estimate: counted };
-        if counted == 0 {
-            growth.grow(self, &state, 0)?;
-        }
+    /// Applies every entry after `state`, whose memory is that of `growth`.
+    async fn follow(&self, mut state: Arc<State>, mut growth: Growth) -> Result<Arc<State>> {
         loop {
             // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };

@@ -65,13 +65,6 @@ struct CachedState {
     weight: u64,
 }
 
-impl CachedState {
-    /// The state, and how many bytes of it are in the budget.
-    fn weighed(&self) -> (Option<Arc<State>>, u64) {
-        (self.state.clone(), if self.memory.is_some() { self.weight } else { 0 })
-    }
-}
-
 /// Newest known truncation: its number, and the last entry that may be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Boundary {
