@@ -236,7 +236,6 @@ impl Error {
     }
 
     /// The same error again, for one of several callers who get it.
-    #[cfg(feature = "agent")]
     pub(crate) fn shared(error: &std::sync::Arc<Self>) -> Self {
         let Inner { kind, what, place, expected, got, help, source } = &*error.0;
         Self(Box::new(Inner {
@@ -287,25 +286,21 @@ impl Error {
 }
 
 /// The source of an error that several callers get.
-#[cfg(feature = "agent")]
 #[derive(Debug)]
 struct SharedSource(std::sync::Arc<Error>);
 
-#[cfg(feature = "agent")]
 impl SharedSource {
     fn get(&self) -> Option<&(dyn StdError + 'static)> {
         StdError::source(&*self.0)
     }
 }
 
-#[cfg(feature = "agent")]
 impl fmt::Display for SharedSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().map_or(Ok(()), |source| fmt::Display::fmt(source, f))
     }
 }
 
-#[cfg(feature = "agent")]
 impl StdError for SharedSource {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.get()?.source()

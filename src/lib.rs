@@ -77,7 +77,6 @@ pub mod policy;
 pub mod progress;
 pub mod repository;
 pub mod selector;
-#[cfg(feature = "agent")]
 mod single_flight;
 pub mod size;
 pub mod span;
