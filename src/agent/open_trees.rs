@@ -159,7 +159,8 @@ mod tests {
         assert_eq!(trees.trees.recent.lock().unwrap().len(), 1);
     }
 
-    #[tokio::test(flavor = "multi_thread")]
+    /// On one thread no read ends before all have asked.
+    #[tokio::test]
     async fn requests_for_absent_names_share_reads_of_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let repository = saved(dir.path(), &["a"]).await;

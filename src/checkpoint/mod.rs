@@ -118,7 +118,7 @@ pub enum NotParsed {
 /// Reads what it needs and no more: the first bytes, then the header of a safetensors file, or the directory, the pickle and
 /// the records' headers of a torch file.
 ///
-/// What a torch file lists is reserved before it is kept; the rest takes some times the bytes of the header.
+/// Tensors of a torch file are reserved before they are kept. Everything else takes a small multiple of the header's bytes.
 ///
 /// # Errors
 /// It looks like a checkpoint, but cannot be parsed.

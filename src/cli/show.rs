@@ -74,7 +74,7 @@ fn head(shown: &TreeSummary) -> String {
         let of = match shown.behind {
             // Chunks that it shares with a step that is stored as differences.
             0 => "which shared chunks are differences to".to_owned(),
-            // Those of a step that was settled come after the key step.
+            // Chunks of a settled step, which was saved after the key step, are bases, too.
             saves => format!("of steps up to {} before", counted(saves.into(), "save")),
         };
         let _ = writeln!(text, "  bases:    {}, {of}", show(shown.base_bytes));

@@ -123,9 +123,12 @@ async fn set_aside(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid, trie
 async fn save_unless_fatal(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid, tries: u32) -> Result<()> {
     let counted = Arc::clone(store);
     let begun = match blocking(move || counted.begin_save(id)).await {
-        // The sender has saved it meanwhile, or somebody has removed it by hand.
-        Err(error) if error.kind() == ErrorKind::NotFound => return save(state, store, id).await,
-        begun => begun?,
+        Ok(begun) => begun,
+        Err(error) => {
+            // It may be gone, and a save is what gives a full disk its space back.
+            tracing::debug!("save of handoff {id} is not counted: {error:?}");
+            return save(state, store, id).await;
+        }
     };
     let unended = begun.unended();
     if unended >= tries {

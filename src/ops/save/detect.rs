@@ -50,13 +50,12 @@ impl Formats {
             is_told: AtomicBool::new(false),
             header_max: memory / HEADER_SHARE,
         };
-        let header_max = formats.header_max;
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
         for at in files_of(walk) {
             let Some(found) = walk.found.get(at) else { continue };
-            match sharded::read(walk, found, header_max) {
+            match sharded::read(walk, found, formats.header_max) {
                 Ok(index) => {
                     let index = index.filter(|index| formats.try_reserve(index.weight()));
                     formats.indexes.extend(index.map(|index| (at, index)));
@@ -64,7 +63,9 @@ impl Formats {
                 Err(error) => tracing::info!("ignoring an unreadable index: {error:?}"),
             }
             // Without a collective, each rank writes its own metadata: `__<rank>.metadata`.
-            if !found.path.ends_with(METADATA_NAME.as_bytes()) || found.stat.size > PICKLE_LEN_MAX.min(header_max) {
+            if !found.path.ends_with(METADATA_NAME.as_bytes())
+                || found.stat.size > PICKLE_LEN_MAX.min(formats.header_max)
+            {
                 continue;
             }
             match metadata(walk, found) {
@@ -126,15 +127,15 @@ impl Formats {
             reserved += if is_reserved { bytes } else { 0 };
             is_reserved
         };
-        let layout = self.detect_layout(file, &mut bounded, len, &mut reserve);
-        let layout = layout.filter(|layout| {
-            let more = layout.weight().saturating_sub(reserved);
-            self.try_reserve(more) && {
-                reserved += more;
-                true
-            }
-        });
-        let kept = layout.as_ref().map_or(0, Layout::weight);
+        let mut layout = self.detect_layout(file, &mut bounded, len, &mut reserve);
+        let weight = layout.as_ref().map_or(0, Layout::weight);
+        let more = weight.saturating_sub(reserved);
+        if self.try_reserve(more) {
+            reserved += more;
+        } else {
+            layout = None;
+        }
+        let kept = if layout.is_some() { weight } else { 0 };
         self.memory.fetch_add(reserved - kept, Ordering::Relaxed);
         layout
     }

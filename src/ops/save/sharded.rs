@@ -14,7 +14,11 @@ use crate::tree::{Walk, WalkEntry};
 /// # Errors
 /// It cannot be read, or changed meanwhile.
 pub(super) fn read(walk: &Walk, found: &WalkEntry, most: u64) -> Result<Option<Index>> {
-    if !found.path.ends_with(INDEX_NAME.as_bytes()) || found.stat.size > INDEX_LEN_MAX.min(most) {
+    if !found.path.ends_with(INDEX_NAME.as_bytes()) {
+        return Ok(None);
+    }
+    if found.stat.size > INDEX_LEN_MAX.min(most) {
+        tracing::info!("{} is not compared with the tree: it takes too much memory (--memory)", shown(&found.path));
         return Ok(None);
     }
     let file = open(walk, found)?;

@@ -88,7 +88,10 @@ impl Log {
         let mut growth = Growth::default();
         let known = {
             let seen = self.seen();
-            (growth.counted, growth.estimate) = (if seen.memory.is_some() { seen.weight } else { 0 }, seen.weight);
+            growth.estimate = seen.weight;
+            if seen.memory.is_some() {
+                growth.counted = seen.weight;
+            }
             seen.state.clone().filter(|state| state.seq >= boundary.floor)
         };
         let start = match known {
@@ -338,25 +341,13 @@ mod tests {
     use crate::budget::Budget;
     use crate::clock::{SystemClock, Timestamp};
     use crate::format::envelope::seal;
-    use crate::id::{ManifestId, Owned, SessionId, WriteId};
+    use crate::id::WriteId;
     use crate::limits::MEMORY_MIN;
     use crate::repository::log::{Action, RefValue, StepFacts};
+    use crate::repository::runs::tests::value;
 
     fn set(name: &str, facts: &StepFacts) -> Action {
-        let key = Owned::fresh(SessionId::random());
-        let value = RefValue {
-            version: 0,
-            manifest: ManifestId::of(b""),
-            manifest_key: key,
-            map_key: key,
-            saved: Timestamp(0),
-            logical_bytes: 0,
-            files: 0,
-            chunks: 0,
-            behind: 0,
-            facts: facts.clone(),
-            attempt: None,
-        };
+        let value = RefValue { facts: facts.clone(), ..value(0, &[]) };
         Action::SetRef { name: name.parse().unwrap(), expected: None, value }
     }
 
