@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::format::LinkRate;
 
-/// Measurements of an agent that count; more do not make it more credible.
-const SAMPLES_MAX: u32 = 64;
+/// Measurements of an agent that count. More do not make it more credible: whoever has measured a link twice is never left out for one
+/// that tells of very many.
+const SAMPLES_MAX: u32 = 8;
 /// An agent counts if it has this part of the measurements of the one with the most.
 const SAMPLES_PART: u32 = 4;
 /// Largest spread that is believed, in hundredths.
@@ -26,7 +27,7 @@ impl<'a> SiteLinks<'a> {
     }
 
     /// Of each link, the median by rate of the agents that have measured it enough; of two, the slower one. So one agent that tells
-    /// something absurd changes little where there are three.
+    /// something absurd changes little where two others have measured the link twice.
     pub(super) fn medians(self) -> impl Iterator<Item = LinkRate> {
         self.0.into_values().filter_map(|links| median(&links))
     }
@@ -69,7 +70,7 @@ mod tests {
         let honest = [link(90, 12), link(100, 40), link(110, 200)];
         assert_eq!(median_of(&honest).rate, 100);
         let liar = LinkRate { spread: u32::MAX, overhead_ms: u32::MAX, ..link(1, u32::MAX) };
-        let joined = median_of(&[liar.clone(), link(90, 16), link(100, 40)]);
+        let joined = median_of(&[liar.clone(), link(90, 2), link(100, 3)]);
         assert_eq!((joined.rate, joined.spread), (90, 150));
         let alone = median_of(&[LinkRate { covered: 9, outcomes: 3, ..liar }]);
         assert_eq!((alone.spread, alone.overhead_ms, alone.covered), (SPREAD_MAX, OVERHEAD_MAX, 3));

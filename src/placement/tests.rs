@@ -161,7 +161,7 @@ fn a_measured_link_counts_more_than_what_is_believed() {
     burst.links = vec![link("", 1 << 30, 28)];
     // Another agent of the site has measured much less often.
     let mut other = at("burst", 0..5, 0..0);
-    other.links = vec![link("", 1, 6)];
+    other.links = vec![link("", 1, 1)];
     for inventories in [[burst.clone(), other.clone()], [other, burst]] {
         let found = asked(&request(), &inventories, &[]).unwrap();
         let eta = &site(&found, "burst").eta_s;
