@@ -119,6 +119,8 @@ families! {
     BUILD_INFO = Gauge "towline_build_info" "1, with the agent's version";
     START_TIME = Gauge "towline_start_time_seconds" "When the agent began, in seconds since 1970";
     READY = Gauge "towline_ready" "Whether the agent is ready: 1 or 0";
+    PROBLEMS = Gauge "towline_problems" "Files that the agent could not read again or write: settings, certificates, audit log";
+    CERTIFICATE_END = Gauge "towline_certificate_expiry_time_seconds" "When the agent's certificate expires, in seconds since 1970";
     PREEMPTION = Gauge "towline_preemption_notice" "1 once a preemption notice arrived, else 0";
     RESIDENT = Gauge "process_resident_memory_bytes" "Memory of the process";
     TASKS_RUNNING = Gauge "towline_tasks_running" "Running tasks, by kind";

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 use super::state::AgentState;
 use super::view::TaskKind;
 use crate::cache::CacheStat;
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::limits::KIB;
 use crate::metrics::{self, Family, Kind, Metric};
@@ -42,8 +43,12 @@ impl Collector for AgentMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (state, mut scrape) = (&*self.0, Scrape(encoder));
         scrape.family(&metrics::BUILD_INFO, [([("version", env!("CARGO_PKG_VERSION"))], 1)])?;
-        scrape.one(&metrics::START_TIME, u64::try_from(state.started.0 / 1_000_000_000).unwrap_or(0))?;
+        scrape.one(&metrics::START_TIME, seconds(state.started))?;
         scrape.one(&metrics::READY, state.is_ready().into())?;
+        scrape.one(&metrics::PROBLEMS, state.problems().len() as u64)?;
+        if let Ok(credentials) = state.credentials() {
+            scrape.one(&metrics::CERTIFICATE_END, seconds(credentials.certificate().not_after))?;
+        }
         scrape.one(&metrics::PREEMPTION, state.is_preempted().into())?;
         if let Some(resident) = resident() {
             scrape.one(&metrics::RESIDENT, resident)?;
@@ -173,6 +178,11 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, kind: Kind, value: u64) -> fmt:
         // Histograms are registered separately.
         Kind::Histogram => Err(fmt::Error),
     }
+}
+
+/// Seconds since 1970.
+fn seconds(time: Timestamp) -> u64 {
+    u64::try_from(time.0 / 1_000_000_000).unwrap_or(0)
 }
 
 /// Resident memory of this process in bytes (<https://man7.org/linux/man-pages/man5/proc_pid_status.5.html>, `VmRSS`).

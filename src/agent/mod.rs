@@ -141,7 +141,7 @@ impl Agent {
                 kube: !config.kube.0.is_empty(),
                 skypilot: !config.skypilot.0.is_empty(),
             },
-            Callers { api_callers: config.callers, handoff_senders },
+            Callers { api_clients: config.callers, handoff_senders, scrapers: config.scrapers },
         );
         let (mut api, leaving) = (JoinSet::new(), state.leaving.clone());
         let listen = match config.listen {

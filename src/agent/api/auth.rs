@@ -68,10 +68,12 @@ pub(super) const HANDOFFS: &str = "/v1/handoffs";
 /// Other agents that may call.
 #[derive(Clone, Debug, Default)]
 pub(in crate::agent) struct Callers {
-    /// Callers of all routes of [`REMOTE`] except handoff.
-    pub(in crate::agent) api_callers: Agents,
+    /// Callers of all routes of [`REMOTE`] except handoff and metrics.
+    pub(in crate::agent) api_clients: Agents,
     /// Callers of the handoff routes.
     pub(in crate::agent) handoff_senders: Accepts,
+    /// Callers of [`METRICS`].
+    pub(in crate::agent) scrapers: Agents,
 }
 
 /// Level of detail of a response.
@@ -176,12 +178,20 @@ impl Auth {
 
     fn authorize_remote(&self, caller: &Identity, method: &Method, path: &str) -> Result<(), Error> {
         let (own, gives) = (&self.own, path.starts_with(HANDOFFS));
+        if (method, path) == (&Method::GET, METRICS) {
+            let refused = || {
+                let caller = caller.path();
+                Error::denied(format!("agent {own} lets {caller} read no metrics"))
+                    .help(format!("add scrapers = [\"{caller}\"] to its settings"))
+            };
+            return if self.callers.scrapers.include(caller) { Ok(()) } else { Err(refused()) };
+        }
         if gives && !self.callers.handoff_senders.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} accepts no handoffs of {caller}"))
                 .help(format!("add a [[handoff.accept]] entry with from = \"{caller}\" and names to its settings")));
         }
-        if !gives && !self.callers.api_callers.include(caller) {
+        if !gives && !self.callers.api_clients.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} accepts no requests of {caller}"))
                 .help(format!("add callers = [\"{caller}\"] to its settings")));
@@ -340,11 +350,11 @@ mod tests {
     /// Answer to `home/a` by an agent that lets `callers` ask.
     fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
-        let api_callers = Agents::of(Patterns::of(callers).unwrap());
+        let api_clients = Agents::of(Patterns::of(callers).unwrap());
         let handoff_senders = accepts("[[accept]]\nfrom = 'home/a'\nnames = '**'", 1).unwrap();
         let auth = Auth::new(
             Some(("secret", Path::new("/run/agent.token"))),
-            Callers { api_callers, handoff_senders },
+            Callers { api_clients, handoff_senders, scrapers: Agents::default() },
             Some(&agent("cloud", "b")),
         );
         auth.authorize_remote(&agent("home", "a"), method, path)
@@ -462,8 +472,8 @@ mod tests {
             assert!(called(callers, &Method::GET, "/health").is_err());
         }
         assert!(called(&[], &Method::POST, HANDOFFS).is_ok(), "who may give need not be able to ask");
-        let api_callers = Agents::of(Patterns::of(&["**"]).unwrap());
-        let auth = Auth::new(None, Callers { api_callers, ..Callers::default() }, None);
+        let api_clients = Agents::of(Patterns::of(&["**"]).unwrap());
+        let auth = Auth::new(None, Callers { api_clients, ..Callers::default() }, None);
         let error = auth.authorize_remote(&Identity::new("home", "a").unwrap(), &Method::POST, HANDOFFS).unwrap_err();
         assert_eq!(error.to_string(), "agent here accepts no handoffs of home/a");
         let help = "add a [[handoff.accept]] entry with from = \"home/a\" and names to its settings";
@@ -471,6 +481,26 @@ mod tests {
         for callers in [&["home/a"][..], &["home/*"], &["x/y", "**"]] {
             assert!(called(callers, &Method::POST, warm).is_ok(), "{callers:?}");
         }
+    }
+
+    #[test]
+    fn a_scraper_reads_the_metrics_and_nothing_else() {
+        let scrapers = Agents::of(Patterns::of(&["home/prometheus"]).unwrap());
+        let auth = Auth::new(None, Callers { scrapers, ..Callers::default() }, None);
+        let scraper = Identity::new("home", "prometheus").unwrap();
+        assert!(auth.authorize_remote(&scraper, &Method::GET, METRICS).is_ok());
+        for (method, path) in [
+            (Method::POST, METRICS),
+            (Method::GET, "/health"),
+            (Method::GET, "/metrics/"),
+            (Method::GET, "/v1/peers"),
+            (Method::POST, "/v1/warm"),
+        ] {
+            assert!(auth.authorize_remote(&scraper, &method, path).is_err(), "{method} {path}");
+        }
+        let error = called(&["**"], &Method::GET, METRICS).unwrap_err();
+        assert_eq!(error.to_string(), "agent cloud/b lets home/a read no metrics");
+        assert_eq!(error.help_text(), Some("add scrapers = [\"home/a\"] to its settings"));
     }
 
     #[test]

@@ -107,6 +107,8 @@ pub struct Config {
     pub allow: AllowList,
     /// Agents that may call this one.
     pub callers: Callers,
+    /// Agents that may read the metrics of this one.
+    pub scrapers: Callers,
     /// Limits of the pins of each caller.
     pub caller_pins: CallerPins,
     /// File of the tokens for the API on loopback, if there may be any.
@@ -163,6 +165,8 @@ struct File {
     peers: Option<PeersSection>,
     #[serde(default, deserialize_with = "agents")]
     callers: Patterns,
+    #[serde(default, deserialize_with = "agents")]
+    scrapers: Patterns,
     #[serde(default)]
     caller_pins: CallerPinsSection,
     tokens: Option<PathBuf>,
@@ -275,6 +279,7 @@ impl File {
             peers: self.peers.unwrap_or_default().settle(self.limits),
             allow: AllowList::only(self.allow),
             callers: Callers::of(self.callers),
+            scrapers: Callers::of(self.scrapers),
             caller_pins: self.caller_pins.settle(capacity),
             tokens: self.tokens.map(|path| folder.join(path)),
             token_pins: self.token_pins.settle(capacity),
@@ -289,6 +294,9 @@ impl File {
     fn can_have_peers(&self) -> Result<()> {
         if self.listen.is_none() && !self.callers.is_empty() {
             return Err(Error::usage("`callers` is set, but not `listen`").help("set both, or neither"));
+        }
+        if self.listen.is_none() && !self.scrapers.is_empty() {
+            return Err(Error::usage("`scrapers` is set, but not `listen`").help("set both, or neither"));
         }
         if self.listen.is_none() && self.handoff.is_some() {
             return Err(Error::usage("[handoff] is set, but not `listen`").help("set both, or neither"));

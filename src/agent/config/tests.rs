@@ -175,6 +175,7 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[[allow]]\nagents = 1\nnames = []", "a pattern, or a list of patterns"),
         (LISTENING, "`listen` is set, but no [[allow]] says"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
+        ("repository = '/r'\nscrapers = ['home/*']", "`scrapers` is set, but not `listen`"),
         ("repository = '/r'\n[handoff]\ndir = 'k'\ncapacity = '1G'", "[handoff] is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nhandoff_to = 'home'", "handoff_to is set, but [peers] names no other agent"),
         (

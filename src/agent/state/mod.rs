@@ -409,7 +409,7 @@ impl AgentState {
     }
 
     /// Problems of reloaded files.
-    fn problems(&self) -> Vec<String> {
+    pub(super) fn problems(&self) -> Vec<String> {
         let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
         let audit = self.recorder.as_ref().and_then(Recorder::problem);
         self.rules.problem().into_iter().chain(certificates).chain(audit).collect()

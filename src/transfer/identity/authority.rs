@@ -11,6 +11,7 @@ use rcgen::{
 use super::certificate::{Certificate, POLICY_USAGE};
 use super::files;
 use super::pem;
+use super::tls::SERVER_NAME;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
@@ -160,7 +161,10 @@ impl Authority {
         let mut params = self.lasting(days, now)?;
         let uri = identity.to_string().try_into();
         let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
-        params.subject_alt_names = vec![SanType::URI(uri)];
+        let name = SERVER_NAME.try_into();
+        let name = name.map_err(|source: rcgen::Error| Error::other("name of servers is no DNS name").source(source))?;
+        // Other programs check servers by a DNS name, agents by the URI.
+        params.subject_alt_names = vec![SanType::URI(uri), SanType::DnsName(name)];
         params.distinguished_name.push(DnType::CommonName, identity.agent());
         // An agent is both client and server.
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];

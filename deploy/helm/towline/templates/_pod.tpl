@@ -1,0 +1,118 @@
+{{/*
+Template of a component's pods. Takes a map: root, component, shape (resources, nodeSelector, ...), agent (name of the agent at the
+site), config (name of its config map), settings (JSON), cache (volume source; none if a claim template makes it), and with own
+certificates identitySecret or hostIdentity.
+*/}}
+{{- define "towline.pod" -}}
+{{- $root := .root -}}
+{{- $values := $root.Values -}}
+metadata:
+  labels:
+    {{- include "towline.labels" (list $root .component) | nindent 4 }}
+    {{- with .podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    towline.dev/settings: {{ include "towline.restart" .settings }}
+spec:
+  serviceAccountName: {{ include "towline.fullname" $root }}-{{ .component }}
+  automountServiceAccountToken: false
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .shape.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .shape.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .shape.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .shape.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  terminationGracePeriodSeconds: {{ .shape.terminationGracePeriodSeconds }}
+  securityContext:
+    runAsUser: 65532
+    runAsGroup: 65532
+    fsGroup: 65532
+    fsGroupChangePolicy: OnRootMismatch
+    runAsNonRoot: true
+    seccompProfile: { type: RuntimeDefault }
+  containers:
+    - name: agent
+      image: {{ include "towline.image" $root | quote }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      args: [agent, --config, /etc/towline/settings/agent.toml]
+      env:
+        - { name: TOWLINE_AGENT, value: /run/towline/agent/agent.sock }
+        - { name: STATE_DIRECTORY, value: /var/lib/towline/state }
+        - { name: XDG_CACHE_HOME, value: /var/lib/towline/index }
+      {{- with $values.credentials.secret }}
+      envFrom:
+        - secretRef: { name: {{ . }} }
+      {{- end }}
+      ports:
+        - { name: towline, containerPort: 7171, protocol: TCP }
+        - { name: towline-quic, containerPort: 7171, protocol: UDP }
+      readinessProbe:
+        exec: { command: [towline, top, --ready] }
+        periodSeconds: 10
+        timeoutSeconds: 10
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: { drop: [ALL] }
+      resources:
+        {{- toYaml .shape.resources | nindent 8 }}
+      volumeMounts:
+        - { name: run, mountPath: /run/towline }
+        - { name: cache, mountPath: /var/lib/towline }
+        - { name: settings, mountPath: /etc/towline/settings, readOnly: true }
+        - { name: identity, mountPath: /etc/towline/identity, readOnly: true }
+  volumes:
+    - { name: run, emptyDir: { sizeLimit: 16Mi } }
+    {{- with .cache }}
+    - name: cache
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    - { name: settings, configMap: { name: {{ .config }} } }
+    - name: identity
+      {{- include "towline.identity" . | nindent 6 }}
+{{- end -}}
+
+{{/* Volume source with the certificate of an agent. */}}
+{{- define "towline.identity" -}}
+{{- $certificates := .root.Values.certificates -}}
+{{- if not $certificates.secrets -}}
+csi:
+  driver: csi.cert-manager.io
+  readOnly: true
+  volumeAttributes:
+    csi.cert-manager.io/issuer-name: {{ $certificates.issuer.name | quote }}
+    csi.cert-manager.io/issuer-kind: {{ $certificates.issuer.kind | quote }}
+    csi.cert-manager.io/issuer-group: {{ $certificates.issuer.group | quote }}
+    csi.cert-manager.io/uri-sans: {{ printf "towline://%s/%s" .root.Values.site .agent | quote }}
+    csi.cert-manager.io/dns-names: towline
+    csi.cert-manager.io/key-usages: digital signature,client auth,server auth
+    csi.cert-manager.io/key-algorithm: ECDSA
+    csi.cert-manager.io/key-size: "256"
+    csi.cert-manager.io/key-encoding: PKCS8
+    csi.cert-manager.io/duration: {{ $certificates.duration | quote }}
+    csi.cert-manager.io/certificate-file: tls.crt
+    csi.cert-manager.io/privatekey-file: tls.key
+    csi.cert-manager.io/ca-file: ca.crt
+    csi.cert-manager.io/fs-group: "65532"
+{{- else if .hostIdentity -}}
+hostPath: { path: {{ .hostIdentity }}, type: Directory }
+{{- else -}}
+secret: { secretName: {{ .identitySecret }}, defaultMode: 0440 }
+{{- end -}}
+{{- end -}}

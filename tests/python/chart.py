@@ -1,0 +1,133 @@
+"""The chart deploy/helm/towline, rendered by real helm, with the values that the tests use."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy/helm/towline"
+HELM = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
+
+MINIMAL: dict[str, Any] = {
+    "site": "home",
+    "repositories": ["s3://models/team"],
+    "certificates": {"issuer": {"name": "towline-ca"}},
+    "allow": [{"agents": "home/*", "names": "**"}],
+}
+
+SITES = """
+[[site]]
+name = "home"
+repositories = "s3://models/team"
+
+[[site]]
+name = "cloud"
+
+[[link]]
+from = "home"
+to = "cloud"
+rate = "1Gbit"
+price = { unit = "GB", usd = "0.09" }
+"""
+
+FULL: dict[str, Any] = {
+    **MINIMAL,
+    "repositories": ["s3://models/team", "s3://data/team"],
+    "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["registry"]},
+    "credentials": {"secret": "bucket"},
+    "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/towline"}},
+    "certificates": {"issuer": {"name": "towline-ca", "kind": "ClusterIssuer"}},
+    "allow": [
+        {"agents": "home/*", "names": "**"},
+        {"agents": ["cloud/*", "edge/*"], "names": ["run-7/**", "models/base"]},
+    ],
+    "settings": {"endpoint": "https://s3.example.com", "caller_pins": {"max_pins": 4194304}},
+    "nodes": {
+        "cache": {"capacity": "2T", "hostPath": "/mnt/nvme/towline"},
+        "settings": {"cache": {"tenant_quota": "500G", "tenants": {"clinic": "200G", "a b": "1G"}}},
+        "nodeSelector": {"nvidia.com/gpu.present": "true"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "system-node-critical",
+    },
+    "gateways": [
+        {
+            "name": "gateway-a",
+            "address": "a.towline.example.com:7171",
+            "cache": {"capacity": "500G", "claim": {"storageClassName": "fast", "size": "600Gi"}},
+            "service": {"annotations": {"example.com/internal": "true"}, "loadBalancerClass": "example.com/lb"},
+        },
+        {
+            "name": "gateway-b",
+            "address": "b.towline.example.com:7171",
+            "cache": {"capacity": "50G"},
+            "service": {"type": "NodePort"},
+            "settings": {
+                "handoff": {
+                    "dir": "/var/lib/towline/handoff",
+                    "capacity": "100G",
+                    "accept": [{"from": "cloud/*", "names": ["run-7/*"]}],
+                }
+            },
+        },
+    ],
+    "advisor": {"enabled": True, "sites": SITES, "callers": ["home/scheduler"]},
+    "networkPolicy": {"sites": ["203.0.113.0/24", "2001:db8::/32"]},
+    "monitoring": {
+        "labels": {"release": "kube-prometheus-stack"},
+        "serviceMonitor": {"enabled": True},
+        "rules": {"enabled": True},
+    },
+}
+
+#: Without cert-manager.
+OWN: dict[str, Any] = {
+    **MINIMAL,
+    "certificates": {"secrets": True},
+    "nodes": {"hostIdentity": "/etc/towline/identity"},
+    "gateways": [
+        {
+            "name": "gateway",
+            "address": "towline.example.com:7171",
+            "identitySecret": "towline-gateway-identity",
+            "cache": {"capacity": "50G"},
+        }
+    ],
+    "advisor": {"enabled": True, "sites": SITES, "identitySecret": "towline-advisor-identity"},
+    "monitoring": {"serviceMonitor": {"enabled": True}, "scraperSecret": "towline-prometheus-identity"},
+}
+
+
+def helm(*arguments: str | Path, values: dict[str, Any], check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A run of helm with `values` as a file."""
+    assert HELM, "no helm: tests/python/setup.sh installs it"
+    return subprocess.run(
+        [HELM, *arguments, "--values", "-"], input=yaml.safe_dump(values), capture_output=True, text=True, check=check
+    )
+
+
+def rendered(values: dict[str, Any]) -> str:
+    """What `helm install` would send, as text."""
+    return helm("template", "towline", CHART, "--namespace", "towline", values=values).stdout
+
+
+def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `helm install` would send."""
+    return [one for one in yaml.safe_load_all(rendered(values)) if one]
+
+
+def one(found: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The object of that kind and name."""
+    (it,) = (it for it in found if (it["kind"], it["metadata"]["name"]) == (kind, name))
+    return it
+
+
+def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The templates of pods, by the name of what makes them."""
+    made = (it for it in found if it["kind"] in ("DaemonSet", "StatefulSet", "Deployment"))
+    return {it["metadata"]["name"]: it["spec"]["template"] for it in made}

@@ -1,0 +1,297 @@
+"""deploy/helm/towline: rendered by real helm, valid for Kubernetes 1.29 and newer, restricted, the same as before, and in
+agreement with itself and the documents."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import tomllib
+import yaml
+
+from .chart import CHART, FULL, MINIMAL, OWN, ROOT, helm, objects, one, pods, rendered
+
+VERSIONS = [*(f"1.{minor}.0" for minor in range(29, 36)), kubernetes_validate.latest_version()]
+CASES = {"minimal": MINIMAL, "full": FULL, "own-certificates": OWN}
+GOLDEN = Path(__file__).parent / "golden"
+
+#: Fields of objects that are no part of Kubernetes, at each place; a place that is not listed may hold anything.
+#: https://cert-manager.io/docs/reference/api-docs/#cert-manager.io/v1.CertificateSpec and
+#: https://prometheus-operator.dev/docs/api-reference/api/
+EXTENSIONS = {
+    "cert-manager.io/v1 Certificate": {
+        "spec": "secretName duration renewBefore commonName dnsNames uris usages privateKey issuerRef",
+        "spec.privateKey": "algorithm size rotationPolicy encoding",
+        "spec.issuerRef": "name kind group",
+    },
+    "monitoring.coreos.com/v1 ServiceMonitor": {
+        "spec": "selector endpoints podTargetLabels targetLabels jobLabel namespaceSelector",
+        "spec.endpoints": "port scheme path interval tlsConfig relabelings",
+        "spec.endpoints.relabelings": "targetLabel replacement",
+        "spec.endpoints.tlsConfig": "serverName ca cert keySecret insecureSkipVerify",
+        "spec.endpoints.tlsConfig.ca": "secret configMap",
+        "spec.endpoints.tlsConfig.cert": "secret configMap",
+        "spec.endpoints.tlsConfig.keySecret": "name key",
+    },
+    "monitoring.coreos.com/v1 PrometheusRule": {
+        "spec": "groups",
+        "spec.groups": "name interval rules",
+        "spec.groups.rules": "alert expr for labels annotations",
+    },
+}
+
+
+def extension_of(manifest: dict[str, Any]) -> dict[str, str] | None:
+    return EXTENSIONS.get(f"{manifest['apiVersion']} {manifest['kind']}")
+
+
+def strays(value: Any, known: dict[str, str], place: str) -> Iterator[str]:
+    """Fields below `place` that are not among the known ones."""
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, dict) or place not in known:
+            continue
+        for key, inner in item.items():
+            if key not in known[place].split():
+                yield f"{place}.{key}"
+            yield from strays(inner, known, f"{place}.{key}")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request) -> tuple[str, list[dict[str, Any]]]:
+    return request.param, objects(CASES[request.param])
+
+
+def test_helm_has_nothing_to_say_against_it():
+    for values in CASES.values():
+        told = helm("lint", CHART, "--strict", values=values)
+        assert "[WARNING]" not in told.stdout and "[ERROR]" not in told.stdout, told.stdout
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_object_is_valid(case, version):
+    for manifest in case[1]:
+        if extension_of(manifest) is None:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_objects_of_extensions_have_known_fields(case):
+    kinds = set()
+    for manifest in case[1]:
+        if known := extension_of(manifest):
+            assert list(strays(manifest["spec"], known, "spec")) == []
+            kinds.add(manifest["kind"])
+    expected = {
+        "minimal": set(),
+        "full": {"Certificate", "ServiceMonitor", "PrometheusRule"},
+        "own-certificates": {"ServiceMonitor"},
+    }
+    assert kinds == expected[case[0]]
+
+
+def test_it_renders_as_before(case):
+    """After a change that is meant: TOWLINE_GOLDEN_WRITE=helm."""
+    file = GOLDEN / f"helm-{case[0]}.yaml"
+    text = rendered(CASES[case[0]])
+    if os.environ.get("TOWLINE_GOLDEN_WRITE") == "helm":
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def violations(pod: dict[str, Any]) -> list[str]:
+    """What the profile "restricted" has against a pod; https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
+    spec, found = pod["spec"], []
+    found += [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for volume in spec["volumes"]:
+        found += [f"volume {volume['name']}: {key}" for key in volume.keys() - allowed - {"name"}]
+    whole = spec["securityContext"]
+    if whole.get("runAsNonRoot") is not True or whole.get("runAsUser") == 0:
+        found.append("root")
+    if whole.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        found.append("seccomp")
+    for container in spec.get("initContainers", []) + spec["containers"]:
+        own = container["securityContext"]
+        if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
+            found.append("privileges")
+        if own.get("capabilities") != {"drop": ["ALL"]}:
+            found.append("capabilities")
+        found += ["host port" for port in container["ports"] if "hostPort" in port]
+    return found
+
+
+def test_pods_are_restricted_but_for_folders_of_the_node(case):
+    for name, pod in pods(case[1]).items():
+        expected = {
+            ("full", "towline-nodes"): ["volume cache: hostPath"],
+            ("own-certificates", "towline-nodes"): ["volume identity: hostPath"],
+        }
+        assert violations(pod) == expected.get((case[0], name), []), name
+        (agent,) = pod["spec"]["containers"]
+        assert agent["securityContext"]["readOnlyRootFilesystem"] is True
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_a_pod_that_is_not_restricted_is_seen():
+    (pod,) = pods(objects(MINIMAL)).values()
+    for path, value in [
+        (("hostNetwork",), True),
+        (("securityContext", "runAsUser"), 0),
+        (("containers", 0, "securityContext", "capabilities"), {}),
+    ]:
+        wrong = copy.deepcopy(pod)
+        place = wrong["spec"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        assert len(violations(wrong)) == 1, path
+
+
+def test_objects_name_what_there_is(case):
+    found = case[1]
+    there = {(it["kind"], it["metadata"]["name"]) for it in found}
+    assert len(there) == len(found), "each name once"
+    templates = pods(found)
+    for pod in templates.values():
+        spec = pod["spec"]
+        claimed = {
+            claim["metadata"]["name"]
+            for it in found
+            if it["kind"] == "StatefulSet" and it["spec"]["template"] is pod
+            for claim in it["spec"].get("volumeClaimTemplates", [])
+        }
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert ("ServiceAccount", spec["serviceAccountName"]) in there
+        assert ("ConfigMap", volumes["settings"]["configMap"]["name"]) in there
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys() | claimed
+    selectors = [it["spec"]["selector"] for it in found if it["kind"] == "Service"]
+    selectors += [it["spec"]["selector"]["matchLabels"] for it in found if it["kind"] == "PodDisruptionBudget"]
+    selectors += [it["spec"]["podSelector"]["matchLabels"] for it in found if it["kind"] == "NetworkPolicy"]
+    for selector in selectors:
+        assert any(selector.items() <= pod["metadata"]["labels"].items() for pod in templates.values()), selector
+    for it in found:
+        if it["kind"] in ("DaemonSet", "StatefulSet", "Deployment"):
+            labels = it["spec"]["template"]["metadata"]["labels"]
+            taken = it["spec"]["selector"]["matchLabels"]
+            assert taken.items() <= labels.items()
+            others = [pod for name, pod in templates.items() if name != it["metadata"]["name"]]
+            assert not any(taken.items() <= pod["metadata"]["labels"].items() for pod in others), "pods of one alone"
+
+
+def test_discovery_finds_all_agents_and_the_monitor_finds_discovery():
+    found = objects(FULL)
+    agents = one(found, "Service", "towline-agents")
+    assert all(agents["spec"]["selector"].items() <= pod["metadata"]["labels"].items() for pod in pods(found).values())
+    monitor = one(found, "ServiceMonitor", "towline")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    matching = [it for it in found if it["kind"] == "Service" and wanted <= it["metadata"]["labels"].items()]
+    assert matching == [agents], "each agent is read once"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in agents["spec"]["ports"]]
+    certificate = one(found, "Certificate", endpoint["tlsConfig"]["keySecret"]["name"])
+    for name in ("towline-nodes", "towline-gateway-a", "towline-advisor"):
+        settings = tomllib.loads(one(found, "ConfigMap", name)["data"]["agent.toml"])
+        assert [f"towline://{scraper}" for scraper in settings["scrapers"]] == certificate["spec"]["uris"]
+        assert settings["peers"]["dns"] == ["towline-agents.towline.svc.cluster.local:7171"]
+
+
+def test_values_become_settings():
+    found = objects(FULL)
+    settings = {name: tomllib.loads(one(found, "ConfigMap", name)["data"]["agent.toml"]) for name in pods(found)}
+    nodes, second = settings["towline-nodes"], settings["towline-gateway-b"]
+    assert nodes["allow"] == FULL["allow"] and nodes["repositories"] == FULL["repositories"]
+    assert nodes["cache"]["tenants"] == {"clinic": "200G", "a b": "1G"} and nodes["cache"]["capacity"] == "2T"
+    assert all(each["endpoint"] == "https://s3.example.com" for each in settings.values())
+    # Not 4.194304e+06.
+    assert all(each["caller_pins"]["max_pins"] == 4194304 for each in settings.values())
+    assert second["peers"]["register"] == "b.towline.example.com:7171" and "register" not in nodes["peers"]
+    assert second["handoff"]["accept"] == [{"from": "cloud/*", "names": ["run-7/*"]}]
+    for name, pod in pods(found).items():
+        grace = int(settings[name]["grace"].removesuffix("s"))
+        assert grace == pod["spec"]["terminationGracePeriodSeconds"] - 10
+
+
+def test_rules_are_changed_without_a_restart():
+    def stamp(values: dict[str, Any]) -> str:
+        return pods(objects(values))["towline-nodes"]["metadata"]["annotations"]["towline.dev/settings"]
+
+    rules = {"allow": [{"agents": "**", "names": "**"}], "monitoring": {"scraper": "other"}}
+    assert stamp(MINIMAL) == stamp({**MINIMAL, **rules})
+    assert stamp(MINIMAL) != stamp({**MINIMAL, "settings": {"memory": "1G"}})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"site": ""}, "/site"),
+        ({"site": "Home"}, "/site"),
+        ({"repositories": []}, "/repositories"),
+        ({"allow": []}, "/allow"),
+        ({"allow": [{"agents": "**"}]}, "/allow/0"),
+        ({"sites": "x"}, "additional properties 'sites'"),
+        ({"nodes": {"settings": {"listn": "x"}}}, "additional properties 'listn'"),
+        ({"settings": {"repository": "s3://other/place"}}, "additional properties 'repository'"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"gateways": [{"name": "nodes", "address": "a:1", "cache": {"capacity": "1G"}}]}, "/gateways/0/name"),
+        ({"gateways": [{"name": "a", "address": "https://a", "cache": {"capacity": "1G"}}]}, "/gateways/0/address"),
+        ({"gateways": [{"name": "a", "address": "a:1", "cache": {"capacity": "1G"}}] * 2}, "two are called a"),
+        ({"certificates": {}}, "set issuer.name for cert-manager"),
+        ({"certificates": {"secrets": True, "issuer": {"name": "ca"}}}, "set one of them"),
+        ({"certificates": {"secrets": True}}, "nodes.hostIdentity: required"),
+        ({"advisor": {"enabled": True}}, "advisor.sites: the text"),
+        ({"monitoring": {"scraper": "", "serviceMonitor": {"enabled": True}}}, "monitoring.scraper: required"),
+    ],
+)
+def test_a_wrong_value_is_named(wrong, told):
+    run = helm("template", "towline", CHART, values={**MINIMAL, **wrong}, check=False)
+    assert run.returncode != 0 and told in run.stderr, run.stderr
+
+
+def test_the_notes_say_how_to_go_on():
+    shown = helm("install", "towline", CHART, "--dry-run=client", "--namespace", "towline", values=FULL).stdout
+    notes = shown.partition("NOTES:")[2]
+    assert "rollout status daemonset/towline-nodes" in notes and "enforce=privileged" in notes
+    assert "a.towline.example.com:7171 must lead to the service towline-gateway-a" in notes
+
+
+def test_values_in_the_documents_render():
+    blocks = re.findall(r"^```yaml values\n(.*?)^```", (ROOT / "docs/deploy.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        for manifest in objects(yaml.safe_load(block)):
+            if extension_of(manifest) is None:
+                kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+
+
+def test_the_readme_lists_the_values():
+    table = (CHART / "README.md").read_text()
+    for value in yaml.safe_load((CHART / "values.yaml").read_text()):
+        assert f"`{value}" in table or value in ("serviceAccount", "clusterDomain", "gatewayDefaults"), value
+
+
+def test_the_schema_knows_the_settings_of_the_documents():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["$defs"]["settings"]["properties"].keys()
+    table = (ROOT / "docs/operations.md").read_text().partition("| key | meaning | default |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    names = {name for cell in cells for name in re.findall(r"`\[*([a-z_]+)", cell)}
+    inner = {name for cell in cells if cell.strip().startswith("`[") for name in re.findall(r"`([a-z_]+)`", cell)}
+    assert "admission" in names and "handshakes" not in names - inner
+    decided = {"repository", "repositories", "socket", "identity", "listen"}
+    assert known == names - inner - decided
