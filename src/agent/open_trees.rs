@@ -33,8 +33,17 @@ pub(super) struct OpenTrees {
 struct Trees {
     /// Recently read ones, the latest first.
     recent: Mutex<VecDeque<Arc<Saved>>>,
-    /// All that somebody still reads, and their weights.
-    in_use: Mutex<Vec<(Weak<Saved>, u64)>>,
+    /// All that somebody still reads, or that are among the recent ones.
+    in_use: Mutex<Vec<TreeInUse>>,
+}
+
+#[derive(Debug)]
+struct TreeInUse {
+    tree: Weak<Saved>,
+    /// Bytes of memory.
+    weight: u64,
+    /// Tenant or token that opened it, if its rights are limited.
+    opener: Option<String>,
 }
 
 impl Default for OpenTrees {
@@ -73,7 +82,8 @@ impl OpenTrees {
                     return Ok(found);
                 }
                 let saved = repository.saved(&name).await?.shared();
-                trees.use_memory(&saved, repository.budget().kept_max())?;
+                let opener = repository.caller().and_then(LocalCaller::limited);
+                trees.use_memory(&saved, opener, repository.budget().kept_max())?;
                 trees.keep(&saved);
                 Ok(saved)
             }
@@ -93,24 +103,39 @@ impl Trees {
         recent.truncate(OPEN_MAX);
     }
 
-    /// Counts a tree that is opened. Slow readers of many trees must not take the memory of all.
+    /// Counts a tree that is opened. Slow readers of many trees must not take the memory of all, and those of one tenant or token,
+    /// the `opener`, not more than half of it. Recent trees that nobody reads are closed first.
     ///
     /// # Errors
-    /// Exhausted, if it and the trees that are in use take more than `most` bytes; one always may.
-    fn use_memory(&self, saved: &Arc<Saved>, most: u64) -> Result<()> {
-        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        in_use.retain(|(tree, _)| tree.strong_count() > 0);
-        let used: u64 = in_use.iter().map(|(_, weight)| weight).sum();
+    /// Exhausted, if it and the trees that are read take more than `most` bytes; one always may.
+    fn use_memory(&self, saved: &Arc<Saved>, opener: Option<&str>, most: u64) -> Result<()> {
         let weight = saved.weight();
-        if used > 0 && used + weight > most {
+        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            in_use.retain(|one| one.tree.strong_count() > 0);
+            let sum = |of: &dyn Fn(&TreeInUse) -> bool| -> u64 {
+                in_use.iter().filter(|one| of(one)).map(|one| one.weight).sum()
+            };
+            let fits = |used: u64, most: u64| used == 0 || used + weight <= most;
+            let own = opener.map_or(0, |opener| sum(&|one| one.opener.as_deref() == Some(opener)));
+            let of = if !fits(sum(&|_| true), most) {
+                (most, "all of them")
+            } else if !fits(own, most / 2) {
+                (most / 2, "those of one tenant or token")
+            } else {
+                let opener = opener.map(str::to_owned);
+                in_use.push(TreeInUse { tree: Arc::downgrade(saved), weight, opener });
+                return Ok(());
+            };
+            if self.recent.lock().unwrap_or_else(PoisonError::into_inner).pop_back().is_some() {
+                continue;
+            }
             return Err(Error::exhausted("too many large trees are read at once")
                 .at(&saved.name)
-                .expected(format!("at most {} for all of them", size::show(most)))
+                .expected(format!("at most {} for {}", size::show(of.0), of.1))
                 .got(format!("{} more", size::show(weight)))
                 .help("try again when others have been read, or raise the agent's `memory`"));
         }
-        in_use.push((Arc::downgrade(saved), weight));
-        Ok(())
     }
 
     /// Keys of objects are unique across repositories, so the repository of a value does not matter.
@@ -157,6 +182,41 @@ mod tests {
         assert!(opened.iter().all(|tree| Arc::ptr_eq(tree, &opened[0])));
         assert_eq!(trees.trees.in_use.lock().unwrap().len(), 1, "it is counted once");
         assert_eq!(trees.trees.recent.lock().unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn trees_that_nobody_reads_make_way_and_a_tenant_has_half() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["a", "b", "c", "d"];
+        let repository = saved(dir.path(), &names).await;
+        let trees = Trees::default();
+        let mut opened = Vec::new();
+        for name in names {
+            opened.push(repository.saved(&name.parse().unwrap()).await.unwrap().shared());
+        }
+        let one = opened[0].weight();
+        // For two and a half.
+        let most = one * 5 / 2;
+        let used = |tree: &Arc<Saved>, opener| {
+            trees.use_memory(tree, opener, most)?;
+            trees.keep(tree);
+            Ok::<_, Error>(())
+        };
+        let [a, b, c, d] = <[Arc<Saved>; 4]>::try_from(opened).unwrap();
+        used(&a, None).unwrap();
+        used(&b, None).unwrap();
+        // Recent ones that nobody reads.
+        drop((a, b));
+        used(&c, None).unwrap();
+        used(&d, None).unwrap();
+        let a = repository.saved(&"a".parse().unwrap()).await.unwrap().shared();
+        assert_eq!(used(&a, None).unwrap_err().kind(), ErrorKind::Exhausted);
+        drop((c, d));
+        used(&a, Some("clinic")).unwrap();
+        let b = repository.saved(&"b".parse().unwrap()).await.unwrap().shared();
+        let refused = used(&b, Some("clinic")).unwrap_err();
+        assert!(format!("{refused:?}").contains("those of one tenant or token"), "{refused:?}");
+        used(&b, Some("token:other")).unwrap();
     }
 
     /// On one thread no read ends before all have asked.

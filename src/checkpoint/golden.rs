@@ -86,7 +86,7 @@ fn files_hold_what_their_writers_put_in() {
 #[test]
 fn distributed_parts_know_their_wholes() {
     let wanted = expected().into_iter().find(|one| one.file == "dcp").unwrap();
-    let metadata = dcp::parse(&fs::read(folder().join("dcp/.metadata")).unwrap()).unwrap();
+    let metadata = dcp::parse(&fs::read(folder().join("dcp/.metadata")).unwrap(), &mut |_| true).unwrap();
     let mut found = Vec::new();
     for file in metadata.files() {
         let bytes = fs::read(folder().join("dcp").join(file)).unwrap();
@@ -137,13 +137,13 @@ fn damage_to_any_byte_is_read_or_refused() {
         for byte in [whole[at] ^ 1, 0xff, b'K', 0x94] {
             let mut bytes = whole.clone();
             bytes[at] = byte;
-            let Ok(metadata) = dcp::parse(&bytes) else { continue };
+            let Ok(metadata) = dcp::parse(&bytes, &mut |_| true) else { continue };
             if let Ok(layout) =
                 metadata.layout("__0_0.distcp", &mut in_memory(&parts), parts.len() as u64, &mut |_| true)
             {
                 check(&layout, parts.len() as u64);
             }
         }
-        assert!(dcp::parse(&whole[..at]).is_err(), "{at}");
+        assert!(dcp::parse(&whole[..at], &mut |_| true).is_err(), "{at}");
     }
 }

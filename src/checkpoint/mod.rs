@@ -28,6 +28,30 @@ pub type ReadAt<'a> = &'a mut (dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a)
 /// Reserves bytes of memory for what is found in a file; false if there are no more. A short file may list a tensor very often.
 pub type ReserveMemory<'a> = &'a mut (dyn FnMut(u64) -> bool + 'a);
 
+/// Memory of a structure that grows, reserved in steps.
+struct Growth<'r> {
+    reserve: ReserveMemory<'r>,
+    reserved: usize,
+}
+
+impl<'r> Growth<'r> {
+    const STEP: usize = 64 << 10;
+
+    fn new(reserve: ReserveMemory<'r>) -> Self {
+        Self { reserve, reserved: 0 }
+    }
+
+    /// Reserves what `bytes` of memory lack; false if there are no more.
+    fn is_reserved(&mut self, bytes: usize) -> bool {
+        if bytes <= self.reserved {
+            return true;
+        }
+        let lacking = (bytes - self.reserved).next_multiple_of(Self::STEP);
+        self.reserved += lacking;
+        (self.reserve)(lacking as u64)
+    }
+}
+
 /// The tensors of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
@@ -103,6 +127,9 @@ pub enum NotParsed {
     /// It looks like a torch file.
     #[error("it looks like a torch file")]
     Torch(#[source] torch::ParseError),
+    /// No memory is left for its header.
+    #[error("its header takes too much memory (--memory)")]
+    Memory,
     /// A manifest cannot hold what it holds.
     #[error("a tensor's name of {name} bytes, or that of its type of {dtype}, is too long")]
     LongName {
@@ -118,7 +145,7 @@ pub enum NotParsed {
 /// Reads what it needs and no more: the first bytes, then the header of a safetensors file, or the directory, the pickle and
 /// the records' headers of a torch file.
 ///
-/// Tensors of a torch file are reserved before they are kept. Everything else takes a small multiple of the header's bytes.
+/// Memory is reserved before it is taken: for the header, what is parsed from it, and the tensors.
 ///
 /// # Errors
 /// It looks like a checkpoint, but cannot be parsed.
@@ -128,6 +155,9 @@ pub fn parse_layout(read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> R
     let first = first.get_mut(..seen).unwrap_or_default();
     read(0, first).map_err(NotParsed::Read)?;
     let layout = if let Some(header_len) = safetensors::header_len(first, len) {
+        if !reserve(header_len.saturating_mul(HEADER_MEMORY)) {
+            return Err(NotParsed::Memory);
+        }
         let mut header = vec![0; usize::try_from(header_len).unwrap_or(usize::MAX)];
         read(0, &mut header).map_err(NotParsed::Read)?;
         safetensors::parse(&header, len).map_err(NotParsed::Safetensors)?
@@ -147,6 +177,10 @@ pub fn parse_layout(read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> R
         None => Ok(Some(layout)),
     }
 }
+
+/// Bytes of memory for one byte of a safetensors header, at most, while it is parsed. The shortest entry that lists a tensor has 51
+/// bytes, and is a [`Tensor`] in two lists and an [`Elements`].
+const HEADER_MEMORY: u64 = 10;
 
 /// Bytes in a block of [`in_blocks`].
 const BLOCK: u64 = 4096;

@@ -86,6 +86,12 @@ impl LocalCaller {
     pub fn token(name: &str, tenant: Option<&str>) -> Self {
         Self { name: format!("token:{name}"), tenant: tenant.map(str::to_owned) }
     }
+
+    /// Tenant of a token, else the token; None for a user, who has all rights here.
+    #[must_use]
+    pub fn limited(&self) -> Option<&str> {
+        self.tenant.as_deref().or_else(|| self.name.starts_with("token:").then_some(self.name.as_str()))
+    }
 }
 
 /// Conditions of a rule: all that are given must hold.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 
+use crate::budget::Budget;
 use crate::error::{Error, Result};
 
 /// Name of ignore files. They are saved like any other file.
@@ -42,8 +43,8 @@ pub struct Rules {
     pub no_follow: bool,
     /// Read no ignore files.
     pub no_ignore_files: bool,
-    /// Bytes that the entries may take in memory; none: any number.
-    pub memory: Option<u64>,
+    /// Budget that the entries count against; none: they may take any memory.
+    pub memory: Option<Budget>,
 }
 
 /// Rules in effect in one folder: those of its own ignore file, then those of the folders above.

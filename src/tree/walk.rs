@@ -18,9 +18,10 @@ use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
+use crate::budget::{Budget, TreeMemory};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
+use crate::limits::{MIB, PATH_LEN_MAX, SEGMENT_LEN_MAX};
 
 /// File and folder at the top of every repository in a directory, by which such folders are recognized.
 pub const REPOSITORY_MARKS: (&str, &str) = ("repository", "log");
@@ -77,6 +78,7 @@ pub struct Walk {
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
     place: WalkSource,
+    _memory: Option<TreeMemory>,
 }
 
 /// Location of the files.
@@ -104,6 +106,7 @@ impl Walk {
             more_skipped: 0,
             repositories: Vec::new(),
             place: WalkSource::Memory(tree),
+            _memory: None,
         })
     }
 
@@ -174,13 +177,14 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     let folders = Folders::new(fd, shown);
     let mut scan = Scan::new(&folders, &skip, Some(in_force));
     scan.ignore_left = if rules.no_ignore_files { None } else { Some(IGNORE_LEN_MAX) };
-    scan.memory_left = rules.memory.unwrap_or(u64::MAX);
+    scan.memory = rules.memory.as_ref().map(Budget::tree_memory);
     match &file {
         Some(name) => scan.single(name, root.file_name().unwrap_or(OsStr::from_bytes(name)).as_bytes())?,
         None => scan.run()?,
     }
-    let Scan { found, skipped, more_skipped, repositories, .. } = scan;
-    Ok(Walk { found, skipped, more_skipped, repositories, place: WalkSource::Disk { root: real, folders, file } })
+    let Scan { found, skipped, more_skipped, repositories, memory, .. } = scan;
+    let place = WalkSource::Disk { root: real, folders, file };
+    Ok(Walk { found, skipped, more_skipped, repositories, place, _memory: memory })
 }
 
 /// Opened root of a walk.
@@ -258,8 +262,8 @@ pub(super) struct Scan<'a> {
     pub(super) found: Vec<WalkEntry>,
     pub(super) skipped: Vec<Skipped>,
     more_skipped: u64,
-    /// Bytes of memory that further entries may take.
-    memory_left: u64,
+    /// Memory of the entries; none if they may take any.
+    memory: Option<TreeMemory>,
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
     ignore_left: Option<u64>,
@@ -270,8 +274,8 @@ impl<'a> Scan<'a> {
     pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
         let pending = vec![(Vec::new(), rules)];
         let (found, skipped, more_skipped, repositories) = Default::default();
-        let (memory_left, ignore_left) = (u64::MAX, Some(IGNORE_LEN_MAX));
-        Self { folders, skip, pending, found, skipped, more_skipped, memory_left, repositories, ignore_left }
+        let (memory, ignore_left) = (None, Some(IGNORE_LEN_MAX));
+        Self { folders, skip, pending, found, skipped, more_skipped, memory, repositories, ignore_left }
     }
 
     /// Reads all folders, then sorts the entries.
@@ -356,13 +360,15 @@ impl<'a> Scan<'a> {
     /// Counts the memory of the entry `path`, with the bytes of a link's target.
     fn reserve(&mut self, path: &[u8], target: usize) -> Result<()> {
         let bytes = (size_of::<WalkEntry>() + path.len() + target) as u64;
-        self.memory_left = self.memory_left.checked_sub(bytes).ok_or_else(|| {
-            Error::exhausted("folder has more entries than the memory budget holds")
-                .at(self.folders.shown(path).display())
-                .got(format!("{} entries so far", self.found.len()))
-                .help("raise --memory, or save parts of the folder under names of their own")
-        })?;
-        Ok(())
+        if self.memory.as_mut().is_none_or(|memory| memory.try_add(bytes)) {
+            return Ok(());
+        }
+        let most = self.memory.as_ref().map_or(0, TreeMemory::max) / MIB;
+        Err(Error::exhausted("folder has more entries than the memory budget holds")
+            .at(self.folders.shown(path).display())
+            .expected(format!("at most {most} MiB for the entries of all saves together, half of the memory budget"))
+            .got(format!("{} entries so far", self.found.len()))
+            .help("raise --memory, or save parts of the folder under names of their own"))
     }
 
     /// Kind of the entry `path` of `folder`, which the listing says is `listed`.

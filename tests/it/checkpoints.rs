@@ -122,4 +122,13 @@ async fn what_the_index_of_a_sharded_checkpoint_misses_is_said() {
     );
     index("nonsense");
     assert!(warnings().await.is_empty(), "then it is a file like any other");
+    // A short index of very many files in a folder with a long path.
+    let absent: Vec<String> = (0..20_000).map(|nth| format!(r#""{nth}": "{nth}""#)).collect();
+    index(&absent.join(","));
+    let deep = (0..8).fold(source.parent().unwrap().to_owned(), |path, _| path.join("d".repeat(200)));
+    fs::create_dir_all(&deep).unwrap();
+    fs::rename(&source, deep.join("model")).unwrap();
+    let warnings = warnings().await;
+    assert!(warnings.iter().map(String::len).sum::<usize>() < 80 << 10, "{}", warnings.len());
+    assert_eq!(warnings.last().unwrap(), &format!("{} more", 20_001 - warnings.len()));
 }

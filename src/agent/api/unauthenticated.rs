@@ -10,11 +10,13 @@ use rustix::process::getuid;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::{ApiError, body_within};
+use super::kube::KUBE_BODY_LEN_MAX;
 use crate::agent::advisor::{Epoch, HintDetail};
 use crate::agent::state::AgentState;
 use crate::agent::user::user_name;
 use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
+use crate::limits::KIB;
 use crate::name::Name;
 use crate::placement::{Hint, HintRequest};
 use crate::policy::LocalCaller;
@@ -25,6 +27,9 @@ use crate::selector::Selector;
 static CALLS: Semaphore = Semaphore::const_new(8);
 /// Time that a call has to arrive, on this machine.
 const BODY_WITHIN: Duration = Duration::from_secs(2);
+/// KiB of all calls that arrive at a time. A head promises a length before there is anything to answer, so it takes none of the
+/// memory that others need.
+static ARRIVING: Semaphore = Semaphore::const_new(KUBE_BODY_LEN_MAX >> 10);
 /// Memory of a call, as a multiple of its length: the body, its parts, and the answer.
 const CALL_WEIGHT: u64 = 3;
 
@@ -51,9 +56,16 @@ impl UnauthenticatedCall {
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
         })?;
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        let length: u64 = length.unwrap_or(len_max);
-        let memory = state.origin(None)?.budget().keep(length.saturating_mul(CALL_WEIGHT))?;
-        Ok(Self { body: body_within(request, &(), BODY_WITHIN).await?, _permit: permit, _memory: memory })
+        let length = u64::min(length.unwrap_or(len_max), len_max);
+        let arriving = u32::try_from(length.div_ceil(KIB)).ok().and_then(|kib| ARRIVING.try_acquire_many(kib).ok());
+        let arriving = arriving.ok_or_else(|| {
+            let error = Error::exhausted("too many long calls of schedulers at once").help("try again");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
+        })?;
+        let body = body_within(request, &(), BODY_WITHIN).await?;
+        let memory = state.origin(None)?.budget().keep((body.len() as u64).saturating_mul(CALL_WEIGHT))?;
+        drop(arriving);
+        Ok(Self { body, _permit: permit, _memory: memory })
     }
 }
 

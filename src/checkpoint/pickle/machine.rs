@@ -2,26 +2,37 @@
 
 use super::value_cache::ValueCache;
 use super::{Extent, ITEMS_MAX, MEMO_MAX, NODES_MAX, Node, Object, PICKLE_LEN_MAX, ParseError, Pickle, Ref, STACK_MAX};
+use crate::checkpoint::{Growth, ReserveMemory};
 
 /// Reason why the machine stopped; its loop adds the offset.
 type Step<T = ()> = Result<T, &'static str>;
 
+/// Opcodes between two looks at the memory: few enough that it has grown by little meanwhile.
+const OPCODES_UNCOUNTED: u32 = 256;
+
 /// Runs a whole pickle.
-pub(super) fn run(bytes: &[u8]) -> Result<Pickle<'_>, ParseError> {
+pub(super) fn run<'a>(bytes: &'a [u8], reserve: ReserveMemory<'_>) -> Result<Pickle<'a>, ParseError> {
     if bytes.len() as u64 > PICKLE_LEN_MAX {
         return Err(ParseError { what: "more bytes than a pickle may have", at: bytes.len() });
     }
-    let pickle = Pickle { bytes, nodes: Vec::new(), items: Vec::new(), objects: Vec::new(), root: Ref::INERT };
+    let (nodes, texts, items, objects) = Default::default();
+    let pickle = Pickle { bytes, nodes, texts, items, objects, root: Ref::INERT };
     let alike = ValueCache::new(bytes.len());
     let mut machine =
         Machine { pickle, at: 0, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), alike, frozen: None };
     machine.begin().map_err(|what| ParseError { what, at: 0 })?;
+    let mut memory = Growth::new(reserve);
     loop {
-        let at = machine.at;
-        match machine.step() {
-            Ok(true) => {}
-            Ok(false) => return Ok(machine.pickle),
-            Err(what) => return Err(ParseError { what, at }),
+        for _ in 0..OPCODES_UNCOUNTED {
+            let at = machine.at;
+            match machine.step() {
+                Ok(true) => {}
+                Ok(false) => return Ok(machine.pickle),
+                Err(what) => return Err(ParseError { what, at }),
+            }
+        }
+        if !memory.is_reserved(machine.memory()) {
+            return Err(ParseError { what: "its values take too much memory (--memory)", at: machine.at });
         }
     }
 }
@@ -39,6 +50,12 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
+    /// Bytes of memory. A list that grows is there twice for a moment.
+    fn memory(&self) -> usize {
+        let (stack, memo) = (self.stack.capacity(), self.memo.capacity());
+        self.pickle.memory() + (stack + memo) * size_of::<Ref>() + self.marks.capacity() * size_of::<usize>()
+    }
+
     fn begin(&mut self) -> Step {
         match self.take(2)? {
             [0x80, 2..=5] => Ok(()),
@@ -106,7 +123,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Pushes a text as a range of the pickle; bytes are skipped, except short strings of protocol 2, as Python 2 writes them.
+    /// Pushes a text; bytes are skipped, except short strings of protocol 2, as Python 2 writes them.
     fn string(&mut self, code: u8) -> Step {
         let width = match code {
             b'X' | b'B' | b'T' => 4,
@@ -114,12 +131,12 @@ impl Machine<'_> {
             _ => 1,
         };
         let len = self.len(width)?;
-        let start = self.at;
-        self.take(len)?;
+        let bytes = self.take(len)?;
         if matches!(code, b'B' | b'C' | 0x8e | 0x96) {
             return self.push(Ref::INERT);
         }
-        self.push_text(start, len)
+        let text = self.text(bytes)?;
+        self.push(text)
     }
 
     fn container(&mut self, code: u8) -> Step {
@@ -295,8 +312,9 @@ impl<'a> Machine<'a> {
         let start = self.at;
         let rest = self.pickle.bytes.get(start..).unwrap_or_default();
         let len = rest.iter().position(|&byte| byte == b'\n').ok_or("pickle ends too early")?;
-        self.at += len + 1;
-        self.text(start, len)
+        let line = self.take(len)?;
+        self.at += 1;
+        self.text(line)
     }
 
     fn mark(&mut self) -> Step {
@@ -358,14 +376,12 @@ impl<'a> Machine<'a> {
         self.push(Ref(node))
     }
 
-    fn text(&mut self, at: usize, len: usize) -> Step<Ref> {
-        let cut = |number| u32::try_from(number).map_err(|_| "text is too long");
-        Ok(Ref(self.node(Node::Text { at: cut(at)?, len: cut(len)? })?))
-    }
-
-    fn push_text(&mut self, at: usize, len: usize) -> Step {
-        let text = self.text(at, len)?;
-        self.push(text)
+    /// Text of these bytes; an inert value if it is not UTF-8.
+    fn text(&mut self, bytes: &'a [u8]) -> Step<Ref> {
+        let Ok(text) = std::str::from_utf8(bytes) else { return Ok(Ref::INERT) };
+        let number = u32::try_from(self.pickle.texts.len()).map_err(|_| "too many values")?;
+        self.pickle.texts.push(text);
+        Ok(Ref(self.node(Node::Text(number))?))
     }
 
     fn tuple(&mut self, members: &[Ref]) -> Step<Ref> {

@@ -13,6 +13,8 @@ mod value_cache;
 
 use thiserror::Error;
 
+use super::ReserveMemory;
+
 /// Maximum bytes of a pickle.
 pub const PICKLE_LEN_MAX: u64 = 256 << 20;
 /// Maximum number of values other than small numbers and constants.
@@ -39,6 +41,8 @@ pub struct ParseError {
 pub struct Pickle<'a> {
     bytes: &'a [u8],
     nodes: Vec<Node>,
+    /// Checked once: a pickle can refer to a long text very often.
+    texts: Vec<&'a str>,
     items: Vec<Ref>,
     objects: Vec<Object>,
     root: Ref,
@@ -91,10 +95,7 @@ pub struct Object {
 #[derive(Clone, Copy, Debug)]
 enum Node {
     Int(i64),
-    Text {
-        at: u32,
-        len: u32,
-    },
+    Text(u32),
     Global {
         module: Ref,
         name: Ref,
@@ -132,13 +133,13 @@ impl Ref {
 }
 
 impl<'a> Pickle<'a> {
-    /// Parses `bytes`, which must be exactly one pickle.
+    /// Parses `bytes`, which must be exactly one pickle. Reserves the memory for its values as it grows: up to 30 bytes for one.
     ///
     /// # Errors
     /// Another protocol, an opcode that no pickler of these protocols writes, opcodes that do not fit together, a length
-    /// beyond the bytes, or more of anything than the limits allow.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
-        machine::run(bytes)
+    /// beyond the bytes, or more of anything than the limits allow, or the memory that `reserve` has.
+    pub fn parse(bytes: &'a [u8], reserve: ReserveMemory<'_>) -> Result<Self, ParseError> {
+        machine::run(bytes, reserve)
     }
 
     /// Value of the whole pickle.
@@ -165,7 +166,7 @@ impl<'a> Pickle<'a> {
         };
         match *node {
             Node::Int(int) => Value::Int(int),
-            Node::Text { at, len } => self.text_at(at, len).map_or(Value::Inert, Value::Text),
+            Node::Text(text) => self.texts.get(text as usize).map_or(Value::Inert, |text| Value::Text(text)),
             Node::Global { module, name } => match (self.text(module), self.text(name)) {
                 (Some(module), Some(name)) => Value::Global { module, name },
                 _ => Value::Inert,
@@ -183,7 +184,7 @@ impl<'a> Pickle<'a> {
     #[must_use]
     pub fn text(&self, at: Ref) -> Option<&str> {
         match *self.nodes.get(at.node()? as usize)? {
-            Node::Text { at, len } => self.text_at(at, len),
+            Node::Text(text) => self.texts.get(text as usize).copied(),
             _ => None,
         }
     }
@@ -219,9 +220,12 @@ impl<'a> Pickle<'a> {
         self.value(at) == Value::Global { module, name }
     }
 
-    fn text_at(&self, at: u32, len: u32) -> Option<&str> {
-        let bytes = self.bytes.get(at as usize..)?.get(..len as usize)?;
-        std::str::from_utf8(bytes).ok()
+    /// Bytes of memory, without those of the pickle.
+    const fn memory(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+            + self.texts.capacity() * size_of::<&str>()
+            + self.items.capacity() * size_of::<Ref>()
+            + self.objects.capacity() * size_of::<Object>()
     }
 
     fn members(&self, extent: Extent) -> &[Ref] {

@@ -2,8 +2,12 @@
 
 use super::*;
 
+fn parse(bytes: &[u8]) -> Result<Pickle<'_>, ParseError> {
+    Pickle::parse(bytes, &mut |_| true)
+}
+
 fn refusal(bytes: &[u8]) -> &'static str {
-    Pickle::parse(bytes).expect_err("refused").what
+    parse(bytes).expect_err("refused").what
 }
 
 #[test]
@@ -11,7 +15,7 @@ fn values_of_all_kinds_are_told_apart() {
     // pickle.dumps({"a": [1, -2, 1 << 40, None, 1.5, (1, 2, 3), {4}]}, 4), with the numbers in every width.
     let bytes = b"\x80\x04\x95\x2f\0\0\0\0\0\0\0}\x94\x8c\x01a\x94]\x94(K\x01J\xfe\xff\xff\xff\x8a\x06\0\0\0\0\0\x01\
         NG?\xf8\0\0\0\0\0\0K\x01K\x02K\x03\x87\x94\x8f\x94(K\x04\x90es.";
-    let pickle = Pickle::parse(bytes).unwrap();
+    let pickle = parse(bytes).unwrap();
     let list = pickle.sequence(pickle.entry(pickle.root(), "a").unwrap()).unwrap();
     let values: Vec<Value<'_>> = list.iter().map(|&value| pickle.value(value)).collect();
     assert_eq!(values[..5], [Value::Int(1), Value::Int(-2), Value::Int(1 << 40), Value::Inert, Value::Inert]);
@@ -23,8 +27,7 @@ fn values_of_all_kinds_are_told_apart() {
 
 #[test]
 fn what_would_be_called_is_only_named() {
-    let pickle =
-        Pickle::parse(b"\x80\x02cos\nsystem\nX\x06\0\0\0rm -rf\x85R}X\x01\0\0\0kK\x07sb(K\x01K\x02u.").unwrap();
+    let pickle = parse(b"\x80\x02cos\nsystem\nX\x06\0\0\0rm -rf\x85R}X\x01\0\0\0kK\x07sb(K\x01K\x02u.").unwrap();
     let Value::Object(object) = pickle.value(pickle.root()) else { panic!("no object") };
     assert_eq!(pickle.value(object.class), Value::Global { module: "os", name: "system" });
     assert_eq!(pickle.text(pickle.sequence(object.args).unwrap()[0]), Some("rm -rf"));
@@ -38,7 +41,7 @@ fn what_is_alike_and_never_changes_is_kept_once() {
     let size = b"h\0K\x08M\0\x10\x86\x85R";
     let class = b"\x80\x02ctorch\nSize\nq\x000";
     let many = [&class[..], b"(", &size.repeat(1000), b"l."].concat();
-    let pickle = Pickle::parse(&many).unwrap();
+    let pickle = parse(&many).unwrap();
     let sizes = pickle.sequence(pickle.root()).unwrap();
     assert_eq!(sizes.len(), 1000);
     for &size in sizes {
@@ -48,7 +51,7 @@ fn what_is_alike_and_never_changes_is_kept_once() {
     }
     assert_eq!((pickle.objects.len(), pickle.items.len()), (1, 1003), "two tuples and the list");
     // A value that holds a mutable one is its own; a shared value takes no state and no members.
-    let own = Pickle::parse(b"\x80\x02(]K\x01a\x85]K\x02a\x85l.").unwrap();
+    let own = parse(b"\x80\x02(]K\x01a\x85]K\x02a\x85l.").unwrap();
     let lists: Vec<_> = own.sequence(own.root()).unwrap().iter().map(|&one| own.sequence(one).unwrap()[0]).collect();
     assert_ne!(own.sequence(lists[0]), own.sequence(lists[1]));
     assert_eq!(refusal(&[&class[..], size, b"}b."].concat()), "state is given to what was not made");
@@ -63,7 +66,7 @@ fn containers_grow_in_any_order() {
         bytes.extend([b'h', n % 2, b'K', n, b'a', b'0']);
     }
     bytes.extend(b"\x86.");
-    let pickle = Pickle::parse(&bytes).unwrap();
+    let pickle = parse(&bytes).unwrap();
     for (nth, &list) in pickle.sequence(pickle.root()).unwrap().iter().enumerate() {
         let found: Vec<_> = pickle.sequence(list).unwrap().iter().map(|&n| pickle.number(n).unwrap()).collect();
         assert_eq!(found, (nth as u64..200).step_by(2).collect::<Vec<_>>());
@@ -118,16 +121,31 @@ fn bombs_cost_no_more_than_their_bytes() {
     let mut doubling = b"\x80\x04)".to_vec();
     (0..1000).for_each(|_| doubling.extend(b"2\x86"));
     doubling.push(b'.');
-    assert_eq!(Pickle::parse(&doubling).unwrap().nodes(), 1000);
+    assert_eq!(parse(&doubling).unwrap().nodes(), 1000);
     // As deep as it is long.
     let mut deep = b"\x80\x04)".to_vec();
     deep.extend([0x85].repeat(1 << 20));
     deep.push(b'.');
-    assert_eq!(Pickle::parse(&deep).unwrap().nodes(), 1 << 20);
+    assert_eq!(parse(&deep).unwrap().nodes(), 1 << 20);
     let marks = [&b"\x80\x02"[..], &b"(".repeat(STACK_MAX + 1)].concat();
     assert_eq!(refusal(&marks), "too many marks");
     let stack = [&b"\x80\x02N"[..], &b"2".repeat(STACK_MAX)].concat();
     assert_eq!(refusal(&stack), "too many values wait on the stack");
     let nodes = [&b"\x80\x02("[..], &b"]0".repeat(NODES_MAX + 1)].concat();
     assert_eq!(refusal(&nodes), "too many values");
+}
+
+#[test]
+fn values_are_reserved_as_they_are_made() {
+    // Two bytes for a value of 16.
+    let values = [&b"\x80\x02(N"[..], &b"2Q".repeat(200_000), b"l."].concat();
+    let mut left = 1_i64 << 20;
+    let mut reserve = |bytes: u64| {
+        left -= i64::try_from(bytes).unwrap();
+        left >= 0
+    };
+    let refused = Pickle::parse(&values, &mut reserve).expect_err("refused").what;
+    assert_eq!(refused, "its values take too much memory (--memory)");
+    // A list that doubles is reserved once it has.
+    assert!(left > -(2 << 20), "{left}");
 }

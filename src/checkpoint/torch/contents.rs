@@ -9,6 +9,10 @@ use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// Maximum number of functions that wrap a tensor: a parameter of a subclass has three.
 const WRAPS_MAX: u32 = 8;
+/// Maximum bytes of a storage's key, which torch makes of digits. A pickle can refer to one very often.
+const KEY_LEN_MAX: usize = 255;
+/// Bytes of memory for a storage: it is in two lists and in a table.
+const STORAGE_WEIGHT: usize = 256;
 
 /// Tensors of a pickle.
 #[derive(Debug, Default)]
@@ -45,9 +49,13 @@ pub(super) struct Stored<'p> {
 
 /// Finds everything in `pickle`. Each tensor is reserved before it is kept: a reference to one takes two bytes.
 pub(super) fn read<'p>(pickle: &'p Pickle<'_>, reserve: ReserveMemory<'_>) -> Result<Contents<'p>, ParseError> {
+    if !reserve(pickle.nodes() as u64) {
+        return Err(ParseError::Memory);
+    }
     let mut walk = Walk {
         pickle,
         reserve,
+        reserved: 0,
         seen: vec![false; pickle.nodes()],
         steps: vec![Step { above: 0, depth: 0, part: PathPart::Place(0) }],
         to_visit: Vec::new(),
@@ -58,6 +66,7 @@ pub(super) fn read<'p>(pickle: &'p Pickle<'_>, reserve: ReserveMemory<'_>) -> Re
     walk.meet(pickle.root(), 0)?;
     while let Some((value, at)) = walk.to_visit.pop() {
         walk.visit(value, at)?;
+        walk.reserve_lists()?;
     }
     Ok(walk.contents)
 }
@@ -79,6 +88,8 @@ enum PathPart {
 struct Walk<'p, 'a, 'r> {
     pickle: &'p Pickle<'a>,
     reserve: ReserveMemory<'r>,
+    /// Bytes that are reserved for the lists of this walk.
+    reserved: usize,
     /// Visited values, by node. Each container is walked only once, so that cycles and exponentially many paths cost nothing; a
     /// tensor gets a name at each place where it is found.
     seen: Vec<bool>,
@@ -91,6 +102,21 @@ struct Walk<'p, 'a, 'r> {
 }
 
 impl Walk<'_, '_, '_> {
+    /// Reserves what the lists of the walk have grown by.
+    fn reserve_lists(&mut self) -> Result<(), ParseError> {
+        let bytes = self.steps.capacity() * size_of::<Step>()
+            + self.to_visit.capacity() * size_of::<(Ref, u32)>()
+            + self.contents.storages.len() * STORAGE_WEIGHT;
+        if bytes > self.reserved {
+            let more = bytes - self.reserved;
+            self.reserved = bytes;
+            if !(self.reserve)(more as u64) {
+                return Err(ParseError::Memory);
+            }
+        }
+        Ok(())
+    }
+
     /// Visits a value at the path `at`, and what is attached to it if it is a tensor, to which tensors may be attached, and so on.
     fn meet(&mut self, value: Ref, at: u32) -> Result<(), ParseError> {
         let mut attached = vec![value];
@@ -300,6 +326,9 @@ impl Walk<'_, '_, '_> {
         let Some(&[kind, class, key, _, elements]) = self.pickle.sequence(of) else { return Ok(None) };
         let described = (self.pickle.text(kind), self.pickle.text(key), self.pickle.number(elements));
         let (Some("storage"), Some(key), Some(elements)) = described else { return Ok(None) };
+        if key.len() > KEY_LEN_MAX {
+            return Ok(None);
+        }
         let dtype = match self.pickle.value(class) {
             Value::Global { module: "torch" | "torch.storage", name } => dtypes::by_storage(name),
             _ => None,

@@ -73,8 +73,8 @@ pub enum ParseError {
     /// More than [`TENSORS_MAX`] tensors, or a name beyond [`TENSOR_NAME_MAX`], or names beyond [`NAMES_LEN_MAX`].
     #[error("more than {TENSORS_MAX} tensors, or names longer than {TENSOR_NAME_MAX} or {NAMES_LEN_MAX} bytes in all")]
     TooMany,
-    /// No memory is left for what it lists.
-    #[error("its tensors take too much memory (--memory)")]
+    /// No memory is left for what it has.
+    #[error("it takes too much memory (--memory)")]
     Memory,
     /// More than [`DEPTH_MAX`] levels.
     #[error("more than {DEPTH_MAX} containers within each other")]
@@ -92,15 +92,18 @@ pub fn may_be(first: &[u8]) -> bool {
 /// # Errors
 /// No archive with one `data.pkl`; damaged or inconsistent; beyond the limits, or the memory that `reserve` has.
 pub fn parse(read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Result<Layout, ParseError> {
-    let archive = Archive::open(read, len)?.ok_or(ParseError::NotTorch)?;
+    let archive = Archive::open(read, len, reserve)?.ok_or(ParseError::NotTorch)?;
     let folder = archive.folder_with(b"data.pkl").ok_or(ParseError::NotTorch)?.to_vec();
     let record = |name: &str| [&folder, &b"/"[..], name.as_bytes()].concat();
     if let Some(order) = archive.locate(read, &record("byteorder"))? {
         check_order(&bytes_at(read, &order, 16)?)?;
     }
     let pickle = archive.locate(read, &record("data.pkl"))?.ok_or(ParseError::NotTorch)?;
+    if !reserve(pickle.end - pickle.start) {
+        return Err(ParseError::Memory);
+    }
     let pickle = bytes_at(read, &pickle, PICKLE_LEN_MAX)?;
-    let pickle = Pickle::parse(&pickle)?;
+    let pickle = Pickle::parse(&pickle, reserve)?;
     let Contents { mut tensors, storages } = contents::read(&pickle, reserve)?;
     let mut places = Vec::with_capacity(storages.len());
     for storage in &storages {

@@ -8,10 +8,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{ParseError, ReadAt};
+use super::{ParseError, ReadAt, ReserveMemory};
 
 /// Maximum bytes of the central directory.
 const DIRECTORY_LEN_MAX: u64 = 128 << 20;
+
+/// Bytes of memory for one byte of the directory, at most: its entries are in a table that doubles.
+const DIRECTORY_MEMORY: u64 = 5;
 
 const END_LEN: usize = 22;
 const LOCATOR_LEN: usize = 20;
@@ -46,11 +49,14 @@ struct ZipEntry {
 
 impl Archive {
     /// Reads the directory of the archive in a file of `len` bytes; none if the file does not end like an archive.
-    pub(super) fn open(read: ReadAt<'_>, len: u64) -> Result<Option<Self>, ParseError> {
+    pub(super) fn open(read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Result<Option<Self>, ParseError> {
         let Some(Directory { start, len, count, .. }) = find_directory(read, len)? else { return Ok(None) };
         // Each entry takes its fixed part and a name.
         if len > DIRECTORY_LEN_MAX || count > len / (CENTRAL_LEN as u64) {
             return Err(ParseError::Zip { what: "the directory cannot hold what it counts", at: start });
+        }
+        if !reserve(len.saturating_mul(DIRECTORY_MEMORY)) {
+            return Err(ParseError::Memory);
         }
         let mut directory = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         read(start, &mut directory)?;

@@ -74,7 +74,7 @@ impl Contents {
         };
         let shapes: HashSet<&[u64]> =
             with(Dtype::BF16).flat_map(|(_, tensors)| tensors.map(|tensor| &*tensor.shape)).collect();
-        let mut samples: HashMap<SampleKey<'_>, Vec<(usize, &Tensor)>> = HashMap::new();
+        let mut samples: HashMap<SampleKey<'_>, Masters<'_>> = HashMap::new();
         for (file, tensors) in with(Dtype::F32) {
             let mut tensors = tensors.filter(|tensor| shapes.contains(&*tensor.shape)).peekable();
             if tensors.peek().is_none() {
@@ -88,7 +88,9 @@ impl Contents {
             }
             for tensor in tensors {
                 if let Some(sample) = sample(&opened, tensor, SAMPLE) {
-                    samples.entry((&tensor.shape, rounded(&sample))).or_default().push((file, tensor));
+                    let masters = samples.entry((&tensor.shape, rounded(&sample))).or_default();
+                    masters.first.get_or_insert((file, tensor.start));
+                    masters.by_name.entry(&tensor.name).or_insert((file, tensor.start));
                 }
             }
             let spans = layouts.get(&file).map(|layout| layout.spans()).unwrap_or_default();
@@ -100,9 +102,8 @@ impl Contents {
             for tensor in tensors {
                 let Some(sample) = sample(&opened, tensor, SAMPLE / 2) else { continue };
                 let Some(masters) = samples.get(&(&*tensor.shape, sample)) else { continue };
-                let same = masters.iter().find(|(_, master)| master.name == tensor.name);
-                if let Some((master_file, master)) = same.or(masters.first()) {
-                    self.masters.insert((file, tensor.start), (*master_file, master.start));
+                if let Some(master) = masters.by_name.get(tensor.name.as_str()).copied().or(masters.first) {
+                    self.masters.insert((file, tensor.start), master);
                 }
             }
         }
@@ -122,6 +123,14 @@ impl Contents {
         let before = end.checked_sub(1).and_then(|before| cuts.get(before)).copied().unwrap_or(0);
         (before == wanted.start).then_some((master, wanted))
     }
+}
+
+/// Tensors of one shape and sample, each by its file and start. There may be very many: a short file can list a tensor very often.
+#[derive(Default)]
+struct Masters<'a> {
+    first: Option<(usize, u64)>,
+    /// The first of each name.
+    by_name: HashMap<&'a str, (usize, u64)>,
 }
 
 /// Shape of a tensor, and a sample of it in 16 bits.

@@ -4,10 +4,12 @@
 use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::source::{check_unchanged, open};
 use super::{CutChoice, files_of, sharded};
+use crate::budget::TreeMemory;
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
 use crate::checkpoint::sharded::Index;
@@ -26,41 +28,43 @@ pub(super) struct Formats {
     parts: HashMap<usize, (usize, String)>,
     /// Indexes of sharded checkpoints, each with its file.
     pub(super) indexes: Vec<(usize, Index)>,
-    /// Memory left for descriptions of tensors, in bytes: a small file may describe very many.
-    memory: AtomicU64,
+    /// Memory for descriptions of tensors: a small file may describe very many.
+    memory: Mutex<TreeMemory>,
     /// Set once files are saved as plain bytes for lack of memory.
     is_told: AtomicBool,
     /// Maximum length of a header: several are parsed at a time, and take some times their length.
     header_max: u64,
 }
 
+/// Lists of a file's tensors that there are at one time, at most: its layout, its entry in the manifest, and that while it is
+/// encoded and read again.
+const LISTS: u64 = 4;
 /// Part of the memory for descriptions that the text of one header may take.
 const HEADER_SHARE: u64 = 16;
 
 impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
-    /// `memory` bytes of memory at most; files beyond that are plain bytes. Blocking.
-    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: u64) -> Self {
+    /// memory of `memory`; files beyond that are plain bytes. Blocking.
+    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: TreeMemory) -> Self {
         let mut formats = Self {
             choice,
             described: Vec::new(),
             parts: HashMap::new(),
             indexes: Vec::new(),
-            memory: AtomicU64::new(memory),
+            header_max: memory.max() / HEADER_SHARE,
+            memory: Mutex::new(memory),
             is_told: AtomicBool::new(false),
-            header_max: memory / HEADER_SHARE,
         };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
         for at in files_of(walk) {
             let Some(found) = walk.found.get(at) else { continue };
-            match sharded::read(walk, found, formats.header_max) {
-                Ok(index) => {
-                    let index = index.filter(|index| formats.try_reserve(index.weight()));
-                    formats.indexes.extend(index.map(|index| (at, index)));
-                }
-                Err(error) => tracing::info!("ignoring an unreadable index: {error:?}"),
+            let read = |reserve: ReserveMemory<'_>| sharded::read(walk, found, formats.header_max, reserve).transpose();
+            match formats.parse(read, |index| index.as_ref().map_or(0, Index::weight)) {
+                Some(Ok(index)) => formats.indexes.push((at, index)),
+                Some(Err(error)) => tracing::info!("ignoring an unreadable index: {error:?}"),
+                None => {}
             }
             // Without a collective, each rank writes its own metadata: `__<rank>.metadata`.
             if !found.path.ends_with(METADATA_NAME.as_bytes())
@@ -68,10 +72,11 @@ impl Formats {
             {
                 continue;
             }
-            match metadata(walk, found) {
-                Ok(metadata) if !formats.try_reserve(metadata.weight()) => {}
-                Ok(metadata) => formats.take(walk, at, metadata),
-                Err(error) => tracing::info!("ignoring unreadable metadata: {error:?}"),
+            let read = |reserve: ReserveMemory<'_>| Some(metadata(walk, found, reserve));
+            match formats.parse(read, |metadata| metadata.as_ref().map_or(0, Metadata::weight)) {
+                Some(Ok(metadata)) => formats.take(walk, at, metadata),
+                Some(Err(error)) => tracing::info!("ignoring unreadable metadata: {error:?}"),
+                None => {}
             }
         }
         formats
@@ -92,13 +97,41 @@ impl Formats {
 
     /// Reserves `bytes` of that memory; false if too little is left.
     fn try_reserve(&self, bytes: u64) -> bool {
-        if self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |memory| memory.checked_sub(bytes)).is_ok() {
+        if self.memory().try_add(bytes) {
             return true;
         }
         if !self.is_told.swap(true, Ordering::Relaxed) {
             tracing::warn!("files are saved as plain bytes: the tensors of this tree take too much memory (--memory)");
         }
         false
+    }
+
+    /// Runs `parse` with a way to reserve memory, of which its result keeps its weight; None if that takes too much.
+    fn parse<T>(
+        &self,
+        parse: impl FnOnce(ReserveMemory<'_>) -> Option<T>,
+        weight: impl FnOnce(&T) -> u64,
+    ) -> Option<T> {
+        let mut reserved = 0;
+        let mut reserve = |bytes| {
+            let is_reserved = self.try_reserve(bytes);
+            reserved += if is_reserved { bytes } else { 0 };
+            is_reserved
+        };
+        let mut parsed = parse(&mut reserve);
+        let mut kept = parsed.as_ref().map_or(0, weight);
+        let more = kept.saturating_sub(reserved);
+        if self.try_reserve(more) {
+            reserved += more;
+        } else {
+            (parsed, kept) = (None, 0);
+        }
+        self.memory().subtract(reserved - kept);
+        parsed
+    }
+
+    fn memory(&self) -> MutexGuard<'_, TreeMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True if tensors define the chunk boundaries.
@@ -121,29 +154,14 @@ impl Formats {
             }
             read(at, out)
         };
-        let mut reserved = 0;
-        let mut reserve = |bytes| {
-            let is_reserved = self.try_reserve(bytes);
-            reserved += if is_reserved { bytes } else { 0 };
-            is_reserved
-        };
-        let mut layout = self.detect_layout(file, &mut bounded, len, &mut reserve);
-        let weight = layout.as_ref().map_or(0, Layout::weight);
-        let more = weight.saturating_sub(reserved);
-        if self.try_reserve(more) {
-            reserved += more;
-        } else {
-            layout = None;
-        }
-        let kept = if layout.is_some() { weight } else { 0 };
-        self.memory.fetch_add(reserved - kept, Ordering::Relaxed);
-        layout
-    }
-
-    fn detect_layout(&self, file: usize, read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Option<Layout> {
         if !self.at_tensors() {
             return None;
         }
+        let detect = |reserve: ReserveMemory<'_>| self.detect_layout(file, &mut bounded, len, reserve);
+        self.parse(detect, |layout| layout.weight() * LISTS)
+    }
+
+    fn detect_layout(&self, file: usize, read: ReadAt<'_>, len: u64, reserve: ReserveMemory<'_>) -> Option<Layout> {
         let described = self.parts.get(&file).and_then(|(at, path)| Some((&self.described.get(*at)?.1, path)));
         if let Some((metadata, path)) = described {
             match metadata.layout(path, read, len, reserve) {
@@ -168,14 +186,17 @@ fn chain(error: &dyn StdError) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-fn metadata(walk: &Walk, found: &WalkEntry) -> Result<Metadata> {
+fn metadata(walk: &Walk, found: &WalkEntry, reserve: ReserveMemory<'_>) -> Result<Metadata> {
     let refuse = |what| Error::other(what).at(shown(&found.path));
+    if !reserve(found.stat.size) {
+        return Err(refuse("metadata takes too much memory (--memory)"));
+    }
     let file = open(walk, found)?;
     let mut bytes = vec![0; usize::try_from(found.stat.size).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0)
         .map_err(|source| refuse("cannot read the metadata of a checkpoint").source(source))?;
     check_unchanged(&file, found)?;
-    dcp::parse(&bytes).map_err(|source| refuse("not metadata of a distributed checkpoint").source(source))
+    dcp::parse(&bytes, reserve).map_err(|source| refuse("not metadata of a distributed checkpoint").source(source))
 }
 
 #[cfg(test)]
@@ -183,29 +204,39 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::budget::Budget;
     use crate::checkpoint::in_memory;
     use crate::clock::Timestamp;
+    use crate::limits::MEMORY_MIN;
     use crate::tree::MemoryFile;
 
     #[test]
     fn descriptions_of_tensors_take_the_room_that_they_have() {
-        let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-        let file = [&(header.len() as u64).to_le_bytes()[..], header, b"x"].concat();
+        let tensor = |nth| format!(r#""{nth}":{{"dtype":"U8","shape":[1],"data_offsets":[{nth},{}]}}"#, nth + 1);
+        let header = format!("{{{}}}", (0..10_000).map(tensor).collect::<Vec<_>>().join(","));
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7; 10_000]].concat();
         let files =
             ["1", "2", "3"].map(|name| MemoryFile::new(format!("{name}.safetensors"), [Bytes::from(file.clone())]));
         let walk = Walk::in_memory(files.into(), Timestamp(0)).unwrap();
         let layout = |formats: &Formats, at| formats.layout(at, &mut in_memory(&file), file.len() as u64);
-        let formats = Formats::new(&walk, CutChoice::Auto, u64::MAX);
-        let one = layout(&formats, 1).unwrap().weight();
-        // For two and a half.
-        let formats = Formats { memory: AtomicU64::new(one * 5 / 2), ..formats };
-        assert!(layout(&formats, 1).is_some() && layout(&formats, 2).is_some());
-        assert!(layout(&formats, 3).is_none() && layout(&formats, 1).is_none());
-        // The rest is left for others, also after a file that took too much.
-        assert_eq!(formats.memory.load(Ordering::Relaxed), one / 2);
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let new = || Formats::new(&walk, CutChoice::Auto, budget.tree_memory());
+        let (first, second, mut other) = (new(), new(), budget.tree_memory());
+        let one = layout(&first, 1).unwrap().weight() * LISTS;
+        assert!(layout(&second, 2).is_some());
+        // All saves share it.
+        while other.try_add(64 << 10) {}
+        assert!(layout(&first, 3).is_none() && layout(&second, 3).is_none());
+        drop(other);
+        assert!(layout(&first, 3).is_some());
+        // Memory that a file took while it was parsed is given back, also after one that took too much.
+        let most = budget.tree_memory().max();
+        let little = 512 << 10;
+        assert!(header.len() as u64 * 10 > 2 * little && budget.tree_memory().try_add(most - 3 * one - little));
+        drop((first, second));
+        assert!(budget.tree_memory().try_add(most));
         // Nor is a header read that is a large part of the memory.
-        let (enough, little) = (file.len() as u64 * HEADER_SHARE, header.len() as u64 * HEADER_SHARE);
-        assert!(layout(&Formats::new(&walk, CutChoice::Auto, enough), 1).is_some());
-        assert!(layout(&Formats::new(&walk, CutChoice::Auto, little), 1).is_none());
+        assert!(layout(&Formats { header_max: file.len() as u64, ..new() }, 1).is_some());
+        assert!(layout(&Formats { header_max: header.len() as u64, ..new() }, 1).is_none());
     }
 }

@@ -15,6 +15,7 @@ mod partial;
 mod ranks;
 mod read;
 mod sharded;
+mod short_list;
 mod source;
 mod store;
 mod unchanged;
@@ -38,6 +39,7 @@ use self::parent::{NoParent, Parent};
 pub(super) use self::partial::PartialSave;
 pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
+use self::short_list::ShortList;
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
 use super::label::BoundOptions;
@@ -304,10 +306,10 @@ impl Repository {
             skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
             no_follow: options.root_link == RootLink::Refuse,
             no_ignore_files: options.no_ignore_files,
-            memory: Some(self.budget().total()),
+            memory: Some(self.budget().clone()),
         };
         let (cut, now) = (options.cut, self.clock().now());
-        let memory = self.budget().total() / 2;
+        let memory = self.budget().tree_memory();
         let scan = move || {
             let walked = match source {
                 SaveSource::Path(root) => walk(&root, &rules)?,
@@ -566,9 +568,14 @@ impl Saving<'_> {
     }
 
     fn report(&self, value: &RefValue, counts: Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
-        let skipped = self.walk.skipped.iter().map(|skip| format!("{}: {}", shown(&skip.path), skip.reason));
-        let more = (self.walk.more_skipped > 0).then(|| format!("{} more", self.walk.more_skipped));
-        let warnings = self.walk.repositories.iter().map(|path| format!("{}: {REPOSITORY_WARNING}", shown(path)));
+        let (mut skipped, mut warnings) = (ShortList::default(), counts.lacking);
+        for skip in &self.walk.skipped {
+            skipped.push(|| format!("{}: {}", shown(&skip.path), skip.reason));
+        }
+        skipped.and_more(self.walk.more_skipped);
+        for path in &self.walk.repositories {
+            warnings.push(|| format!("{}: {REPOSITORY_WARNING}", shown(path)));
+        }
         SaveReport {
             name: self.name.to_string(),
             manifest: value.manifest.to_string(),
@@ -579,8 +586,8 @@ impl Saving<'_> {
             new_chunks: counts.new_chunks,
             files: value.files,
             seconds,
-            skipped: skipped.chain(more).collect(),
-            warnings: self.name.step_warning().into_iter().chain(warnings).chain(counts.lacking).collect(),
+            skipped: skipped.into_entries(),
+            warnings: self.name.step_warning().into_iter().chain(warnings.into_entries()).collect(),
             replaced: None,
             explained: counts.explained,
         }

@@ -29,7 +29,11 @@ fn short(number: Element) -> bool {
 pub(super) struct Parent {
     pub(super) saved: Arc<Saved>,
     /// Its tensors.
-    tensors: HashMap<TensorKey, Vec<TensorStart>>,
+    tensors: HashMap<TensorKey, AlikeTensors>,
+    /// Numbers of its files' names, without their folders.
+    file_names: HashMap<Vec<u8>, u32>,
+    /// The first of alike tensors in a file of that name, by the numbers of both.
+    named: HashMap<(u32, u32), TensorStart>,
     /// Starts of the chunks of its files, by entry.
     chunks: HashMap<usize, Vec<(u64, u32)>>,
     /// Bytes of its differences between short numbers, and of their bases.
@@ -40,6 +44,14 @@ pub(super) struct Parent {
 
 /// Properties that identify the same tensor in another step, whatever its file is called.
 type TensorKey = (String, String, Vec<u64>, Option<TensorPart>);
+
+/// Tensors of the parent with one [`TensorKey`]: there may be one in each of very many files.
+#[derive(Debug)]
+struct AlikeTensors {
+    number: u32,
+    /// In the order of the entries, of which there is at least one.
+    spots: Vec<TensorStart>,
+}
 
 /// Start of a tensor of the parent: its entry, and the offset.
 #[derive(Clone, Copy, Debug)]
@@ -113,21 +125,34 @@ impl Parent {
 
     fn new(saved: &Arc<Saved>) -> Option<Self> {
         let differs = saved.map.frames.iter().any(|frame| frame.codec == Codec::Difference);
-        let (tensors, chunks) = Default::default();
-        let mut parent = Self { saved: Arc::clone(saved), tensors, chunks, short: (0, 0), differs };
+        let (tensors, file_names, named, chunks) = Default::default();
+        let saved = Arc::clone(saved);
+        let mut parent = Self { saved, tensors, file_names, named, chunks, short: (0, 0), differs };
+        let saved = Arc::clone(&parent.saved);
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
-            for tensor in &content.tensors {
-                let spot = TensorStart { entry: at, start: tensor.range.start };
-                parent.tensors.entry(identity(tensor)).or_default().push(spot);
-            }
             if !content.tensors.is_empty() {
+                parent.add(at, file_name(&entry.path), &content.tensors);
                 let placed = content.placed(&saved.manifest.chunks);
                 parent.chunks.insert(at, placed.map(|(chunk, range)| (range.start, chunk)).collect());
                 parent.count_short(content);
             }
         }
         (!parent.tensors.is_empty()).then_some(parent)
+    }
+
+    /// Adds the tensors of the file `entry`, which is called `name`.
+    fn add(&mut self, entry: usize, name: &[u8], tensors: &[TensorEntry]) {
+        let next = u32::try_from(self.file_names.len()).unwrap_or(u32::MAX);
+        let name = *self.file_names.entry(name.to_vec()).or_insert(next);
+        for tensor in tensors {
+            let spot = TensorStart { entry, start: tensor.range.start };
+            let number = u32::try_from(self.tensors.len()).unwrap_or(u32::MAX);
+            let alike = self.tensors.entry(identity(tensor));
+            let alike = alike.or_insert_with(|| AlikeTensors { number, spots: Vec::new() });
+            alike.spots.push(spot);
+            self.named.entry((alike.number, name)).or_insert(spot);
+        }
     }
 
     /// Sums up the sizes of differences between short numbers, and of their bases.
@@ -152,19 +177,18 @@ impl Parent {
 
     /// Tensors of the parent that match those of the file at `path`.
     pub(super) fn pair(&self, path: &[u8], tensors: &[TensorEntry]) -> Pairs {
+        let entries = &self.saved.manifest.entries;
+        let same_path = entries.binary_search_by(|entry| entry.path.as_slice().cmp(path)).ok();
+        let same_name = self.file_names.get(file_name(path));
         let pair = |tensor: &TensorEntry| {
-            let spots = self.tensors.get(&identity(tensor))?;
-            // Several files may have a tensor of this name: prefers the same path, then the same file name.
-            let path_of =
-                |spot: &TensorStart| self.saved.manifest.entries.get(spot.entry).map(|entry| entry.path.as_slice());
-            let last = |path: &[u8]| path.rsplit(|&byte| byte == b'/').next().map(<[u8]>::to_vec);
-            let likeness = |spot: &&TensorStart| match path_of(spot) {
-                Some(other) if other == path => 2,
-                Some(other) if last(other) == last(path) => 1,
-                _ => 0,
+            let alike = self.tensors.get(&identity(tensor))?;
+            // Several files may have a tensor of this name: prefers the same path, then the same file name, then the first.
+            let in_same_path = || {
+                let from = alike.spots.partition_point(|spot| Some(spot.entry) < same_path);
+                alike.spots.get(from).filter(|spot| Some(spot.entry) == same_path)
             };
-            // First of equally good candidates.
-            let spot = spots.iter().rev().max_by_key(likeness)?;
+            let in_same_name = || self.named.get(&(alike.number, *same_name?));
+            let spot = in_same_path().or_else(in_same_name).or_else(|| alike.spots.first())?;
             Some((tensor.range.clone(), *spot))
         };
         Pairs(tensors.iter().filter(|tensor| !tensor.range.is_empty()).filter_map(pair).collect())
@@ -213,6 +237,52 @@ impl Parent {
     }
 }
 
+/// Last segment of a path.
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}
+
 fn identity(tensor: &TensorEntry) -> TensorKey {
     (tensor.name.clone(), tensor.dtype.clone(), tensor.shape.clone(), tensor.part.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::ops::{SaveOptions, SaveSource};
+    use crate::repository::OpenOptions;
+    use crate::storage::Store;
+    use crate::tree::MemoryFile;
+
+    #[tokio::test]
+    async fn a_tensor_is_paired_with_that_of_its_path_then_of_its_file_name_then_the_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().to_owned()), ..OpenOptions::default() };
+        let repository = Repository::create(Store::memory(), options).await.unwrap().0;
+        let header = r#"{"t":{"dtype":"F32","shape":[100],"data_offsets":[0,400]}}"#;
+        let file = |of: u8| [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[of; 400]].concat();
+        let files = ["a/x", "b/x", "b/y", "c/y"].iter().zip(1..);
+        let files = files.map(|(path, of)| MemoryFile::new((*path).to_owned(), [Bytes::from(file(of))]));
+        let name: Name = "run/step-1".parse().unwrap();
+        let source = SaveSource::Memory(files.collect());
+        repository.save(source, &name, &SaveOptions::default()).await.unwrap();
+        let saved = repository.saved(&name).await.unwrap().shared();
+        let parent = Parent::new(&saved).unwrap();
+        let tensors = match &saved.manifest.entry(b"a/x").unwrap().kind {
+            EntryKind::File(content) => content.tensors.clone(),
+            _ => Vec::new(),
+        };
+        let paired = |path: &str, tensors: &[TensorEntry]| {
+            let pairs = parent.pair(path.as_bytes(), tensors);
+            let (_, spot) = pairs.0.first()?;
+            Some(String::from_utf8(saved.manifest.entries[spot.entry].path.clone()).unwrap())
+        };
+        for (path, same) in [("b/x", "b/x"), ("c/y", "c/y"), ("d/y", "b/y"), ("x", "a/x"), ("b/z", "a/x")] {
+            assert_eq!(paired(path, &tensors).as_deref(), Some(same), "{path}");
+        }
+        let other = TensorEntry { name: "u".to_owned(), ..tensors[0].clone() };
+        assert_eq!(paired("a/x", &[other]), None);
+    }
 }

@@ -19,6 +19,7 @@ use super::explain::{Explained, Explanation};
 use super::if_faster::{EncodeChoice, IfFaster};
 use super::parent::{BaseCandidate, Pairs, Parent};
 use super::read::{HashedChunk, PartContent, ReadPart, Settler, hash, read, view};
+use super::short_list::ShortList;
 use super::units::{FileDetails, Unit, make_units};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
@@ -40,7 +41,7 @@ pub(super) struct Counts {
     pub(super) explanation: Option<Explanation>,
     pub(super) explained: Vec<Explained>,
     /// Files that indexes of sharded checkpoints name and the tree lacks.
-    pub(super) lacking: Vec<String>,
+    pub(super) lacking: ShortList,
 }
 
 /// The chunks of one unit, by file.

@@ -135,7 +135,10 @@ impl Log {
             return Ok(None);
         }
         let help = "raise --memory; or check who may write there: somebody wrote very many names or sessions";
-        self.budget.keep(bytes).map(Some).map_err(|error| error.at("the repository's names and sessions").help(help))
+        self.budget
+            .keep_state(bytes)
+            .map(Some)
+            .map_err(|error| error.at("the repository's names and sessions").help(help))
     }
 
     /// Applies every entry after `state`, whose memory is that of `growth`.
@@ -374,6 +377,23 @@ mod tests {
             let error = log.refresh().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
         }
-        assert!(log.budget.keep(MEMORY_MIN / 2).is_ok(), "what was refused is given back");
+        assert!(log.budget.keep_state(MEMORY_MIN / 2).is_ok(), "what was refused is given back");
+    }
+
+    #[tokio::test]
+    async fn names_are_read_while_plans_and_caches_take_all_that_they_may() {
+        let objects = Arc::new(InMemory::new());
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let log = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), budget.clone());
+        let facts = (0..64).fold(StepFacts::default(), |facts, nth| facts.metric(&format!("{nth}"), 0.0).unwrap());
+        let _plans = budget.keep(budget.kept_max()).unwrap();
+        for number in 1..=20_u64 {
+            let actions = (0..50).map(|nth| set(&format!("run/{number}-{nth}"), &facts)).collect();
+            let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+            let object = seal(Kind::Entry, &entry.encode(), true);
+            objects.put(&Numbered::Entry.key(number), object.into()).await.unwrap();
+            assert_eq!(log.refresh().await.unwrap().seq, number);
+        }
+        assert!(log.seen().weight > 2 * COUNTED_FROM && log.seen().memory.is_some());
     }
 }

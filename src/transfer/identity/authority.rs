@@ -162,7 +162,8 @@ impl Authority {
         let uri = identity.to_string().try_into();
         let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
         let name = SERVER_NAME.try_into();
-        let name = name.map_err(|source: rcgen::Error| Error::other("name of servers is no DNS name").source(source))?;
+        let name =
+            name.map_err(|source: rcgen::Error| Error::other("name of servers is no DNS name").source(source))?;
         // Other programs check servers by a DNS name, agents by the URI.
         params.subject_alt_names = vec![SanType::URI(uri), SanType::DnsName(name)];
         params.distinguished_name.push(DnType::CommonName, identity.agent());

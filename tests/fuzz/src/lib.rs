@@ -319,7 +319,7 @@ pub fn wire(bytes: &[u8]) {
 
 /// A pickle: every value that can be reached can be looked at, and none is seen more often than there are values.
 pub fn pickle(bytes: &[u8]) {
-    let Ok(read) = bounded((bytes.len(), 256), 0, || Pickle::parse(bytes)) else { return };
+    let Ok(read) = bounded((bytes.len(), 256), 0, || Pickle::parse(bytes, &mut |_| true)) else { return };
     let mut seen = vec![false; read.nodes()];
     let mut left = vec![read.root()];
     while let Some(value) = left.pop() {
@@ -363,7 +363,7 @@ pub fn sharded_index(bytes: &[u8]) {
 
 /// The bytes as the metadata of a distributed checkpoint whose parts are files of zeros.
 pub fn dcp_metadata(bytes: &[u8]) {
-    let Ok(read) = bounded((bytes.len(), 256), 0, || dcp::parse(bytes)) else { return };
+    let Ok(read) = bounded((bytes.len(), 256), 0, || dcp::parse(bytes, &mut |_| true)) else { return };
     for file in read.files() {
         if let Ok(layout) = read.layout(file, &mut in_memory(&[0; 4096]), 4096, &mut |_| true) {
             sound(&layout, 4096);

@@ -5,6 +5,9 @@
 //! offset and length; there, a torch file contains that one tensor. Transformed (compressed) parts, and objects that are no
 //! tensors, are ignored.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
@@ -14,8 +17,8 @@ use thiserror::Error;
 
 use super::pickle::{self, Pickle, Ref, Value};
 use super::torch::{self, dtypes};
-use super::{Dtype, Elements, Layout, ReadAt, ReserveMemory, Tensor, TensorSlice, in_blocks};
-use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
+use super::{Dtype, Elements, Growth, Layout, ReadAt, ReserveMemory, Tensor, TensorSlice, in_blocks};
+use crate::limits::{PATH_LEN_MAX, RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// File name of the metadata.
 pub const METADATA_NAME: &str = ".metadata";
@@ -26,6 +29,15 @@ pub const PARTS_MAX: usize = 1 << 22;
 const NUMBERS_MAX: usize = 1 << 23;
 /// Maximum number of attributes of an object.
 const ATTRIBUTES_MAX: usize = 64;
+
+/// Bytes of memory for a tensor, beside its name and its numbers: in a list that doubles, and in two tables.
+const TENSOR_WEIGHT: usize = 3 * size_of::<Whole>() + 128;
+/// Bytes of memory for a part of a tensor: in a list that doubles.
+const ITEM_WEIGHT: usize = 2 * size_of::<Item>();
+/// Bytes of memory for a file, beside its path.
+const FILE_WEIGHT: usize = 128;
+/// Bytes of memory for a name that stands in the places, in a table that doubles.
+const NAME_WEIGHT: usize = 32;
 
 const CLASSES: &str = "torch.distributed.checkpoint.metadata";
 const STORAGE: &str = "torch.distributed.checkpoint.filesystem";
@@ -50,6 +62,9 @@ pub enum ParseError {
         /// End of the part.
         end: u64,
     },
+    /// No memory is left for what it has.
+    #[error("it takes too much memory (--memory)")]
+    Memory,
     /// A part that is no torch file.
     #[error("the part of {name:?} at byte {start} cannot be read")]
     Item {
@@ -101,13 +116,15 @@ struct Item {
     at: Range<u64>,
 }
 
-/// Reads the metadata.
+/// Reads the metadata. Memory for the values of its pickle, tensors and parts is reserved before it is taken.
 ///
 /// # Errors
 /// The pickle is no consistent `Metadata` of tensors, boxes and places, or has more than [`TENSORS_MAX`] tensors or
-/// [`PARTS_MAX`] parts.
-pub fn parse(bytes: &[u8]) -> Result<Metadata, ParseError> {
-    let pickle = Pickle::parse(bytes)?;
+/// [`PARTS_MAX`] parts, or takes more memory than `reserve` has.
+pub fn parse(bytes: &[u8], reserve: ReserveMemory<'_>) -> Result<Metadata, ParseError> {
+    let pickle = Pickle::parse(bytes, reserve)?;
+    let mut memory = Growth::new(reserve);
+    let mut used = 0;
     let reader = Reader::new(&pickle);
     let state = reader.state(pickle.root(), &reader.metadata);
     let state = state.ok_or(ParseError::Metadata("not the metadata of a distributed checkpoint"))?;
@@ -120,11 +137,15 @@ pub fn parse(bytes: &[u8]) -> Result<Metadata, ParseError> {
         let Some(name) = pickle.text(key) else { return Err(ParseError::Metadata("a name is not text")) };
         if let Some(tensor) = reader.tensor(name, described, &mut metadata.boxes)? {
             names_len += name.len();
+            used += TENSOR_WEIGHT + name.len() + size_of_val(&*tensor.shape);
+            if !memory.is_reserved(used + 2 * size_of_val(&*metadata.boxes)) {
+                return Err(ParseError::Memory);
+            }
             if metadata.tensors.len() == TENSORS_MAX || names_len > torch::NAMES_LEN_MAX {
                 return Err(ParseError::Metadata("too many tensors, or too long names"));
             }
             let number = u32::try_from(metadata.tensors.len()).unwrap_or(u32::MAX);
-            names.by_value.insert(key, number);
+            names.by_value.insert(key, Some(number));
             names.by_text.insert(name, number);
             metadata.tensors.push(tensor);
         }
@@ -133,13 +154,20 @@ pub fn parse(bytes: &[u8]) -> Result<Metadata, ParseError> {
     if places.len() > PARTS_MAX {
         return Err(ParseError::Metadata("too many parts"));
     }
+    used += 2 * size_of_val(&*metadata.boxes);
     let mut scratch = Vec::new();
     for (index, place) in places {
-        if let Some((file, item)) = reader.item((index, place), &names, &metadata, &mut scratch)? {
-            match metadata.files.get_mut(file) {
-                Some(items) => items.push(item),
-                None => drop(metadata.files.insert(file.into(), vec![item])),
+        if let Some((file, item)) = reader.item((index, place), &mut names, &metadata, &mut scratch)? {
+            used += ITEM_WEIGHT;
+            if let Some(items) = metadata.files.get_mut(file) {
+                items.push(item);
+            } else {
+                used += FILE_WEIGHT + file.len();
+                metadata.files.insert(file.into(), vec![item]);
             }
+        }
+        if !memory.is_reserved(used + names.by_value.len() * NAME_WEIGHT) {
+            return Err(ParseError::Memory);
         }
     }
     metadata.files.values_mut().for_each(|items| items.sort_by_key(|item| item.at.start));
@@ -233,10 +261,11 @@ impl Metadata {
     }
 }
 
-/// The tensors' numbers. Where a pickler remembers names, a name is one value, which is found faster than its text.
+/// The tensors' numbers. Where a pickler remembers names, a name is one value, which is found faster than its text: none for one that
+/// is no tensor's, however often it stands there.
 #[derive(Default)]
 struct Names<'p> {
-    by_value: HashMap<Ref, u32>,
+    by_value: HashMap<Ref, Option<u32>>,
     by_text: HashMap<&'p str, u32>,
 }
 
@@ -406,7 +435,7 @@ impl<'p, 'a> Reader<'p, 'a> {
     fn item(
         &self,
         (index, place): (Ref, Ref),
-        names: &Names<'_>,
+        names: &mut Names<'p>,
         metadata: &Metadata,
         scratch: &mut Vec<u64>,
     ) -> Result<Option<(&'p str, Item)>, ParseError> {
@@ -415,12 +444,14 @@ impl<'p, 'a> Reader<'p, 'a> {
         let index = self.state(index, &self.index).ok_or_else(refuse)?;
         let fqn = self.entry(index, &self.fqn).ok_or_else(refuse)?;
         let tensor = match names.by_value.get(&fqn) {
-            Some(&known) => known,
-            None => match names.by_text.get(pickle.text(fqn).ok_or_else(refuse)?) {
-                Some(&known) => known,
-                None => return Ok(None),
-            },
+            Some(known) => *known,
+            None => {
+                let found = names.by_text.get(pickle.text(fqn).ok_or_else(refuse)?).copied();
+                names.by_value.insert(fqn, found);
+                found
+            }
         };
+        let Some(tensor) = tensor else { return Ok(None) };
         // Other writers use other classes.
         let Some(place) = self.state(place, &self.place) else { return Ok(None) };
         let transformed = self.entry(place, &self.transforms).and_then(|list| pickle.sequence(list));
@@ -430,6 +461,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         scratch.clear();
         let offsets = self.entry(index, &self.offset).and_then(|offset| self.size(offset, scratch));
         let file = self.entry(place, &self.path).and_then(|path| pickle.text(path));
+        let file = file.filter(|file| file.len() <= PATH_LEN_MAX);
         let number = |key| self.entry(place, key).and_then(|value| pickle.number(value));
         let (Some(file), Some(start), Some(len)) = (file, number(&self.start), number(&self.length)) else {
             return Err(refuse());
@@ -465,107 +497,4 @@ fn fits(shape: &[u64], offsets: &[u64], sizes: &[u64]) -> bool {
     offsets.len() == shape.len()
         && sizes.len() == shape.len()
         && shape.iter().zip(ends).all(|(dim, end)| end.is_some_and(|end| end <= *dim))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::checkpoint::in_memory;
-
-    /// An object of a class, with a dict of this content for its state.
-    fn object(class: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
-        object_of(CLASSES, class, fields)
-    }
-
-    fn object_of(module: &str, class: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
-        let mut out = [format!("c{module}\n{class}\n").as_bytes(), b")\x81}("].concat();
-        for (key, value) in fields {
-            out.extend([b"X", &u32::try_from(key.len()).unwrap().to_le_bytes()[..], key.as_bytes(), value].concat());
-        }
-        out.extend(b"ub");
-        out
-    }
-
-    /// The metadata of `tensors`, which all are one value, of `rank` dimensions of nothing in `parts` parts that are one too.
-    fn doubled(tensors: usize, rank: usize, parts: usize) -> Vec<u8> {
-        let zeros = [&b"("[..], &b"K\0".repeat(rank), b"t"].concat();
-        let chunk = object("ChunkStorageMetadata", &[("offsets", &zeros), ("sizes", &zeros)]);
-        let chunks = [&b"]("[..], &chunk, b"q\0", &b"h\0".repeat(parts - 1), b"e"].concat();
-        let properties = object("TensorProperties", &[]);
-        let fields = [("properties", &properties[..]), ("size", &zeros), ("chunks", &chunks)];
-        let tensor = object("TensorStorageMetadata", &fields);
-        let mut all = [b"}(X\x01\0\0\0t", &tensor[..], b"q\x01"].concat();
-        (1..tensors).for_each(|_| all.extend(b"X\x01\0\0\0th\x01"));
-        all.push(b'u');
-        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", b"}")]);
-        [&b"\x80\x02"[..], &metadata, b"."].concat()
-    }
-
-    #[test]
-    fn what_one_value_says_many_times_over_is_refused_before_it_is_kept() {
-        assert_eq!(parse(&doubled(3, 2, 5)).unwrap().boxes.len(), 60);
-        assert_eq!(parse(&doubled(2, 0, 1)).unwrap().tensors.len(), 2);
-        let refused =
-            |bytes: &[u8]| matches!(parse(bytes), Err(ParseError::Metadata(what)) if what.starts_with("too many"));
-        assert!(refused(&doubled(1, RANK_MAX, 1_000_000)));
-        assert!(refused(&doubled(1000, 1, 1_000_000)));
-        assert!(refused(&doubled(500_000, 0, 1_000_000)));
-    }
-
-    #[test]
-    fn an_object_with_very_many_attributes_is_refused_at_once() {
-        // One state of very many tensors, which each would look through.
-        let junk: Vec<u8> = (0..100_000_u32).flat_map(|nth| [&b"J"[..], &nth.to_le_bytes(), b"N"].concat()).collect();
-        let state = [&b"}("[..], &junk, b"u"].concat();
-        let class = format!("c{CLASSES}\nTensorStorageMetadata\n");
-        let tensor = [class.as_bytes(), b")\x81", &state, b"bq\0"].concat();
-        let mut all = [b"}(X\x01\0\0\0t", &tensor[..]].concat();
-        (0..100_000).for_each(|_| all.extend(b"X\x01\0\0\0th\0"));
-        all.push(b'u');
-        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", b"}")]);
-        let refused = parse(&[&b"\x80\x02"[..], &metadata, b"."].concat());
-        assert!(matches!(refused, Err(ParseError::Metadata("a tensor is not described as one"))), "{refused:?}");
-    }
-
-    /// The metadata of a tensor `t` of two fp32 numbers, whose one part is the whole of the file `f` of `len` bytes.
-    fn one_part(len: usize) -> Metadata {
-        let sizes = |number: u8| [b'(', b'K', number, b't'];
-        let chunk = object("ChunkStorageMetadata", &[("offsets", &sizes(0)), ("sizes", &sizes(2))]);
-        let dtype = [&b"(ctorch\nfloat32\n"[..], b"t"].concat();
-        let class = format!("c{CLASSES}\nTensorProperties\n");
-        let properties = [class.as_bytes(), b")\x81", &dtype, b"b"].concat();
-        let chunks = [&b"]("[..], &chunk, b"e"].concat();
-        let fields = [("properties", &properties[..]), ("size", &sizes(2)), ("chunks", &chunks)];
-        let all = [b"}(X\x01\0\0\0t", &object("TensorStorageMetadata", &fields)[..], b"u"].concat();
-        let index = object("MetadataIndex", &[("fqn", b"X\x01\0\0\0t"), ("offset", &sizes(0))]);
-        let len = [&b"J"[..], &u32::try_from(len).unwrap().to_le_bytes()].concat();
-        let fields = [("relative_path", &b"X\x01\0\0\0f"[..]), ("offset", b"K\0"), ("length", &len)];
-        let place = object_of(STORAGE, "_StorageInfo", &fields);
-        let places = [&b"}("[..], &index, &place, b"u"].concat();
-        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", &places)]);
-        parse(&[&b"\x80\x02"[..], &metadata, b"."].concat()).unwrap()
-    }
-
-    #[test]
-    fn a_part_has_one_tensor_and_is_reserved_before_it_is_kept() {
-        let layout = |body: &[u8], most: u64| {
-            let file = torch::tests::torch_file(body, &[&[7; 8]], false);
-            let mut reserved = 0;
-            let mut reserve = |bytes| {
-                reserved += bytes;
-                reserved <= most
-            };
-            let layout = one_part(file.len()).layout("f", &mut in_memory(&file), file.len() as u64, &mut reserve);
-            (layout, reserved)
-        };
-        let tensor = torch::tests::view(b'0', 2, 0, &[2], &[1]);
-        let (whole, needed) = layout(&tensor, u64::MAX);
-        assert!(whole.unwrap().tensors.len() == 1 && needed > 100);
-        let several = [&b"]("[..], &tensor, b"q\0h\0e"].concat();
-        let (refused, _) = layout(&several, u64::MAX);
-        assert!(matches!(refused, Err(ParseError::Mismatch { .. })), "{refused:?}");
-        let (refused, _) = layout(&tensor, needed - 1);
-        let is_memory = matches!(&refused, Err(ParseError::Item { source: torch::ParseError::Memory, .. }));
-        assert!(is_memory, "{refused:?}");
-    }
 }
