@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use tokio_util::sync::CancellationToken;
 
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -43,6 +44,8 @@ pub struct Rules {
     pub no_follow: bool,
     /// Read no ignore files.
     pub no_ignore_files: bool,
+    /// Cancelled to end the walk early.
+    pub stop: CancellationToken,
     /// Budget that the entries count against; none: they may take any memory.
     pub memory: Option<Budget>,
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinkat, statat};
 use rustix::io::{Errno, Result as SysResult};
+use tokio_util::sync::CancellationToken;
 
 use super::folders::{Folders, list};
 use super::memory::{MemoryFile, MemoryTree, Opened};
@@ -178,6 +179,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     let mut scan = Scan::new(&folders, &skip, Some(in_force));
     scan.ignore_left = if rules.no_ignore_files { None } else { Some(IGNORE_LEN_MAX) };
     scan.memory = rules.memory.as_ref().map(Budget::tree_memory);
+    scan.stop = rules.stop.clone();
     match &file {
         Some(name) => scan.single(name, root.file_name().unwrap_or(OsStr::from_bytes(name)).as_bytes())?,
         None => scan.run()?,
@@ -264,6 +266,7 @@ pub(super) struct Scan<'a> {
     more_skipped: u64,
     /// Memory of the entries; none if they may take any.
     memory: Option<TreeMemory>,
+    stop: CancellationToken,
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
     ignore_left: Option<u64>,
@@ -274,8 +277,8 @@ impl<'a> Scan<'a> {
     pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
         let pending = vec![(Vec::new(), rules)];
         let (found, skipped, more_skipped, repositories) = Default::default();
-        let (memory, ignore_left) = (None, Some(IGNORE_LEN_MAX));
-        Self { folders, skip, pending, found, skipped, more_skipped, memory, repositories, ignore_left }
+        let (memory, stop, ignore_left) = (None, CancellationToken::new(), Some(IGNORE_LEN_MAX));
+        Self { folders, skip, pending, found, skipped, more_skipped, memory, stop, repositories, ignore_left }
     }
 
     /// Reads all folders, then sorts the entries.
@@ -357,8 +360,11 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Counts the memory of the entry `path`, with the bytes of a link's target.
+    /// Counts the memory of the entry `path`, with the bytes of a link's target; ends a walk that was stopped.
     fn reserve(&mut self, path: &[u8], target: usize) -> Result<()> {
+        if self.stop.is_cancelled() {
+            return Err(Error::cancelled("interrupted"));
+        }
         let bytes = (size_of::<WalkEntry>() + path.len() + target) as u64;
         if self.memory.as_mut().is_none_or(|memory| memory.try_add(bytes)) {
             return Ok(());
@@ -482,4 +488,30 @@ fn too_long(path: &[u8]) -> Error {
         .expected(format!("at most {PATH_LEN_MAX} bytes, {SEGMENT_LEN_MAX} in each name"))
         .got(format!("{} bytes", path.len()))
         .help("give it a shorter name, or leave it out: --exclude")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::limits::MEMORY_MIN;
+
+    #[test]
+    fn a_stopped_walk_ends_and_entries_count_in_the_budget() {
+        let root = tempfile::tempdir().unwrap();
+        (0..100).for_each(|nth| std::fs::write(root.path().join(nth.to_string()), "").unwrap());
+        let rules = Rules::default();
+        rules.stop.cancel();
+        assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Cancelled);
+
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let rules = Rules { memory: Some(budget.clone()), ..Rules::default() };
+        let walked = walk(root.path(), &rules).unwrap();
+        let mut others = budget.tree_memory();
+        assert!(!others.try_add(others.max()), "the walk counts while it is there");
+        while others.try_add(64 << 10) {}
+        assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
+        drop((walked, others));
+        assert!(budget.tree_memory().try_add(budget.total() / 2));
+    }
 }

@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::detect::Formats;
 use super::source::{SMALL, check_unchanged, open};
 use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::chunker::tensor;
 use crate::codec::rounded;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tree::{Opened, Walk};
 
 /// Bytes of a 32-bit tensor that are sampled at its start and in its middle, before whole chunks are compared.
@@ -31,15 +33,28 @@ pub(super) struct Contents {
 impl Contents {
     /// Parses the files `to_read`. If they hold 16-bit floats, parses all other files as well, to find the 32-bit tensors that
     /// these round. Blocking.
-    pub(super) fn parse(walk: &Walk, formats: &Formats, to_read: &[usize], derive: bool) -> Result<Self> {
+    ///
+    /// # Errors
+    /// A file cannot be read; cancelled, if `stop` is.
+    pub(super) fn parse(
+        walk: &Walk,
+        formats: &Formats,
+        (to_read, derive): (&[usize], bool),
+        stop: &CancellationToken,
+    ) -> Result<Self> {
+        let go_on = || if stop.is_cancelled() { Err(Error::cancelled("interrupted")) } else { Ok(()) };
         let mut contents = Self::default();
-        to_read.iter().try_for_each(|&file| contents.parse_file(walk, formats, file))?;
+        for &file in to_read {
+            go_on()?;
+            contents.parse_file(walk, formats, file)?;
+        }
         let has = |layout: &Arc<Layout>, dtype: Dtype| layout.tensors.iter().any(|tensor| tensor.dtype == dtype);
         if !derive || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
             return Ok(contents);
         }
         let mut all = Self { layouts: contents.layouts.clone(), ..Self::default() };
         for file in super::files_of(walk).filter(|file| !contents.layouts.contains_key(file)) {
+            go_on()?;
             if let Err(error) = all.parse_file(walk, formats, file) {
                 tracing::debug!("a file that need not be read is not looked at: {error:?}");
             }

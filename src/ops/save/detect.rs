@@ -7,6 +7,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tokio_util::sync::CancellationToken;
+
 use super::source::{check_unchanged, open};
 use super::{CutChoice, files_of, sharded};
 use crate::budget::TreeMemory;
@@ -44,8 +46,8 @@ const HEADER_SHARE: u64 = 16;
 
 impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
-    /// memory of `memory`; files beyond that are plain bytes. Blocking.
-    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: TreeMemory) -> Self {
+    /// memory of `memory`; files beyond that are plain bytes. Incomplete if `stop` is cancelled. Blocking.
+    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: TreeMemory, stop: &CancellationToken) -> Self {
         let mut formats = Self {
             choice,
             described: Vec::new(),
@@ -58,7 +60,7 @@ impl Formats {
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
-        for at in files_of(walk) {
+        for at in files_of(walk).take_while(|_| !stop.is_cancelled()) {
             let Some(found) = walk.found.get(at) else { continue };
             let read = |reserve: ReserveMemory<'_>| sharded::read(walk, found, formats.header_max, reserve).transpose();
             match formats.parse(read, |index| index.as_ref().map_or(0, Index::weight)) {
@@ -220,7 +222,7 @@ mod tests {
         let walk = Walk::in_memory(files.into(), Timestamp(0)).unwrap();
         let layout = |formats: &Formats, at| formats.layout(at, &mut in_memory(&file), file.len() as u64);
         let budget = Budget::new(MEMORY_MIN).unwrap();
-        let new = || Formats::new(&walk, CutChoice::Auto, budget.tree_memory());
+        let new = || Formats::new(&walk, CutChoice::Auto, budget.tree_memory(), &CancellationToken::new());
         let (first, second, mut other) = (new(), new(), budget.tree_memory());
         let one = layout(&first, 1).unwrap().weight() * LISTS;
         assert!(layout(&second, 2).is_some());

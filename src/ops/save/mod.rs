@@ -14,6 +14,7 @@ mod parent;
 mod partial;
 mod ranks;
 mod read;
+mod scan;
 mod sharded;
 mod short_list;
 mod source;
@@ -56,8 +57,7 @@ use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
 use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, Run, StoredChunks, Writer};
-use crate::tree::{MemoryFile, Rules, StatCache, Walk, WalkKind, coarse_now, walk};
-use crate::work::on_own_thread;
+use crate::tree::{MemoryFile, StatCache, Walk, WalkKind, coarse_now};
 
 /// Limit of restarts of a save after a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
@@ -296,30 +296,6 @@ impl Repository {
         Err(Error::conflict("collectors purge packs faster than this save can use them")
             .at(name)
             .help("collect less often, or with a longer --grace"))
-    }
-
-    /// Lists the files to save.
-    async fn scan(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
-        options.progress.phase("scanning", 0);
-        let rules = Rules {
-            excludes: options.exclude.clone(),
-            skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
-            no_follow: options.root_link == RootLink::Refuse,
-            no_ignore_files: options.no_ignore_files,
-            memory: Some(self.budget().clone()),
-        };
-        let (cut, now) = (options.cut, self.clock().now());
-        let memory = self.budget().tree_memory();
-        let scan = move || {
-            let walked = match source {
-                SaveSource::Path(root) => walk(&root, &rules)?,
-                SaveSource::Memory(files) => Walk::in_memory(files, now)?,
-            };
-            let formats = Formats::new(&walked, cut, memory);
-            Ok((Arc::new(walked), Arc::new(formats)))
-        };
-        // It may take long, or hang with the file system: as many saves as there are threads for blocking work would stop all other.
-        on_own_thread("scan", scan).await
     }
 
     /// Parent of the tree, or the reason why there is none.

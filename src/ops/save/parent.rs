@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::budget::TreeMemory;
 use crate::checkpoint::Dtype;
 use crate::codec::{Codec, Element};
 use crate::error::Result;
@@ -18,6 +19,9 @@ use crate::repository::{Located, Repository, Run, Saved};
 /// Maximum size of the parent's differences between short numbers, relative to their bases, for another difference: they grow
 /// with each step.
 const SHORT_FAR: f64 = 0.36;
+
+/// Lists of the parent's tensors: its manifest, and by name.
+const LISTS: u64 = 2;
 
 /// Numbers of 16 bits or less.
 fn short(number: Element) -> bool {
@@ -40,6 +44,7 @@ pub(super) struct Parent {
     short: (u64, u64),
     /// True if it has differences; a settled one has none.
     differs: bool,
+    _memory: Option<TreeMemory>,
 }
 
 /// Properties that identify the same tensor in another step, whatever its file is called.
@@ -118,16 +123,22 @@ pub(super) fn choose(
 }
 
 impl Parent {
-    /// Opens the tree `name`; None if it has no tensors.
+    /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files.
     pub(super) async fn open(repository: &Repository, name: &Name, value: &RefValue) -> Result<Option<Self>> {
-        Ok(Self::new(&repository.saved_as(name, value).await?.shared()))
+        let mut memory = repository.budget().tree_memory();
+        let saved = repository.saved_as(name, value).await?.shared();
+        if !memory.try_add(saved.weight().saturating_mul(LISTS)) {
+            tracing::warn!("chunks are stored without differences to {name}: it takes too much memory (--memory)");
+            return Ok(None);
+        }
+        Ok(Self::new(&saved).map(|parent| Self { _memory: Some(memory), ..parent }))
     }
 
     fn new(saved: &Arc<Saved>) -> Option<Self> {
         let differs = saved.map.frames.iter().any(|frame| frame.codec == Codec::Difference);
         let (tensors, file_names, named, chunks) = Default::default();
         let saved = Arc::clone(saved);
-        let mut parent = Self { saved, tensors, file_names, named, chunks, short: (0, 0), differs };
+        let mut parent = Self { saved, tensors, file_names, named, chunks, short: (0, 0), differs, _memory: None };
         let saved = Arc::clone(&parent.saved);
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };

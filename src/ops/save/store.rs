@@ -103,7 +103,10 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     let (walk, formats, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats), to_read.to_vec());
     let compression = saving.options.compression;
     let derive = compression != Compression::Off && saving.derive.load(Ordering::Relaxed);
-    let contents = blocking(move || Contents::parse(&walk, &formats, &to_read, derive)).await?;
+    let stop = saving.options.stop.child_token();
+    // A dropped save stops the thread, too.
+    let _stops = stop.clone().drop_guard();
+    let contents = blocking(move || Contents::parse(&walk, &formats, (&to_read, derive), &stop)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
         // Memory for each concurrent encoding: a base, and the chunk that needs it.
