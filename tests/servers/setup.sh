@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, Prometheus, ip, skopeo), and a venv with what requirements.txt pins.
+# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, Prometheus, strace, ip, skopeo), and a venv with what requirements.txt pins.
 #   setup.sh        (again: says that nothing is to do)
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
@@ -19,6 +19,8 @@ packages() {
   command -v nsenter >/dev/null || missing+=(util-linux)
   # Reads the image that is built here.
   command -v skopeo >/dev/null || missing+=(skopeo)
+  # Compares an agent with its unit.
+  command -v strace >/dev/null || missing+=(strace)
   # Reads metrics, and checks alerts and queries of the dashboard.
   local prometheus=()
   { command -v prometheus && command -v promtool; } >/dev/null || prometheus=(prometheus)
