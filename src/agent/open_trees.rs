@@ -118,7 +118,7 @@ impl Trees {
             };
             let fits = |used: u64, most: u64| used == 0 || used + weight <= most;
             let own = opener.map_or(0, |opener| sum(&|one| one.opener.as_deref() == Some(opener)));
-            let of = if !fits(sum(&|_| true), most) {
+            let (limit, whose) = if !fits(sum(&|_| true), most) {
                 (most, "all of them")
             } else if !fits(own, most / 2) {
                 (most / 2, "those of one tenant or token")
@@ -132,7 +132,7 @@ impl Trees {
             }
             return Err(Error::exhausted("too many large trees are read at once")
                 .at(&saved.name)
-                .expected(format!("at most {} for {}", size::show(of.0), of.1))
+                .expected(format!("at most {} for {whose}", size::show(limit)))
                 .got(format!("{} more", size::show(weight)))
                 .help("try again when others have been read, or raise the agent's `memory`"));
         }

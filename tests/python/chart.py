@@ -41,6 +41,8 @@ FULL: dict[str, Any] = {
     "repositories": ["s3://models/team", "s3://data/team"],
     "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["registry"]},
     "credentials": {"secret": "bucket"},
+    "extraEnv": [{"name": "AWS_REGION", "value": "eu-west-1"}],
+    "podAnnotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
     "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/towline"}},
     "certificates": {"issuer": {"name": "towline-ca", "kind": "ClusterIssuer"}},
     "allow": [
@@ -65,8 +67,8 @@ FULL: dict[str, Any] = {
         {
             "name": "gateway-b",
             "address": "b.towline.example.com:7171",
-            "cache": {"capacity": "50G"},
-            "service": {"type": "NodePort"},
+            "cache": {"capacity": "50G", "claim": {"size": "200Gi"}},
+            "service": {"type": "NodePort", "nodePort": 30171, "quic": False},
             "settings": {
                 "handoff": {
                     "dir": "/var/lib/towline/handoff",

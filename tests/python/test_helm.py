@@ -18,6 +18,7 @@ import yaml
 
 from .chart import CHART, FULL, MINIMAL, OWN, ROOT, helm, objects, one, pods, rendered
 
+GATEWAY = {"name": "a", "address": "a:1", "cache": {"capacity": "1G"}}
 VERSIONS = [*(f"1.{minor}.0" for minor in range(29, 36)), kubernetes_validate.latest_version()]
 CASES = {"minimal": MINIMAL, "full": FULL, "own-certificates": OWN}
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,7 +35,7 @@ EXTENSIONS = {
     "monitoring.coreos.com/v1 ServiceMonitor": {
         "spec": "selector endpoints podTargetLabels targetLabels jobLabel namespaceSelector",
         "spec.endpoints": "port scheme path interval tlsConfig relabelings",
-        "spec.endpoints.relabelings": "targetLabel replacement",
+        "spec.endpoints.relabelings": "targetLabel replacement sourceLabels",
         "spec.endpoints.tlsConfig": "serverName ca cert keySecret insecureSkipVerify",
         "spec.endpoints.tlsConfig.ca": "secret configMap",
         "spec.endpoints.tlsConfig.cert": "secret configMap",
@@ -220,6 +221,7 @@ def test_values_become_settings():
     assert all(each["endpoint"] == "https://s3.example.com" for each in settings.values())
     # Not 4.194304e+06.
     assert all(each["caller_pins"]["max_pins"] == 4194304 for each in settings.values())
+    assert nodes["peers"]["registered"] is True, "they find gateways of other sites"
     assert second["peers"]["register"] == "b.towline.example.com:7171" and "register" not in nodes["peers"]
     assert second["handoff"]["accept"] == [{"from": "cloud/*", "names": ["run-7/*"]}]
     for name, pod in pods(found).items():
@@ -227,11 +229,39 @@ def test_values_become_settings():
         assert grace == pod["spec"]["terminationGracePeriodSeconds"] - 10
 
 
+def test_names_have_room_for_what_kubernetes_adds():
+    longest = {**MINIMAL, "gateways": [{**GATEWAY, "name": "g" * 22}]}
+    text = helm("template", "r" * 53, CHART, values=longest).stdout
+    made = [one for one in yaml.safe_load_all(text) if one]
+    # A StatefulSet puts its name and a hash of 11 characters into a label of 63.
+    assert max(len(it["metadata"]["name"]) for it in made) <= 52
+    dotted = helm("template", "team.a", CHART, values=MINIMAL).stdout
+    names = [one["metadata"]["name"] for one in yaml.safe_load_all(dotted) if one]
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", name) for name in names), names
+
+
+def test_a_setting_that_is_null_is_left_out():
+    nulls = {
+        "memory": None,
+        "caller_pins": {"max_pins": None, "max_bytes": "1G"},
+        "limits": [{"site": "a", "rate": None}],
+    }
+    found = objects({**MINIMAL, "settings": nulls})
+    settings = tomllib.loads(one(found, "ConfigMap", "towline-nodes")["data"]["agent.toml"])
+    assert "memory" not in settings
+    assert (settings["caller_pins"], settings["limits"]) == ({"max_bytes": "1G"}, [{"site": "a"}])
+
+
+def test_a_new_version_of_the_chart_alone_replaces_no_pod():
+    labels = [pod["metadata"]["labels"] for pod in pods(objects(FULL)).values()]
+    assert not any("version" in key or "chart" in key for each in labels for key in each)
+
+
 def test_rules_are_changed_without_a_restart():
     def stamp(values: dict[str, Any]) -> str:
         return pods(objects(values))["towline-nodes"]["metadata"]["annotations"]["towline.dev/settings"]
 
-    rules = {"allow": [{"agents": "**", "names": "**"}], "monitoring": {"scraper": "other"}}
+    rules = {"allow": [{"agents": "**", "names": "**"}], "monitoring": {"scraper": "monitoring/other"}}
     assert stamp(MINIMAL) == stamp({**MINIMAL, **rules})
     assert stamp(MINIMAL) != stamp({**MINIMAL, "settings": {"memory": "1G"}})
 
@@ -256,6 +286,18 @@ def test_rules_are_changed_without_a_restart():
         ({"certificates": {"secrets": True}}, "nodes.hostIdentity: required"),
         ({"advisor": {"enabled": True}}, "advisor.sites: the text"),
         ({"monitoring": {"scraper": "", "serviceMonitor": {"enabled": True}}}, "monitoring.scraper: required"),
+        ({"monitoring": {"scraper": "prometheus"}}, "/monitoring/scraper"),
+        ({"fullnameOverride": "7b"}, "cannot be the name of a Service"),
+        ({"fullnameOverride": "a" * 30}, "at most 29"),
+        ({"nodes": {"cache": {"capacity": ""}}}, "/nodes/cache/capacity"),
+        ({"nodes": {"maxUnavailable": 0}}, "/nodes/maxUnavailable"),
+        ({"certificates": {"issuer": {"name": "ca"}, "duration": "24h"}}, "/certificates/duration"),
+        ({"networkPolicy": {"dns": []}}, "/networkPolicy/dns"),
+        ({"settings": {"audit": {"dir": "/var/lib/towline/audit"}}}, "audit and handoff are of one agent"),
+        ({"nodes": {"settings": {"audit": {"dir": "/x"}}}}, "audit: only for gateways"),
+        ({"nodes": {"settings": {"handoff": {"dir": "/x"}}}}, "requires nodes.cache.hostPath"),
+        ({"gateways": [GATEWAY | {"settings": {"handoff": {"dir": "/x"}}}]}, "no cache.claim"),
+        ({"gateways": [GATEWAY | {"service": {"type": "ClusterIP", "loadBalancerClass": "x"}}]}, "loadBalancerClass"),
     ],
 )
 def test_a_wrong_value_is_named(wrong, told):
@@ -267,12 +309,13 @@ def test_the_notes_say_how_to_go_on():
     shown = helm("install", "towline", CHART, "--dry-run=client", "--namespace", "towline", values=FULL).stdout
     notes = shown.partition("NOTES:")[2]
     assert "rollout status daemonset/towline-nodes" in notes and "enforce=privileged" in notes
+    assert "closed to other sites" not in notes
     assert "a.towline.example.com:7171 must lead to the service towline-gateway-a" in notes
 
 
 def test_values_in_the_documents_render():
     blocks = re.findall(r"^```yaml values\n(.*?)^```", (ROOT / "docs/deploy.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         for manifest in objects(yaml.safe_load(block)):
             if extension_of(manifest) is None:

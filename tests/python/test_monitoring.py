@@ -42,6 +42,7 @@ pytestmark = [
 #: For each alert: series, one value a minute, for which it fires in the end, and some for which it does not.
 ALERTS = {
     "TowlineDown": ("up", "0x60", "1x60"),
+    "TowlineAbsent": (None, "", "1x60"),
     "TowlineNotReady": ("towline_ready", "0x60", "1x60"),
     "TowlineSavesFail": ('towline_task_retries_total{kind="watch"}', "0+1x60", "7x60"),
     "TowlineCheckpointSetAside": ("towline_handoff_set_aside", "2x60", "0x60"),
@@ -86,16 +87,18 @@ def labelled(series: str) -> str:
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_fires_when_it_should_and_only_then(alert, tmp_path):
     series, bad, good = ALERTS[alert]
+    others = {"series": 'up{job="other", instance="b:1"}', "values": "1x60"}
     up = {"series": labelled('towline_peers{state="up"}'), "values": "0x60"}
 
     def case(values: str, fires: bool) -> dict[str, Any]:
         rule = alerts()[alert]
         told = rule["annotations"]["summary"].replace("{{ $labels.instance }}", "a:7171").replace("{{ $value }}", "2")
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', labelled(series))) | rule["labels"]
+        own = labelled(series) if series else 'up{job="towline"}'
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', own)) | rule["labels"]
         expected = {"exp_labels": labels, "exp_annotations": rule["annotations"] | {"summary": told}}
         return {
             "interval": "1m",
-            "input_series": [{"series": labelled(series), "values": values}, up],
+            "input_series": [{"series": own, "values": values}, up] if values else [others],
             "alert_rule_test": [{"alertname": alert, "eval_time": "59m", "exp_alerts": [expected] if fires else []}],
         }
 
@@ -289,13 +292,13 @@ def test_metrics_are_for_the_scraper_and_it_reads_nothing_else(site):
 def test_prometheus_takes_the_configuration_of_the_documents(site, tmp_path):
     (block,) = re.findall(r"^```yaml prometheus\n(.*?)^```", (ROOT / "docs/operations.md").read_text(), re.M | re.S)
     file = tmp_path / "prometheus.yaml"
-    file.write_text(block.replace("./prometheus", str(site.issue("towline://home/prometheus"))))
+    file.write_text(block.replace("./prometheus", str(site.issue("towline://monitoring/prometheus"))))
     run = subprocess.run(["promtool", "check", "config", file], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     (job,) = yaml.safe_load(block)["scrape_configs"]
     (endpoint,) = one(site.objects, "ServiceMonitor", "towline")["spec"]["endpoints"]
     assert job["tls_config"]["server_name"] == endpoint["tlsConfig"]["serverName"]
-    assert [job["job_name"]] == [it["replacement"] for it in endpoint["relabelings"]]
+    assert job["job_name"] == endpoint["relabelings"][0]["replacement"]
 
 
 @pytest.fixture(scope="module")
@@ -308,9 +311,8 @@ def prometheus(site) -> Iterator[Callable[[str, dict[str, str]], Any]]:
     tls, keys = endpoint["tlsConfig"], {}
     for field, file in [("ca", tls["ca"]["secret"]), ("cert", tls["cert"]["secret"]), ("key", tls["keySecret"])]:
         keys[f"{field}_file"] = str(own / file["key"])
-    (relabelling,) = endpoint["relabelings"]
     job = {
-        "job_name": relabelling["replacement"],
+        "job_name": endpoint["relabelings"][0]["replacement"],
         "scheme": endpoint["scheme"],
         "metrics_path": endpoint["path"],
         "tls_config": {"server_name": tls["serverName"], **keys},

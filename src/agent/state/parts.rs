@@ -160,7 +160,7 @@ pub(super) async fn exchange(
             let finds = settings.registered || !settings.names.is_empty();
             let others = settings.addresses.len() + if finds { DISCOVERED_GUESS } else { 0 };
             let (connections, window) = links(share, others, settings.connections)?;
-            let options = PeersOptions { transports: settings.transports, connections, window };
+            let options = PeersOptions { transports: settings.transports, connections, window, planned: others };
             (credentials.identity(), Peers::new(credentials.clone(), Budget::new(share)?, options))
         }
     };

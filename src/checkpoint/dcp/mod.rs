@@ -202,7 +202,7 @@ impl Metadata {
     ) -> Result<Layout, ParseError> {
         let mut layout = Layout::default();
         let mut read = in_blocks(read, len);
-        let mut end = 0;
+        let (mut end, mut free) = (0, 0);
         for item in self.files.get(path).map(Vec::as_slice).unwrap_or_default() {
             let Some(whole) = self.tensors.get(item.tensor as usize) else { continue };
             let (offsets, sizes) = self.part(whole, item.part as usize);
@@ -212,8 +212,21 @@ impl Metadata {
             }
             end = item.at.end;
             let mut within = |at: u64, out: &mut [u8]| -> io::Result<()> { read(start + at, out) };
-            let inner = torch::parse(&mut within, end - start, reserve);
+            // Memory for parsing one part is free again for the next; what is kept of it is reserved below.
+            let mut taken = 0;
+            let mut reserve_again = |bytes: u64| {
+                taken += bytes;
+                let more = bytes.saturating_sub(free);
+                free = free.saturating_sub(bytes);
+                more == 0 || reserve(more)
+            };
+            let inner = torch::parse(&mut within, end - start, &mut reserve_again);
+            free += taken;
             let inner = inner.map_err(|source| ParseError::Item { name: name(), start, source })?;
+            let refuse = || ParseError::Item { name: name(), start, source: torch::ParseError::Memory };
+            if !reserve(size_of_val(&*inner.elements) as u64) {
+                return Err(refuse());
+            }
             let mut tensors = inner.tensors.into_iter();
             if let Some(tensor) = tensors.next() {
                 let is_it = Some(&tensor.dtype) == whole.dtype.as_ref() && *tensor.shape == *sizes;
@@ -222,7 +235,7 @@ impl Metadata {
                 }
                 let weight = size_of::<Tensor>() + whole.name.len() + 3 * size_of_val(&*whole.shape);
                 if !reserve(weight as u64) {
-                    return Err(ParseError::Item { name: name(), start, source: torch::ParseError::Memory });
+                    return Err(refuse());
                 }
                 layout.tensors.push(Tensor {
                     name: name(),

@@ -9,11 +9,12 @@ mod peer;
 mod rate;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::discovery::{Discovery, discover};
@@ -22,6 +23,8 @@ pub use self::peer::{Peer, PeerRequest, PeerStat};
 pub(super) use self::rate::Rate;
 use super::identity::Credentials;
 use super::ledger::Ledger;
+use super::protocol::limits::WINDOW_MIN;
+use super::transport::GOOD_WINDOW;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
@@ -29,6 +32,9 @@ use crate::limits::MIB;
 
 /// Time that the first requester waits for peers that were not tried yet.
 const SETTLING: Duration = Duration::from_secs(3);
+
+/// Time for which links that hold much memory give way after another found none.
+const CROWDED_FOR: Duration = Duration::from_mins(1);
 
 /// Transports of links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,17 +53,19 @@ pub enum Transports {
 pub struct PeersOptions {
     /// Transports of links.
     pub transports: Transports,
-    /// Connections of a link.
+    /// Connections of a link; fewer while there are more than `planned` peers.
     pub connections: usize,
-    /// Maximum number of bytes of frames in transit or in memory, for each connection.
+    /// Maximum number of bytes of frames in transit or in memory, for each connection; likewise.
     pub window: u64,
+    /// Number of peers for which the memory is enough with these.
+    pub planned: usize,
 }
 
 impl Default for PeersOptions {
     fn default() -> Self {
         // At 1 Gbit/s with 50 ms and 0.1 % loss, two connections fill half of the line and four three quarters
         // (benches/links).
-        Self { transports: Transports::Auto, connections: 4, window: 64 * MIB }
+        Self { transports: Transports::Auto, connections: 4, window: 64 * MIB, planned: 8 }
     }
 }
 
@@ -77,6 +85,36 @@ struct Dialing {
     options: PeersOptions,
     ledger: Arc<Ledger>,
     woken: Notify,
+    /// Number of known peers.
+    known: AtomicUsize,
+    /// Time of the last connection that found no memory.
+    crowded: Mutex<Option<Instant>>,
+}
+
+impl Dialing {
+    /// Connections of a new link, and the largest window of each. If there are more peers than planned, all of them, and half as many
+    /// again, can have a link at the same time, as long as a window holds a frame.
+    fn link_shape(&self) -> (usize, u64) {
+        let PeersOptions { connections, window, planned, .. } = self.options;
+        let known = self.known.load(Ordering::Relaxed);
+        if known <= planned {
+            return (connections, window);
+        }
+        let each = self.budget.total() / (known + known.div_ceil(2)) as u64;
+        let connections = usize::try_from(each / GOOD_WINDOW).unwrap_or(usize::MAX).clamp(1, connections.max(1));
+        let fair = each / connections as u64 / MIB * MIB;
+        (connections, fair.clamp(WINDOW_MIN, window.max(WINDOW_MIN)))
+    }
+
+    /// True if a connection found no memory lately.
+    fn is_crowded(&self) -> bool {
+        let crowded = self.crowded.lock().unwrap_or_else(PoisonError::into_inner);
+        crowded.is_some_and(|since| since.elapsed() < CROWDED_FOR)
+    }
+
+    fn mark_crowded(&self) {
+        *self.crowded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
 }
 
 #[derive(Debug)]
@@ -91,7 +129,8 @@ impl Peers {
     pub fn new(credentials: Credentials, budget: Budget, options: PeersOptions) -> Arc<Self> {
         let ledger = Arc::<Ledger>::default();
         let (woken, own) = (Notify::new(), Arc::clone(&ledger));
-        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: own, woken }));
+        let (known, crowded) = (AtomicUsize::new(0), Mutex::default());
+        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: own, woken, known, crowded }));
         Arc::new(Self { ledger, dialing, known: Mutex::default() })
     }
 
@@ -121,18 +160,24 @@ impl Peers {
             return Err(Error::usage("address of a peer is malformed").expected("HOST:PORT").got(address));
         }
         let address: Arc<str> = address.into();
-        self.known().entry(Arc::clone(&address)).or_insert_with(|| {
+        let mut known = self.known();
+        known.entry(Arc::clone(&address)).or_insert_with(|| {
             let (peer, over) = (Arc::new(Peer::new(address, dialing.options.transports)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
             tokio::spawn(peer::keep_connected(Arc::clone(&peer), Arc::clone(dialing), over));
             KnownPeer { peer, _link_up: link_up }
         });
+        dialing.known.store(known.len(), Ordering::Relaxed);
         Ok(())
     }
 
     /// Removes `address` and closes its link.
     pub fn remove(&self, address: &str) {
-        self.known().remove(address);
+        let mut known = self.known();
+        known.remove(address);
+        if let Some(dialing) = &self.dialing {
+            dialing.known.store(known.len(), Ordering::Relaxed);
+        }
     }
 
     /// Peers with a link that is up. Waits briefly for peers that were just added.
@@ -168,10 +213,10 @@ impl Peers {
         known.values().filter(|known| known.peer.is_banned()).filter_map(|known| known.peer.identity()).collect()
     }
 
-    /// State of each peer.
+    /// State of each peer. A name that resolves to all agents of a site lists this one, too, which is no peer.
     #[must_use]
     pub fn list(&self) -> Vec<PeerStat> {
-        self.known().values().map(|known| known.peer.stat()).collect()
+        self.known().values().filter(|known| !known.peer.is_own()).map(|known| known.peer.stat()).collect()
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Arc<str>, KnownPeer>> {

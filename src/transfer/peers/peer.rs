@@ -1,7 +1,7 @@
 //! Another agent: its link, its chunks, its speed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// Time limit of a survey, after which the peer is used without it.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
+/// Time of failures after which they are a warning, once: agents that start together fail for a moment.
+const FAILING_TOLD: Duration = Duration::from_mins(1);
 /// Interval of checks of a link.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -54,6 +56,8 @@ pub struct Peer {
     address: Arc<str>,
     requests: Arc<Semaphore>,
     tried: watch::Sender<bool>,
+    /// Set if the address is that of this agent itself.
+    own: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -83,6 +87,8 @@ struct Link {
     transport: Transport,
     clients: Vec<Arc<Client>>,
     next: AtomicUsize,
+    /// Bytes of all windows, at most.
+    windows: u64,
 }
 
 /// State of a peer.
@@ -120,7 +126,8 @@ impl Peer {
             last: None,
         };
         let (tried, _) = watch::channel(false);
-        Self { address, requests: Arc::new(Semaphore::new(REQUESTS_MAX)), tried, state: Mutex::new(state) }
+        let (requests, own) = (Arc::new(Semaphore::new(REQUESTS_MAX)), AtomicBool::new(false));
+        Self { address, requests, tried, own, state: Mutex::new(state) }
     }
 
     /// Configured or announced address.
@@ -284,6 +291,19 @@ impl Peer {
             .is_some_and(|link| link.transport == next && link.clients.iter().any(|client| client.closed().is_none()))
     }
 
+    /// True if the link has more memory than new ones get, nobody uses it, and other peers have none.
+    fn holds_too_much(&self, dialing: &Dialing) -> bool {
+        let (connections, window) = dialing.link_shape();
+        dialing.is_crowded()
+            && self.requests.available_permits() == REQUESTS_MAX
+            && self.state().link.as_ref().is_some_and(|link| link.windows > connections as u64 * window)
+    }
+
+    /// True if the address is that of this agent itself.
+    pub(super) fn is_own(&self) -> bool {
+        self.own.load(Ordering::Relaxed)
+    }
+
     async fn connect(&self, dialing: &Dialing) -> Result<()> {
         let transport = self.state().choice.next();
         let late = |_| {
@@ -316,9 +336,10 @@ impl Peer {
         let resolved = tokio::net::lookup_host(&*self.address).await.map_err(unknown)?.next();
         let address = resolved.ok_or_else(|| Error::unreachable("peer's name has no address").at(&self.address))?;
         let mut clients: Vec<Arc<Client>> = Vec::new();
-        for _ in 0..dialing.options.connections.max(1) {
+        let (connections, window) = dialing.link_shape();
+        for _ in 0..connections.max(1) {
             let first = clients.first().map(|client| client.peer().clone());
-            let dial = Dial { expected: first.as_ref(), budget: &dialing.budget, window: dialing.options.window };
+            let dial = Dial { expected: first.as_ref(), budget: &dialing.budget, window };
             let client = match transport {
                 Transport::Quic => quic::connect(address, &dialing.credentials, &dial).await?,
                 Transport::Tcp => tcp::connect(address, &dialing.credentials, &dial).await?,
@@ -330,7 +351,8 @@ impl Peer {
             clients.push(Arc::new(client));
         }
         tracing::info!(address = %self.address, %transport, connections = clients.len(), "linked to a peer");
-        Ok(Link { transport, clients, next: AtomicUsize::new(0) })
+        let windows = clients.len() as u64 * window;
+        Ok(Link { transport, clients, next: AtomicUsize::new(0), windows })
     }
 }
 
@@ -358,8 +380,13 @@ impl Drop for PeerRequest<'_> {
 pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
     let mut backoff = BACKOFF;
     let mut linked: Option<Instant> = None;
+    // Begin of the failures, and whether they were told.
+    let mut failing: Option<(Instant, bool)> = None;
     let kept = async {
         loop {
+            if peer.is_fine() && peer.holds_too_much(&dialing) {
+                peer.state().link = None;
+            }
             if peer.is_banned() || peer.is_fine() {
                 sleep(CHECK_INTERVAL).await;
                 continue;
@@ -373,16 +400,27 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
             match peer.connect(&dialing).await {
                 Ok(()) => {
                     linked = Some(Instant::now());
+                    failing = None;
                     peer.mark_tried();
                 }
                 // Headless services list all agents, this one included.
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     tracing::debug!(address = %peer.address, "not a peer: {error}");
+                    peer.own.store(true, Ordering::Relaxed);
                     peer.mark_tried();
                     return std::future::pending::<()>().await;
                 }
                 Err(error) => {
-                    tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
+                    if error.kind() == ErrorKind::Exhausted {
+                        dialing.mark_crowded();
+                    }
+                    let (since, told) = failing.get_or_insert((Instant::now(), false));
+                    if !*told && since.elapsed() > FAILING_TOLD {
+                        *told = true;
+                        tracing::warn!(address = %peer.address, "cannot connect to the peer for a minute: {error:?}");
+                    } else {
+                        tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
+                    }
                     peer.mark_tried();
                     tokio::select! {
                         () = sleep(backoff.pause()) => {}

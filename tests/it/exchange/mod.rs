@@ -6,6 +6,7 @@ mod cold;
 mod denied;
 mod faults;
 mod finding;
+mod mesh;
 mod moving;
 mod policy;
 
@@ -111,7 +112,7 @@ impl Fixture {
         let cache = CacheOptions { free_floor: 0, quotas, ..CacheOptions::new(512 * MIB) };
         let cache = Arc::new(Cache::open(&self.path(&format!("cache-{own}")), cache).unwrap());
         let budget = Budget::new(256 * MIB).unwrap();
-        let options = PeersOptions { transports, connections: 2, window: 8 * MIB };
+        let options = PeersOptions { transports, connections: 2, window: 8 * MIB, ..PeersOptions::default() };
         let peers = Peers::new(credentials.clone(), budget.clone(), options);
         let identity = credentials.identity();
         let (ahead, limits) = (budget.carve(32 * MIB).await.unwrap(), Limits::default());

@@ -1,5 +1,10 @@
 {{/* Refuses values that contradict each other; values.schema.json checks each by itself. */}}
 {{- define "towline.checks" -}}
+{{- $fullname := include "towline.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]{0,27}[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "%q cannot be the name of a Service: set fullnameOverride to at most 29 lower-case letters, digits and -, a letter first" $fullname) -}}
+{{- end -}}
+{{- include "towline.checks.folders" . -}}
 {{- $certificates := .Values.certificates -}}
 {{- if and $certificates.secrets $certificates.issuer.name -}}
 {{- fail "certificates: issuer.name and secrets are both set; set one of them" -}}
@@ -16,6 +21,10 @@
 {{- fail (printf "gateways: two are called %s" .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
+{{- $service := default dict .service -}}
+{{- if and $service.loadBalancerClass (ne (default "LoadBalancer" $service.type) "LoadBalancer") -}}
+{{- fail (printf "gateways: %s has a loadBalancerClass, which only services of type LoadBalancer may have" .name) -}}
+{{- end -}}
 {{- if and $certificates.secrets (not .identitySecret) -}}
 {{- fail (printf "gateways: %s has no identitySecret, which certificates.secrets requires" .name) -}}
 {{- end -}}
@@ -34,6 +43,26 @@
 {{- end -}}
 {{- if and $certificates.secrets (not .Values.monitoring.scraperSecret) -}}
 {{- fail "monitoring.scraperSecret: required by serviceMonitor with certificates.secrets" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses folders that must outlive their pod on volumes that do not, and an audit log of an agent whose name changes with its pod. */}}
+{{- define "towline.checks.folders" -}}
+{{- $common := .Values.settings -}}
+{{- if or $common.audit $common.handoff -}}
+{{- fail "settings: audit and handoff are of one agent; set them for a gateway" -}}
+{{- end -}}
+{{- if or .Values.nodes.settings.audit .Values.advisor.settings.audit -}}
+{{- fail "audit: only for gateways, because the names of other agents change with their pods, and an audit log is of one agent" -}}
+{{- end -}}
+{{- if and .Values.nodes.settings.handoff (not .Values.nodes.cache.hostPath) -}}
+{{- fail "nodes.settings.handoff: requires nodes.cache.hostPath, because checkpoints on any other volume are lost with the pod" -}}
+{{- end -}}
+{{- range .Values.gateways -}}
+{{- $own := default dict .settings -}}
+{{- if and (or $own.handoff $own.audit) (not .cache.claim) -}}
+{{- fail (printf "gateways: %s has handoff or audit and no cache.claim: they are lost with the pod" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

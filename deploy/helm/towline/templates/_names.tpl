@@ -1,7 +1,10 @@
-{{/* Name of the release's objects: the release's, with the chart's if it is not in it. */}}
+{{/*
+Name of the release's objects: the release's, with the chart's if it is not in it. With the name of a gateway it has at most 52
+characters, which leaves room for the hash that a StatefulSet adds.
+*/}}
 {{- define "towline.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
-{{- $name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default (replace "." "-" $name | trunc 29 | trimSuffix "-") -}}
 {{- end -}}
 
 {{/* Labels that select the pods of a component; of all components without one. Takes a list: root, component. */}}

@@ -8,23 +8,27 @@ certificates identitySecret or hostIdentity.
 {{- $values := $root.Values -}}
 metadata:
   labels:
-    {{- include "towline.labels" (list $root .component) | nindent 4 }}
+    {{- /* No version: it would replace the pods, and with them their caches, for nothing. */}}
+    {{- include "towline.selector" (list $root .component) | nindent 4 }}
     {{- with .podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    towline.dev/settings: {{ include "towline.restart" .settings }}
+    towline.dev/settings: {{ include "towline.restart" .settings | quote }}
+    {{- with $values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 spec:
   serviceAccountName: {{ include "towline.fullname" $root }}-{{ .component }}
   automountServiceAccountToken: false
   {{- with $values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with .shape.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .shape.nodeSelector }}
   nodeSelector:
@@ -36,6 +40,10 @@ spec:
   {{- end }}
   {{- with .shape.affinity }}
   affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .shape.topologySpreadConstraints }}
+  topologySpreadConstraints:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   terminationGracePeriodSeconds: {{ .shape.terminationGracePeriodSeconds }}
@@ -55,9 +63,13 @@ spec:
         - { name: TOWLINE_AGENT, value: /run/towline/agent/agent.sock }
         - { name: STATE_DIRECTORY, value: /var/lib/towline/state }
         - { name: XDG_CACHE_HOME, value: /var/lib/towline/index }
+        - { name: RUST_LOG, value: {{ $values.logLevel | quote }} }
+        {{- with $values.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       {{- with $values.credentials.secret }}
       envFrom:
-        - secretRef: { name: {{ . }} }
+        - secretRef: { name: {{ . | quote }} }
       {{- end }}
       ports:
         - { name: towline, containerPort: 7171, protocol: TCP }
@@ -111,8 +123,8 @@ csi:
     csi.cert-manager.io/ca-file: ca.crt
     csi.cert-manager.io/fs-group: "65532"
 {{- else if .hostIdentity -}}
-hostPath: { path: {{ .hostIdentity }}, type: Directory }
+hostPath: { path: {{ .hostIdentity | quote }}, type: Directory }
 {{- else -}}
-secret: { secretName: {{ .identitySecret }}, defaultMode: 0440 }
+secret: { secretName: {{ .identitySecret | quote }}, defaultMode: 0440 }
 {{- end -}}
 {{- end -}}

@@ -1,9 +1,11 @@
-{{/* A value in TOML. Strings, numbers and booleans are as in JSON; a map becomes an inline table. */}}
+{{/* A value in TOML; fields that are null are left out. Strings, numbers and booleans are as in JSON; a map becomes an inline table. */}}
 {{- define "towline.toml.value" -}}
 {{- if kindIs "map" . -}}
 {{- $fields := list -}}
 {{- range $key, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
 {{- $fields = append $fields (printf "%s = %s" (include "towline.toml.key" $key) (include "towline.toml.value" $value)) -}}
+{{- end -}}
 {{- end -}}
 { {{ join ", " $fields }} }
 {{- else if kindIs "slice" . -}}
@@ -24,7 +26,7 @@
 {{/* The map of settings as the TOML file of an agent. */}}
 {{- define "towline.toml" -}}
 {{- range $key, $value := . }}
-{{- if not (or (kindIs "map" $value) (and (kindIs "slice" $value) (kindIs "map" (first $value)))) }}
+{{- if not (or (kindIs "invalid" $value) (kindIs "map" $value) (and (kindIs "slice" $value) (kindIs "map" (first $value)))) }}
 {{ $key }} = {{ include "towline.toml.value" $value }}
 {{- end }}
 {{- end }}
@@ -33,14 +35,18 @@
 
 [{{ $key }}]
 {{- range $field, $inner := $value }}
+{{- if not (kindIs "invalid" $inner) }}
 {{ include "towline.toml.key" $field }} = {{ include "towline.toml.value" $inner }}
+{{- end }}
 {{- end }}
 {{- else if and (kindIs "slice" $value) (kindIs "map" (first $value)) }}
 {{- range $value }}
 
 [[{{ $key }}]]
 {{- range $field, $inner := . }}
+{{- if not (kindIs "invalid" $inner) }}
 {{ include "towline.toml.key" $field }} = {{ include "towline.toml.value" $inner }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -58,12 +64,12 @@ pod), made (settings by the chart for this component), own.
   "socket" "/run/towline/agent/agent.sock"
   "grace" (printf "%ds" (sub (int .shape.terminationGracePeriodSeconds) 10))
   "identity" "/etc/towline/identity"
-  "listen" "[::]:7171"
+  "listen" $values.listen
   "allow" $values.allow
   "peers" (dict "dns" (list (include "towline.agents" .root)))
 -}}
 {{- with $values.monitoring.scraper -}}
-{{- $_ := set $common "scrapers" (list (printf "%s/%s" $values.site .)) -}}
+{{- $_ := set $common "scrapers" (list .) -}}
 {{- end -}}
 {{- mustMergeOverwrite $common (deepCopy .made) (deepCopy $values.settings) (deepCopy .own) | mustToJson -}}
 {{- end -}}
