@@ -11,7 +11,7 @@ use crate::data::safetensors;
 /// Commands that need a second machine: tests/it/agent/routing.rs and tests/demo have one.
 const ELSEWHERE: [&str; 2] = ["--from home", "--at cloud"];
 /// Commands that build from source, install, or are tests themselves.
-const NOT_OURS: [&str; 3] = ["make ", "cargo ", "pip "];
+const NOT_OURS: [&str; 4] = ["make ", "cargo ", "pip ", "helm "];
 /// How long a test waits for what must come, in a shell.
 const UNTIL: &str =
     "wait_until() { for _ in $(seq 600); do \"$@\" >/dev/null 2>&1 && return; sleep 0.1; done; return 1; }";

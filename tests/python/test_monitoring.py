@@ -41,17 +41,17 @@ pytestmark = [
 
 #: For each alert: series, one value a minute, for which it fires in the end, and some for which it does not.
 ALERTS = {
-    "TowlineDown": ("up", "0x60", "1x60"),
-    "TowlineAbsent": (None, "", "1x60"),
-    "TowlineNotReady": ("towline_ready", "0x60", "1x60"),
-    "TowlineSavesFail": ('towline_task_retries_total{kind="watch"}', "0+1x60", "7x60"),
-    "TowlineCheckpointSetAside": ("towline_handoff_set_aside", "2x60", "0x60"),
-    "TowlineProblem": ("towline_problems", "1x60", "0x60"),
-    "TowlineCertificateExpires": ("towline_certificate_expiry_time_seconds", "80000x60", "100000x60"),
-    "TowlineCorruptChunks": ("towline_chunk_corrupt_total", "0x30 1x30", "3x60"),
-    "TowlineCacheDamaged": ("towline_cache_damaged_total", "0x30 1x30", "3x60"),
-    "TowlineCacheFull": ("towline_cache_refusals_total", "0+1x60", "3x60"),
-    "TowlinePeersDown": ('towline_peers{state="down"}', "2x60", "0x60"),
+    "TowlineDown": ("up", "0x70", "1x70"),
+    "TowlineAbsent": (None, "", "1x70"),
+    "TowlineNotReady": ("towline_ready", "0x70", "1x70"),
+    "TowlineSavesFail": ('towline_task_retries_total{kind="watch"}', "0+1x70", "7x70"),
+    "TowlineCheckpointSetAside": ("towline_handoff_set_aside", "2x70", "0x70"),
+    "TowlineProblem": ("towline_problems", "1x70", "0x70"),
+    "TowlineCertificateExpires": ("towline_certificate_expiry_time_seconds", "80000x70", "100000x70"),
+    "TowlineCorruptChunks": ("towline_chunk_corrupt_total", "0x30 1x40", "3x70"),
+    "TowlineCacheDamaged": ("towline_cache_damaged_total", "0x30 1x40", "3x70"),
+    "TowlineCacheFull": ("towline_cache_refusals_total", "0+1x70", "3x70"),
+    "TowlinePeersDown": ('towline_peers{state="down"}', "2x70", "0x70"),
 }
 
 
@@ -87,8 +87,8 @@ def labelled(series: str) -> str:
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_fires_when_it_should_and_only_then(alert, tmp_path):
     series, bad, good = ALERTS[alert]
-    others = {"series": 'up{job="other", instance="b:1"}', "values": "1x60"}
-    up = {"series": labelled('towline_peers{state="up"}'), "values": "0x60"}
+    others = {"series": 'up{job="other", instance="b:1"}', "values": "1x70"}
+    up = {"series": labelled('towline_peers{state="up"}'), "values": "0x70"}
 
     def case(values: str, fires: bool) -> dict[str, Any]:
         rule = alerts()[alert]
@@ -99,7 +99,7 @@ def test_an_alert_fires_when_it_should_and_only_then(alert, tmp_path):
         return {
             "interval": "1m",
             "input_series": [{"series": own, "values": values}, up] if values else [others],
-            "alert_rule_test": [{"alertname": alert, "eval_time": "59m", "exp_alerts": [expected] if fires else []}],
+            "alert_rule_test": [{"alertname": alert, "eval_time": "65m", "exp_alerts": [expected] if fires else []}],
         }
 
     document = {"rule_files": [str(CHART / "alerts.yaml")], "tests": [case(bad, True), case(good, False)]}

@@ -211,7 +211,9 @@ fn what_nobody_may_ask_from_elsewhere() {
     ] {
         let answer = home.ask(method, path, at, body);
         assert_eq!(answer.headers["towline-at"], "cloud/c");
-        assert!(String::from_utf8_lossy(&answer.body).contains("does not serve this to other agents"), "{path}");
+        // `scrapers` is for these alone.
+        let why = if path == "/metrics" { "read no metrics" } else { "does not serve this to other agents" };
+        assert!(String::from_utf8_lossy(&answer.body).contains(why), "{path}");
         assert_eq!(answer.refuses(403), "denied", "{path}");
     }
     assert!(!user.ok(&["ls"]).contains("stolen"));
