@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, Receiver, Sender};
@@ -53,7 +53,7 @@ struct Shared {
     released: AtomicU64,
     orders: Mutex<Vec<Order>>,
     wake: Notify,
-    closed: OnceLock<Closed>,
+    closed: SetOnce<Closed>,
     /// Microseconds; 0 while unknown.
     rtt: AtomicU64,
     /// True if the peer sends frames without their bases; set once its hello has arrived, or the connection is over.
@@ -177,7 +177,7 @@ impl Client {
             released: AtomicU64::new(0),
             orders: Mutex::default(),
             wake: Notify::new(),
-            closed: OnceLock::new(),
+            closed: SetOnce::new(),
             rtt: AtomicU64::new(0),
             may_ask_alone: SetOnce::new(),
             wire,
@@ -218,7 +218,7 @@ impl Client {
     pub async fn fetch(&self, priority: Priority, manifest: ManifestId, wanted: Wanted) -> Result<Fetching> {
         let (begun, begins) = oneshot::channel();
         self.ask(Command::Fetch { priority, manifest, wanted, begun }).await?;
-        begins.await.map_err(|_| self.gone())?
+        self.answer(begins).await?
     }
 
     /// Asks which chunks of `manifest` the peer holds, from place `from` of its list on.
@@ -231,7 +231,18 @@ impl Client {
     pub async fn find(&self, manifest: ManifestId, from: u32) -> Result<Survey> {
         let (found, finds) = oneshot::channel();
         self.ask(Command::Find { manifest, from, found }).await?;
-        finds.await.map_err(|_| self.gone())?
+        self.answer(finds).await?
+    }
+
+    /// Waits for the answer to a command. One that is sent while the driver ends stays in the channel as long as this handle: nobody
+    /// answers it, and nobody drops it.
+    async fn answer<T>(&self, answer: oneshot::Receiver<T>) -> Result<T> {
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| self.gone()),
+            // All requests that the driver has taken were answered before.
+            _ = self.shared.closed.wait() => Err(self.gone()),
+        }
     }
 
     async fn ask(&self, command: Command) -> Result<()> {
