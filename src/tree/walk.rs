@@ -19,7 +19,7 @@ use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
-use crate::budget::{Budget, TreeMemory};
+use crate::budget::{Budget, GrowingMemory};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::limits::{MIB, PATH_LEN_MAX, SEGMENT_LEN_MAX};
@@ -79,7 +79,7 @@ pub struct Walk {
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
     place: WalkSource,
-    _memory: Option<TreeMemory>,
+    _memory: Option<GrowingMemory>,
 }
 
 /// Location of the files.
@@ -265,7 +265,7 @@ pub(super) struct Scan<'a> {
     pub(super) skipped: Vec<Skipped>,
     more_skipped: u64,
     /// Memory of the entries; none if they may take any.
-    memory: Option<TreeMemory>,
+    memory: Option<GrowingMemory>,
     stop: CancellationToken,
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
@@ -369,7 +369,7 @@ impl<'a> Scan<'a> {
         if self.memory.as_mut().is_none_or(|memory| memory.try_add(bytes)) {
             return Ok(());
         }
-        let most = self.memory.as_ref().map_or(0, TreeMemory::max) / MIB;
+        let most = self.memory.as_ref().map_or(0, GrowingMemory::max) / MIB;
         Err(Error::exhausted("folder has more entries than the memory budget holds")
             .at(self.folders.shown(path).display())
             .expected(format!("at most {most} MiB for the entries of all saves together, half of the memory budget"))

@@ -13,7 +13,6 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,7 +22,9 @@ from typing import Any
 import pytest
 import yaml
 
+from . import waiting
 from .chart import CHART, FULL, MINIMAL, ROOT, SITES, objects, one, pods
+from .waiting import free_ports
 
 BUILT = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline"))
 DASHBOARD = json.loads((CHART / "dashboards/towline.json").read_text())
@@ -115,18 +116,8 @@ def test_every_alert_is_tried_and_in_the_documents():
         assert f"`{alert}`" in text, alert
 
 
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
-
-
 def until(what: str, found: Callable[[], Any]) -> Any:
-    end = time.monotonic() + PATIENCE
-    while not (value := found()):
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
-    return value
+    return waiting.until(what, found, PATIENCE)
 
 
 class Site:
@@ -158,7 +149,8 @@ class Site:
             "towline-gateway-0": "towline-gateway",
             "towline-advisor-5d8f-8kzlm": "towline-advisor",
         }
-        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in self.makers}
+        ports = free_ports(len(self.makers))
+        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(self.makers, ports, strict=True)}
 
     def begin(self) -> None:
         self.towline("init", self.folder / "repository")
@@ -327,7 +319,8 @@ def prometheus(site) -> Iterator[Callable[[str, dict[str, str]], Any]]:
             }
         )
     )
-    address = f"127.0.0.1:{free_port()}"
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
     log = (folder / "log").open("w")
     process = subprocess.Popen(
         [

@@ -9,12 +9,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import tomllib
+
+from . import waiting
+from .waiting import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/slurm"
@@ -119,22 +121,8 @@ pytestmark = [
 ]
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
-
-
 def until(what: str, found: Callable[[], object]) -> object:
-    end = time.monotonic() + PATIENCE
-    while not (value := found()):
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
-    return value
+    return waiting.until(what, found, PATIENCE)
 
 
 class Cluster:

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::source::{check_unchanged, open};
 use super::{CutChoice, files_of, sharded};
-use crate::budget::TreeMemory;
+use crate::budget::GrowingMemory;
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
 use crate::checkpoint::sharded::Index;
@@ -31,7 +31,7 @@ pub(super) struct Formats {
     /// Indexes of sharded checkpoints, each with its file.
     pub(super) indexes: Vec<(usize, Index)>,
     /// Memory for descriptions of tensors: a small file may describe very many.
-    memory: Mutex<TreeMemory>,
+    memory: Mutex<GrowingMemory>,
     /// Set once files are saved as plain bytes for lack of memory.
     is_told: AtomicBool,
     /// Maximum length of a header: several are parsed at a time, and take some times their length.
@@ -47,7 +47,7 @@ const HEADER_SHARE: u64 = 16;
 impl Formats {
     /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
     /// memory of `memory`; files beyond that are plain bytes. Incomplete if `stop` is cancelled. Blocking.
-    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: TreeMemory, stop: &CancellationToken) -> Self {
+    pub(super) fn new(walk: &Walk, choice: CutChoice, memory: GrowingMemory, stop: &CancellationToken) -> Self {
         let mut formats = Self {
             choice,
             described: Vec::new(),
@@ -132,7 +132,7 @@ impl Formats {
         parsed
     }
 
-    fn memory(&self) -> MutexGuard<'_, TreeMemory> {
+    fn memory(&self) -> MutexGuard<'_, GrowingMemory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

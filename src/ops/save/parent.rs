@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::budget::TreeMemory;
+use crate::budget::GrowingMemory;
 use crate::checkpoint::Dtype;
 use crate::codec::{Codec, Element};
 use crate::error::Result;
@@ -44,7 +44,7 @@ pub(super) struct Parent {
     short: (u64, u64),
     /// True if it has differences; a settled one has none.
     differs: bool,
-    _memory: Option<TreeMemory>,
+    _memory: Option<GrowingMemory>,
 }
 
 /// Properties that identify the same tensor in another step, whatever its file is called.

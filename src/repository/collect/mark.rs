@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use crate::budget::{Budget, Retained};
+use crate::budget::{Budget, GrowingMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Map, PackRef};
 use crate::id::{MapKey, ObjectId, Owned, PackId, SessionId};
-use crate::limits::MIB;
 use crate::name::Name;
 use crate::repository::Repository;
 use crate::repository::log::{RefValue, State};
@@ -33,25 +32,8 @@ pub struct Marks {
     maps: BTreeSet<(PackId, MapKey)>,
     /// Stored bytes of chunks that only kept values use.
     kept_bytes: u64,
-    taken: MarkMemory,
-}
-
-/// Memory of marks, counted in the budget: the number of packs in a map comes from untrusted input.
-#[derive(Debug)]
-struct MarkMemory {
-    budget: Budget,
-    bytes: u64,
-    kept: Vec<Retained>,
-}
-
-impl MarkMemory {
-    fn add(&mut self, bytes: u64) -> Result<()> {
-        self.bytes += bytes;
-        while self.bytes > self.kept.len() as u64 * MIB {
-            self.kept.push(self.budget.keep(MIB)?);
-        }
-        Ok(())
-    }
+    /// Memory of the marks: the number of packs in a map comes from untrusted input.
+    memory: GrowingMemory,
 }
 
 /// Used part of one pack.
@@ -67,8 +49,7 @@ impl Marks {
     /// Empty marks, whose memory counts in `budget`.
     #[must_use]
     pub fn new(budget: &Budget) -> Self {
-        let taken = MarkMemory { budget: budget.clone(), bytes: 0, kept: Vec::new() };
-        Self { packs: BTreeMap::new(), maps: BTreeSet::new(), kept_bytes: 0, taken }
+        Self { packs: BTreeMap::new(), maps: BTreeSet::new(), kept_bytes: 0, memory: budget.keep_growing() }
     }
 
     /// True if any chunk of `pack` is used.
@@ -112,14 +93,14 @@ impl Marks {
             let used = match self.packs.entry(pack.id) {
                 Entry::Occupied(used) => used.into_mut(),
                 Entry::Vacant(vacant) => {
-                    self.taken.add(PACK_SHARE)?;
+                    self.memory.add(PACK_SHARE)?;
                     vacant.insert(Used { pack: *pack, ordinals: BTreeMap::new(), bytes: 0 })
                 }
             };
             let word = match used.ordinals.entry(frame.ordinal / 64) {
                 Entry::Occupied(word) => word.into_mut(),
                 Entry::Vacant(vacant) => {
-                    self.taken.add(WORD_SHARE)?;
+                    self.memory.add(WORD_SHARE)?;
                     vacant.insert(0)
                 }
             };
@@ -129,7 +110,7 @@ impl Marks {
             }
             *word |= bit;
             if self.maps.insert((pack.id, key)) {
-                self.taken.add(MAP_SHARE)?;
+                self.memory.add(MAP_SHARE)?;
             }
         }
         Ok(())

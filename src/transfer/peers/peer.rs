@@ -45,8 +45,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// Time limit of a survey, after which the peer is used without it.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
-/// Time of failures after which they are a warning, once: agents that start together fail for a moment.
-const FAILING_TOLD: Duration = Duration::from_mins(1);
+/// Time of failures after which one is a warning: agents that start together fail for a moment.
+const WARN_AFTER: Duration = Duration::from_mins(1);
 /// Interval of checks of a link.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -380,8 +380,8 @@ impl Drop for PeerRequest<'_> {
 pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
     let mut backoff = BACKOFF;
     let mut linked: Option<Instant> = None;
-    // Begin of the failures, and whether they were told.
-    let mut failing: Option<(Instant, bool)> = None;
+    let mut failing_since: Option<Instant> = None;
+    let mut is_warned = false;
     let kept = async {
         loop {
             if peer.is_fine() && peer.holds_too_much(&dialing) {
@@ -400,7 +400,7 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
             match peer.connect(&dialing).await {
                 Ok(()) => {
                     linked = Some(Instant::now());
-                    failing = None;
+                    (failing_since, is_warned) = (None, false);
                     peer.mark_tried();
                 }
                 // Headless services list all agents, this one included.
@@ -414,10 +414,10 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
                     if error.kind() == ErrorKind::Exhausted {
                         dialing.mark_crowded();
                     }
-                    let (since, told) = failing.get_or_insert((Instant::now(), false));
-                    if !*told && since.elapsed() > FAILING_TOLD {
-                        *told = true;
-                        tracing::warn!(address = %peer.address, "cannot connect to the peer for a minute: {error:?}");
+                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    if !is_warned && since.elapsed() > WARN_AFTER {
+                        is_warned = true;
+                        tracing::warn!(address = %peer.address, "failed to connect to the peer for a minute: {error:?}");
                     } else {
                         tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
                     }

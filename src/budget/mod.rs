@@ -3,6 +3,8 @@
 //! Never wait for a permit while holding one of another kind: each stage takes the memory that it needs in one step, and releases
 //! it without waiting. So there is always a stage that can continue.
 
+mod growing;
+
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,14 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub use self::growing::GrowingMemory;
 use crate::blocks::Memory;
 use crate::error::{Error, Result};
 use crate::limits::{KIB, MEMORY_MIN, MIB};
 
 /// Permits are counted in units of this many bytes.
 const UNIT: u64 = 4 * KIB;
-/// Steps in which [`TreeMemory`] grows.
-const TREE_STEP: u64 = 64 * KIB;
+/// Structures that [`Budget::keep`] counts, in errors.
+const PLANS: &str = "plans and marks";
 /// Buffers smaller than this are not worth keeping.
 const REUSE_MIN: usize = 256 << 10;
 
@@ -179,7 +182,13 @@ impl Budget {
     /// # Errors
     /// Exhausted, if all structures kept together would take more than [`Budget::kept_max`].
     pub fn keep(&self, bytes: u64) -> Result<Retained> {
-        self.keep_in(&self.0.kept, bytes)
+        self.keep_in(&self.0.kept, PLANS, bytes)
+    }
+
+    /// Memory, none yet, of a structure that grows and counts as by [`Budget::keep`].
+    #[must_use]
+    pub fn keep_growing(&self) -> GrowingMemory {
+        GrowingMemory::of(&self.0.kept, self.kept_max(), PLANS)
     }
 
     /// As [`Budget::keep`], from another half of the budget, for what everything else needs: the names of a repository. No plan, mark or
@@ -188,27 +197,19 @@ impl Budget {
     /// # Errors
     /// As [`Budget::keep`].
     pub fn keep_state(&self, bytes: u64) -> Result<Retained> {
-        self.keep_in(&self.0.states, bytes)
+        self.keep_in(&self.0.states, "names and sessions", bytes)
     }
 
-    fn keep_in(&self, pool: &Arc<Semaphore>, bytes: u64) -> Result<Retained> {
+    fn keep_in(&self, pool: &Arc<Semaphore>, what: &str, bytes: u64) -> Result<Retained> {
         let kept = Arc::clone(pool).try_acquire_many_owned(self.units(saturating_len(bytes))?);
-        kept.map(Retained).map_err(|_| {
-            Error::exhausted("plans and marks take more memory than they may")
-                .expected(format!(
-                    "at most {} MiB of all of them together, half of the memory budget",
-                    self.kept_max() / MIB
-                ))
-                .got(format!("{} MiB more", bytes.div_ceil(MIB)))
-                .help("read less at a time, or raise --memory")
-        })
+        kept.map(Retained).map_err(|_| too_much(what, self.kept_max(), bytes))
     }
 
     /// Memory, none yet, for what a save knows about its files: their paths, the tensors in them. That of all saves together is at
     /// most half of the budget. Like [`Budget::keep`] it never waits, and takes nothing from buffers.
     #[must_use]
-    pub fn tree_memory(&self) -> TreeMemory {
-        TreeMemory { pool: Arc::clone(&self.0.trees), max: self.0.total / 2, bytes: 0, permit: None }
+    pub fn tree_memory(&self) -> GrowingMemory {
+        GrowingMemory::of(&self.0.trees, self.0.total / 2, "files of saves")
     }
 
     /// Reserves `bytes` that other code allocates; all of the budget, if they are more.
@@ -294,54 +295,12 @@ pub struct Charge {
 #[derive(Debug)]
 pub struct Retained(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
 
-/// Memory of [`Budget::tree_memory`], which grows and shrinks; released on drop.
-#[derive(Debug)]
-pub struct TreeMemory {
-    pool: Arc<Semaphore>,
-    max: u64,
-    bytes: u64,
-    /// `bytes`, rounded up to whole steps of [`TREE_STEP`].
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl TreeMemory {
-    /// Most bytes that all saves together may have.
-    #[must_use]
-    pub fn max(&self) -> u64 {
-        self.max
-    }
-
-    /// Takes `bytes` more; false, with nothing taken, if fewer are left.
-    #[must_use]
-    pub fn try_add(&mut self, bytes: u64) -> bool {
-        let wanted = self.bytes.saturating_add(bytes);
-        let more =
-            Self::units(wanted).saturating_sub(self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
-        if more > 0 {
-            let taken =
-                u32::try_from(more).ok().and_then(|more| Arc::clone(&self.pool).try_acquire_many_owned(more).ok());
-            match (taken, &mut self.permit) {
-                (None, _) => return false,
-                (Some(taken), Some(permit)) => permit.merge(taken),
-                (Some(taken), permit) => *permit = Some(taken),
-            }
-        }
-        self.bytes = wanted;
-        true
-    }
-
-    /// Gives `bytes` back.
-    pub fn subtract(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_sub(bytes);
-        let units = Self::units(self.bytes);
-        if let Some(permit) = &mut self.permit {
-            drop(permit.split(permit.num_permits().saturating_sub(units)));
-        }
-    }
-
-    fn units(bytes: u64) -> usize {
-        usize::try_from(bytes.div_ceil(TREE_STEP).saturating_mul(TREE_STEP / UNIT)).unwrap_or(usize::MAX)
-    }
+/// Error of structures that would take `bytes` more than the `most` that all of their kind may have.
+fn too_much(what: &str, most: u64, bytes: u64) -> Error {
+    Error::exhausted(format!("{what} take more memory than they may"))
+        .expected(format!("at most {} MiB of all of them together, half of the memory budget", most / MIB))
+        .got(format!("{} MiB more", bytes.div_ceil(MIB)))
+        .help("read less at a time, or raise --memory")
 }
 
 /// Memory that [`Budget::reserve`] reserved, released on drop.
@@ -478,22 +437,6 @@ mod tests {
         drop(budget.carve_beside_buffers(budget.total() / 2).await.unwrap());
         let more = budget.carve_beside_buffers(budget.total() / 2 + 1).await.unwrap_err();
         assert_eq!(more.kind(), crate::error::ErrorKind::Exhausted);
-    }
-
-    #[test]
-    fn all_trees_together_take_half_of_the_budget() {
-        let budget = budget();
-        let half = budget.total() / 2;
-        let (mut one, mut other) = (budget.tree_memory(), budget.tree_memory());
-        assert!(one.try_add(1) && one.try_add(half - TREE_STEP - 1) && other.try_add(1));
-        assert!(!one.try_add(1) && !one.try_add(u64::MAX) && !other.try_add(TREE_STEP), "each has begun its last step");
-        assert!(other.try_add(TREE_STEP - 1), "what was refused is not counted");
-        one.subtract(TREE_STEP);
-        assert!(other.try_add(TREE_STEP) && !other.try_add(1));
-        drop(one);
-        assert!(other.try_add(half - 2 * TREE_STEP));
-        drop(other);
-        assert!(budget.tree_memory().try_add(half));
     }
 
     #[tokio::test]
