@@ -243,7 +243,7 @@ fn issue(folder: &Path, path: &str, to: &str) -> Credentials {
     let (site, agent) = path.split_once('/').unwrap();
     let to: PathBuf = folder.join(to);
     let authority = Authority::open(&folder.join("ca")).unwrap();
-    authority.issue(&Identity::new(site, agent).unwrap(), &to, (5, SystemClock.now()), true).unwrap();
+    authority.issue(&(&Identity::new(site, agent).unwrap()).into(), &to, (5, SystemClock.now()), true).unwrap();
     Credentials::open(&to, Arc::new(SystemClock)).unwrap()
 }
 

@@ -8,6 +8,7 @@
 //! sidecar   inputs, watches and preemption of a training
 //! staged    tensors in memory for the processes of the node
 //! handoff   checkpoints of agents that may be shut down before they can save them
+//! webhook   sidecars and certificates for pods of Kubernetes
 //! ```
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
@@ -35,6 +36,7 @@ mod redact;
 mod requester;
 mod routing;
 mod rules;
+mod service_account;
 mod sidecar;
 mod skypilot;
 mod slurm;
@@ -48,6 +50,7 @@ mod user;
 mod user_rules;
 pub mod view;
 mod warm;
+mod webhook;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -71,6 +74,7 @@ pub use self::config::{
 use self::handoff::{ReceiverOptions, run_receiver};
 pub use self::preemption::Provider;
 pub use self::routing::AgentSelector;
+pub use self::service_account::ServiceAccountConfig;
 use self::slurm::SlurmHints;
 use self::socket::Claimed;
 pub use self::socket::well_known;
@@ -79,6 +83,7 @@ use self::state::AgentState;
 use self::usage::UsagePublication;
 pub use self::user::user_name;
 pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
+pub use self::webhook::{AccountRule, IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
 use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
@@ -103,6 +108,7 @@ pub struct Agent {
     socket: PathBuf,
     http: Option<SocketAddr>,
     listen: Option<SocketAddr>,
+    webhook: Option<SocketAddr>,
     grace: Duration,
     /// Reports of what it has moved, if it publishes any.
     usage: Option<UsagePublication>,
@@ -129,6 +135,9 @@ impl Agent {
             None => None,
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
+        if let Some(account) = &config.service_account {
+            Box::pin(account.obtain()).await;
+        }
         let state = Arc::new(AgentState::open(&config).await?);
         let handoff_senders = config.handoff.as_ref().map(|handoff| handoff.accept.clone()).unwrap_or_default();
         let token_file = socket::token_path(&config.socket);
@@ -165,7 +174,11 @@ impl Agent {
             let receiver = run_receiver(Arc::clone(&state), store, options);
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
-        begin_jobs(&state, config.cache.as_ref(), config.slurm, &mut api);
+        let webhook = match config.webhook {
+            Some(webhook) => Some(Box::pin(webhook::begin(&state, *webhook, &mut api)).await?),
+            None => None,
+        };
+        begin_jobs(&state, config.cache.as_ref(), (config.slurm, config.service_account), &mut api);
         let usage = config.cache.as_ref().map(|cache| cache.usage).filter(|every| !every.is_zero());
         let usage = usage.and_then(|every| UsagePublication::begin(&state, every));
         let publication = Publication::begin(&state, config.audit.as_ref());
@@ -177,6 +190,7 @@ impl Agent {
             socket: config.socket,
             http,
             listen,
+            webhook,
             grace: config.grace,
             usage,
             publication,
@@ -200,6 +214,12 @@ impl Agent {
     #[must_use]
     pub fn listens(&self) -> Option<SocketAddr> {
         self.listen
+    }
+
+    /// Address of its webhook, if it has one.
+    #[must_use]
+    pub fn webhook(&self) -> Option<SocketAddr> {
+        self.webhook
     }
 
     /// Shuts down: refuses new tasks, waits for running ones for the grace period or until `hurry`, stops the rest, closes listeners.
@@ -258,10 +278,14 @@ impl Agent {
 fn begin_jobs(
     state: &Arc<AgentState>,
     cache: Option<&CacheConfig>,
-    slurm_hints: Option<SlurmHints>,
+    (slurm_hints, account): (Option<SlurmHints>, Option<ServiceAccountConfig>),
     api: &mut JoinSet<()>,
 ) {
     let leaving = &state.leaving;
+    if let (Some(account), Ok(credentials)) = (account, state.credentials()) {
+        let renewed = account.renew(credentials.clone());
+        api.spawn(leaving.clone().run_until_cancelled_owned(renewed).map(drop));
+    }
     api.spawn(leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).poll()).map(drop));
     if let Some(every) = cache.map(|cache| cache.inventory).filter(|every| !every.is_zero()) {
         api.spawn(inventory::run(Arc::clone(state), every));

@@ -101,6 +101,8 @@ impl Context {
             http: Option<String>,
             #[serde(skip_serializing_if = "Option::is_none")]
             listen: Option<String>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            webhook: Option<String>,
         }
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let mut asked = async || {
@@ -113,16 +115,19 @@ impl Context {
         let mut config = Config::read(config)?;
         config.memory = self.memory.or(config.memory);
         let agent = tokio::select! {
-            agent = Agent::start(config) => agent?,
+            agent = Box::pin(Agent::start(config)) => agent?,
             () = asked() => return Err(Error::cancelled("interrupted before the agent was there")),
         };
         let (socket, http) = (agent.socket().display().to_string(), agent.http().map(|http| http.to_string()));
         let listen = agent.listens().map(|listen| listen.to_string());
-        self.output.event(&Listening { event: "listening", socket, http, listen }, |listening| {
+        let webhook = agent.webhook().map(|webhook| webhook.to_string());
+        self.output.event(&Listening { event: "listening", socket, http, listen, webhook }, |listening| {
             let http = listening.http.as_ref().map_or_else(String::new, |http| format!(" and http://{http}"));
             let peers =
                 listening.listen.as_ref().map_or_else(String::new, |listen| format!("; other agents at {listen}"));
-            format!("listening at {}{http}{peers}", printable(&listening.socket))
+            let webhook =
+                listening.webhook.as_ref().map_or_else(String::new, |webhook| format!("; the API server at {webhook}"));
+            format!("listening at {}{http}{peers}{webhook}", printable(&listening.socket))
         })?;
         asked().await;
         agent.shut_down(asked()).await

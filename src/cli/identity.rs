@@ -9,7 +9,7 @@ use super::output::printable;
 use super::verbs::Context;
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, Result};
-use crate::transfer::identity::{Authority, Certificate, show};
+use crate::transfer::identity::{Authority, Certificate, Subject, show};
 
 /// Certificates that were made, or exist.
 #[derive(Serialize)]
@@ -30,9 +30,10 @@ impl Context {
                 self.output.remark("whoever has ca.key can make agents: keep it away from the nodes");
                 Ok(())
             }
-            IdentityVerb::Issue { agent, to, authority, days } => {
+            IdentityVerb::Issue { agent, to, dns, authority, days } => {
                 let authority = Authority::open(self.authority(&authority)?)?;
-                self.made(&to, authority.issue(&agent, &to, (days, now), false)?)
+                let subject = Subject { identity: &agent, dns_names: &dns };
+                self.made(&to, authority.issue(&subject, &to, (days, now), false)?)
             }
             IdentityVerb::IssuePolicy { to, authority, days } => {
                 let authority = Authority::open(self.authority(&authority)?)?;
@@ -42,10 +43,14 @@ impl Context {
             }
             IdentityVerb::Rotate { folder, authority, days } => {
                 let old = show(&folder)?;
-                let agent = old.iter().find_map(|certificate| certificate.identity.as_ref());
-                let agent = agent.ok_or_else(|| Error::not_found("no certificate of an agent").at(folder.display()))?;
+                let of_agent = |old: &Certificate| Some((old.identity.clone()?, old.dns_names.clone()));
+                let (identity, dns_names) = old
+                    .iter()
+                    .find_map(of_agent)
+                    .ok_or_else(|| Error::not_found("no certificate of an agent").at(folder.display()))?;
                 let authority = Authority::open(self.authority(&authority)?)?;
-                self.made(&folder, authority.issue(agent, &folder, (days, now), true)?)
+                let subject = Subject { identity: &identity, dns_names: &dns_names };
+                self.made(&folder, authority.issue(&subject, &folder, (days, now), true)?)
             }
             IdentityVerb::Show { path } => {
                 let shown = Certificates { folder: None, certificates: show(&path)? };

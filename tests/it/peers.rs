@@ -115,7 +115,7 @@ impl Authorities {
         let authority = Authority::open(&self.path().join("ca")).unwrap();
         let folder = self.path().join(format!("{site}-{agent}"));
         let identity = Identity::new(site, agent).unwrap();
-        authority.issue(&identity, &folder, (5, SystemClock.now()), true).unwrap();
+        authority.issue(&(&identity).into(), &folder, (5, SystemClock.now()), true).unwrap();
         Credentials::open(&folder, Arc::new(SystemClock)).unwrap()
     }
 }

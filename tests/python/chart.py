@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/towline"
 HELM = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
+
+#: Versions of Kubernetes that objects are validated for.
+VERSIONS = [*(f"1.{minor}.0" for minor in range(29, 36)), kubernetes_validate.latest_version()]
 
 MINIMAL: dict[str, Any] = {
     "site": "home",
@@ -133,3 +137,34 @@ def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The templates of pods, by the name of what makes them."""
     made = (it for it in found if it["kind"] in ("DaemonSet", "StatefulSet", "Deployment"))
     return {it["metadata"]["name"]: it["spec"]["template"] for it in made}
+
+
+def violations(pod: dict[str, Any]) -> list[str]:
+    """What the profile "restricted" has against a pod; https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
+    spec, found = pod["spec"], []
+    found += [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for volume in spec.get("volumes", []):
+        found += [f"volume {volume['name']}: {key}" for key in volume.keys() - allowed - {"name"}]
+    whole = spec["securityContext"]
+    if whole.get("runAsNonRoot") is not True or whole.get("runAsUser") == 0:
+        found.append("root")
+    if whole.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        found.append("seccomp")
+    for container in spec.get("initContainers", []) + spec["containers"]:
+        own = container["securityContext"]
+        if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
+            found.append("privileges")
+        if own.get("capabilities") != {"drop": ["ALL"]}:
+            found.append("capabilities")
+        found += ["host port" for port in container.get("ports", []) if "hostPort" in port]
+    return found

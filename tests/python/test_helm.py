@@ -16,10 +16,9 @@ import pytest
 import tomllib
 import yaml
 
-from .chart import CHART, FULL, MINIMAL, OWN, ROOT, helm, objects, one, pods, rendered
+from .chart import CHART, FULL, MINIMAL, OWN, ROOT, VERSIONS, helm, objects, one, pods, rendered, violations
 
 GATEWAY = {"name": "a", "address": "a:1", "cache": {"capacity": "1G"}}
-VERSIONS = [*(f"1.{minor}.0" for minor in range(29, 36)), kubernetes_validate.latest_version()]
 CASES = {"minimal": MINIMAL, "full": FULL, "own-certificates": OWN}
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -103,37 +102,6 @@ def test_it_renders_as_before(case):
     if os.environ.get("TOWLINE_GOLDEN_WRITE") == "helm":
         file.write_text(text)
     assert text == file.read_text()
-
-
-def violations(pod: dict[str, Any]) -> list[str]:
-    """What the profile "restricted" has against a pod; https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
-    spec, found = pod["spec"], []
-    found += [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    allowed = {
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-    }
-    for volume in spec["volumes"]:
-        found += [f"volume {volume['name']}: {key}" for key in volume.keys() - allowed - {"name"}]
-    whole = spec["securityContext"]
-    if whole.get("runAsNonRoot") is not True or whole.get("runAsUser") == 0:
-        found.append("root")
-    if whole.get("seccompProfile", {}).get("type") != "RuntimeDefault":
-        found.append("seccomp")
-    for container in spec.get("initContainers", []) + spec["containers"]:
-        own = container["securityContext"]
-        if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
-            found.append("privileges")
-        if own.get("capabilities") != {"drop": ["ALL"]}:
-            found.append("capabilities")
-        found += ["host port" for port in container["ports"] if "hostPort" in port]
-    return found
 
 
 def test_pods_are_restricted_but_for_folders_of_the_node(case):

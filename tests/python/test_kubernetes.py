@@ -6,11 +6,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,8 @@ import pytest
 import tomllib
 import towline
 import yaml
+
+from .pods import Pod, container
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/kubernetes"
@@ -48,10 +48,6 @@ def job() -> dict:
 
 def settings() -> dict:
     return tomllib.loads((DEPLOY / "agent.toml").read_text())
-
-
-def container(pod: dict, name: str) -> dict:
-    return next(one for one in pod["initContainers"] + pod["containers"] if one["name"] == name)
 
 
 def number(size: str) -> int:
@@ -116,80 +112,6 @@ def test_the_documents_show_the_files_as_they_are():
     assert (DEPLOY / "agent.toml").read_text() in [text for language, text in shown if language == "toml"]
 
 
-class Pod:
-    """A pod as the manifest says, in `folder`: each volume is a folder there."""
-
-    def __init__(self, folder: Path, repository: Path, user: dict[str, object]):
-        self.told, self.folder, self.repository, self.user = job()["spec"]["template"]["spec"], folder, repository, user
-        for volume in self.told["volumes"]:
-            self._make(volume)
-        self.agent = self.start("towline")
-
-    def _make(self, volume: dict) -> None:
-        made = self.folder / volume["name"]
-        made.mkdir(parents=True)
-        if "emptyDir" in volume:
-            # As the kubelet makes it, with a group for all (https://kubernetes.io/docs/tasks/configure-pod-container/security-context/).
-            if os.getuid() == 0:
-                os.chown(made, 0, self.told["securityContext"]["fsGroup"])
-            made.chmod(0o2777)
-            return
-        (made / "..now").mkdir()
-        (made / "..data").symlink_to("..now")
-        text = (DEPLOY / "agent.toml").read_text().replace(settings()["repository"], str(self.repository))
-        (made / "..now/agent.toml").write_text(self.mapped("towline", text))
-        (made / "agent.toml").symlink_to("..data/agent.toml")
-
-    def mapped(self, name: str, text: str) -> str:
-        """`text` with the paths of a container's mounts as they are on this machine."""
-        for mount in container(self.told, name)["volumeMounts"]:
-            text = re.sub(rf"(?<![\w/]){mount['mountPath']}(?![\w-])", str(self.folder / mount["name"]), text)
-        return text
-
-    def start(self, name: str, command: list[str] | None = None) -> subprocess.Popen:
-        """The process of a container, or another one in it."""
-        told = container(self.told, name)
-        command = command or told["command"] + told.get("args", [])
-        environment = {one["name"]: self.mapped(name, one["value"]) for one in told["env"]}
-        log = (self.folder / f"{name}.log").open("a")
-        return subprocess.Popen(
-            [self.mapped(name, word) for word in command],
-            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/", **environment},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            **self.user,
-        )
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-    def wait_until_started(self) -> None:
-        """As the kubelet does, but more often."""
-        probe = container(self.told, "towline")["startupProbe"]
-        for _ in range(probe["failureThreshold"]):
-            if self.start("towline", probe["exec"]["command"]).wait(60) == 0:
-                return
-            assert self.agent.poll() is None, self.log("towline")
-            time.sleep(0.2)
-        pytest.fail(f"the startup probe never succeeded: {self.log('towline')}")
-
-    def train(self) -> str:
-        (self.folder / "train.py").write_text(TRAIN)
-        assert self.start("training").wait(120) == 0, self.log("training")
-        return self.log("training")
-
-    def end(self) -> int:
-        """SIGTERM, and no more time than the pod has."""
-        self.agent.send_signal(signal.SIGTERM)
-        return self.agent.wait(self.told["terminationGracePeriodSeconds"])
-
-    def end_abruptly(self) -> None:
-        self.agent.kill()
-        self.agent.wait()
-
-
 @pytest.fixture
 def user() -> dict[str, object]:
     """The user of the manifest, where this process may become that one."""
@@ -234,9 +156,9 @@ def start(folder, repository, user) -> Iterator:
     pods = []
 
     def start() -> Pod:
-        (folder / f"pod-{len(pods)}").mkdir()
-        (folder / f"pod-{len(pods)}").chmod(0o777)
-        pods.append(Pod(folder / f"pod-{len(pods)}", repository, user))
+        text = (DEPLOY / "agent.toml").read_text().replace(settings()["repository"], str(repository))
+        files = {"settings": {"agent.toml": text}}
+        pods.append(Pod(job()["spec"]["template"]["spec"], folder / f"pod-{len(pods)}", files, user))
         return pods[-1]
 
     yield start
@@ -251,7 +173,7 @@ def steps(repository: Path) -> list[str]:
 def test_a_pod_saves_what_its_training_writes(start, repository, tmp_path):
     pod = start()
     pod.wait_until_started()
-    assert "went on from 0" in pod.train()
+    assert "went on from 0" in pod.train(TRAIN)
     # It ends before the watch would have taken the checkpoints to be whole.
     assert pod.end() == 0, pod.log("towline")
     run = settings()["sidecar"]["watch"][0]["run"]
@@ -264,7 +186,7 @@ def test_a_container_that_starts_again_saves_what_the_killed_one_did_not(start, 
     pod = start()
     pod.wait_until_started()
     pod.end_abruptly()
-    pod.train()
+    pod.train(TRAIN)
     # The volumes are the pod's: what the training wrote meanwhile is there.
     pod.agent = pod.start("towline")
     pod.wait_until_started()
@@ -275,13 +197,13 @@ def test_a_container_that_starts_again_saves_what_the_killed_one_did_not(start, 
 def test_a_new_pod_goes_on_with_the_latest_checkpoint(start, repository):
     pod = start()
     pod.wait_until_started()
-    pod.train()
+    pod.train(TRAIN)
     assert pod.end() == 0, pod.log("towline")
     later = start()
     later.wait_until_started()
     (found,) = (later.folder / "ckpt").glob("checkpoint-*")
     assert found.name == "checkpoint-2"
     assert (found / "weights.bin").read_bytes() == (2).to_bytes(2, "little") * 50_000
-    assert "went on from 2" in later.train()
+    assert "went on from 2" in later.train(TRAIN)
     assert later.end() == 0, later.log("towline")
     assert len(steps(repository)) == 4

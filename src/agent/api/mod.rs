@@ -50,6 +50,7 @@ use self::kube::KUBE_BODY_LEN_MAX;
 use self::relay::forward;
 pub(super) use self::serve::{Local, serve};
 use self::skypilot::SKYPILOT_BODY_LEN_MAX;
+pub(super) use self::unauthenticated::hint_for_caller;
 use super::state::AgentState;
 use crate::error::Error;
 use crate::transfer::identity::Credentials;

@@ -21,7 +21,6 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::caller::Caller;
 use super::slots::{ConnectionSlot, ConnectionSlots, with_guard};
 use crate::agent::socket::may_connect;
 use crate::transfer::calls::{CallStream, Calls, RemoteCaller};
@@ -80,13 +79,13 @@ impl Listener for Local {
 }
 
 /// Accepts connections from `listener` until `leaving` is cancelled, then finishes requests in progress. `caller` maps a peer
-/// address to the origin of its requests.
+/// address to the origin of its requests, which handlers get as an extension.
 ///
 /// # Cancel safety
 /// Safe: open connections are dropped.
-pub(in crate::agent) async fn serve<L: Listener>(
+pub(in crate::agent) async fn serve<L: Listener, C: Clone + Send + Sync + 'static>(
     mut listener: L,
-    caller: impl Fn(L::Addr) -> Caller,
+    caller: impl Fn(L::Addr) -> C,
     router: Router,
     leaving: CancellationToken,
 ) {
@@ -123,10 +122,10 @@ fn unless_stalled<S: AsyncRead + AsyncWrite>(stream: S, stall: Duration) -> Pin<
     Box::pin(stream)
 }
 
-async fn connection(
+async fn connection<C: Clone + Send + Sync + 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    caller: Caller,
+    caller: C,
     slot: &Arc<ConnectionSlot>,
     leaving: CancellationToken,
 ) {
@@ -161,6 +160,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     use tokio::time::timeout;
 
+    use super::super::caller::Caller;
     use super::*;
 
     #[tokio::test]

@@ -73,7 +73,7 @@ impl UnauthenticatedCall {
 ///
 /// # Errors
 /// Not found, for an absent name; else as [`Advisor::hint`](crate::agent::advisor::Advisor::hint).
-pub(super) async fn hint_for_caller(
+pub(in crate::agent) async fn hint_for_caller(
     state: &AgentState,
     request: &HintRequest,
     may: impl Fn(&Name) -> bool + Copy,

@@ -12,6 +12,7 @@ mod sidecar;
 mod staging;
 #[cfg(test)]
 mod tests;
+mod webhook;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -38,11 +39,14 @@ use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, WatchedFolder};
 pub use self::staging::StagingConfig;
 use self::staging::StagingSection;
+use self::webhook::WebhookSection;
 use super::advisor::SitesPaths;
 use super::kube::KubeRules;
+use super::service_account::ServiceAccountConfig;
 use super::slurm::SlurmHints;
 use super::socket::{self, SOCKET_PATH_MAX};
 use super::user_rules::UserRules;
+use super::webhook::WebhookConfig;
 use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::GIB;
@@ -121,6 +125,10 @@ pub struct Config {
     pub audit: Option<AuditConfig>,
     /// Settings of the sidecar.
     pub sidecar: SidecarConfig,
+    /// Source of the certificate, if it comes from a webhook.
+    pub service_account: Option<ServiceAccountConfig>,
+    /// Webhook for the API server of Kubernetes, if it has one.
+    pub webhook: Option<Box<WebhookConfig>>,
 }
 
 /// Folder and size of a cache.
@@ -180,6 +188,16 @@ struct File {
     audit: Option<AuditSection>,
     #[serde(default)]
     sidecar: SidecarSection,
+    service_account: Option<ServiceAccountSection>,
+    webhook: Option<WebhookSection>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServiceAccountSection {
+    url: String,
+    token: PathBuf,
+    authorities: PathBuf,
 }
 
 #[derive(Debug, Deserialize)]
@@ -242,6 +260,10 @@ impl File {
                 .help("put a TLS proxy on this machine in front of it"));
         }
         let several = self.repositories.len() > 1;
+        let webhook = self.webhook.map(|webhook| {
+            let first = self.repository.as_ref().or(self.repositories.first()).map_or("", String::as_str);
+            webhook.settle(folder, (first, self.endpoint.as_deref(), self.allow_http))
+        });
         let cache = self.cache.map(|cache| CacheConfig {
             dir: folder.join(cache.dir),
             capacity: cache.capacity.0,
@@ -287,6 +309,13 @@ impl File {
             handoff: self.handoff.map(|handoff| handoff.settle(folder)).transpose()?,
             audit: self.audit.map(|audit| audit.settle(folder, self.identity.is_some())).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
+            service_account: self.service_account.zip(self.identity).map(|(account, identity)| ServiceAccountConfig {
+                url: account.url,
+                token: folder.join(account.token),
+                authorities: folder.join(account.authorities),
+                folder: folder.join(identity),
+            }),
+            webhook: webhook.transpose()?.map(Box::new),
         })
     }
 
@@ -310,6 +339,12 @@ impl File {
         if self.http.is_none() && self.tokens.is_some() {
             return Err(Error::usage("`tokens` is set, but not `http`: tokens are used on loopback")
                 .help("set both, or neither; the socket needs no token"));
+        }
+        if self.identity.is_none() && self.service_account.is_some() {
+            return Err(Error::usage("[service_account] is set, but not `identity`: the folder for its certificate"));
+        }
+        if self.cache.is_none() && self.webhook.is_some() {
+            return Err(Error::usage("[webhook] is set, but no cache").help("set [cache] dir and capacity"));
         }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.hands_off() && !names_others {

@@ -8,6 +8,7 @@ mod wire;
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize as _;
 use serde_json::value::RawValue;
 
 use self::levels::levels;
@@ -59,7 +60,7 @@ pub(super) struct KubeQuestion {
     /// Names that the pod reads; empty: there is nothing to say.
     pub(super) inputs: Vec<String>,
     objective: Objective,
-    gpus: u64,
+    workload: Workload,
     places: Vec<Place>,
     /// True if the nodes came by name alone.
     by_name: bool,
@@ -88,34 +89,15 @@ impl KubeQuestion {
                 items.map(|raw| place_of(raw, sites)).collect::<Result<_>>()?
             }
         };
-        let gpus = gpus(&pod);
+        let (workload, objective) = job_of(&pod)?;
         let Metadata { namespace, annotations, name, .. } = pod.metadata;
         let annotations = annotations.map(|annotations| annotations.0).unwrap_or_default();
-        let told = |key: &str| annotations.get(key).map(|value| value.trim()).filter(|value| !value.is_empty());
-        let wrong = |key: &'static str, expected: &'static str| {
-            Error::usage("annotation of the pod is malformed").at(format!("{name}: {key}")).expected(expected)
-        };
-        let mode = match told(OBJECTIVE) {
-            None => Mode::default(),
-            Some(text) => text.parse().map_err(|_| wrong(OBJECTIVE, "time, cost or weighted").got(text))?,
-        };
-        let usd_per_hour = match told(USD_PER_HOUR) {
-            None => 0.0,
-            Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars").got(text))?,
-        };
-        let inputs = told(INPUTS).into_iter().flat_map(|names| names.split(',')).map(str::trim);
+        let inputs = annotations.get(INPUTS).map(String::as_str).unwrap_or_default().split(',').map(str::trim);
         let inputs: Vec<String> = inputs.filter(|name| !name.is_empty()).map(str::to_owned).collect();
         if inputs.len() > INPUTS_MAX {
-            return Err(wrong(INPUTS, "at most 256 names").got(inputs.len()));
+            return Err(malformed(&name, INPUTS, "at most 256 names").got(inputs.len()));
         }
-        Ok(Self {
-            namespace,
-            inputs,
-            objective: Objective { mode, usd_per_hour, ..Objective::default() },
-            gpus,
-            places,
-            by_name,
-        })
+        Ok(Self { namespace, inputs, objective, workload, places, by_name })
     }
 
     /// The request for a hint about the sites of the nodes.
@@ -124,7 +106,7 @@ impl KubeQuestion {
         sites.sort_unstable();
         sites.dedup();
         HintRequest {
-            workload: Workload { gpus: self.gpus, ..Workload::default() },
+            workload: self.workload.clone(),
             candidates: sites.into_iter().map(|site| HintCandidate { site: site.to_owned() }).collect(),
             objective: self.objective.clone(),
             ..HintRequest::about(&self.inputs)
@@ -202,6 +184,34 @@ fn place_of(raw: Box<RawValue>, sites: &Sites) -> Result<Place> {
         serde_json::from_str(raw.get()).map_err(|source| Error::usage("node is malformed").source(source))?;
     let labels = node.metadata.labels.as_ref().map(|labels| &labels.0);
     Ok(Place { raw: Some(raw), ..place(node.metadata.name, labels, sites) })
+}
+
+/// The job of a pod, which anybody may have written, and its objective.
+///
+/// # Errors
+/// Usage, if it is no pod, or an annotation is malformed.
+pub(super) fn job_of_object(pod: &serde_json::Value) -> Result<(Workload, Objective)> {
+    job_of(&Pod::deserialize(pod).map_err(|source| Error::usage("pod is malformed").source(source))?)
+}
+
+fn job_of(pod: &Pod) -> Result<(Workload, Objective)> {
+    let annotations = pod.metadata.annotations.as_ref().map(|annotations| &annotations.0);
+    let told = |key: &str| annotations?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty());
+    let wrong = |key, expected| malformed(&pod.metadata.name, key, expected);
+    let mode = match told(OBJECTIVE) {
+        None => Mode::default(),
+        Some(text) => text.parse().map_err(|_| wrong(OBJECTIVE, "time, cost or weighted").got(text))?,
+    };
+    let usd_per_hour = match told(USD_PER_HOUR) {
+        None => 0.0,
+        Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars").got(text))?,
+    };
+    let workload = Workload { gpus: gpus(pod), ..Workload::default() };
+    Ok((workload, Objective { mode, usd_per_hour, ..Objective::default() }))
+}
+
+fn malformed(pod: &str, key: &str, expected: &str) -> Error {
+    Error::usage("annotation of the pod is malformed").at(format!("{pod}: {key}")).expected(expected)
 }
 
 /// GPUs of all containers, by their limits.

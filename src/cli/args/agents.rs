@@ -416,6 +416,9 @@ pub(in crate::cli) enum IdentityVerb {
         /// The folder for tls.crt, tls.key and ca.crt
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         to: PathBuf,
+        /// A DNS name for clients that are no agents, such as the API server of Kubernetes; repeatable
+        #[arg(long, value_name = "NAME")]
+        dns: Vec<String>,
         #[command(flatten)]
         authority: AuthorityFolder,
         /// Validity of the certificate

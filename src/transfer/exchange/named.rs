@@ -30,6 +30,25 @@ impl Exchange {
     /// # Cancel safety
     /// Safe: it only reads, and shared reads continue.
     pub async fn resolve(&self, agent: &Identity, repository: &Repository, selector: &Selector) -> Result<Name> {
+        let allowed = |named: Option<&Identity>, name: &Name| named.is_some_and(|named| self.allow.allows(named, name));
+        self.resolve_allowed(agent, repository, selector, allowed).await
+    }
+
+    /// As [`Exchange::resolve`], with other rules than `[[allow]]`: `allowed` gets the agent that `agent` is by the policy, and a name.
+    /// The policy must agree as well.
+    ///
+    /// # Errors
+    /// As [`Exchange::resolve`].
+    ///
+    /// # Cancel safety
+    /// As [`Exchange::resolve`].
+    pub async fn resolve_allowed(
+        &self,
+        agent: &Identity,
+        repository: &Repository,
+        selector: &Selector,
+        allowed: impl Fn(Option<&Identity>, &Name) -> bool,
+    ) -> Result<Name> {
         let unknown = || Error::not_found("repository is not served to other agents").at(repository.id());
         let served = self.catalog.served_as(repository).ok_or_else(unknown)?;
         let asked = Instant::now();
@@ -38,8 +57,7 @@ impl Exchange {
         let endpoints = Endpoints { from: &self.identity, to: agent, caller: None };
         let may_in = |state: &State, permits: &Permits, name: &Name| {
             let tree = state.refs.get(name).map(|value| value.manifest);
-            let named = permits.agent(agent);
-            named.is_some_and(|named| self.allow.allows(&named, name))
+            allowed(permits.agent(agent).as_deref(), name)
                 && tree.is_none_or(|tree| permits.permits(endpoints, Route::Node, name, &tree))
         };
         let permits = served.permits(&known).await;

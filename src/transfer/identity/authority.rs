@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CustomExtension, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, date_time_ymd,
 };
 
 use super::certificate::{Certificate, POLICY_USAGE};
@@ -32,6 +32,21 @@ const EXTENDED_KEY_USAGE: &[u64] = &[2, 5, 29, 37];
 /// Backdating of certificates, since clocks of machines differ.
 const SKEW: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
+
+/// Subject of an agent's certificate.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The agent.
+    pub identity: &'a Identity,
+    /// Its DNS names beside [`SERVER_NAME`], for clients that are no agents.
+    pub dns_names: &'a [String],
+}
+
+impl<'a> From<&'a Identity> for Subject<'a> {
+    fn from(identity: &'a Identity) -> Self {
+        Self { identity, dns_names: &[] }
+    }
+}
 
 /// Signer of agents' certificates.
 pub struct Authority {
@@ -131,6 +146,46 @@ impl Authority {
         Certificate::read(made.der())
     }
 
+    /// Signs a certificate for the key of `request`, which a workload with the SPIFFE id `identity` has made. Returns it in PEM. What
+    /// else the request says is ignored.
+    ///
+    /// # Errors
+    /// Usage, if the request is malformed, or not signed with its key, and for a lifetime that outlives the authority.
+    pub fn sign(&self, request: &str, identity: &Identity, (days, now): (u32, Timestamp)) -> Result<String> {
+        let asked = CertificateSigningRequestParams::from_pem(request)
+            .map_err(|source| Error::usage("certificate request is malformed").source(source))?;
+        let made = self.agent_params(&identity.into(), days, now)?.signed_by(&asked.public_key, &self.issuer);
+        Ok(made.map_err(unsigned)?.pem())
+    }
+
+    /// Certificates of the trusted authorities, in PEM: this one first.
+    #[must_use]
+    pub fn trusted(&self) -> &str {
+        &self.trusted
+    }
+
+    /// Parameters of the certificate of an agent or a workload.
+    fn agent_params(&self, subject: &Subject<'_>, days: u32, now: Timestamp) -> Result<CertificateParams> {
+        let mut params = self.lasting(days, now)?;
+        let uri = subject.identity.to_string().try_into();
+        let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        // Other programs check servers by a DNS name, agents by the URI.
+        let others = subject.dns_names.iter().map(String::as_str).filter(|name| *name != SERVER_NAME);
+        for name in [SERVER_NAME].into_iter().chain(others) {
+            let read = name.try_into().map_err(|source: rcgen::Error| {
+                Error::usage("DNS name is malformed").got(format!("{name:.253?}")).source(source)
+            })?;
+            params.subject_alt_names.push(SanType::DnsName(read));
+        }
+        // Limit of X.509 on a common name (RFC 5280, appendix A.1, ub-common-name); paths of SPIFFE ids may be longer.
+        let name: String = subject.identity.agent().chars().take(64).collect();
+        params.distinguished_name.push(DnType::CommonName, name);
+        // An agent is both client and server.
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(params)
+    }
+
     /// Parameters of a certificate that expires before the authority's.
     fn lasting(&self, days: u32, now: Timestamp) -> Result<CertificateParams> {
         let mut params = params(days, now)?;
@@ -146,29 +201,19 @@ impl Authority {
         Ok(params)
     }
 
-    /// Writes a new key and certificate for `identity` to `folder`: `tls.key`, `tls.crt` and `ca.crt`, each whole or
+    /// Writes a new key and certificate for `subject` to `folder`: `tls.key`, `tls.crt` and `ca.crt`, each whole or
     /// not at all. Existing files are replaced only with `replace`.
     ///
     /// # Errors
     /// Conflict, if a certificate exists; usage, for a lifetime that is too long or outlives the authority.
     pub fn issue(
         &self,
-        identity: &Identity,
+        subject: &Subject<'_>,
         folder: &Path,
         (days, now): (u32, Timestamp),
         replace: bool,
     ) -> Result<Certificate> {
-        let mut params = self.lasting(days, now)?;
-        let uri = identity.to_string().try_into();
-        let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
-        let name = SERVER_NAME.try_into();
-        let name =
-            name.map_err(|source: rcgen::Error| Error::other("name of servers is no DNS name").source(source))?;
-        // Other programs check servers by a DNS name, agents by the URI.
-        params.subject_alt_names = vec![SanType::URI(uri), SanType::DnsName(name)];
-        params.distinguished_name.push(DnType::CommonName, identity.agent());
-        // An agent is both client and server.
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let params = self.agent_params(subject, days, now)?;
         let key = new_key()?;
         let made = params.signed_by(&key, &self.issuer).map_err(unsigned)?;
         files::make_folder(folder)?;
@@ -199,7 +244,7 @@ fn sequence_of_usage() -> Vec<u8> {
     [&[0x30, len(&identifier)], identifier.as_slice()].concat()
 }
 
-fn new_key() -> Result<KeyPair> {
+pub(super) fn new_key() -> Result<KeyPair> {
     // P-256: every other tool reads it, and it is fast enough for a handshake.
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| Error::other("cannot make a key").source(source))
 }

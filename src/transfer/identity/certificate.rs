@@ -25,6 +25,8 @@ pub struct Certificate {
     /// The agent that it is for, if it says `towline://SITE/AGENT`; else the workload, if its only URI is a SPIFFE id.
     #[serde(serialize_with = "as_text")]
     pub identity: Option<Identity>,
+    /// DNS names of its subject, which agents ignore.
+    pub dns_names: Vec<String>,
     /// True for the certificate of an authority.
     pub authority: bool,
     /// True if it is for signing policies and nothing else.
@@ -71,6 +73,7 @@ impl Certificate {
         let identity = identity.or_else(workload);
         Ok(Self {
             identity,
+            dns_names: names.iter().filter_map(dns_name).collect(),
             authority: certificate.is_ca(),
             policy: certificate.extended_key_usage().is_ok_and(|usage| usage.is_some_and(|one| only_policy(one.value))),
             subject: certificate.subject().to_string(),
@@ -99,6 +102,13 @@ impl Certificate {
 fn uri<'a>(name: &GeneralName<'a>) -> Option<&'a str> {
     match name {
         GeneralName::URI(uri) => Some(*uri),
+        _ => None,
+    }
+}
+
+fn dns_name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
         _ => None,
     }
 }

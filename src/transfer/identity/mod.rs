@@ -9,7 +9,9 @@ mod certificate;
 mod certificate_check;
 mod credentials;
 mod files;
+mod https;
 mod pem;
+mod request;
 mod revoked;
 mod signature;
 #[cfg(test)]
@@ -18,10 +20,12 @@ mod tls;
 
 use std::path::Path;
 
-pub use self::authority::{AGENT_DAYS, AUTHORITY_DAYS, Authority, DAYS_MAX, POLICY_DAYS};
+pub use self::authority::{AGENT_DAYS, AUTHORITY_DAYS, Authority, DAYS_MAX, POLICY_DAYS, Subject};
 pub use self::certificate::{Certificate, from_hex, hex};
 pub use self::certificate_check::{CertificateCheck, Side};
 pub use self::credentials::Credentials;
+pub use self::https::https_config;
+pub use self::request::CertificateRequest;
 pub use self::signature::{Context, PolicyKey, Purpose, SIGNATURE_LEN_MAX, Signature, Trusted};
 pub use self::tls::{SERVER_NAME, client_config, peer_identity, refused, server_config};
 use crate::error::{Error, ErrorKind, Result};

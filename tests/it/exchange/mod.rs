@@ -84,7 +84,7 @@ impl Fixture {
     fn credentials_of(&self, identity: &Identity) -> Credentials {
         let folder = self.path(&format!("tls-{}", identity.path().replace('/', "-")));
         let authority = Authority::open(&self.path("ca")).unwrap();
-        authority.issue(identity, &folder, (5, SystemClock.now()), true).unwrap();
+        authority.issue(&identity.into(), &folder, (5, SystemClock.now()), true).unwrap();
         Credentials::open(&folder, Arc::new(SystemClock)).unwrap()
     }
 

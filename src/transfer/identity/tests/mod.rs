@@ -44,7 +44,7 @@ impl Site {
     fn issue(&self, agent: &str, days: u32) {
         let identity = Identity::new("west", agent).unwrap();
         let authority = Authority::open(&self.path("ca")).unwrap();
-        authority.issue(&identity, &self.path(agent), (days, self.clock.now()), true).unwrap();
+        authority.issue(&(&identity).into(), &self.path(agent), (days, self.clock.now()), true).unwrap();
     }
 
     fn open(&self, agent: &str) -> Result<Credentials> {
@@ -262,12 +262,12 @@ fn an_agents_certificate_is_replaced_only_when_asked() {
     let agent = site.agent("a");
     let authority = Authority::open(&site.path("ca")).unwrap();
     let identity = agent.identity();
-    let error = authority.issue(&identity, &site.path("a"), (10, NOW), false).unwrap_err();
+    let error = authority.issue(&(&identity).into(), &site.path("a"), (10, NOW), false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
-    let renewed = authority.issue(&identity, &site.path("a"), (10, NOW), true).unwrap();
+    let renewed = authority.issue(&(&identity).into(), &site.path("a"), (10, NOW), true).unwrap();
     assert_eq!(renewed.identity, Some(identity.clone()));
     for days in [0, 36_501, 4000] {
-        let error = authority.issue(&identity, &site.path("b"), (days, NOW), false).unwrap_err();
+        let error = authority.issue(&(&identity).into(), &site.path("b"), (days, NOW), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{days}");
     }
     assert!(!site.path("b").join("tls.crt").exists());

@@ -1,0 +1,84 @@
+//! Webhook for Kubernetes: gives annotated pods a sidecar, and their service accounts certificates (docs/deploy.md).
+//!
+//! ```text
+//! annotations -> inject (+ settings, affinity) -> patch      pure: what a pod asks for, and what it gets
+//! admission      reviews of the API server: names and sites are checked, then the pod is patched
+//! certificates   a sidecar shows the token of its service account (token_review), and gets a certificate for a day
+//! ```
+//!
+//! A pod never gets the rights of this agent: names are checked for its own service account, and its sidecar acts as that.
+
+mod admission;
+mod affinity;
+mod annotations;
+mod certificates;
+mod config;
+mod inject;
+mod listener;
+mod pod;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod token_review;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::post;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+pub(super) use self::certificates::IssuedCertificate;
+use self::certificates::Issuer;
+pub use self::config::{AccountRule, IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
+use self::listener::HttpsListener;
+use super::api::serve;
+use super::state::AgentState;
+use crate::error::Result;
+use crate::transfer::identity::https_config;
+use crate::transfer::not_bound;
+use crate::work::blocking;
+
+/// Path that the API server calls.
+const MUTATE: &str = "/mutate";
+/// Path at which sidecars fetch certificates.
+pub(super) const CERTIFICATES: &str = "/v1/certificates";
+
+/// The webhook of an agent.
+#[derive(Debug)]
+struct Webhook {
+    agent: Arc<AgentState>,
+    config: WebhookConfig,
+    issuer: Option<Issuer>,
+}
+
+/// Listens for the API server and for sidecars, in `api`. Returns the address.
+///
+/// # Errors
+/// Not found or damaged, for a certificate or an authority that cannot be used; conflict, for a port that is taken.
+///
+/// # Cancel safety
+/// Safe.
+pub(super) async fn begin(
+    agent: &Arc<AgentState>,
+    mut config: WebhookConfig,
+    api: &mut JoinSet<()>,
+) -> Result<SocketAddr> {
+    let address = config.listen;
+    let listener = TcpListener::bind(address).await.map_err(|source| not_bound(source, address))?;
+    let (folder, issuer) = (config.certificate.clone(), config.issuer.clone());
+    let (tls, issuer) = blocking(move || Ok((https_config(&folder)?, issuer.map(Issuer::open).transpose()?))).await?;
+    config.sidecar.identity = issuer.as_ref().map(Issuer::sidecar_identity);
+    let webhook = Arc::new(Webhook { agent: Arc::clone(agent), config, issuer });
+    let router = Router::new()
+        .route(MUTATE, post(admission::mutate))
+        .route(CERTIFICATES, post(certificates::issue))
+        .layer(DefaultBodyLimit::max(admission::REVIEW_LEN_MAX))
+        .with_state(webhook);
+    let address = listener.local_addr().map_err(|source| not_bound(source, address))?;
+    let listener = HttpsListener::new(listener, tls);
+    api.spawn(serve(listener, |address| address, router, agent.leaving.clone()));
+    Ok(address)
+}

@@ -1,0 +1,608 @@
+"""The webhook: what becomes of pods, as the API server asks, and what their sidecars then do, as processes of this machine."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import http.server
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import tomllib
+import yaml
+
+from .chart import ROOT, VERSIONS, violations
+from .pods import Pod, container
+from .waiting import free_ports, until
+
+BUILT = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline"))
+GOLDEN = Path(__file__).parent / "golden"
+PATIENCE = 60.0
+REQUIRED = "TOWLINE_TEST_REQUIRE_SERVERS" in os.environ
+
+pytestmark = pytest.mark.skipif(not REQUIRED and not BUILT.exists(), reason=f"{BUILT} is not there: cargo build makes it")
+
+POLICY = """
+version = 1
+repository = "{repository}"
+
+[[site]]
+name = "home"
+jurisdiction = "DE"
+repositories = "{repository}"
+
+[[site]]
+name = "cloud"
+jurisdiction = "US"
+
+[[spiffe]]
+id = "spiffe://cluster.local/ns/ml/sa/trainer"
+agent = "home/trainer"
+
+[[spiffe]]
+id = "spiffe://cluster.local/ns/cloud/**"
+agent = "cloud/pod"
+
+[[rule]]
+verdict = "allow"
+why = "everything that residency permits"
+"""
+
+SETTINGS = """
+repository = "{folder}/repository"
+socket = "{folder}/webhook.sock"
+memory = "512M"
+identity = "{folder}/webhook"
+
+[cache]
+dir = "{folder}/webhook-cache"
+capacity = "64M"
+free_floor = 0
+inventory = 0
+
+[advisor]
+sites = "{folder}/sites.toml"
+
+[webhook]
+listen = "127.0.0.1:{port}"
+certificate = "{folder}/webhook"
+image = "registry.example.com/towline:1"
+repository = "{told}"
+peers = "127.0.0.1:{node}"
+cache = "64M"
+env = {{ AWS_REGION = "eu-west-1" }}
+
+[webhook.issuer]
+authority = "{folder}/authority"
+url = "https://localhost:{port}"
+account = "{folder}/account"
+
+[[webhook.allow]]
+namespaces = "ml"
+accounts = "trainer"
+names = ["run-7/*", "new/*", "models/**", "data/**"]
+
+[[webhook.allow]]
+namespaces = "cloud"
+names = "**"
+"""
+
+SITES = """
+[[site]]
+name = "home"
+repositories = "{repository}"
+
+[[site]]
+name = "cloud"
+
+[[link]]
+from = "home"
+to = "cloud"
+rate = "64kbit"
+price = {{ unit = "GB", usd = "0.09" }}
+"""
+
+NODE = """
+repository = "{folder}/repository"
+socket = "{folder}/node.sock"
+memory = "512M"
+identity = "{folder}/node"
+listen = "127.0.0.1:{node}"
+http = "127.0.0.1:0"
+
+[cache]
+dir = "{folder}/node-cache"
+capacity = "64M"
+free_floor = 0
+inventory = 0
+
+[[allow]]
+agents = "home/trainer"
+names = ["models/**", "run-7/*"]
+"""
+
+TRAINING = {
+    "name": "training",
+    "image": "registry.example.com/training:1",
+    "command": ["python", "train.py", "--output", "/ckpt"],
+}
+
+TRAIN = """
+import pathlib, sys
+
+output = pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
+done = max((int(folder.name.split("-")[1]) for folder in output.glob("checkpoint-*")), default=0)
+print("went on from", done)
+folder = output / f"checkpoint-{done + 1}"
+folder.mkdir()
+(folder / "weights.bin").write_bytes(bytes([done + 1]) * 50_000)
+(folder / "trainer_state.json").write_text('{"global_step": %d}' % (done + 1))
+"""
+
+
+class ApiServer(http.server.ThreadingHTTPServer):
+    """Reviews tokens as the API server does, for whoever shows the reviewer's token."""
+
+    def __init__(self, folder: Path):
+        super().__init__(("localhost", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "api/tls.crt", folder / "api/tls.key")
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        #: Tokens, with their users and audiences.
+        self.tokens: dict[str, tuple[str, list[str]]] = {}
+        self.reviewer = "reviewer"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert (asked["apiVersion"], asked["kind"]) == ("authentication.k8s.io/v1", "TokenReview")
+        if self.path != "/apis/authentication.k8s.io/v1/tokenreviews":
+            self.send_error(404)
+            return
+        if self.headers["authorization"] != f"Bearer {self.server.reviewer}":
+            self.send_error(403)
+            return
+        user, audiences = self.server.tokens.get(asked["spec"]["token"], ("", []))
+        shared = [audience for audience in asked["spec"]["audiences"] if audience in audiences]
+        status = {"authenticated": bool(shared), "user": {"username": user} if shared else {}, "audiences": shared}
+        answer = json.dumps(asked | {"status": status}).encode()
+        self.send_response(201)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Cluster:
+    """A repository with names, an agent with the webhook, and an API server that reviews tokens."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.running = folder, []
+        self.port, self.node = free_ports(2)
+        self.environment = os.environ | {
+            "HOME": str(folder),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "xdg"),
+            "TOWLINE_REPO": str(folder / "repository"),
+            "TOWLINE_AGENT": "none",
+        }
+        self.towline("identity", "init", "--authority", folder / "authority")
+        for agent, to in (("home/webhook", "webhook"), ("home/api", "api"), ("home/node", "node")):
+            self.towline(
+                *("identity", "issue", agent, "--to", folder / to, "--authority", folder / "authority", "--dns", "localhost")
+            )
+        shutil.copytree(folder / "webhook", folder / "config/towline/identity")
+        self.towline("identity", "issue-policy", "--to", folder / "key", "--authority", folder / "authority")
+        self.id = json.loads(self.towline("init", "--json"))["id"]
+        (folder / "tree").mkdir()
+        (folder / "tree/weights.bin").write_bytes(bytes(range(256)) * 4000)
+        (folder / "policy.toml").write_text(POLICY.format(repository=self.id))
+        self.towline("policy", "sign", folder / "policy.toml", "--key", folder / "key")
+        self.towline("policy", "set", folder / "policy.toml")
+        for name in ("models/base", "data/v3", "run-7/step-4", "other/secret"):
+            self.towline("save", folder / "tree", name)
+        (folder / "tree/clinic").write_bytes(b"of patients")
+        self.towline("save", folder / "tree", "data/clinic", "--label", "residency=DE")
+        (folder / "sites.toml").write_text(SITES.format(repository=self.id))
+        self.api = ApiServer(folder)
+        (folder / "account").mkdir()
+        (folder / "account/token").write_text(f"{self.api.reviewer}\n")
+        shutil.copy(folder / "api/ca.crt", folder / "account/ca.crt")
+        self.client = ssl.create_default_context(cafile=str(folder / "webhook/ca.crt"))
+        self.settings = folder / "webhook.toml"
+        self.settings.write_text(
+            SETTINGS.format(folder=folder, port=self.port, node=self.node, told="s3://models/team")
+        )
+        self.start(self.settings)
+
+    def towline(self, *words: str | Path) -> str:
+        run = subprocess.run([BUILT, *words], env=self.environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    def start(self, settings: Path) -> subprocess.Popen:
+        environment = self.environment | {
+            "KUBERNETES_SERVICE_HOST": "localhost",
+            "KUBERNETES_SERVICE_PORT": str(self.api.server_port),
+        }
+        log = settings.with_suffix(".log").open("a")
+        agent = subprocess.Popen([BUILT, "agent", "--config", settings], env=environment, stdout=log, stderr=log)
+        self.running.append(agent)
+
+        def listens() -> bool:
+            assert agent.poll() is None, settings.with_suffix(".log").read_text()
+            return "listening at" in settings.with_suffix(".log").read_text()
+
+        until("the agent listens", listens, PATIENCE)
+        return agent
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"https://localhost:{self.port}{path}", body, headers)
+        try:
+            with urllib.request.urlopen(request, context=self.client, timeout=30) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def review(self, pod: dict[str, Any], namespace: str = "ml", **changed: Any) -> dict[str, Any]:
+        """The response to the API server's question about a pod that is created."""
+        request = {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": namespace,
+            "operation": "CREATE",
+            "userInfo": {"username": "system:serviceaccount:kube-system:job-controller"},
+            "object": pod,
+            "oldObject": None,
+            "dryRun": False,
+        }
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request | changed}
+        status, answer = self.post("/mutate", json.dumps(review).encode(), {"content-type": "application/json"})
+        assert status == 200, answer
+        told = json.loads(answer)
+        assert (told["apiVersion"], told["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        assert told["response"]["uid"] == request["uid"]
+        return told["response"]
+
+    def admitted(self, pod: dict[str, Any], namespace: str = "ml") -> dict[str, Any]:
+        """The pod as it is created."""
+        response = self.review(pod, namespace)
+        assert response["allowed"], response
+        return patched(pod, response)
+
+    def refused(self, pod: dict[str, Any], namespace: str = "ml") -> str:
+        response = self.review(pod, namespace)
+        assert not response["allowed"] and "patch" not in response, response
+        assert response["status"]["code"] in (403, 422)
+        return response["status"]["message"]
+
+    def end(self) -> None:
+        for agent in self.running:
+            agent.send_signal(signal.SIGTERM)
+        for agent in self.running:
+            agent.wait(PATIENCE)
+        self.api.shutdown()
+
+
+def patched(pod: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
+    """`pod` with the JSON patch of `response`, which only adds: https://datatracker.ietf.org/doc/html/rfc6902."""
+    pod = copy.deepcopy(pod)
+    if "patch" not in response:
+        return pod
+    assert response["patchType"] == "JSONPatch"
+    for operation in json.loads(base64.b64decode(response["patch"])):
+        assert operation["op"] == "add"
+        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        place: Any = pod
+        for part in above:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        if isinstance(place, list):
+            place.insert(len(place) if last == "-" else int(last), operation["value"])
+        else:
+            place[last] = operation["value"]
+    return pod
+
+
+def pod_of(annotations: dict[str, str], spec: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
+    """A pod as a job creates it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "training-",
+            "annotations": {f"towline.dev/{name}": text for name, text in annotations.items()},
+        },
+        "spec": {
+            "serviceAccountName": "trainer",
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 60,
+            "securityContext": {
+                "runAsUser": 1000,
+                "runAsGroup": 1000,
+                "fsGroup": 1000,
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                TRAINING
+                | {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+                | training
+            ],
+        }
+        | (spec or {}),
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="webhook-", dir="/tmp"))
+    folder.chmod(0o755)
+    made = Cluster(folder)
+    yield made
+    made.end()
+    shutil.rmtree(folder)
+
+
+#: Pods that are admitted, with their golden files.
+CASES = {
+    "watch": pod_of({"restore": "run-7@latest", "watch": "/ckpt"}),
+    "volumes": pod_of(
+        {
+            "watch": "/work/ckpt -> run-7, /new -> new",
+            "restore": "data/v3 -> /data",
+            "warm": "models/base",
+            "credentials": "bucket",
+            "grace": "45s",
+            "cache": "100G",
+        },
+        {
+            "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": "work"}}],
+            "initContainers": [{"name": "first", "image": "registry.example.com/first:1"}],
+        },
+        volumeMounts=[{"name": "work", "mountPath": "/work", "subPath": "a"}],
+        env=[{"name": "A", "value": "1"}],
+    ),
+    "stage": pod_of({"stage": "models/base", "stage-memory": "20G", "hint": "required"}),
+    "hint": pod_of(
+        {"inputs": "models/base, data/v3", "hint": "preferred"},
+        {"affinity": {"nodeAffinity": {}, "podAntiAffinity": {}}},
+        resources={"limits": {"nvidia.com/gpu": "8"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_admissions_are_as_before(cluster, case):
+    """After a change that is meant: TOWLINE_GOLDEN_WRITE=admission."""
+    admitted = cluster.admitted(CASES[case])
+    annotations = admitted["metadata"]["annotations"]
+    if "towline.dev/authorities" in annotations:
+        assert annotations["towline.dev/authorities"] == (cluster.folder / "authority/ca.crt").read_text()
+        annotations["towline.dev/authorities"] = "CERTIFICATES"
+    text = yaml.safe_dump(admitted, sort_keys=True)
+    for port, name in ((cluster.port, "WEBHOOK"), (cluster.node, "NODE")):
+        text = text.replace(str(port), name)
+    file = GOLDEN / f"admission-{case}.yaml"
+    if os.environ.get("TOWLINE_GOLDEN_WRITE") == "admission":
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_admitted_is_valid_and_restricted(cluster, version):
+    for case, pod in CASES.items():
+        admitted = cluster.admitted(pod)
+        kubernetes_validate.validate(admitted, version, strict=True)
+        if case != "volumes":
+            assert violations(admitted) == []
+        volumes = {volume["name"] for volume in admitted["spec"].get("volumes", [])}
+        for one in admitted["spec"].get("initContainers", []) + admitted["spec"]["containers"]:
+            assert {mount["name"] for mount in one.get("volumeMounts", [])} <= volumes
+
+
+def test_it_is_called_again_without_effect(cluster):
+    admitted = cluster.admitted(CASES["volumes"])
+    assert cluster.admitted(admitted) == admitted
+    dry = cluster.review(CASES["watch"], dryRun=True)
+    assert dry["patch"] == cluster.review(CASES["watch"])["patch"]
+
+
+def test_others_are_let_through_unchanged(cluster):
+    for pod, changed in (
+        (pod_of({}), {}),
+        (pod_of({"inputs": "no/such", "objective": "cost"}), {}),
+        (CASES["watch"], {"operation": "UPDATE"}),
+        (CASES["watch"], {"kind": {"group": "apps", "version": "v1", "kind": "Pod"}}),
+        ({"metadata": {}, "spec": {"containers": []}}, {}),
+    ):
+        response = cluster.review(pod, **changed)
+        assert response == {"uid": response["uid"], "allowed": True}, changed
+
+
+def test_a_run_without_a_step_is_a_warning(cluster):
+    response = cluster.review(pod_of({"watch": "/ckpt -> new"}))
+    (warning,) = response["warnings"]
+    assert response["allowed"] and "new has no step that service account ml/trainer may read" in warning
+
+
+def test_a_name_that_the_account_may_not_read_is_as_one_that_is_absent(cluster):
+    def told(name: str, **spec: Any) -> str:
+        return cluster.refused(pod_of({"restore": f"{name} -> /data"}, spec)).replace(name, "NAME")
+
+    absent = told("other/absent")
+    assert "there is no such name that service account ml/trainer may read" in absent
+    assert told("other/secret") == absent == told("models/absent")
+    # A step of a run that it may not read, and one that there is none of, warn alike.
+    runs = [cluster.review(pod_of({"restore": f"{run}@latest -> /data"})) for run in ("other", "none")]
+    assert runs[0]["warnings"] == [text.replace("none", "other") for text in runs[1]["warnings"]]
+    assert told("data/v3", serviceAccountName="default").replace("default", "trainer") == absent
+
+
+def test_the_policy_decides_for_the_account(cluster):
+    assert cluster.admitted(pod_of({"restore": "data/clinic -> /data"}))
+    told = cluster.refused(pod_of({"restore": "data/clinic -> /data"}), "cloud")
+    assert "there is no such name that service account cloud/trainer may read" in told
+    assert cluster.admitted(pod_of({"restore": "data/v3 -> /data"}), "cloud")
+
+
+def test_a_hint_places_the_pod(cluster):
+    def terms(pod: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+        return pod["spec"]["affinity"]["nodeAffinity"][f"{kind}DuringSchedulingIgnoredDuringExecution"]
+
+    own = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": own}}
+    pod = cluster.admitted(pod_of({"hint": "required", "inputs": "data/clinic"}, {"affinity": affinity}))
+    assert len(terms(pod, "required")["nodeSelectorTerms"]) == 3
+    for term in terms(pod, "required")["nodeSelectorTerms"]:
+        first, *rest = term["matchExpressions"]
+        assert first == {"key": "gpu", "operator": "Exists"}
+        assert rest[-1]["values"] == ["home"], "the content may not go to the other site"
+    preferred = terms(cluster.admitted(CASES["hint"]), "preferred")
+    weights = {term["preference"]["matchExpressions"][-1]["values"][0]: term["weight"] for term in preferred}
+    assert weights.keys() == {"home", "cloud"} and weights["home"] == 100 > weights["cloud"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "told"),
+    [
+        (pod_of({"whatch": "/ckpt"}), "annotation is unknown"),
+        (pod_of({"watch": "/ckpt"}), "watched folder has no run"),
+        (pod_of({"watch": "/ckpt -> secret"}), "may not save checkpoints of /ckpt at secret"),
+        (pod_of({"watch": "/c -> new", "container": "other"}), "no such container"),
+        (pod_of({"watch": "/c -> new", "grace": "60s"}), "less than terminationGracePeriodSeconds"),
+        (pod_of({"watch": "/c -> new"}, {"securityContext": {}}), "user of the training is unknown"),
+        (pod_of({"watch": "/c -> new"}, {"os": {"name": "windows"}}), "Linux only"),
+        (
+            pod_of(
+                {"watch": "/c -> new"},
+                {"volumes": [{"name": "c", "configMap": {"name": "c"}}]},
+                volumeMounts=[{"name": "c", "mountPath": "/c"}],
+            ),
+            "nothing can be written to this volume",
+        ),
+        (
+            pod_of(
+                {"watch": "/c -> new"},
+                {"volumes": [{"name": "c", "emptyDir": {}}]},
+                volumeMounts=[{"name": "c", "mountPath": "/c", "subPathExpr": "$(POD)"}],
+            ),
+            "use subPath",
+        ),
+        (pod_of({"watch": "/c -> new"}, {"volumes": [{"name": "towline-run", "emptyDir": {}}]}), "reserved"),
+        ({"metadata": {"annotations": {"towline.dev/watch": "/c -> new"}}, "spec": {"containers": 1}}, "malformed"),
+    ],
+)
+def test_a_pod_that_cannot_be_what_it_asks_for_is_refused(cluster, pod, told):
+    message = cluster.refused(pod)
+    assert message.startswith("towline: ") and told in message, message
+
+
+def test_what_is_no_review_is_refused(cluster):
+    for body, status in ((b"{}", 400), (b"x" * (5 << 20), 413), (b"", 400)):
+        assert cluster.post("/mutate", body, {})[0] == status
+    deep = b'{"request":' + b"[" * 100_000
+    assert cluster.post("/mutate", deep, {})[0] == 400
+
+
+def csr(folder: Path) -> bytes:
+    command = ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-keyout", folder / "key.pem", "-subj", "/CN=spiffe", "-addext", "subjectAltName=URI:towline://home/node"]
+    return subprocess.run(command, capture_output=True, check=True).stdout
+
+
+def test_a_certificate_is_of_the_account_whatever_is_asked(cluster, tmp_path):
+    request = csr(tmp_path)
+
+    def ask(token: str | None) -> tuple[int, bytes]:
+        return cluster.post("/v1/certificates", request, {"authorization": f"Bearer {token}"} if token else {})
+
+    cluster.api.tokens = {
+        "good": ("system:serviceaccount:ml:trainer", ["towline"]),
+        "other-audience": ("system:serviceaccount:ml:trainer", ["https://kubernetes.default.svc"]),
+        "no-rule": ("system:serviceaccount:ml:other", ["towline"]),
+        "user": ("ann", ["towline"]),
+    }
+    status, answer = ask("good")
+    assert status == 200
+    (tmp_path / "tls.crt").write_text(json.loads(answer)["certificate"])
+    (shown,) = json.loads(cluster.towline("identity", "show", tmp_path / "tls.crt", "--json"))["certificates"]
+    assert shown["identity"] == "spiffe://cluster.local/ns/ml/sa/trainer"
+    for token in ("other-audience", "no-rule", "user", "unknown", None, "x" * 20_000):
+        status, answer = ask(token)
+        assert status == 403 and b"BEGIN" not in answer, token
+    (cluster.folder / "account/token").write_text("revoked")
+    assert ask("good")[0] == 503
+    (cluster.folder / "account/token").write_text(cluster.api.reviewer)
+    assert ask("good")[0] == 200
+    assert cluster.post("/v1/certificates", b"no request", {"authorization": "Bearer good"})[0] == 400
+
+
+def sidecar_of(cluster: Cluster, pod: dict[str, Any], number: int, token: str) -> Pod:
+    """The pod that the webhook makes, run."""
+    admitted = cluster.admitted(pod)
+    told = admitted["metadata"]["annotations"]
+    settings = told["towline.dev/settings"].replace("s3://models/team", str(cluster.folder / "repository"))
+    files = {
+        "towline-settings": {"agent.toml": settings, "ca.crt": told["towline.dev/authorities"]},
+        "towline-token": {"token": token},
+    }
+    return Pod(admitted["spec"], cluster.folder / f"pod-{number}", files, {}, BUILT)
+
+
+def test_a_sidecar_acts_as_its_account_and_a_new_pod_goes_on(cluster):
+    cluster.api.tokens = {
+        "trainer": ("system:serviceaccount:ml:trainer", ["towline"]),
+        "pod": ("system:serviceaccount:cloud:trainer", ["towline"]),
+    }
+    settings = cluster.folder / "node.toml"
+    settings.write_text(NODE.format(folder=cluster.folder, node=cluster.node))
+    cluster.start(settings)
+    at_node = {"TOWLINE_AGENT": str(cluster.folder / "node.sock")}
+    subprocess.run(
+        [BUILT, "warm", "models/base", "--wait"], env=cluster.environment | at_node, check=True, capture_output=True
+    )
+    wanted = pod_of({"watch": "/ckpt -> new", "warm": "models/base"})
+    pods: list[Pod] = []
+    try:
+        pods.append(sidecar_of(cluster, wanted, len(pods), "trainer"))
+        pods[-1].wait_until_started()
+        assert "went on from 0" in pods[-1].train(TRAIN)
+        # It may read the node's chunks by the policy's word, and by the rule of the node.
+        received = json.loads(
+            subprocess.run(
+                [BUILT, "top", "--once", "--json"],
+                env=cluster.environment | {"TOWLINE_AGENT": str(pods[-1].folder / "towline-run/agent/agent.sock")},
+                check=True,
+                capture_output=True,
+            ).stdout
+        )
+        assert pods[-1].end() == 0, pods[-1].log("towline")
+        assert "has a certificate of its service account" in pods[-1].log("towline")
+        (cluster.folder / "top.json").write_text(json.dumps(received))
+        pods.append(sidecar_of(cluster, wanted, len(pods), "trainer"))
+        pods[-1].wait_until_started()
+        assert "went on from 1" in pods[-1].train(TRAIN)
+        assert pods[-1].end() == 0, pods[-1].log("towline")
+    finally:
+        for pod in pods:
+            pod.end_abruptly()
