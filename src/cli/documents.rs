@@ -274,6 +274,10 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[[allow]]", "[[allow]]\n{}"),
         ("[sidecar]", "[sidecar]\n{}"),
         ("[[sidecar.watch]]", "[[sidecar.watch]]\n{}"),
+        ("[service_account]", "[service_account]\n{}"),
+        ("[webhook]", "[webhook]\n{}"),
+        ("[webhook.issuer]", "[webhook.issuer]\n{}"),
+        ("[[webhook.allow]]", "[[webhook.allow]]\n{}"),
     ];
     let is_section = |key: &String| sections.iter().any(|(name, _)| words_in(name).any(|word| word == key));
     for key in top.iter().filter(|key| !is_section(key)) {

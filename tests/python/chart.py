@@ -83,6 +83,13 @@ FULL: dict[str, Any] = {
         },
     ],
     "advisor": {"enabled": True, "sites": SITES, "callers": ["home/scheduler"]},
+    "webhook": {
+        "enabled": True,
+        "allow": [{"namespaces": "ml", "accounts": "trainer", "names": ["run-7/*", "models/**"]}],
+        "authoritySecret": "towline-ca",
+        "namespaceSelector": {"matchLabels": {"towline.dev/sidecars": "yes"}},
+        "sidecar": {"env": {"AWS_REGION": "eu-west-1"}},
+    },
     "networkPolicy": {"sites": ["203.0.113.0/24", "2001:db8::/32"]},
     "monitoring": {
         "labels": {"release": "kube-prometheus-stack"},
@@ -105,6 +112,14 @@ OWN: dict[str, Any] = {
         }
     ],
     "advisor": {"enabled": True, "sites": SITES, "identitySecret": "towline-advisor-identity"},
+    "webhook": {
+        "enabled": True,
+        "allow": [{"namespaces": ["ml", "team-*"], "names": "**"}],
+        "authoritySecret": "towline-ca",
+        "identitySecret": "towline-webhook-identity",
+        "certificateSecret": "towline-webhook-tls",
+        "caBundle": "-----BEGIN CERTIFICATE-----\n",
+    },
     "monitoring": {"serviceMonitor": {"enabled": True}, "scraperSecret": "towline-prometheus-identity"},
 }
 
@@ -117,14 +132,15 @@ def helm(*arguments: str | Path, values: dict[str, Any], check: bool = True) -> 
     )
 
 
-def rendered(values: dict[str, Any]) -> str:
-    """What `helm install` would send, as text."""
-    return helm("template", "towline", CHART, "--namespace", "towline", values=values).stdout
+def rendered(values: dict[str, Any], version: str | None = None) -> str:
+    """What `helm install` would send, as text; to a cluster of some version of Kubernetes."""
+    words = ["--kube-version", version] if version else []
+    return helm("template", "towline", CHART, "--namespace", "towline", *words, values=values).stdout
 
 
-def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
+def objects(values: dict[str, Any], version: str | None = None) -> list[dict[str, Any]]:
     """What `helm install` would send."""
-    return [one for one in yaml.safe_load_all(rendered(values)) if one]
+    return [one for one in yaml.safe_load_all(rendered(values, version)) if one]
 
 
 def one(found: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:

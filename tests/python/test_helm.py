@@ -18,6 +18,7 @@ import yaml
 
 from .chart import CHART, FULL, MINIMAL, OWN, ROOT, VERSIONS, helm, objects, one, pods, rendered, violations
 
+ACCOUNTS = {"namespaces": "ml", "names": "**"}
 GATEWAY = {"name": "a", "address": "a:1", "cache": {"capacity": "1G"}}
 CASES = {"minimal": MINIMAL, "full": FULL, "own-certificates": OWN}
 GOLDEN = Path(__file__).parent / "golden"
@@ -76,7 +77,7 @@ def test_helm_has_nothing_to_say_against_it():
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_object_is_valid(case, version):
-    for manifest in case[1]:
+    for manifest in objects(CASES[case[0]], version):
         if extension_of(manifest) is None:
             kubernetes_validate.validate(manifest, version, strict=True)
 
@@ -113,7 +114,7 @@ def test_pods_are_restricted_but_for_folders_of_the_node(case):
         assert violations(pod) == expected.get((case[0], name), []), name
         (agent,) = pod["spec"]["containers"]
         assert agent["securityContext"]["readOnlyRootFilesystem"] is True
-        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["automountServiceAccountToken"] is (name == "towline-webhook")
 
 
 def test_a_pod_that_is_not_restricted_is_seen():
@@ -257,6 +258,13 @@ def test_rules_are_changed_without_a_restart():
         ({"monitoring": {"scraper": "prometheus"}}, "/monitoring/scraper"),
         ({"fullnameOverride": "7b"}, "cannot be the name of a Service"),
         ({"fullnameOverride": "a" * 30}, "at most 29"),
+        ({"webhook": {"enabled": True}}, "webhook.allow: required"),
+        ({"webhook": {"enabled": True, "allow": [ACCOUNTS]}}, "webhook.authoritySecret: required"),
+        ({"webhook": {"allow": [{"names": "**"}]}}, "/webhook/allow/0"),
+        (
+            {**OWN, "webhook": {"enabled": True, "allow": [ACCOUNTS], "authoritySecret": "ca"}},
+            "webhook.identitySecret: required",
+        ),
         ({"nodes": {"cache": {"capacity": ""}}}, "/nodes/cache/capacity"),
         ({"nodes": {"maxUnavailable": 0}}, "/nodes/maxUnavailable"),
         ({"certificates": {"issuer": {"name": "ca"}, "duration": "24h"}}, "/certificates/duration"),
@@ -283,9 +291,9 @@ def test_the_notes_say_how_to_go_on():
 
 def test_values_in_the_documents_render():
     blocks = re.findall(r"^```yaml values\n(.*?)^```", (ROOT / "docs/deploy.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
-        for manifest in objects(yaml.safe_load(block)):
+        for manifest in objects(yaml.safe_load(block), VERSIONS[0]):
             if extension_of(manifest) is None:
                 kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
 
@@ -301,8 +309,8 @@ def test_the_schema_knows_the_settings_of_the_documents():
     known = schema["$defs"]["settings"]["properties"].keys()
     table = (ROOT / "docs/operations.md").read_text().partition("| key | meaning | default |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
-    names = {name for cell in cells for name in re.findall(r"`\[*([a-z_]+)", cell)}
-    inner = {name for cell in cells if cell.strip().startswith("`[") for name in re.findall(r"`([a-z_]+)`", cell)}
-    assert "admission" in names and "handshakes" not in names - inner
-    decided = {"repository", "repositories", "socket", "identity", "listen"}
-    assert known == names - inner - decided
+    sections = {match[1] for cell in cells if (match := re.match(r" `\[+([a-z_]+)", cell))}
+    names = {name for cell in cells if "`[" not in cell for name in re.findall(r"`([a-z_]+)`", cell)} | sections
+    assert "admission" in names and "handshakes" not in names
+    decided = {"repository", "repositories", "socket", "identity", "listen", "service_account", "webhook"}
+    assert known == names - decided

@@ -162,7 +162,8 @@ impl Exchange {
         }
         let wanted = frame_request(request.saved, &mut numbers, request.alone)?;
         let mut asked = self.begin_peer_request(request, &link).await?;
-        let far = !through && !peer.is_near(&self.identity);
+        let near = self.is_near(request.repository.id(), link.peer());
+        let far = !through && !near;
         let metered = if far { self.link_rates.begin(link.peer().site()) } else { None };
         let mut timed = (!through).then(|| peer.begin_request());
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
@@ -186,7 +187,7 @@ impl Exchange {
         };
         let took = begun.elapsed();
         drop((metered, timed));
-        let source = if peer.is_near(&self.identity) { Source::Site } else { Source::Remote };
+        let source = if near { Source::Site } else { Source::Remote };
         self.count(request, source, came.bytes);
         peer.measured(came.bytes, (!through).then_some(took));
         let moved = MovedChunks {

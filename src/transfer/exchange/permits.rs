@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Exchange;
 use super::get::ChunkRequest;
 use crate::error::{Error, Result};
-use crate::id::ManifestId;
+use crate::id::{ManifestId, RepositoryId};
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::{Basis, Labels, LocalCaller, PolicyRules, Question, Route, Ruling, Verdict};
@@ -200,6 +200,16 @@ impl Exchange {
         let Some(served) = self.catalog.served_as(repository) else { return true };
         let Ok(state) = repository.log().latest_or_refresh().await else { return true };
         !served.permits(&state).await.is_elsewhere(repository, &self.identity)
+    }
+
+    /// True if `agent` is at the site of this one. Where a SPIFFE id is, the policy of `repository` says, as read last.
+    pub(super) fn is_near(&self, repository: RepositoryId, agent: &Identity) -> bool {
+        let own = &self.identity;
+        if !own.is_spiffe() && !agent.is_spiffe() {
+            return agent.site() == own.site();
+        }
+        let mapped = |identity| self.catalog.agent_in(repository, identity);
+        mapped(own).zip(mapped(agent)).is_some_and(|(own, agent)| own.site() == agent.site())
     }
 
     /// Checks that the policy permits to fetch the tree of `request` over `link`; each side checks by itself. Returns the rule.

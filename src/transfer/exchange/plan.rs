@@ -37,8 +37,8 @@ pub(super) struct Candidate<P> {
 /// Known state of the other agents.
 #[derive(Clone, Debug)]
 pub(super) struct View<P> {
-    /// Planning agent.
-    pub(super) own: Identity,
+    /// Planning agent; None for a workload with a SPIFFE id, which other agents do not ask: whatever may be fetched for others, they do.
+    pub(super) own: Option<Identity>,
     /// Agents of the same site. None is asked for chunks that it would have to request from others.
     pub(super) site: Vec<Candidate<P>>,
     /// Agents of other sites.
@@ -170,7 +170,8 @@ fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
         return None;
     }
     let others = view.site.iter().map(|candidate| (&candidate.identity, Some(&candidate.peer)));
-    let mut agents: Vec<_> = others.chain([(&view.own, None)]).map(|(agent, peer)| (agent, peer, 0)).collect();
+    let mut agents: Vec<_> =
+        others.chain(view.own.iter().map(|own| (own, None))).map(|(agent, peer)| (agent, peer, 0)).collect();
     let most = ASSIGNMENT_BATCH.div_ceil(agents.len() as u64);
     let first = unit.1 - unit.1 % ASSIGNMENT_BATCH;
     let mut assigned = None;
@@ -231,7 +232,7 @@ mod tests {
     fn near_before_far_before_the_repository() {
         let pack = Owned::fresh(SessionId::random());
         let view = View {
-            own: agent("west", 0),
+            own: Some(agent("west", 0)),
             site: vec![holding("west", 1, 0..6)],
             remote: vec![holding("east", 2, 4..10)],
             through: false,
@@ -256,7 +257,7 @@ mod tests {
     fn the_repository_is_read_only_where_it_may_be() {
         let pack = Owned::fresh(SessionId::random());
         let remote = vec![holding("east", 2, 0..4)];
-        let view = View { own: agent("west", 0), site: Vec::new(), remote, through: false, repository: false };
+        let view = View { own: Some(agent("west", 0)), site: Vec::new(), remote, through: false, repository: false };
         let chunks: Vec<u32> = (0..8).collect();
         let planned = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), &view).unwrap();
         assert_eq!(from(&planned.groups, &Origin::Peer(2)), [0, 1, 2, 3]);
@@ -270,7 +271,7 @@ mod tests {
         for own in 0..8 {
             let others = (0..8).filter(|&n| n != own).map(|n| holding("west", n, []));
             let view = View {
-                own: agent("west", own),
+                own: Some(agent("west", own)),
                 site: others.collect(),
                 remote: Vec::new(),
                 through: true,
@@ -285,13 +286,25 @@ mod tests {
     }
 
     #[test]
+    fn a_workload_leaves_all_to_the_agents_of_its_site() {
+        let pack = Owned::fresh(SessionId::random());
+        let site = (0..3).map(|n| holding("west", n, [])).collect();
+        let view = View { own: None, site, remote: Vec::new(), through: true, repository: true };
+        let planned = planned(0..400, pack, &view);
+        assert_eq!(from(&planned, &Origin::Repository).len(), 0);
+        let each = (0..3).map(|n| from(&planned, &Origin::Peer(n)).len());
+        assert!(each.clone().all(|many| many > 100) && each.sum::<usize>() == 400);
+    }
+
+    #[test]
     fn who_misses_an_agent_agrees_on_more_than_half() {
         let (mut same, mut all) = (0, 0);
         for _ in 0..50 {
             let pack = Owned::fresh(SessionId::random());
             let mine = |others: std::ops::Range<u32>| {
                 let site = others.map(|n| holding("west", n, [])).collect();
-                let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true, repository: true };
+                let view =
+                    View { own: Some(agent("west", 0)), site, remote: Vec::new(), through: true, repository: true };
                 from(&planned(0..400, pack, &view), &Origin::Repository)
             };
             let (of_all, without_one) = (mine(1..8), mine(1..7));
@@ -306,7 +319,7 @@ mod tests {
     fn what_all_hold_is_asked_of_all() {
         let pack = Owned::fresh(SessionId::random());
         let site: Vec<_> = (1..5).map(|n| holding("west", n, 0..400)).collect();
-        let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true, repository: true };
+        let view = View { own: Some(agent("west", 0)), site, remote: Vec::new(), through: true, repository: true };
         let groups = planned(0..400, pack, &view);
         for n in 1..5 {
             assert!(from(&groups, &Origin::Peer(n)).len() > 40);

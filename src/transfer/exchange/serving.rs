@@ -111,11 +111,10 @@ impl ServedChunks for Exchange {
         asked: &FrameRequest,
         chunk: AskedChunk,
     ) -> Result<Option<OutgoingFrame>> {
-        let Some(map) = self.still_granted(identity, route, &asked.manifest).await? else { return Ok(None) };
-        let begun = Instant::now();
-        let near = identity.site() == self.identity.site();
+        let Some(granted) = self.still_granted(identity, route, &asked.manifest).await? else { return Ok(None) };
+        let (begun, near) = (Instant::now(), granted.near);
         let by = if near { RequestedBy::SiteAgent } else { RequestedBy::RemoteAgent };
-        let found = self.supply((asked, Some(map)), chunk, by).await?;
+        let found = self.supply((asked, Some(granted.map)), chunk, by).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
@@ -217,6 +216,8 @@ pub(super) struct GrantedAt {
     at: Instant,
     lasts: Duration,
     map: MapKey,
+    /// True for an agent of this site.
+    near: bool,
 }
 
 impl Exchange {
@@ -240,9 +241,7 @@ impl Exchange {
                 if grants.len() >= GRANTS_MAX {
                     grants.clear();
                 }
-                let open = self.catalog.is_open(&entry.repository);
-                let lasts = if open { LASTING_OPEN } else { LASTING };
-                grants.insert(key, GrantedAt { at: Instant::now(), lasts, map: entry.saved.value.map_key });
+                grants.insert(key, self.grant_of(entry, identity));
             }
             None => {
                 grants.remove(&key);
@@ -251,15 +250,29 @@ impl Exchange {
         Ok(entry)
     }
 
-    /// Map of a grant that still holds: policies and labels change during a transfer.
-    async fn still_granted(&self, identity: &Identity, route: Route, manifest: &ManifestId) -> Result<Option<MapKey>> {
+    /// A grant that still holds: policies and labels change during a transfer.
+    async fn still_granted(
+        &self,
+        identity: &Identity,
+        route: Route,
+        manifest: &ManifestId,
+    ) -> Result<Option<GrantedAt>> {
         let key = (identity.clone(), route, *manifest);
         let granted = self.grants.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-        if let Some(granted) = granted.filter(|granted| granted.at.elapsed() < granted.lasts) {
-            return Ok(Some(granted.map));
+        if granted.is_some_and(|granted| granted.at.elapsed() < granted.lasts) {
+            return Ok(granted);
         }
         let entry = self.granted(identity, route, manifest).await?;
-        Ok(entry.map(|entry| entry.saved.value.map_key))
+        Ok(entry.map(|entry| self.grant_of(&entry, identity)))
+    }
+
+    fn grant_of(&self, entry: &OpenedTree, identity: &Identity) -> GrantedAt {
+        GrantedAt {
+            at: Instant::now(),
+            lasts: if self.catalog.is_open(&entry.repository) { LASTING_OPEN } else { LASTING },
+            map: entry.saved.value.map_key,
+            near: self.is_near(entry.repository.id(), identity),
+        }
     }
 
     /// Granted chunk: from the cache, or fetched, as far as that is done for the requester.

@@ -17,7 +17,6 @@ impl Exchange {
         request: &ChunkRequest<'_>,
         without: &[Arc<str>],
     ) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
-        let own = &self.identity;
         // A repository on this node's disk is nearer than any peer.
         let from = &request.policy.from;
         let here = *from == From::Anywhere && self.is_here(request.repository).await;
@@ -30,7 +29,7 @@ impl Exchange {
             if asked.iter().any(|(_, other, _)| *other == identity) {
                 continue;
             }
-            let near = identity.site() == own.site();
+            let near = self.is_near(request.repository.id(), &identity);
             let fits = match from {
                 From::Anywhere => !near || request.through,
                 From::Site(site) => identity.site() == site,
@@ -48,7 +47,8 @@ impl Exchange {
         let surveys = join_all(asked.iter().map(|(peer, ..)| peer.survey(manifest, chunks))).await;
         let through = request.through && *from == From::Anywhere;
         let repository = request.policy.reads_repository();
-        let mut view = View { own: own.clone(), site: Vec::new(), remote: Vec::new(), through, repository };
+        let own = Some(self.identity.clone()).filter(|own| !own.is_spiffe());
+        let mut view = View { own, site: Vec::new(), remote: Vec::new(), through, repository };
         let mut peers = Vec::with_capacity(asked.len());
         for ((peer, identity, near), held) in asked.into_iter().zip(surveys) {
             let mut places = HeldChunks::none_of(chunks);

@@ -142,12 +142,6 @@ impl Peer {
         self.state().identity.clone()
     }
 
-    /// True if it is at the site of `own`.
-    #[must_use]
-    pub fn is_near(&self, own: &Identity) -> bool {
-        self.state().identity.as_ref().is_some_and(|identity| identity.site() == own.site())
-    }
-
     /// True while it is avoided, since it sent wrong data.
     #[must_use]
     pub fn is_banned(&self) -> bool {

@@ -37,6 +37,7 @@
 {{- fail "advisor.identitySecret: required with certificates.secrets" -}}
 {{- end -}}
 {{- end -}}
+{{- include "towline.checks.webhook" . -}}
 {{- if .Values.monitoring.serviceMonitor.enabled -}}
 {{- if not .Values.monitoring.scraper -}}
 {{- fail "monitoring.scraper: required by serviceMonitor: the name in the certificate of Prometheus" -}}
@@ -47,13 +48,32 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "towline.checks.webhook" -}}
+{{- $webhook := .Values.webhook -}}
+{{- if $webhook.enabled -}}
+{{- if not $webhook.allow -}}
+{{- fail "webhook.allow: required: the names that pods may restore and save, by namespace and service account" -}}
+{{- end -}}
+{{- if not $webhook.authoritySecret -}}
+{{- fail "webhook.authoritySecret: required: the authority that signs certificates of service accounts, as tls.crt and tls.key" -}}
+{{- end -}}
+{{- if .Values.certificates.secrets -}}
+{{- range $key := list "identitySecret" "certificateSecret" "caBundle" -}}
+{{- if not (get $webhook $key) -}}
+{{- fail (printf "webhook.%s: required with certificates.secrets" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Refuses folders that must outlive their pod on volumes that do not, and an audit log of an agent whose name changes with its pod. */}}
 {{- define "towline.checks.folders" -}}
 {{- $common := .Values.settings -}}
 {{- if or $common.audit $common.handoff -}}
 {{- fail "settings: audit and handoff are of one agent; set them for a gateway" -}}
 {{- end -}}
-{{- if or .Values.nodes.settings.audit .Values.advisor.settings.audit -}}
+{{- if or .Values.nodes.settings.audit .Values.advisor.settings.audit .Values.webhook.settings.audit -}}
 {{- fail "audit: only for gateways, because the names of other agents change with their pods, and an audit log is of one agent" -}}
 {{- end -}}
 {{- if and .Values.nodes.settings.handoff (not .Values.nodes.cache.hostPath) -}}

@@ -1,7 +1,8 @@
 {{/*
 Template of a component's pods. Takes a map: root, component, shape (resources, nodeSelector, ...), agent (name of the agent at the
 site), config (name of its config map), settings (JSON), cache (volume source; none if a claim template makes it), and with own
-certificates identitySecret or hostIdentity.
+certificates identitySecret or hostIdentity. `api` gives the pod a token for the API of Kubernetes; `ports` and `secrets` (volumes, mounted at
+/etc/towline/NAME) are further ones.
 */}}
 {{- define "towline.pod" -}}
 {{- $root := .root -}}
@@ -20,7 +21,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "towline.fullname" $root }}-{{ .component }}
-  automountServiceAccountToken: false
+  automountServiceAccountToken: {{ default false .api }}
   {{- with $values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
@@ -74,6 +75,9 @@ spec:
       ports:
         - { name: towline, containerPort: 7171, protocol: TCP }
         - { name: towline-quic, containerPort: 7171, protocol: UDP }
+        {{- with .ports }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       readinessProbe:
         exec: { command: [towline, top, --ready] }
         periodSeconds: 10
@@ -89,6 +93,9 @@ spec:
         - { name: cache, mountPath: /var/lib/towline }
         - { name: settings, mountPath: /etc/towline/settings, readOnly: true }
         - { name: identity, mountPath: /etc/towline/identity, readOnly: true }
+        {{- range .secrets }}
+        - { name: {{ .name }}, mountPath: /etc/towline/{{ .name }}, readOnly: true }
+        {{- end }}
   volumes:
     - { name: run, emptyDir: { sizeLimit: 16Mi } }
     {{- with .cache }}
@@ -98,6 +105,9 @@ spec:
     - { name: settings, configMap: { name: {{ .config }} } }
     - name: identity
       {{- include "towline.identity" . | nindent 6 }}
+    {{- with .secrets }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* Volume source with the certificate of an agent. */}}
