@@ -1,5 +1,5 @@
-"""A pod as a kubelet would run it, as far as that goes without a cluster: the commands, environments and mounts of its containers,
-with a folder of this machine for each volume."""
+"""A pod as a kubelet would run it, as far as that goes without a cluster: the commands, environments and mounts of its
+containers, with a folder of this machine for each volume."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class Pod:
-    """A pod with the spec `told`, in `folder`. `files` are those of its volumes that are no emptyDirs; `user` are the arguments of a
-    process that make it the pod's user; `program` is the command `towline`, if that is not the one of the package."""
+    """A pod with the spec `told`, in `folder`. `files` are those of its volumes that are no emptyDirs; `user` are the arguments
+    of a process that make it the pod's user; `program` is the command `towline`, if that is not the one of the package."""
 
     def __init__(
         self,

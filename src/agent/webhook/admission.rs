@@ -70,7 +70,7 @@ struct Kind {
     kind: String,
 }
 
-/// What becomes of a pod.
+/// Outcome for a pod that is admitted.
 #[derive(Debug, Default)]
 struct Admitted {
     /// Operations of a JSON patch.

@@ -58,7 +58,7 @@ const PATH_LEN_MAX: usize = 4095;
 /// Folders of the sidecar, which are volumes of its own.
 const RESERVED: [&str; 3] = ["/run/towline", "/etc/towline", "/var/lib/towline"];
 
-/// What a pod asks for.
+/// Requests of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodAnnotations {
     /// Trees to restore before the training starts, with their folders.

@@ -1,4 +1,4 @@
-//! What the webhook is configured to do.
+//! Settings of the webhook, and the rules for service accounts.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub struct WebhookConfig {
     pub trust_domain: String,
     /// Certificates for service accounts, if it issues any.
     pub issuer: Option<IssuerConfig>,
-    /// What service accounts may name.
+    /// Names that service accounts may use.
     pub allow: Vec<AccountRule>,
 }
 

@@ -87,7 +87,7 @@ impl Pod {
         Self::deserialize(object).map_err(|source| Error::usage("pod is malformed").source(source))
     }
 
-    /// What it asks for.
+    /// Its requests.
     ///
     /// # Errors
     /// Usage, for annotations that are unknown, malformed or contradict each other.
