@@ -136,7 +136,7 @@ impl Agent {
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         if let Some(account) = &config.service_account {
-            Box::pin(account.obtain()).await;
+            Box::pin(account.obtain()).await?;
         }
         let state = Arc::new(AgentState::open(&config).await?);
         let handoff_senders = config.handoff.as_ref().map(|handoff| handoff.accept.clone()).unwrap_or_default();

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use reqwest::{Certificate, Client};
+use reqwest::{Certificate, Client, StatusCode};
 
 use super::webhook::{CERTIFICATES, IssuedCertificate};
 use crate::backoff::Backoff;
 use crate::clock::{Clock, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::transfer::identity::{CertificateRequest, Credentials};
 use crate::work::blocking;
 
@@ -17,6 +17,8 @@ use crate::work::blocking;
 const REQUEST_MAX: Duration = Duration::from_secs(20);
 /// Pauses between tries.
 const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+/// Time for the first one.
+const OBTAIN_MAX: Duration = Duration::from_mins(2);
 /// Interval of looks at the time that is left.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -34,19 +36,25 @@ pub struct ServiceAccountConfig {
 }
 
 impl ServiceAccountConfig {
-    /// Returns once the folder has a valid certificate; tries until then.
+    /// Returns once the folder has a valid certificate.
+    ///
+    /// # Errors
+    /// Denied, if the webhook issues none; unreachable, if it has not answered for two minutes.
     ///
     /// # Cancel safety
     /// Safe: files are replaced as a whole.
-    pub(super) async fn obtain(&self) {
-        let mut pauses = PAUSES;
+    pub(super) async fn obtain(&self) -> Result<()> {
+        let (mut pauses, begun) = (PAUSES, Instant::now());
         while !self.has_valid().await {
             match self.fetch().await {
-                Ok(()) => return,
+                Ok(()) => return Ok(()),
+                // Whoever looks after the pod sees a container that fails, with this error.
+                Err(error) if error.kind() == ErrorKind::Denied || begun.elapsed() > OBTAIN_MAX => return Err(error),
                 Err(error) => tracing::warn!("no certificate yet: {error:?}"),
             }
             tokio::time::sleep(pauses.pause()).await;
         }
+        Ok(())
     }
 
     /// Renews the certificate of `credentials` once a third of its time is left, until dropped.
@@ -84,9 +92,10 @@ impl ServiceAccountConfig {
         let body = answer.bytes().await.map_err(unreachable)?;
         if !status.is_success() {
             let reason: String = String::from_utf8_lossy(&body).chars().take(500).collect();
-            return Err(Error::denied("webhook issued no certificate")
-                .at(&self.url)
-                .got(format!("{status}: {reason}")));
+            let refused = matches!(status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND);
+            let kind = if refused { ErrorKind::Denied } else { ErrorKind::Unreachable };
+            let error = Error::new(kind, "webhook issued no certificate").at(&self.url);
+            return Err(error.got(format!("{status}: {reason}")));
         }
         let issued: IssuedCertificate = serde_json::from_slice(&body)
             .map_err(|source| Error::damaged("response of the webhook is malformed").source(source))?;

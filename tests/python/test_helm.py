@@ -228,7 +228,7 @@ def test_a_new_version_of_the_chart_alone_replaces_no_pod():
 
 def test_rules_are_changed_without_a_restart():
     def stamp(values: dict[str, Any]) -> str:
-        return pods(objects(values))["towline-nodes"]["metadata"]["annotations"]["towline.dev/settings"]
+        return pods(objects(values))["towline-nodes"]["metadata"]["annotations"]["checksum/settings"]
 
     rules = {"allow": [{"agents": "**", "names": "**"}], "monitoring": {"scraper": "monitoring/other"}}
     assert stamp(MINIMAL) == stamp({**MINIMAL, **rules})

@@ -20,9 +20,6 @@ const MEMORY: u64 = 256 * MIB;
 const CACHE: u64 = 20 * GIB;
 /// Default time for restores and warms.
 const START_SECONDS: u64 = 3600;
-/// Trust domain that Istio and SPIRE use by default.
-const TRUST_DOMAIN: &str = "cluster.local";
-
 /// Folder that the kubelet mounts (<https://kubernetes.io/docs/concepts/security/service-accounts/>).
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -70,9 +67,9 @@ impl WebhookSection {
         folder: &Path,
         (repository, endpoint, allow_http): (&str, Option<&str>, bool),
     ) -> Result<WebhookConfig> {
-        let trust_domain = self.trust_domain.unwrap_or_else(|| TRUST_DOMAIN.to_owned());
-        Identity::spiffe(&format!("spiffe://{trust_domain}/ns/any/sa/any"))
-            .map_err(|error| error.at("trust_domain"))?;
+        if let Some(domain) = &self.trust_domain {
+            Identity::spiffe(&format!("spiffe://{domain}/ns/any/sa/any")).map_err(|error| error.at("trust_domain"))?;
+        }
         let peers = self.peers.map(OneOrSeveral::list).unwrap_or_default();
         if !peers.is_empty() && self.issuer.is_none() {
             return Err(Error::usage("[webhook] peers is set, but not [webhook.issuer]")
@@ -85,7 +82,7 @@ impl WebhookSection {
         Ok(WebhookConfig {
             listen: self.listen,
             certificate: folder.join(self.certificate),
-            trust_domain,
+            trust_domain: self.trust_domain,
             sidecar: SidecarTemplate {
                 image: self.image,
                 repository: self.repository.unwrap_or_else(|| repository.to_owned()),

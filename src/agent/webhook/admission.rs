@@ -1,50 +1,48 @@
 //! Reviews of the API server (<https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/>): a pod is
 //! refused with a reason, or gets the sidecar.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::{FromRequest as _, Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Webhook;
 use super::affinity::with_hint;
-use super::annotations::{HintUse, PodAnnotations};
-use super::config::ServiceAccount;
-use super::inject::{add, inject};
+use super::annotations::{HintUse, PLACED, PodAnnotations};
+use super::certificates::Issuer;
+use super::config::{ServiceAccount, SidecarTemplate};
+use super::inject::{add, annotate, inject};
 use super::pod::Pod;
 use crate::agent::api::hint_for_caller;
 use crate::agent::kube::job_of_object;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
 use crate::name::Name;
 use crate::placement::HintRequest;
-use crate::selector::{Choice, Selector};
+use crate::selector::Selector;
+use crate::transfer::exchange::NameView;
 
 /// Bytes of a review, at most: an API server takes requests of 3 MiB
 /// (<https://github.com/kubernetes/apiserver/blob/kubernetes-1.35.0/pkg/server/config.go>, `MaxRequestBodyBytes`).
 pub(super) const REVIEW_LEN_MAX: usize = 4 << 20;
-/// Reviews that are read or answered at a time; others wait.
-static REVIEWS: Semaphore = Semaphore::const_new(16);
-/// Time that a review waits for others, and for its body. The chart lets the API server wait for 10 seconds.
-const WAIT_MAX: Duration = Duration::from_secs(4);
+/// Time of a review; the chart lets the API server wait for 10 seconds.
+const REVIEW_MAX: Duration = Duration::from_secs(8);
+/// Age of what is known of the repository, at most, unless a name is lacking.
+const FRESH: Duration = Duration::from_secs(1);
 /// Memory of a review, as a multiple of its length: the body, its parts, the pod.
 const REVIEW_WEIGHT: u64 = 8;
 /// Time that a preference waits for the chunks of inputs that are new to this agent. A requirement follows from the policy alone.
 const HINT_WAIT: Duration = Duration::from_millis(100);
 /// Characters of a refusal, at most.
 const REFUSAL_LEN_MAX: usize = 1500;
-/// Annotation of a pod that the kubelet runs from a file: nothing can change it.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The parts of an `AdmissionReview` (`admission.k8s.io/v1`) that count.
 #[derive(Debug, Deserialize)]
@@ -80,14 +78,14 @@ struct Admitted {
 }
 
 /// Answers a review. It changes nothing but the pod, so that dry runs need no care.
-pub(super) async fn mutate(State(webhook): State<Arc<Webhook>>, request: Request) -> Response {
-    let Ok(Ok(_permit)) = timeout(WAIT_MAX, REVIEWS.acquire()).await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many reviews at once").into_response();
-    };
-    let body = match timeout(WAIT_MAX, Bytes::from_request(request, &())).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(rejection)) => return rejection.into_response(),
-        Err(_) => return StatusCode::REQUEST_TIMEOUT.into_response(),
+pub(super) async fn mutate(
+    State(webhook): State<Arc<Webhook>>,
+    Extension(from): Extension<SocketAddr>,
+    request: Request,
+) -> Response {
+    let body = match webhook.arriving.body(from, request, REVIEW_LEN_MAX).await {
+        Ok(body) => body,
+        Err(refused) => return refused,
     };
     let memory = webhook.agent.origin(None).and_then(|origin| origin.budget().keep(body.len() as u64 * REVIEW_WEIGHT));
     let _memory = match memory {
@@ -99,7 +97,9 @@ pub(super) async fn mutate(State(webhook): State<Arc<Webhook>>, request: Request
         Err(error) => return (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}")).into_response(),
     };
     let uid = review.request.uid.clone();
-    let response = match webhook.admit(review.request).await {
+    let late = || Error::unreachable("review took too long").help("try again");
+    let admitted = timeout(REVIEW_MAX, webhook.admit(review.request)).await.unwrap_or_else(|_| Err(late()));
+    let response = match admitted {
         Ok(admitted) => allowed(&uid, &admitted),
         Err(error) => refused(&uid, &error),
     };
@@ -131,6 +131,17 @@ fn refused(uid: &str, error: &Error) -> Value {
     json!({ "uid": uid, "allowed": false, "status": { "code": code, "message": message } })
 }
 
+/// A step of `run`: rules about the names of steps say who may use it.
+fn a_step(run: &Name) -> Result<Name> {
+    format!("{run}/step-0").parse()
+}
+
+fn no_such_name(who: &str, selector: &Selector) -> Error {
+    Error::denied(format!("there is no such name that {who} may read"))
+        .at(selector)
+        .help("it is absent, or [[webhook.allow]] or the policy do not permit it")
+}
+
 impl Webhook {
     /// The patch of a pod that is created; an empty one for anything else, and for a pod that asks for nothing.
     ///
@@ -142,27 +153,35 @@ impl Webhook {
             return Ok(Admitted::default());
         }
         let pod = Pod::of(&request.object)?;
-        let mirror = pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR));
         let wanted = pod.annotations()?;
-        if mirror || pod.has_sidecar() || !(wanted.need_sidecar() || wanted.hint.is_some()) {
+        if pod.is_mirror() || !(wanted.need_sidecar() || wanted.hint.is_some()) {
             return Ok(Admitted::default());
         }
         let account = ServiceAccount { namespace: request.namespace, name: pod.account().to_owned() };
         let mut admitted = Admitted::default();
+        let injects = wanted.need_sidecar() && !pod.has_sidecar()?;
+        let hint_use = wanted.hint.filter(|_| !pod.is_placed());
+        if !injects && hint_use.is_none() {
+            return Ok(admitted);
+        }
         let names = self.names(&account, &wanted, &mut admitted.warnings).await?;
-        if let Some(hint_use) = wanted.hint.filter(|_| !names.is_empty()) {
+        if let Some(hint_use) = hint_use {
             let inputs: Vec<String> = names.iter().map(ToString::to_string).collect();
             let (workload, objective) = job_of_object(&request.object)?;
             let about = HintRequest { workload, objective, ..HintRequest::about(&inputs) };
             self.place(&pod, (&account, hint_use), &about, &mut admitted).await?;
         }
-        if wanted.need_sidecar() {
-            admitted.patch.extend(inject(&pod, &wanted, &self.config.sidecar)?);
+        if injects {
+            let sidecar = SidecarTemplate {
+                identity: self.issuer.as_ref().map(Issuer::sidecar_identity).transpose()?,
+                ..self.config.sidecar.clone()
+            };
+            admitted.patch.extend(inject(&pod, &wanted, &sidecar)?);
         }
         Ok(admitted)
     }
 
-    /// The names that the pod reads, each resolved. A run without a step that the account may read is a warning: a training begins so.
+    /// The names that the pod reads, each resolved. A run without steps is a warning: a training begins so.
     ///
     /// # Errors
     /// Denied, for a name that the account may not use: the same one, whether there is such a name or not.
@@ -173,46 +192,47 @@ impl Webhook {
         warnings: &mut Vec<String>,
     ) -> Result<Vec<Name>> {
         let who = format!("service account {}/{}", account.namespace, account.name);
-        let identity = account.identity(&self.config.trust_domain)?;
-        let mut names = Vec::new();
         for (folder, run) in &wanted.watch {
-            let step: Name = format!("{run}/step-0").parse()?;
-            if !self.config.allows(account, &step) {
+            if !self.config.allows(account, &a_step(run)?) {
                 return Err(Error::denied(format!("{who} may not save checkpoints of {folder}"))
                     .at(run)
                     .help("[[webhook.allow]] of the webhook says which names it may use"));
             }
-            let latest = Selector::Step { run: run.clone(), choice: Choice::Latest };
-            match self.resolve(account, &identity, &latest).await {
-                Ok(name) => names.push(name),
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    warnings.push(format!("towline: {run} has no step that {who} may read: {folder} begins empty"));
-                }
-                Err(error) => return Err(error),
+        }
+        let selectors = wanted.selectors();
+        // Rights first: what is not allowed costs no look at the repository.
+        for selector in &selectors {
+            let allowed = match selector {
+                Selector::Name(name) => self.config.allows(account, name),
+                Selector::Step { run, .. } => self.config.allows(account, &a_step(run)?),
+            };
+            if !allowed {
+                return Err(no_such_name(&who, selector));
             }
         }
-        for selector in wanted.inputs() {
-            match (self.resolve(account, &identity, selector).await, selector) {
-                (Ok(name), _) => names.push(name),
-                (Err(error), Selector::Step { run, .. }) if error.kind() == ErrorKind::NotFound => {
-                    warnings
-                        .push(format!("towline: {run} has no such step that {who} may read: {selector} is left out"));
+        let asked = Instant::now();
+        let (exchange, repository) = (self.agent.exchange()?, self.agent.origin(None)?);
+        let allowed = |name: &Name| self.config.allows(account, name);
+        let mut view = exchange.name_view(repository, asked.checked_sub(FRESH), true).await?;
+        let lacks = |view: &NameView| selectors.iter().any(|selector| view.choose(selector, allowed).is_err());
+        if lacks(&view) {
+            // It may have been saved since.
+            view = exchange.name_view(repository, Some(asked), false).await?;
+        }
+        let identity = account.identity(&self.trust_domain)?;
+        let mut names = Vec::with_capacity(selectors.len());
+        for selector in &selectors {
+            match (view.choose(selector, allowed), selector) {
+                (Ok(name), _) if view.permits(&identity, &name) => names.push(name),
+                (Err(error), Selector::Step { .. }) if error.kind() == ErrorKind::NotFound => {
+                    warnings.push(format!("towline: there is no step {selector} yet, so none is restored"));
                 }
-                (Err(error), _) if error.kind() == ErrorKind::NotFound => {
-                    return Err(Error::denied(format!("there is no such name that {who} may read"))
-                        .at(selector)
-                        .help("it is absent, or [[webhook.allow]] or the policy do not permit it"));
-                }
+                (Ok(_), _) => return Err(no_such_name(&who, selector)),
+                (Err(error), _) if error.kind() == ErrorKind::NotFound => return Err(no_such_name(&who, selector)),
                 (Err(error), _) => return Err(error),
             }
         }
         Ok(names)
-    }
-
-    async fn resolve(&self, account: &ServiceAccount, identity: &Identity, selector: &Selector) -> Result<Name> {
-        let allowed = |_: Option<&Identity>, name: &Name| self.config.allows(account, name);
-        let (exchange, repository) = (self.agent.exchange()?, self.agent.origin(None)?);
-        exchange.resolve_allowed(identity, repository, selector, allowed).await
     }
 
     /// Adds the affinity that the hint about a job gives.
@@ -226,10 +246,19 @@ impl Webhook {
         about: &HintRequest,
         admitted: &mut Admitted,
     ) -> Result<()> {
+        if about.inputs.is_empty() {
+            let nothing = "there is nothing to place this pod by: none of its names is there yet";
+            if hint_use == HintUse::Required {
+                return Err(Error::usage(nothing).at("towline.dev/hint").help("use `preferred`, or name an input"));
+            }
+            admitted.warnings.push(format!("towline: {nothing}"));
+            return Ok(());
+        }
         let wait = if hint_use == HintUse::Required { Duration::ZERO } else { HINT_WAIT };
         let may = |name: &Name| self.config.allows(account, name);
         match hint_for_caller(&self.agent, about, may, wait).await {
             Ok(hint) => {
+                admitted.patch.push(annotate(PLACED, "by-hint"));
                 admitted.patch.push(add("/spec/affinity", &with_hint(pod.spec.affinity.as_ref(), hint_use, &hint)?));
                 Ok(())
             }

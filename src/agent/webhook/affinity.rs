@@ -21,7 +21,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// The affinity of a pod, which may have one, that follows `hint`.
 ///
 /// # Errors
-/// Denied, if it is required and the data may go to no site, with the first reasons.
+/// Denied, if it is required and the data may go to no site, with the first reasons; usage, for a malformed affinity.
 pub(super) fn with_hint(own: Option<&Value>, wanted: HintUse, hint: &Hint) -> Result<Value> {
     let sites: Vec<&Candidate> = hint.candidates.iter().filter(|one| one.verdict == HintVerdict::Allow).collect();
     let mut affinity = own.filter(|own| own.is_object()).cloned().unwrap_or_else(|| json!({}));
@@ -36,6 +36,9 @@ pub(super) fn with_hint(own: Option<&Value>, wanted: HintUse, hint: &Hint) -> Re
             let alternatives = at_sites(&names);
             let own = nodes[REQUIRED]["nodeSelectorTerms"].as_array().filter(|terms| !terms.is_empty()).cloned();
             let own = own.unwrap_or_else(|| vec![json!({})]);
+            if !own.iter().all(Value::is_object) {
+                return Err(Error::usage("affinity of the pod is malformed").at("nodeSelectorTerms"));
+            }
             // Terms are alternatives, and the expressions of a term hold together.
             let terms: Vec<Value> =
                 own.iter().flat_map(|term| alternatives.iter().map(|site| both(term, site))).collect();

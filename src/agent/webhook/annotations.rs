@@ -30,7 +30,9 @@ const GRACE: &str = "towline.dev/grace";
 const CACHE: &str = "towline.dev/cache";
 /// Names for hints alone; those of the scheduler extender, too.
 const INPUTS: &str = "towline.dev/inputs";
-const KNOWN: [&str; 15] = [
+/// Set by the webhook when the affinity of the pod follows a hint.
+pub(super) const PLACED: &str = "towline.dev/placed";
+const KNOWN: [&str; 16] = [
     RESTORE,
     WATCH,
     WARM,
@@ -46,13 +48,16 @@ const KNOWN: [&str; 15] = [
     "towline.dev/usd-per-hour",
     SETTINGS,
     AUTHORITIES,
+    PLACED,
 ];
 /// Annotations each of which needs the sidecar.
 const NEED_SIDECAR: [&str; 4] = [RESTORE, WATCH, WARM, STAGE];
 /// Annotations that say how the sidecar works.
 const OF_SIDECAR: [&str; 5] = [STAGE_MEMORY, CONTAINER, CREDENTIALS, GRACE, CACHE];
 /// Entries of one annotation, at most.
-const ENTRIES_MAX: usize = 64;
+const ENTRIES_MAX: usize = 16;
+/// Bytes of a cache, at least.
+const CACHE_MIN: u64 = 32 << 20;
 /// Bytes of a path, at most: that of Linux, with its NUL.
 const PATH_LEN_MAX: usize = 4095;
 /// Folders of the sidecar, which are volumes of its own.
@@ -107,6 +112,11 @@ impl PodAnnotations {
                 .got(format!("{unknown:.100}"))
                 .expected(known.join(", ")));
         }
+        if let Some(key) =
+            NEED_SIDECAR.iter().find(|key| annotations.get(**key).is_some_and(|text| text.trim().is_empty()))
+        {
+            return Err(Error::usage("annotation is empty").at(*key));
+        }
         let get = |key: &'static str| Annotation { key, text: annotations.get(key).map_or("", |text| text.trim()) };
         let mut found = Self {
             warm: get(WARM).list(selector)?,
@@ -147,8 +157,13 @@ impl PodAnnotations {
             .map(String::as_str)
     }
 
-    /// Names that must exist before the training starts.
-    pub(super) fn inputs(&self) -> impl Iterator<Item = &Selector> {
+    /// All names that the pod reads.
+    pub(super) fn selectors(&self) -> Vec<Selector> {
+        let latest = |(_, run): &(String, Name)| Selector::Step { run: run.clone(), choice: Choice::Latest };
+        self.watch.iter().map(latest).chain(self.inputs().cloned()).collect()
+    }
+
+    fn inputs(&self) -> impl Iterator<Item = &Selector> {
         self.restore.iter().map(|(name, _)| name).chain(&self.warm).chain(&self.stage).chain(&self.inputs)
     }
 
@@ -168,6 +183,14 @@ impl PodAnnotations {
             }
             (true, Some(_)) => return Err(Error::usage("there is nothing to read into memory").at(STAGE_MEMORY)),
             _ => {}
+        }
+        if self.cache.is_some_and(|cache| cache < CACHE_MIN) {
+            return Err(Error::usage("cache is too small").at(CACHE).expected("at least 32M"));
+        }
+        for (at, (_, run)) in self.watch.iter().enumerate() {
+            if self.watch[at + 1..].iter().any(|(_, other)| other == run) {
+                return Err(Error::usage("two folders are watched for one run").at(WATCH).got(run));
+            }
         }
         let folders: Vec<&str> = self.folders().collect();
         for (at, folder) in folders.iter().enumerate() {
@@ -378,11 +401,16 @@ mod tests {
             (&[("cache", "lots"), ("warm", "a")], "malformed"),
             (&[("credentials", "a b"), ("warm", "a")], "malformed"),
             (&[("grace", "10s")], "no effect alone"),
+            (&[("warm", "a"), ("cache", "31M")], "too small"),
+            (&[("watch", "/a -> new, /b -> new")], "two folders"),
         ] {
             let error = refused(annotations);
             assert!(error.contains(told), "{annotations:?}: {error}");
         }
-        let many = (0..65).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
+        for text in ["", " ", "\n"] {
+            assert!(refused(&[("watch", text)]).contains("annotation is empty"));
+        }
+        let many = (0..17).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
         assert!(refused(&[("warm", &many)]).contains("too long"));
     }
 }

@@ -1,17 +1,15 @@
 //! Certificates for sidecars: who shows a token of a service account gets one with its SPIFFE id.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::{FromRequest as _, Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
 
 use super::Webhook;
 use super::config::{IssuerConfig, SidecarIdentity};
@@ -20,22 +18,22 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log_limit::LogLimit;
 use crate::transfer::identity::Authority;
+use crate::tree::FileStamp;
 
 /// Days that a certificate is valid: a sidecar renews it long before, and one that was stolen is soon worth nothing.
 const DAYS: u32 = 1;
 /// Bytes of a request for a certificate, at most.
 const REQUEST_LEN_MAX: usize = 16 << 10;
-/// Requests that are answered at a time; others are refused, and tried again by their sidecars.
-static REQUESTS: Semaphore = Semaphore::const_new(16);
-/// Time that a request has to arrive.
-const BODY_WITHIN: Duration = Duration::from_secs(2);
+/// Certificate of the authority.
+const AUTHORITY: &str = "ca.crt";
 /// Log lines about requests that are refused.
 static REFUSED: LogLimit = LogLimit::new();
 
 /// Signs certificates of service accounts.
 #[derive(Debug)]
 pub(super) struct Issuer {
-    authority: Authority,
+    folder: PathBuf,
+    current: Mutex<(FileStamp, Arc<Authority>)>,
     reviewer: TokenReviewer,
     url: String,
 }
@@ -55,18 +53,49 @@ impl Issuer {
     /// # Errors
     /// Not found or damaged, for an authority that cannot be used, or if this is no pod of Kubernetes.
     pub(super) fn open(config: IssuerConfig) -> Result<Self> {
-        let IssuerConfig { authority, url, account } = config;
-        Ok(Self { authority: Authority::open(&authority)?, reviewer: TokenReviewer::open(account)?, url })
+        let IssuerConfig { authority: folder, url, account } = config;
+        let current = Mutex::new((FileStamp::at(&folder.join(AUTHORITY)), Arc::new(Authority::open(&folder)?)));
+        Ok(Self { folder, current, reviewer: TokenReviewer::open(account)?, url })
     }
 
-    pub(super) fn sidecar_identity(&self) -> SidecarIdentity {
-        SidecarIdentity { url: self.url.clone(), authorities: self.authority.trusted().to_owned() }
+    /// Where sidecars fetch certificates, and what they trust.
+    ///
+    /// # Errors
+    /// As [`Issuer::authority`].
+    pub(super) fn sidecar_identity(&self) -> Result<SidecarIdentity> {
+        Ok(SidecarIdentity { url: self.url.clone(), authorities: self.authority()?.trusted().to_owned() })
+    }
+
+    /// The authority in the current files.
+    ///
+    /// # Errors
+    /// As [`Authority::open`].
+    fn authority(&self) -> Result<Arc<Authority>> {
+        let stamp = FileStamp::at(&self.folder.join(AUTHORITY));
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.0 != stamp {
+            *current = (stamp, Arc::new(Authority::open(&self.folder)?));
+        }
+        Ok(Arc::clone(&current.1))
     }
 }
 
 /// Issues a certificate: the body is a certificate request in PEM, the token is in the header `Authorization`.
-pub(super) async fn issue(State(webhook): State<Arc<Webhook>>, request: Request) -> Response {
-    match webhook.issue(request).await {
+pub(super) async fn issue(
+    State(webhook): State<Arc<Webhook>>,
+    Extension(from): Extension<SocketAddr>,
+    request: Request,
+) -> Response {
+    let token = bearer(request.headers());
+    let body = match webhook.arriving.body(from, request, REQUEST_LEN_MAX).await {
+        Ok(body) => body,
+        Err(refused) => return refused,
+    };
+    let issued = match token {
+        Ok(token) => webhook.issue(from.ip(), &token, &body).await,
+        Err(error) => Err(error),
+    };
+    match issued {
         Ok(issued) => Json(issued).into_response(),
         Err(error) => {
             if let Some(kept_back) = REFUSED.may() {
@@ -84,31 +113,28 @@ pub(super) async fn issue(State(webhook): State<Arc<Webhook>>, request: Request)
 }
 
 impl Webhook {
-    async fn issue(&self, request: Request) -> Result<IssuedCertificate> {
+    async fn issue(&self, from: IpAddr, token: &str, request: &[u8]) -> Result<IssuedCertificate> {
         let issuer = self.issuer.as_ref().ok_or_else(|| Error::not_found("this webhook issues no certificates"))?;
-        let _permit =
-            REQUESTS.try_acquire().map_err(|_| Error::exhausted("too many requests for certificates at once"))?;
-        let token = bearer(request.headers())?.to_owned();
-        let body = timeout(BODY_WITHIN, Bytes::from_request(request, &())).await;
-        let body = body.map_err(|_| Error::unreachable("request did not arrive in time"))?;
-        let body = body.map_err(|source| Error::usage("request cannot be read").source(source.body_text()))?;
-        let asked = std::str::from_utf8(&body).ok().filter(|_| body.len() <= REQUEST_LEN_MAX);
-        let asked = asked.ok_or_else(|| Error::usage("certificate request is malformed").expected("PEM"))?;
-        let account = issuer.reviewer.account_of(&token).await?;
+        let asked = std::str::from_utf8(request)
+            .map_err(|source| Error::usage("certificate request is malformed").expected("PEM").source(source))?;
+        let account = issuer.reviewer.account_of(from, token).await?;
         if !self.config.knows(&account) {
             return Err(Error::denied(format!(
                 "no [[webhook.allow]] is about service account {}/{}",
                 account.namespace, account.name
             )));
         }
-        let identity = account.identity(&self.config.trust_domain)?;
-        let certificate = issuer.authority.sign(asked, &identity, (DAYS, SystemClock.now()))?;
+        let identity = account.identity(&self.trust_domain)?;
+        let authority = issuer.authority()?;
+        let certificate = authority.sign(asked, &identity, (DAYS, SystemClock.now()))?;
         tracing::info!(%identity, "issued a certificate");
-        Ok(IssuedCertificate { certificate, authorities: issuer.authority.trusted().to_owned() })
+        Ok(IssuedCertificate { certificate, authorities: authority.trusted().to_owned() })
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Result<&str> {
+fn bearer(headers: &HeaderMap) -> Result<String> {
     let shown = headers.get(AUTHORIZATION).and_then(|shown| shown.to_str().ok()?.strip_prefix("Bearer "));
-    shown.ok_or_else(|| Error::denied("request shows no token").expected("Authorization: Bearer TOKEN"))
+    shown
+        .map(str::to_owned)
+        .ok_or_else(|| Error::denied("request shows no token").expected("Authorization: Bearer TOKEN"))
 }

@@ -18,8 +18,8 @@ pub struct WebhookConfig {
     pub certificate: PathBuf,
     /// The sidecars.
     pub sidecar: SidecarTemplate,
-    /// Trust domain of the SPIFFE ids of service accounts.
-    pub trust_domain: String,
+    /// Trust domain of the SPIFFE ids of service accounts; the site of the agent if there is none.
+    pub trust_domain: Option<String>,
     /// Certificates for service accounts, if it issues any.
     pub issuer: Option<IssuerConfig>,
     /// Names that service accounts may use.

@@ -31,7 +31,10 @@ const TOKEN: &str = "towline-token";
 /// Beginning of the names of volumes for folders that no volume of the pod has.
 const FOLDER: &str = "towline-folder";
 /// Sources of volumes that nothing can be written to.
-const READ_ONLY: [&str; 4] = ["configMap", "secret", "downwardAPI", "projected"];
+const READ_ONLY: [&str; 5] = ["configMap", "secret", "downwardAPI", "projected", "image"];
+/// Folders of the sidecar's image and its volumes.
+const OF_SIDECAR: [&str; 9] =
+    ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run/towline", "/var/lib/towline", "/proc"];
 /// Memory of the process beside its budget, in bytes.
 const OVERHEAD: u64 = 64 * MIB;
 /// Chunks of a cache are not all of its volume.
@@ -58,6 +61,14 @@ pub(super) fn inject(pod: &Pod, wanted: &PodAnnotations, template: &SidecarTempl
     if pod.spec.os.as_ref().is_some_and(|os| os.name != "linux") {
         return Err(Error::usage("the sidecar runs on Linux only").at("spec.os.name"));
     }
+    if pod.spec.host_network
+        && pod.spec.dns_policy.as_deref() != Some("ClusterFirstWithHostNet")
+        && !template.peers.is_empty()
+    {
+        return Err(Error::usage("a pod in the network of its node does not find the agents of the cluster")
+            .at("spec.dnsPolicy")
+            .expected("ClusterFirstWithHostNet"));
+    }
     let seconds = pod.termination_seconds();
     // The training ends first; what it leaves is the sidecar's.
     let grace = wanted.grace.map_or(seconds / 2, |grace| grace.as_secs());
@@ -80,9 +91,9 @@ pub(super) fn inject(pod: &Pod, wanted: &PodAnnotations, template: &SidecarTempl
         patch.share(folder)?;
     }
     let sidecar = patch.sidecar(wanted, template)?;
-    patch.annotate(SETTINGS, &settings(template, wanted, grace));
+    patch.operations.push(annotate(SETTINGS, &settings(template, wanted, grace)));
     if let Some(identity) = &template.identity {
-        patch.annotate(AUTHORITIES, &identity.authorities);
+        patch.operations.push(annotate(AUTHORITIES, &identity.authorities));
     }
     patch.label();
     patch.append("/spec/volumes", pod.spec.volumes.is_none());
@@ -97,6 +108,9 @@ pub(super) fn inject(pod: &Pod, wanted: &PodAnnotations, template: &SidecarTempl
 /// Index of the container that trains: the named one, else the first that mounts one of the folders, else the first.
 fn training(pod: &Pod, wanted: &PodAnnotations) -> Result<usize> {
     let containers = &pod.spec.containers;
+    if containers.is_empty() {
+        return Err(Error::usage("pod has no container"));
+    }
     if let Some(name) = &wanted.container {
         return containers.iter().position(|container| container.name == *name).ok_or_else(|| {
             Error::usage("pod has no such container")
@@ -107,6 +121,18 @@ fn training(pod: &Pod, wanted: &PodAnnotations) -> Result<usize> {
     }
     let mounts_one = |container: &Container| wanted.folders().any(|folder| mount_of(container, folder).is_some());
     Ok(containers.iter().position(mounts_one).unwrap_or(0))
+}
+
+/// True for a volume that nothing can be written to.
+fn is_read_only(volume: &Value) -> bool {
+    let sources = volume.as_object().into_iter().flatten();
+    sources.into_iter().any(|(kind, source)| READ_ONLY.contains(&kind.as_str()) || source["readOnly"] == true)
+}
+
+/// True if a mount at `path` would hide what the sidecar needs.
+fn hides(path: &str) -> bool {
+    let path = std::path::Path::new(path);
+    OF_SIDECAR.iter().any(|own| path.starts_with(own) || std::path::Path::new(own).starts_with(path))
 }
 
 /// The mount of `container` that `folder` lies in: the deepest.
@@ -167,8 +193,10 @@ impl Patch<'_> {
         if mount.sub_path_expr.is_some() {
             return Err(unusable("subPathExpr names variables that the sidecar does not have").help("use subPath"));
         }
-        let source = self.pod.volume(&mount.name);
-        if source.is_some_and(|source| READ_ONLY.iter().any(|kind| source.get(kind).is_some())) {
+        if hides(&mount.mount_path) {
+            return Err(unusable("this mount would hide files of the sidecar").help("mount a folder of its own"));
+        }
+        if self.pod.volume(&mount.name).is_some_and(is_read_only) {
             return Err(unusable("nothing can be written to this volume").help("use an emptyDir or a claim"));
         }
         if self.mounts.iter().all(|other| other["mountPath"] != mount.mount_path.as_str()) {
@@ -265,10 +293,6 @@ impl Patch<'_> {
         self.operations.extend(added.map(|mount| add(&format!("{at}/volumeMounts/-"), &mount)));
     }
 
-    fn annotate(&mut self, key: &str, value: &str) {
-        self.operations.push(add(&format!("/metadata/annotations/{}", escaped(key)), &value.into()));
-    }
-
     fn label(&mut self) {
         if self.pod.metadata.labels.is_none() {
             self.operations.push(add("/metadata/labels", &json!({})));
@@ -289,6 +313,11 @@ impl Patch<'_> {
 /// An operation that adds `value` at `path`, or replaces what is there.
 pub(super) fn add(path: &str, value: &Value) -> Value {
     json!({ "op": "add", "path": path, "value": value })
+}
+
+/// An operation that sets an annotation of a pod that has some.
+pub(super) fn annotate(key: &str, value: &str) -> Value {
+    add(&format!("/metadata/annotations/{}", escaped(key)), &value.into())
 }
 
 /// A part of a JSON pointer (<https://datatracker.ietf.org/doc/html/rfc6901>).

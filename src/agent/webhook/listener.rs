@@ -1,7 +1,8 @@
 //! TLS connections for the API's accept loop.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// Handshakes at a time. Beyond, new connections wait in the backlog of the socket.
-const HANDSHAKES_MAX: usize = 64;
+/// Handshakes at a time: of all addresses, and of one. A connection beyond is closed.
+const HANDSHAKES_MAX: usize = 512;
+const HANDSHAKES_EACH: usize = 32;
 /// Time for a handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
@@ -22,26 +24,40 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HttpsListener {
     tcp: TcpListener,
     tls: TlsAcceptor,
-    handshakes: JoinSet<Option<(TlsStream<TcpStream>, SocketAddr)>>,
+    handshakes: JoinSet<(Option<TlsStream<TcpStream>>, SocketAddr)>,
+    /// Handshakes by address.
+    from: HashMap<IpAddr, usize>,
 }
 
 impl HttpsListener {
     pub(super) fn new(tcp: TcpListener, config: ServerConfig) -> Self {
-        Self { tcp, tls: TlsAcceptor::from(Arc::new(config)), handshakes: JoinSet::new() }
+        Self { tcp, tls: TlsAcceptor::from(Arc::new(config)), handshakes: JoinSet::new(), from: HashMap::new() }
     }
 
     fn begin(&mut self, stream: TcpStream, address: SocketAddr) {
+        let own = self.from.entry(address.ip()).or_default();
+        if *own >= HANDSHAKES_EACH || self.handshakes.len() >= HANDSHAKES_MAX {
+            tracing::debug!(%address, "closed a connection to the webhook: too many handshakes");
+            return;
+        }
+        *own += 1;
         let tls = self.tls.clone();
         self.handshakes.spawn(async move {
-            match timeout(HANDSHAKE_MAX, tls.accept(stream)).await {
-                Ok(Ok(stream)) => Some((stream, address)),
-                Ok(Err(error)) => {
-                    tracing::debug!(%address, "no TLS with a client of the webhook: {error}");
-                    None
-                }
-                Err(_) => None,
+            let shaken = timeout(HANDSHAKE_MAX, tls.accept(stream)).await.unwrap_or_else(|late| Err(late.into()));
+            if let Err(error) = &shaken {
+                tracing::debug!(%address, "no TLS with a client of the webhook: {error}");
             }
+            (shaken.ok(), address)
         });
+    }
+
+    fn end(&mut self, address: IpAddr) {
+        if let Some(own) = self.from.get_mut(&address) {
+            *own -= 1;
+            if *own == 0 {
+                self.from.remove(&address);
+            }
+        }
     }
 }
 
@@ -51,15 +67,15 @@ impl Listener for HttpsListener {
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
         loop {
-            let may_begin = self.handshakes.len() < HANDSHAKES_MAX;
             tokio::select! {
-                Some(done) = self.handshakes.join_next() => {
-                    if let Ok(Some(done)) = done {
-                        return done;
+                Some(Ok((stream, address))) = self.handshakes.join_next() => {
+                    self.end(address.ip());
+                    if let Some(stream) = stream {
+                        return (stream, address);
                     }
                 }
                 // Errors of `accept`, such as too many open files, are retried there.
-                (stream, address) = Listener::accept(&mut self.tcp), if may_begin => self.begin(stream, address),
+                (stream, address) = Listener::accept(&mut self.tcp) => self.begin(stream, address),
             }
         }
     }

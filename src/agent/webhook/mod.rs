@@ -11,6 +11,7 @@
 mod admission;
 mod affinity;
 mod annotations;
+mod arriving;
 mod certificates;
 mod config;
 mod inject;
@@ -30,6 +31,7 @@ use axum::routing::post;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use self::arriving::Arriving;
 pub(super) use self::certificates::IssuedCertificate;
 use self::certificates::Issuer;
 pub use self::config::{AccountRule, IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
@@ -52,6 +54,8 @@ struct Webhook {
     agent: Arc<AgentState>,
     config: WebhookConfig,
     issuer: Option<Issuer>,
+    trust_domain: String,
+    arriving: Arriving,
 }
 
 /// Listens for the API server and for sidecars, in `api`. Returns the address.
@@ -61,17 +65,18 @@ struct Webhook {
 ///
 /// # Cancel safety
 /// Safe.
-pub(super) async fn begin(
-    agent: &Arc<AgentState>,
-    mut config: WebhookConfig,
-    api: &mut JoinSet<()>,
-) -> Result<SocketAddr> {
+pub(super) async fn begin(agent: &Arc<AgentState>, config: WebhookConfig, api: &mut JoinSet<()>) -> Result<SocketAddr> {
     let address = config.listen;
     let listener = TcpListener::bind(address).await.map_err(|source| not_bound(source, address))?;
     let (folder, issuer) = (config.certificate.clone(), config.issuer.clone());
     let (tls, issuer) = blocking(move || Ok((https_config(&folder)?, issuer.map(Issuer::open).transpose()?))).await?;
-    config.sidecar.identity = issuer.as_ref().map(Issuer::sidecar_identity);
-    let webhook = Arc::new(Webhook { agent: Arc::clone(agent), config, issuer });
+    let trust_domain = match &config.trust_domain {
+        Some(domain) => domain.clone(),
+        // Service accounts of another site's cluster may have the same names.
+        None => agent.credentials()?.identity().site().to_owned(),
+    };
+    let arriving = Arriving::default();
+    let webhook = Arc::new(Webhook { agent: Arc::clone(agent), config, issuer, trust_domain, arriving });
     let router = Router::new()
         .route(MUTATE, post(admission::mutate))
         .route(CERTIFICATES, post(certificates::issue))

@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::annotations::PodAnnotations;
+use super::annotations::{PLACED, PodAnnotations};
 use crate::error::{Error, Result};
 
 /// Name of the sidecar.
 pub(super) const SIDECAR: &str = "towline";
+/// Annotation of a pod that the kubelet runs from a file.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Seconds between SIGTERM and SIGKILL, by default.
 const TERMINATION_SECONDS: u64 = 30;
 
@@ -36,9 +38,12 @@ pub(super) struct PodSpec {
     pub(super) volumes: Option<Vec<Value>>,
     pub(super) security_context: Option<SecurityContext>,
     pub(super) service_account_name: Option<String>,
-    pub(super) termination_grace_period_seconds: Option<u64>,
+    pub(super) termination_grace_period_seconds: Option<i64>,
     pub(super) affinity: Option<Value>,
     pub(super) os: Option<Os>,
+    #[serde(default)]
+    pub(super) host_network: bool,
+    pub(super) dns_policy: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -50,6 +55,7 @@ pub(super) struct Os {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Container {
     pub(super) name: String,
+    pub(super) restart_policy: Option<String>,
     pub(super) env: Option<Vec<Variable>>,
     pub(super) volume_mounts: Option<Vec<VolumeMount>>,
     pub(super) security_context: Option<SecurityContext>,
@@ -101,13 +107,37 @@ impl Pod {
     }
 
     /// True if the sidecar is there already: by this webhook, which may be called again, or by the author of the pod.
-    pub(super) fn has_sidecar(&self) -> bool {
-        self.spec.init_containers.iter().flatten().any(|container| container.name == SIDECAR)
+    ///
+    /// # Errors
+    /// Usage, if another container has its name.
+    pub(super) fn has_sidecar(&self) -> Result<bool> {
+        let named = |container: &&Container| container.name == SIDECAR;
+        let own = self.spec.init_containers.iter().flatten().find(named);
+        let is_sidecar = own.is_some_and(|container| container.restart_policy.as_deref() == Some("Always"));
+        if self.spec.containers.iter().any(|container| named(&container)) || own.is_some() && !is_sidecar {
+            return Err(Error::usage("name of a container is reserved for the sidecar").got(SIDECAR));
+        }
+        Ok(is_sidecar)
+    }
+
+    /// True for a pod that the kubelet runs from a file: nothing can change it.
+    pub(super) fn is_mirror(&self) -> bool {
+        self.has_annotation(MIRROR)
+    }
+
+    /// True if its affinity follows a hint already.
+    pub(super) fn is_placed(&self) -> bool {
+        self.has_annotation(PLACED)
+    }
+
+    fn has_annotation(&self, key: &str) -> bool {
+        self.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(key))
     }
 
     /// Seconds between SIGTERM and SIGKILL.
     pub(super) fn termination_seconds(&self) -> u64 {
-        self.spec.termination_grace_period_seconds.unwrap_or(TERMINATION_SECONDS)
+        let told = self.spec.termination_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        told.unwrap_or(TERMINATION_SECONDS)
     }
 
     /// Volume with a name.

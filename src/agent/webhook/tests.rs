@@ -80,7 +80,7 @@ fn a_service_account_has_its_own_names_alone() {
         listen: "127.0.0.1:0".parse().unwrap(),
         certificate: "/none".into(),
         sidecar: template(),
-        trust_domain: "cluster.local".to_owned(),
+        trust_domain: None,
         issuer: None,
         allow: vec![rule("trainer", "run-7/*"), rule("**", "public/**")],
     };

@@ -46,6 +46,7 @@ use self::get::ChunkRequest;
 use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
+pub use self::named::NameView;
 pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
 pub use self::stats::TransferStats;

@@ -1,6 +1,7 @@
 //! Lookups of names for other agents. Rights are decided before a name is looked up, and all callers share the reads of
 //! the log.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -8,6 +9,7 @@ use tokio::time::Instant;
 use super::Exchange;
 use super::permits::{Endpoints, Permits};
 use crate::error::{Error, Result};
+use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::policy::Route;
@@ -30,25 +32,6 @@ impl Exchange {
     /// # Cancel safety
     /// Safe: it only reads, and shared reads continue.
     pub async fn resolve(&self, agent: &Identity, repository: &Repository, selector: &Selector) -> Result<Name> {
-        let allowed = |named: Option<&Identity>, name: &Name| named.is_some_and(|named| self.allow.allows(named, name));
-        self.resolve_allowed(agent, repository, selector, allowed).await
-    }
-
-    /// As [`Exchange::resolve`], with other rules than `[[allow]]`: `allowed` gets the agent that `agent` is by the policy, and a name.
-    /// The policy must agree as well.
-    ///
-    /// # Errors
-    /// As [`Exchange::resolve`].
-    ///
-    /// # Cancel safety
-    /// As [`Exchange::resolve`].
-    pub async fn resolve_allowed(
-        &self,
-        agent: &Identity,
-        repository: &Repository,
-        selector: &Selector,
-        allowed: impl Fn(Option<&Identity>, &Name) -> bool,
-    ) -> Result<Name> {
         let unknown = || Error::not_found("repository is not served to other agents").at(repository.id());
         let served = self.catalog.served_as(repository).ok_or_else(unknown)?;
         let asked = Instant::now();
@@ -57,7 +40,8 @@ impl Exchange {
         let endpoints = Endpoints { from: &self.identity, to: agent, caller: None };
         let may_in = |state: &State, permits: &Permits, name: &Name| {
             let tree = state.refs.get(name).map(|value| value.manifest);
-            allowed(permits.agent(agent).as_deref(), name)
+            let named = permits.agent(agent);
+            named.is_some_and(|named| self.allow.allows(&named, name))
                 && tree.is_none_or(|tree| permits.permits(endpoints, Route::Node, name, &tree))
         };
         let permits = served.permits(&known).await;
@@ -72,5 +56,48 @@ impl Exchange {
         let state = served.state(Some(asked), hurry).await?;
         let permits = served.permits(&state).await;
         choose_readable(selector, &state, |name| may_in(&state, &permits, name), repository.id())
+    }
+
+    /// Names of `repository`, and what the policy says of them, as of `since` or newer. Reads that are not there yet are shared, and
+    /// begin at most once a second; the first may `hurry`.
+    ///
+    /// # Errors
+    /// Not found, for a repository that is not served; else as [`Repository::state`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads, and shared reads continue.
+    pub async fn name_view(&self, repository: &Repository, since: Option<Instant>, hurry: bool) -> Result<NameView> {
+        let unknown = || Error::not_found("repository is not served to other agents").at(repository.id());
+        let served = self.catalog.served_as(repository).ok_or_else(unknown)?;
+        let state = served.state(since, hurry).await?;
+        let permits = served.permits(&state).await;
+        Ok(NameView { state, permits, own: self.identity.clone(), repository: repository.id() })
+    }
+}
+
+/// Names of a repository, and what the policy says of them, at one moment.
+#[derive(Debug)]
+pub struct NameView {
+    state: Arc<State>,
+    permits: Arc<Permits>,
+    own: Identity,
+    repository: RepositoryId,
+}
+
+impl NameView {
+    /// Name that `selector` chooses among those that are `allowed`.
+    ///
+    /// # Errors
+    /// Not found, for a name or run that does not exist, or is not allowed.
+    pub fn choose(&self, selector: &Selector, allowed: impl Fn(&Name) -> bool) -> Result<Name> {
+        choose_readable(selector, &self.state, allowed, self.repository)
+    }
+
+    /// True if the policy lets the content of `name` go to `agent`.
+    #[must_use]
+    pub fn permits(&self, agent: &Identity, name: &Name) -> bool {
+        let endpoints = Endpoints { from: &self.own, to: agent, caller: None };
+        let tree = self.state.refs.get(name).map(|value| value.manifest);
+        tree.is_some_and(|tree| self.permits.permits(endpoints, Route::Node, name, &tree))
     }
 }

@@ -15,7 +15,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    towline.dev/settings: {{ include "towline.restart" .settings | quote }}
+    checksum/settings: {{ include "towline.restart" .settings | quote }}
     {{- with $values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
