@@ -173,7 +173,7 @@ impl Webhook {
         }
         if injects {
             let sidecar = SidecarTemplate {
-                identity: self.issuer.as_ref().map(Issuer::sidecar_identity).transpose()?,
+                identity: self.issuer.as_ref().map(Issuer::sidecar_identity),
                 ..self.config.sidecar.clone()
             };
             admitted.patch.extend(inject(&pod, &wanted, &sidecar)?);

@@ -28,6 +28,8 @@ const REQUEST_LEN_MAX: usize = 16 << 10;
 const AUTHORITY: &str = "ca.crt";
 /// Log lines about requests that are refused.
 static REFUSED: LogLimit = LogLimit::new();
+/// Log lines about an authority that cannot be read.
+static UNUSABLE: LogLimit = LogLimit::new();
 
 /// Signs certificates of service accounts.
 #[derive(Debug)]
@@ -59,24 +61,28 @@ impl Issuer {
     }
 
     /// Where sidecars fetch certificates, and what they trust.
-    ///
-    /// # Errors
-    /// As [`Issuer::authority`].
-    pub(super) fn sidecar_identity(&self) -> Result<SidecarIdentity> {
-        Ok(SidecarIdentity { url: self.url.clone(), authorities: self.authority()?.trusted().to_owned() })
+    pub(super) fn sidecar_identity(&self) -> SidecarIdentity {
+        SidecarIdentity { url: self.url.clone(), authorities: self.authority().trusted().to_owned() }
     }
 
-    /// The authority in the current files.
-    ///
-    /// # Errors
-    /// As [`Authority::open`].
-    fn authority(&self) -> Result<Arc<Authority>> {
+    /// The authority in the current files; the previous one, while they cannot be used.
+    fn authority(&self) -> Arc<Authority> {
         let stamp = FileStamp::at(&self.folder.join(AUTHORITY));
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.0 != stamp {
-            *current = (stamp, Arc::new(Authority::open(&self.folder)?));
+            match Authority::open(&self.folder) {
+                Ok(changed) => *current = (stamp, Arc::new(changed)),
+                Err(error) => {
+                    if let Some(kept_back) = UNUSABLE.may() {
+                        tracing::warn!(
+                            kept_back,
+                            "cannot use the changed authority, the previous one signs: {error:?}"
+                        );
+                    }
+                }
+            }
         }
-        Ok(Arc::clone(&current.1))
+        Arc::clone(&current.1)
     }
 }
 
@@ -125,7 +131,7 @@ impl Webhook {
             )));
         }
         let identity = account.identity(&self.trust_domain)?;
-        let authority = issuer.authority()?;
+        let authority = issuer.authority();
         let certificate = authority.sign(asked, &identity, (DAYS, SystemClock.now()))?;
         tracing::info!(%identity, "issued a certificate");
         Ok(IssuedCertificate { certificate, authorities: authority.trusted().to_owned() })

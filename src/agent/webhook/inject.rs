@@ -169,7 +169,10 @@ impl Patch<'_> {
         let cache = wanted.cache.unwrap_or(template.cache).saturating_add(CACHE_MARGIN);
         self.volume(RUN, ("emptyDir", json!({ "sizeLimit": "16Mi" })), "/run/towline", false)?;
         self.volume(CACHE, ("emptyDir", json!({ "sizeLimit": mebibytes(cache) })), "/var/lib/towline", false)?;
-        let file = |path: &str, annotation: &str| json!({ "path": path, "fieldRef": { "fieldPath": format!("metadata.annotations['{annotation}']") } });
+        let file = |path: &str, annotation: &str| {
+            let field = format!("metadata.annotations['{annotation}']");
+            json!({ "path": path, "fieldRef": { "fieldPath": field } })
+        };
         let mut files = vec![file("agent.toml", SETTINGS)];
         if template.identity.is_some() {
             files.push(file("ca.crt", AUTHORITIES));

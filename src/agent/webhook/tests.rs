@@ -43,15 +43,15 @@ fn pod(containers: &Value) -> Pod {
 fn settings_are_those_of_an_agent_whatever_names_and_folders_hold() {
     let wanted = wanted(&[
         ("watch", "/a\"b\\c] -> run"),
-        ("restore", "data/'v3\" -> /data #1"),
+        ("restore", "data/v3 -> /data #1'"),
         ("stage", "models/base"),
         ("stage-memory", "2G"),
     ]);
     let text = settings(&template(), &wanted, 30);
     let config = Config::parse(&text, std::path::Path::new("/etc/towline/settings/agent.toml")).unwrap();
     assert_eq!(config.sidecar.watch[0].folder.to_str(), Some("/a\"b\\c]"));
-    assert_eq!(config.sidecar.restore[0].1.to_str(), Some("/data #1"));
-    assert_eq!(config.sidecar.restore[0].0.to_string(), "data/'v3\"");
+    assert_eq!(config.sidecar.restore[0].1.to_str(), Some("/data #1'"));
+    assert_eq!(config.sidecar.restore[0].0.to_string(), "data/v3");
     assert_eq!((config.grace.as_secs(), config.sidecar.stage.len()), (30, 1));
     assert_eq!(config.repositories[0].to_string(), "s3://models/team");
 }
