@@ -19,6 +19,8 @@ packages() {
   command -v nsenter >/dev/null || missing+=(util-linux)
   # Reads the image that is built here.
   command -v skopeo >/dev/null || missing+=(skopeo)
+  # Makes certificate requests.
+  command -v openssl >/dev/null || missing+=(openssl)
   # Compares an agent with its unit.
   command -v strace >/dev/null || missing+=(strace)
   # Reads metrics, and checks alerts and queries of the dashboard.
