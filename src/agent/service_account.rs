@@ -48,7 +48,7 @@ impl ServiceAccountConfig {
         while !self.has_valid().await {
             match self.fetch().await {
                 Ok(()) => return Ok(()),
-                // Whoever looks after the pod sees a container that fails, with this error.
+                // The container fails visibly, and its log has this error.
                 Err(error) if error.kind() == ErrorKind::Denied || begun.elapsed() > OBTAIN_MAX => return Err(error),
                 Err(error) => tracing::warn!("no certificate yet: {error:?}"),
             }

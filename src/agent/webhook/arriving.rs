@@ -1,4 +1,4 @@
-//! Bodies of requests that arrive: anybody in the cluster may send some, so that nobody keeps others out.
+//! Limits of request bodies in transit, by address: one client cannot keep others out.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

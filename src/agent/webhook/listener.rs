@@ -84,3 +84,34 @@ impl Listener for HttpsListener {
         self.tcp.local_addr()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock as _, SystemClock};
+    use crate::identity::Identity;
+    use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Authority, https_config};
+
+    #[tokio::test]
+    async fn silent_connections_of_one_address_leave_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = SystemClock.now();
+        let authority = Authority::create(&dir.path().join("authority"), "test", AUTHORITY_DAYS, now).unwrap();
+        let (identity, folder) = (Identity::new("home", "webhook").unwrap(), dir.path().join("served"));
+        authority.issue(&(&identity).into(), &folder, (AGENT_DAYS, now), false).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = tcp.local_addr().unwrap();
+        let mut listener = HttpsListener::new(tcp, https_config(&folder).unwrap());
+        let address = |last| SocketAddr::from(([10, 0, 0, last], 1));
+        let mut held = Vec::new();
+        for last in std::iter::repeat_n(1, HANDSHAKES_EACH + 8).chain([2]) {
+            let client = TcpStream::connect(at).await.unwrap();
+            let (stream, _) = listener.tcp.accept().await.unwrap();
+            listener.begin(stream, address(last));
+            held.push(client);
+        }
+        assert_eq!(listener.from, [(address(1).ip(), HANDSHAKES_EACH), (address(2).ip(), 1)].into());
+        listener.end(address(2).ip());
+        assert_eq!(listener.from.len(), 1, "addresses without handshakes are forgotten");
+    }
+}

@@ -1,4 +1,4 @@
-//! `TokenReview`: whose token is it? Only the API server knows
+//! Token reviews: the API server says which service account a token is of
 //! (<https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-review-v1/>).
 
 use std::net::IpAddr;
@@ -102,7 +102,7 @@ impl TokenReviewer {
     /// # Cancel safety
     /// Safe: a review changes nothing.
     pub(super) async fn account_of(&self, from: IpAddr, token: &str) -> Result<ServiceAccount> {
-        // Whatever else it holds, the API server would refuse it.
+        // The API server refuses such tokens, so it need not be asked.
         if token.len() > TOKEN_LEN_MAX || !says_audience(token) {
             return Err(not_for_us());
         }

@@ -37,7 +37,7 @@ pub(super) struct Candidate<P> {
 /// Known state of the other agents.
 #[derive(Clone, Debug)]
 pub(super) struct View<P> {
-    /// Planning agent; None for a workload with a SPIFFE id, which other agents do not ask: whatever may be fetched for others, they do.
+    /// Planning agent; None for a workload with a SPIFFE id: no agent asks it for chunks, so none are assigned to it.
     pub(super) own: Option<Identity>,
     /// Agents of the same site. None is asked for chunks that it would have to request from others.
     pub(super) site: Vec<Candidate<P>>,
