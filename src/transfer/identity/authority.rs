@@ -173,9 +173,16 @@ impl Authority {
         // Other programs check servers by a DNS name, agents by the URI.
         let others = subject.dns_names.iter().map(String::as_str).filter(|name| *name != SERVER_NAME);
         for name in [SERVER_NAME].into_iter().chain(others) {
-            let read = name.try_into().map_err(|source: rcgen::Error| {
-                Error::usage("DNS name is malformed").got(format!("{name:.253?}")).source(source)
-            })?;
+            let malformed = || {
+                Error::usage("DNS name is malformed")
+                    .expected("1 to 253 letters, digits, - and .")
+                    .got(format!("{name:.253?}"))
+            };
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.*".contains(&byte);
+            if !(1..=253).contains(&name.len()) || !name.bytes().all(plain) {
+                return Err(malformed());
+            }
+            let read = name.try_into().map_err(|source: rcgen::Error| malformed().source(source))?;
             params.subject_alt_names.push(SanType::DnsName(read));
         }
         // Limit of X.509 on a common name (RFC 5280, appendix A.1, ub-common-name); paths of SPIFFE ids may be longer.

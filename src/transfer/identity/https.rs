@@ -78,8 +78,10 @@ impl ResolvesServerCert for ServedCertificate {
 
 fn read(folder: &Path) -> Result<CertifiedKey> {
     let (certificate, key) = (folder.join(CERTIFICATE), folder.join(KEY));
-    let chain = pem::certificates(&files::read(&certificate)?, &certificate)?;
-    let key = pem::key(&files::read(&key)?, &key)?;
+    let missing =
+        |error: Error| error.help("the folder has tls.crt and tls.key, as `towline identity issue` writes them");
+    let chain = pem::certificates(&files::read(&certificate).map_err(missing)?, &certificate)?;
+    let key = pem::key(&files::read(&key).map_err(missing)?, &key)?;
     CertifiedKey::from_der(chain, key, &tls::provider())
         .map_err(|source| Error::damaged("tls.key is not the key of tls.crt").at(folder.display()).source(source))
 }
@@ -90,7 +92,7 @@ fn stamps(folder: &Path) -> [FileStamp; 2] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AGENT_DAYS, AUTHORITY_DAYS, Authority};
+    use super::super::{AGENT_DAYS, AUTHORITY_DAYS, Authority, Subject};
     use super::*;
     use crate::clock::{Clock as _, SystemClock};
     use crate::identity::Identity;
@@ -120,5 +122,10 @@ mod tests {
         std::fs::write(folder.join(KEY), "half").unwrap();
         assert!(Arc::ptr_eq(&second, &again()));
         assert!(https_config(&folder).is_err() && https_config(dir.path()).is_err());
+        for name in ["", "a b", "a/b", &"a".repeat(254)] {
+            let (identity, dns_names) = (Identity::new("home", "webhook").unwrap(), [name.to_owned()]);
+            let subject = Subject { identity: &identity, dns_names: &dns_names };
+            assert!(authority.issue(&subject, &folder, (AGENT_DAYS, now), true).is_err(), "{name}");
+        }
     }
 }
