@@ -8,7 +8,8 @@
 //! sidecar   inputs, watches and preemption of a training
 //! staged    tensors in memory for the processes of the node
 //! handoff   checkpoints of agents that may be shut down before they can save them
-//! webhook   sidecars and certificates for pods of Kubernetes
+//! webhook   sidecars and certificates for pods of Kubernetes (pods: their annotations and rights)
+//! kueue     admission checks and clusters for the workloads of Kueue
 //! ```
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
@@ -29,9 +30,12 @@ mod handoff;
 mod head_limits;
 mod inventory;
 mod kube;
+mod kueue;
 mod metrics;
 mod open_trees;
+mod pods;
 mod preemption;
+mod problems;
 mod redact;
 mod requester;
 mod routing;
@@ -72,6 +76,9 @@ pub use self::config::{
     StagingConfig, WatchedFolder,
 };
 use self::handoff::{ReceiverOptions, run_receiver};
+use self::kueue::Controller;
+pub use self::kueue::KueueConfig;
+pub use self::pods::AccountRule;
 pub use self::preemption::Provider;
 pub use self::routing::AgentSelector;
 pub use self::service_account::ServiceAccountConfig;
@@ -83,7 +90,7 @@ use self::state::AgentState;
 use self::usage::UsagePublication;
 pub use self::user::user_name;
 pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
-pub use self::webhook::{AccountRule, IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
+pub use self::webhook::{IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
 use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
@@ -174,10 +181,8 @@ impl Agent {
             let receiver = run_receiver(Arc::clone(&state), store, options);
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
-        let webhook = match config.webhook {
-            Some(webhook) => Some(Box::pin(webhook::begin(&state, *webhook, &mut api)).await?),
-            None => None,
-        };
+        let of_cluster = (config.webhook, config.kueue);
+        let webhook = Box::pin(begin_for_cluster(&state, of_cluster, &config.socket, &mut api)).await?;
         begin_jobs(&state, config.cache.as_ref(), (config.slurm, config.service_account), &mut api);
         let usage = config.cache.as_ref().map(|cache| cache.usage).filter(|every| !every.is_zero());
         let usage = usage.and_then(|every| UsagePublication::begin(&state, every));
@@ -271,6 +276,22 @@ impl Agent {
         Err(Error::cancelled("agent shut down before all tasks were done")
             .got(lost.join("; "))
             .help("start them again: they resume; or raise `grace`"))
+    }
+}
+
+/// Starts what the API server of a Kubernetes cluster calls, and what calls it. Returns the address of the webhook.
+async fn begin_for_cluster(
+    state: &Arc<AgentState>,
+    (webhook, kueue): (Option<Box<WebhookConfig>>, Option<Box<KueueConfig>>),
+    socket: &Path,
+    api: &mut JoinSet<()>,
+) -> Result<Option<SocketAddr>> {
+    if let Some(kueue) = kueue {
+        api.spawn(Controller::new(state, *kueue, socket).await?.run());
+    }
+    match webhook {
+        Some(webhook) => webhook::begin(state, *webhook, api).await.map(Some),
+        None => Ok(None),
     }
 }
 

@@ -239,6 +239,24 @@ fn settings_that_ship_are_taken() {
     }
 }
 
+/// Settings that the chart renders, with the values of its tests.
+#[test]
+fn settings_of_the_chart_are_taken() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/golden");
+    for (file, agents) in [("helm-minimal.yaml", 1), ("helm-full.yaml", 5), ("helm-own-certificates.yaml", 4)] {
+        let text = fs::read_to_string(golden.join(file)).unwrap();
+        let mut found = 0;
+        for part in text.split("agent.toml: |\n").skip(1) {
+            let lines = part.lines().take_while(|line| line.is_empty() || line.starts_with("    "));
+            let settings: Vec<&str> = lines.map(|line| line.trim_start_matches("    ")).collect();
+            Config::parse(&settings.join("\n"), Path::new("/etc/towline/settings/agent.toml"))
+                .unwrap_or_else(|error| panic!("{file}: {error:?}"));
+            found += 1;
+        }
+        assert_eq!(found, agents, "{file}");
+    }
+}
+
 /// The keys that a section takes, as the parser itself lists them when it meets one that it does not know.
 fn keys(section: &str) -> Vec<String> {
     let error = Config::parse(&section.replace("{}", "unknown_to_all = 1"), Path::new("/x")).unwrap_err();
@@ -278,6 +296,8 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[webhook]", "[webhook]\n{}"),
         ("[webhook.issuer]", "[webhook.issuer]\n{}"),
         ("[[webhook.allow]]", "[[webhook.allow]]\n{}"),
+        ("[kueue]", "[kueue]\n{}"),
+        ("[[kueue.allow]]", "[[kueue.allow]]\n{}"),
     ];
     let is_section = |key: &String| sections.iter().any(|(name, _)| words_in(name).any(|word| word == key));
     for key in top.iter().filter(|key| !is_section(key)) {

@@ -33,6 +33,7 @@ mod faster;
 mod faulty;
 mod fuzz_smoke;
 mod golden;
+mod kubernetes;
 mod links;
 mod memory;
 mod peers;

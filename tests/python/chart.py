@@ -90,6 +90,7 @@ FULL: dict[str, Any] = {
         "namespaceSelector": {"matchLabels": {"towline.dev/sidecars": "yes"}},
         "sidecar": {"env": {"AWS_REGION": "eu-west-1"}},
     },
+    "kueue": {"enabled": True, "admitAfter": "30m", "dispatch": True},
     "networkPolicy": {"sites": ["203.0.113.0/24", "2001:db8::/32"]},
     "monitoring": {
         "labels": {"release": "kube-prometheus-stack"},

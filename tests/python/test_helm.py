@@ -19,13 +19,15 @@ import yaml
 from .chart import CHART, FULL, MINIMAL, OWN, ROOT, VERSIONS, helm, objects, one, pods, rendered, violations
 
 ACCOUNTS = {"namespaces": "ml", "names": "**"}
+ADVISOR = {"enabled": True, "sites": "[[site]]\nname = 'home'\n"}
 GATEWAY = {"name": "a", "address": "a:1", "cache": {"capacity": "1G"}}
 CASES = {"minimal": MINIMAL, "full": FULL, "own-certificates": OWN}
 GOLDEN = Path(__file__).parent / "golden"
 
 #: Fields of objects that are no part of Kubernetes, at each place; a place that is not listed may hold anything.
-#: https://cert-manager.io/docs/reference/api-docs/#cert-manager.io/v1.CertificateSpec and
-#: https://prometheus-operator.dev/docs/api-reference/api/
+#: https://cert-manager.io/docs/reference/api-docs/#cert-manager.io/v1.CertificateSpec,
+#: https://prometheus-operator.dev/docs/api-reference/api/ and
+#: https://kueue.sigs.k8s.io/docs/reference/kueue.v1beta2/#kueue-x-k8s-io-v1beta2-AdmissionCheck
 EXTENSIONS = {
     "cert-manager.io/v1 Certificate": {
         "spec": "secretName duration renewBefore commonName dnsNames uris usages privateKey issuerRef",
@@ -46,6 +48,7 @@ EXTENSIONS = {
         "spec.groups": "name interval rules",
         "spec.groups.rules": "alert expr for labels annotations",
     },
+    "kueue.x-k8s.io/v1beta2 AdmissionCheck": {"spec": "controllerName parameters"},
 }
 
 
@@ -90,7 +93,7 @@ def test_objects_of_extensions_have_known_fields(case):
             kinds.add(manifest["kind"])
     expected = {
         "minimal": set(),
-        "full": {"Certificate", "ServiceMonitor", "PrometheusRule"},
+        "full": {"AdmissionCheck", "Certificate", "ServiceMonitor", "PrometheusRule"},
         "own-certificates": {"ServiceMonitor"},
     }
     assert kinds == expected[case[0]]
@@ -114,7 +117,9 @@ def test_pods_are_restricted_but_for_folders_of_the_node(case):
         assert violations(pod) == expected.get((case[0], name), []), name
         (agent,) = pod["spec"]["containers"]
         assert agent["securityContext"]["readOnlyRootFilesystem"] is True
-        assert pod["spec"]["automountServiceAccountToken"] is (name == "towline-webhook")
+        assert pod["spec"]["automountServiceAccountToken"] is (
+            name == "towline-webhook" or (case[0] == "full" and name == "towline-advisor")
+        )
 
 
 def test_a_pod_that_is_not_restricted_is_seen():
@@ -179,6 +184,24 @@ def test_discovery_finds_all_agents_and_the_monitor_finds_discovery():
         settings = tomllib.loads(one(found, "ConfigMap", name)["data"]["agent.toml"])
         assert [f"towline://{scraper}" for scraper in settings["scrapers"]] == certificate["spec"]["uris"]
         assert settings["peers"]["dns"] == ["towline-agents.towline.svc.cluster.local:7171"]
+
+
+def test_the_controller_for_kueue_may_do_what_its_tests_permit_and_nothing_else():
+    found = objects(FULL)
+    role = one(found, "ClusterRole", "towline-advisor-towline")["rules"] + one(found, "Role", "towline-advisor")["rules"]
+    assert role == json.loads((ROOT / "tests/it/kubernetes/rules.json").read_text())
+    settings = {
+        name: tomllib.loads(one(found, "ConfigMap", f"towline-{name}")["data"]["agent.toml"])
+        for name in ("advisor", "gateway-a", "gateway-b")
+    }
+    kueue = settings["advisor"]["kueue"]
+    assert kueue["holders"] == ["home/gateway-a", "home/gateway-b"]
+    assert kueue["allow"] == FULL["webhook"]["allow"] and kueue["admit_after"] == "30m" and kueue["dispatch"]
+    assert all(settings[name]["callers"] == ["home/towline-advisor-*"] for name in ("gateway-a", "gateway-b"))
+    own = objects({**OWN, "kueue": {"enabled": True, "agent": "home/advisor", "check": ""}})
+    gateway = tomllib.loads(one(own, "ConfigMap", "towline-gateway")["data"]["agent.toml"])
+    assert gateway["callers"] == ["home/advisor"]
+    assert not [it for it in own if it["kind"] == "AdmissionCheck"]
 
 
 def test_values_become_settings():
@@ -261,6 +284,10 @@ def test_rules_are_changed_without_a_restart():
         ({"webhook": {"enabled": True}}, "webhook.allow: required"),
         ({"webhook": {"enabled": True, "allow": [ACCOUNTS]}}, "webhook.authoritySecret: required"),
         ({"webhook": {"allow": [{"names": "**"}]}}, "/webhook/allow/0"),
+        ({"kueue": {"enabled": True}}, "kueue: requires advisor.enabled"),
+        ({"kueue": {"enabled": True}, "advisor": ADVISOR}, "kueue.allow: required"),
+        ({"kueue": {"enabled": True, "allow": [ACCOUNTS]}, "advisor": ADVISOR}, "kueue.holders: required"),
+        ({**OWN, "kueue": {"enabled": True}}, "kueue.agent: required"),
         (
             {**OWN, "webhook": {"enabled": True, "allow": [ACCOUNTS], "authoritySecret": "ca"}},
             "webhook.identitySecret: required",
@@ -312,5 +339,5 @@ def test_the_schema_knows_the_settings_of_the_documents():
     sections = {match[1] for cell in cells if (match := re.match(r" `\[+([a-z_]+)", cell))}
     names = {name for cell in cells if "`[" not in cell for name in re.findall(r"`([a-z_]+)`", cell)} | sections
     assert "admission" in names and "handshakes" not in names
-    decided = {"repository", "repositories", "socket", "identity", "listen", "service_account", "webhook"}
+    decided = {"repository", "repositories", "socket", "identity", "listen", "service_account", "webhook", "kueue"}
     assert known == names - decided

@@ -1,10 +1,12 @@
 //! Settings of an agent: a TOML file, read at the start. Its rules are read again when it changes (`rules.rs`).
 
 mod accept;
+mod account_rules;
 mod admission;
 mod advisor;
 mod audit;
 mod handoff;
+mod kueue;
 mod peers;
 mod pins;
 mod quantity;
@@ -30,6 +32,7 @@ pub use self::audit::AuditConfig;
 use self::audit::AuditSection;
 pub use self::handoff::HandoffConfig;
 use self::handoff::HandoffSection;
+use self::kueue::KueueSection;
 pub use self::peers::PeersConfig;
 use self::peers::{LimitSection, PeersSection};
 pub use self::pins::CallerPins;
@@ -42,6 +45,7 @@ use self::staging::StagingSection;
 use self::webhook::WebhookSection;
 use super::advisor::SitesPaths;
 use super::kube::KubeRules;
+use super::kueue::KueueConfig;
 use super::service_account::ServiceAccountConfig;
 use super::slurm::SlurmHints;
 use super::socket::{self, SOCKET_PATH_MAX};
@@ -129,6 +133,8 @@ pub struct Config {
     pub service_account: Option<ServiceAccountConfig>,
     /// Webhook for the API server of Kubernetes, if it has one.
     pub webhook: Option<Box<WebhookConfig>>,
+    /// Controller for Kueue, if the agent is one.
+    pub kueue: Option<Box<KueueConfig>>,
 }
 
 /// Folder and size of a cache.
@@ -190,6 +196,7 @@ struct File {
     sidecar: SidecarSection,
     service_account: Option<ServiceAccountSection>,
     webhook: Option<WebhookSection>,
+    kueue: Option<KueueSection>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -309,13 +316,9 @@ impl File {
             handoff: self.handoff.map(|handoff| handoff.settle(folder)).transpose()?,
             audit: self.audit.map(|audit| audit.settle(folder, self.identity.is_some())).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
-            service_account: self.service_account.zip(self.identity).map(|(account, identity)| ServiceAccountConfig {
-                url: account.url,
-                token: folder.join(account.token),
-                authorities: folder.join(account.authorities),
-                folder: folder.join(identity),
-            }),
+            service_account: self.service_account.zip(self.identity).map(|found| service_account(found, folder)),
             webhook: webhook.transpose()?.map(Box::new),
+            kueue: self.kueue.map(|kueue| kueue.settle(folder)).transpose()?.map(Box::new),
         })
     }
 
@@ -346,6 +349,17 @@ impl File {
         if self.cache.is_none() && self.webhook.is_some() {
             return Err(Error::usage("[webhook] is set, but no cache").help("set [cache] dir and capacity"));
         }
+        if self.kueue.is_some() {
+            let needed = [
+                (self.advisor.is_none(), "[advisor]"),
+                (self.cache.is_none(), "[cache]"),
+                (self.identity.is_none(), "`identity`"),
+            ];
+            if let Some((_, lacking)) = needed.iter().find(|(lacks, _)| *lacks) {
+                return Err(Error::usage(format!("[kueue] is set, but not {lacking}"))
+                    .help("it asks the advisor of its own agent, and other agents by its certificate"));
+            }
+        }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.hands_off() && !names_others {
             return Err(Error::usage("[sidecar] handoff_to is set, but [peers] names no other agent")
@@ -374,6 +388,16 @@ impl File {
                 ));
         }
         Ok(())
+    }
+}
+
+/// Source of the certificate of a pod, whose folder is `identity`.
+fn service_account((account, identity): (ServiceAccountSection, PathBuf), folder: &Path) -> ServiceAccountConfig {
+    ServiceAccountConfig {
+        url: account.url,
+        token: folder.join(account.token),
+        authorities: folder.join(account.authorities),
+        folder: folder.join(identity),
     }
 }
 

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::account_rules::AccountSection;
 use super::quantity::{Bytes, Span};
-use crate::agent::webhook::{AccountRule, IssuerConfig, SidecarTemplate, WebhookConfig};
+use crate::agent::webhook::{IssuerConfig, SidecarTemplate, WebhookConfig};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::limits::{GIB, MIB};
-use crate::pattern::Patterns;
 use crate::toml_text::OneOrSeveral;
 
 /// Default memory budget of a sidecar: the least that an agent with a cache and links takes.
@@ -52,14 +52,6 @@ struct IssuerSection {
     account: Option<PathBuf>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AccountSection {
-    namespaces: Patterns,
-    accounts: Option<Patterns>,
-    names: Patterns,
-}
-
 impl WebhookSection {
     /// Resolves relative paths from `folder`. Without an own one, sidecars have `repository` and the `endpoint` of the agent.
     pub(super) fn settle(
@@ -97,7 +89,7 @@ impl WebhookSection {
                 identity: None,
             },
             issuer: self.issuer.map(|issuer| issuer.settle(folder)).transpose()?,
-            allow: self.allow.into_iter().map(AccountSection::settle).collect::<Result<_>>()?,
+            allow: AccountSection::rules(self.allow, "webhook.allow")?,
         })
     }
 }
@@ -113,17 +105,5 @@ impl IssuerSection {
             url: self.url.trim_end_matches('/').to_owned(),
             account: self.account.map_or_else(|| ACCOUNT.into(), |account| folder.join(account)),
         })
-    }
-}
-
-impl AccountSection {
-    fn settle(self) -> Result<AccountRule> {
-        if self.namespaces.is_empty() || self.names.is_empty() {
-            return Err(Error::usage("[[webhook.allow]] permits nothing")
-                .expected("at least one pattern in each of namespaces and names")
-                .help("name them, or remove the entry"));
-        }
-        let accounts = self.accounts.map_or_else(|| Patterns::of(&["**"]), Ok)?;
-        Ok(AccountRule { namespaces: self.namespaces, accounts, names: self.names })
     }
 }

@@ -167,14 +167,22 @@ fn verdicts(hint: &Hint) -> BTreeMap<Option<String>, String> {
     reasons
 }
 
+/// Site that the labels of a node name, if the sites file describes it.
+pub(super) fn site_of_labels<'a>(labels: &'a BTreeMap<String, String>, sites: &Sites) -> Option<&'a str> {
+    let known = |site: &&str| sites.site(site).is_some();
+    let label = |key: &str| labels.get(key).map(String::as_str);
+    match label(SITE) {
+        Some(site) => Some(site).filter(known),
+        None => ZONES.iter().find_map(|zone| label(zone).filter(known)),
+    }
+}
+
 /// A node by its name, and its labels if they are known.
 fn place(node: String, labels: Option<&BTreeMap<String, String>>, sites: &Sites) -> Place {
-    let label = |key: &str| labels.and_then(|labels| labels.get(key)).map(String::as_str);
-    let known = |site: &&str| sites.site(site).is_some();
-    let site = match label(SITE) {
-        // A site that the file does not describe is no site.
-        Some(site) => Some(site).filter(known),
-        None => sites.of_node(&node).or_else(|| ZONES.iter().find_map(|zone| label(zone).filter(known))),
+    let labelled = |labels: &BTreeMap<String, String>| labels.contains_key(SITE);
+    let site = match labels {
+        Some(labels) if labelled(labels) => site_of_labels(labels, sites),
+        _ => sites.of_node(&node).or_else(|| site_of_labels(labels?, sites)),
     };
     Place { site: site.map(str::to_owned), node, raw: None }
 }

@@ -22,6 +22,7 @@ use super::head_limits::HeadLimits;
 use super::kube::KubeRules;
 use super::open_trees::OpenTrees;
 use super::preemption::Notice;
+use super::problems::Problems;
 use super::requester::Requester;
 use super::rules::Rules;
 use super::staged::StagedTrees;
@@ -109,6 +110,8 @@ pub(super) struct AgentState {
     pub(super) denied_names: ActorLimit,
     /// Limit of requests that the audit log records one by one.
     pub(super) recorded_requests: ActorLimit,
+    /// Problems of background work.
+    pub(super) background: Problems,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
@@ -185,6 +188,7 @@ impl AgentState {
             denied_names: ActorLimit::new(DENIED_NAMES),
             recorded_requests: ActorLimit::new(RECORDED_REQUESTS),
             started: clock.now(),
+            background: Problems::default(),
             clock,
         })
     }
@@ -408,11 +412,11 @@ impl AgentState {
         }
     }
 
-    /// Problems of reloaded files.
+    /// Problems of reloaded files and of background work.
     pub(super) fn problems(&self) -> Vec<String> {
         let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
         let audit = self.recorder.as_ref().and_then(Recorder::problem);
-        self.rules.problem().into_iter().chain(certificates).chain(audit).collect()
+        self.rules.problem().into_iter().chain(certificates).chain(audit).chain(self.background.list()).collect()
     }
 }
 

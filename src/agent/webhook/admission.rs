@@ -13,30 +13,26 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::Webhook;
 use super::affinity::with_hint;
-use super::annotations::{HintUse, PLACED, PodAnnotations};
 use super::certificates::Issuer;
-use super::config::{ServiceAccount, SidecarTemplate};
+use super::config::SidecarTemplate;
 use super::inject::{add, annotate, inject};
 use super::pod::Pod;
 use crate::agent::api::hint_for_caller;
 use crate::agent::kube::job_of_object;
+use crate::agent::pods::{HintUse, PLACED, PodNames, ServiceAccount};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::placement::HintRequest;
-use crate::selector::Selector;
-use crate::transfer::exchange::NameView;
 
 /// Bytes of a review, at most: an API server takes requests of 3 MiB
 /// (<https://github.com/kubernetes/apiserver/blob/kubernetes-1.35.0/pkg/server/config.go>, `MaxRequestBodyBytes`).
 pub(super) const REVIEW_LEN_MAX: usize = 4 << 20;
 /// Time of a review; the chart lets the API server wait for 10 seconds.
 const REVIEW_MAX: Duration = Duration::from_secs(8);
-/// Age of what is known of the repository, at most, unless a name is lacking.
-const FRESH: Duration = Duration::from_secs(1);
 /// Memory of a review, as a multiple of its length: the body, its parts, the pod.
 const REVIEW_WEIGHT: u64 = 8;
 /// Time that a preference waits for the chunks of inputs that are new to this agent. A requirement follows from the policy alone.
@@ -131,17 +127,6 @@ fn refused(uid: &str, error: &Error) -> Value {
     json!({ "uid": uid, "allowed": false, "status": { "code": code, "message": message } })
 }
 
-/// A step of `run`: rules about the names of steps say who may use it.
-fn a_step(run: &Name) -> Result<Name> {
-    format!("{run}/step-0").parse()
-}
-
-fn no_such_name(who: &str, selector: &Selector) -> Error {
-    Error::denied(format!("there is no such name that {who} may read"))
-        .at(selector)
-        .help("it is absent, or [[webhook.allow]] or the policy do not permit it")
-}
-
 impl Webhook {
     /// The patch of a pod that is created; an empty one for anything else, and for a pod that asks for nothing.
     ///
@@ -164,7 +149,8 @@ impl Webhook {
         if !injects && hint_use.is_none() {
             return Ok(admitted);
         }
-        let names = self.names(&account, &wanted, &mut admitted.warnings).await?;
+        let PodNames { names, warnings } = self.rights.names(&self.agent, &account, &wanted).await?;
+        admitted.warnings.extend(warnings.iter().map(|warning| format!("towline: {warning}")));
         if let Some(hint_use) = hint_use {
             let inputs: Vec<String> = names.iter().map(ToString::to_string).collect();
             let (workload, objective) = job_of_object(&request.object)?;
@@ -179,60 +165,6 @@ impl Webhook {
             admitted.patch.extend(inject(&pod, &wanted, &sidecar)?);
         }
         Ok(admitted)
-    }
-
-    /// The names that the pod reads, each resolved. A run without steps is a warning: a training begins so.
-    ///
-    /// # Errors
-    /// Denied, for a name that the account may not use: the same one, whether there is such a name or not.
-    async fn names(
-        &self,
-        account: &ServiceAccount,
-        wanted: &PodAnnotations,
-        warnings: &mut Vec<String>,
-    ) -> Result<Vec<Name>> {
-        let who = format!("service account {}/{}", account.namespace, account.name);
-        for (folder, run) in &wanted.watch {
-            if !self.config.allows(account, &a_step(run)?) {
-                return Err(Error::denied(format!("{who} may not save checkpoints of {folder}"))
-                    .at(run)
-                    .help("[[webhook.allow]] of the webhook says which names it may use"));
-            }
-        }
-        let selectors = wanted.selectors();
-        // Rights first: what is not allowed costs no look at the repository.
-        for selector in &selectors {
-            let allowed = match selector {
-                Selector::Name(name) => self.config.allows(account, name),
-                Selector::Step { run, .. } => self.config.allows(account, &a_step(run)?),
-            };
-            if !allowed {
-                return Err(no_such_name(&who, selector));
-            }
-        }
-        let asked = Instant::now();
-        let (exchange, repository) = (self.agent.exchange()?, self.agent.origin(None)?);
-        let allowed = |name: &Name| self.config.allows(account, name);
-        let mut view = exchange.name_view(repository, asked.checked_sub(FRESH), true).await?;
-        let lacks = |view: &NameView| selectors.iter().any(|selector| view.choose(selector, allowed).is_err());
-        if lacks(&view) {
-            // It may have been saved since.
-            view = exchange.name_view(repository, Some(asked), false).await?;
-        }
-        let identity = account.identity(&self.trust_domain)?;
-        let mut names = Vec::with_capacity(selectors.len());
-        for selector in &selectors {
-            match (view.choose(selector, allowed), selector) {
-                (Ok(name), _) if view.permits(&identity, &name) => names.push(name),
-                (Err(error), Selector::Step { .. }) if error.kind() == ErrorKind::NotFound => {
-                    warnings.push(format!("towline: there is no step {selector} yet, so none is restored"));
-                }
-                (Ok(_), _) => return Err(no_such_name(&who, selector)),
-                (Err(error), _) if error.kind() == ErrorKind::NotFound => return Err(no_such_name(&who, selector)),
-                (Err(error), _) => return Err(error),
-            }
-        }
-        Ok(names)
     }
 
     /// Adds the affinity that the hint about a job gives.
@@ -255,7 +187,7 @@ impl Webhook {
             return Ok(());
         }
         let wait = if hint_use == HintUse::Required { Duration::ZERO } else { HINT_WAIT };
-        let may = |name: &Name| self.config.allows(account, name);
+        let may = |name: &Name| self.rights.allow(account, name);
         match hint_for_caller(&self.agent, about, may, wait).await {
             Ok(hint) => {
                 admitted.patch.push(annotate(PLACED, "by-hint"));

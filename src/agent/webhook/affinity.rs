@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::annotations::HintUse;
+use crate::agent::pods::HintUse;
 use crate::error::{Error, Result};
 use crate::placement::{Candidate, Hint, HintVerdict};
 

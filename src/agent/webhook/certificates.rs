@@ -124,13 +124,13 @@ impl Webhook {
         let asked = std::str::from_utf8(request)
             .map_err(|source| Error::usage("certificate request is malformed").expected("PEM").source(source))?;
         let account = issuer.reviewer.account_of(from, token).await?;
-        if !self.config.knows(&account) {
+        if !self.rights.know(&account) {
             return Err(Error::denied(format!(
                 "no [[webhook.allow]] is about service account {}/{}",
                 account.namespace, account.name
             )));
         }
-        let identity = account.identity(&self.trust_domain)?;
+        let identity = account.identity(&self.rights.trust_domain)?;
         let authority = issuer.authority();
         let certificate = authority.sign(asked, &identity, (DAYS, SystemClock.now()))?;
         tracing::info!(%identity, "issued a certificate");

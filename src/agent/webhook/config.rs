@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
-use crate::identity::Identity;
-use crate::name::Name;
-use crate::pattern::Patterns;
+use crate::agent::pods::AccountRule;
 
 /// Settings of the webhook.
 #[derive(Clone, Debug)]
@@ -71,63 +68,4 @@ pub struct IssuerConfig {
     pub url: String,
     /// Folder with the token of this pod's service account, and the authority of the API server.
     pub account: PathBuf,
-}
-
-/// Names that some service accounts may restore, stage, warm and save.
-#[derive(Clone, Debug)]
-pub struct AccountRule {
-    /// Namespaces.
-    pub namespaces: Patterns,
-    /// Service accounts in these.
-    pub accounts: Patterns,
-    /// Names.
-    pub names: Patterns,
-}
-
-/// A service account.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServiceAccount {
-    pub(super) namespace: String,
-    pub(super) name: String,
-}
-
-impl ServiceAccount {
-    /// SPIFFE id, as Istio and others write it
-    /// (<https://istio.io/latest/docs/concepts/security/#istio-identity>).
-    ///
-    /// # Errors
-    /// Usage, if a part is malformed.
-    pub(super) fn identity(&self, trust_domain: &str) -> Result<Identity> {
-        Identity::spiffe(&format!("spiffe://{trust_domain}/ns/{}/sa/{}", self.namespace, self.name))
-    }
-
-    /// Reads the name of the user that it is for the API server
-    /// (<https://kubernetes.io/docs/reference/access-authn-authz/authentication/#service-account-tokens>).
-    ///
-    /// # Errors
-    /// Denied, for another user.
-    pub(super) fn of_user(user: &str) -> Result<Self> {
-        let rest = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-        let (namespace, name) = rest
-            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
-            .ok_or_else(|| Error::denied("token is not of a service account").got(format!("{user:.200?}")))?;
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
-    }
-}
-
-impl WebhookConfig {
-    /// True if pods of `account` may name `name`.
-    pub(super) fn allows(&self, account: &ServiceAccount, name: &Name) -> bool {
-        self.rules_of(account).any(|rule| rule.names.take(name.as_str()))
-    }
-
-    /// True if a rule is about `account`.
-    pub(super) fn knows(&self, account: &ServiceAccount) -> bool {
-        self.rules_of(account).next().is_some()
-    }
-
-    fn rules_of(&self, account: &ServiceAccount) -> impl Iterator<Item = &AccountRule> {
-        let of = |rule: &&AccountRule| rule.namespaces.take(&account.namespace) && rule.accounts.take(&account.name);
-        self.allow.iter().filter(of)
-    }
 }

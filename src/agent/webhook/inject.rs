@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::annotations::{AUTHORITIES, PodAnnotations, SETTINGS};
 use super::config::SidecarTemplate;
 use super::pod::{Container, Pod, SIDECAR, VolumeMount};
 use super::settings::settings;
+use crate::agent::pods::{AUTHORITIES, PodAnnotations, SETTINGS};
 use crate::error::{Error, Result};
 use crate::limits::MIB;
 

@@ -1,7 +1,7 @@
 //! Webhook for Kubernetes: gives annotated pods a sidecar, and their service accounts certificates (docs/deploy.md).
 //!
 //! ```text
-//! annotations -> inject (+ settings, affinity) -> patch      pure: what a pod asks for, and what it gets
+//! annotations (pods) -> inject (+ settings, affinity) -> patch   pure: what a pod asks for, and what it gets
 //! admission      reviews of the API server: names and sites are checked, then the pod is patched
 //! certificates   a sidecar shows the token of its service account (token_review), and gets a certificate for a day
 //! ```
@@ -10,7 +10,6 @@
 
 mod admission;
 mod affinity;
-mod annotations;
 mod arriving;
 mod certificates;
 mod config;
@@ -34,9 +33,10 @@ use tokio::task::JoinSet;
 use self::arriving::Arriving;
 pub(super) use self::certificates::IssuedCertificate;
 use self::certificates::Issuer;
-pub use self::config::{AccountRule, IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
+pub use self::config::{IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
 use self::listener::HttpsListener;
 use super::api::serve;
+use super::pods::AccountRights;
 use super::state::AgentState;
 use crate::error::Result;
 use crate::transfer::identity::https_config;
@@ -54,7 +54,7 @@ struct Webhook {
     agent: Arc<AgentState>,
     config: WebhookConfig,
     issuer: Option<Issuer>,
-    trust_domain: String,
+    rights: AccountRights,
     arriving: Arriving,
 }
 
@@ -76,7 +76,8 @@ pub(super) async fn begin(agent: &Arc<AgentState>, config: WebhookConfig, api: &
         None => agent.credentials()?.identity().site().to_owned(),
     };
     let arriving = Arriving::default();
-    let webhook = Arc::new(Webhook { agent: Arc::clone(agent), config, issuer, trust_domain, arriving });
+    let rights = AccountRights { rules: config.allow.clone(), trust_domain };
+    let webhook = Arc::new(Webhook { agent: Arc::clone(agent), config, issuer, rights, arriving });
     let router = Router::new()
         .route(MUTATE, post(admission::mutate))
         .route(CERTIFICATES, post(certificates::issue))

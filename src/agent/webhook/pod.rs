@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::annotations::{PLACED, PodAnnotations};
+use crate::agent::pods::{PLACED, PodAnnotations};
 use crate::error::{Error, Result};
 
 /// Name of the sidecar.

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::annotations::PodAnnotations;
 use super::config::SidecarTemplate;
 use super::inject::{AUTHORITIES_FILE, TOKEN_FILE};
+use crate::agent::pods::PodAnnotations;
 
 /// The settings of the sidecar of a pod that asks for `wanted`. `grace` is in seconds.
 pub(super) fn settings(template: &SidecarTemplate, wanted: &PodAnnotations, grace: u64) -> String {

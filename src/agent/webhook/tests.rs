@@ -2,13 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::annotations::PodAnnotations;
-use super::config::{AccountRule, ServiceAccount, SidecarTemplate, WebhookConfig};
+use super::config::SidecarTemplate;
 use super::inject::inject;
 use super::pod::Pod;
 use super::settings::settings;
 use crate::agent::Config;
-use crate::pattern::Patterns;
+use crate::agent::pods::PodAnnotations;
 
 fn template() -> SidecarTemplate {
     SidecarTemplate {
@@ -69,38 +68,4 @@ fn the_container_that_mounts_the_folder_trains() {
     assert_eq!(sidecar["securityContext"]["runAsUser"], 7);
     let agents = sidecar["env"].as_array().unwrap().iter().filter(|one| one["name"] == "TOWLINE_AGENT");
     assert_eq!(agents.count(), 1, "each variable once");
-}
-
-#[test]
-fn a_service_account_has_its_own_names_alone() {
-    let all = |text: &str| Patterns::of(&[text]).unwrap();
-    let rule =
-        |accounts: &str, names: &str| AccountRule { namespaces: all("ml"), accounts: all(accounts), names: all(names) };
-    let config = WebhookConfig {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        certificate: "/none".into(),
-        sidecar: template(),
-        trust_domain: None,
-        issuer: None,
-        allow: vec![rule("trainer", "run-7/*"), rule("**", "public/**")],
-    };
-    let account =
-        |namespace: &str, name: &str| ServiceAccount { namespace: namespace.to_owned(), name: name.to_owned() };
-    let may = |account: &ServiceAccount, name: &str| config.allows(account, &name.parse().unwrap());
-    let trainer = account("ml", "trainer");
-    assert!(may(&trainer, "run-7/step-1") && may(&trainer, "public/a/b") && !may(&trainer, "run-8/step-1"));
-    let other = account("ml", "trainer.other");
-    assert!(!may(&other, "run-7/step-1") && may(&other, "public/a"));
-    assert!(!may(&account("ml2", "trainer"), "run-7/step-1") && !config.knows(&account("m", "trainer")));
-    assert_eq!(trainer.identity("cluster.local").unwrap().to_string(), "spiffe://cluster.local/ns/ml/sa/trainer");
-    assert!(account("ml/sa/x", "..").identity("cluster.local").is_err());
-}
-
-#[test]
-fn users_that_are_no_service_accounts_are_nobody() {
-    let account = ServiceAccount::of_user("system:serviceaccount:ml:trainer").unwrap();
-    assert_eq!((account.namespace.as_str(), account.name.as_str()), ("ml", "trainer"));
-    for user in ["ann", "", "system:serviceaccount:ml", "system:serviceaccount::a", "system:serviceaccount:ml:"] {
-        assert!(ServiceAccount::of_user(user).is_err(), "{user}");
-    }
 }

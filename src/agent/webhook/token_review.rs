@@ -12,8 +12,8 @@ use reqwest::{Certificate, Client, Url};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::config::ServiceAccount;
 use super::inject::AUDIENCE;
+use crate::agent::pods::ServiceAccount;
 use crate::error::{Error, Result};
 use crate::toml_text::OneOrSeveral;
 use crate::tree::FileStamp;

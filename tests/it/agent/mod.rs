@@ -8,6 +8,7 @@ mod handoff;
 mod hints;
 mod killed;
 mod kube;
+mod kueue;
 mod life;
 mod look;
 mod memory;

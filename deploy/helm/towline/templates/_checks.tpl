@@ -38,6 +38,7 @@
 {{- end -}}
 {{- end -}}
 {{- include "towline.checks.webhook" . -}}
+{{- include "towline.checks.kueue" . -}}
 {{- if .Values.monitoring.serviceMonitor.enabled -}}
 {{- if not .Values.monitoring.scraper -}}
 {{- fail "monitoring.scraper: required by serviceMonitor: the name in the certificate of Prometheus" -}}
@@ -63,6 +64,24 @@
 {{- fail (printf "webhook.%s: required with certificates.secrets" $key) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "towline.checks.kueue" -}}
+{{- $kueue := .Values.kueue -}}
+{{- if $kueue.enabled -}}
+{{- if not .Values.advisor.enabled -}}
+{{- fail "kueue: requires advisor.enabled: the advisor decides the checks" -}}
+{{- end -}}
+{{- if not (or $kueue.allow .Values.webhook.allow) -}}
+{{- fail "kueue.allow: required: the names that workloads may wait for, by namespace and service account" -}}
+{{- end -}}
+{{- if not (or $kueue.holders .Values.gateways) -}}
+{{- fail "kueue.holders: required without gateways: the agents that fetch and hold what workloads wait for" -}}
+{{- end -}}
+{{- if and .Values.certificates.secrets (not $kueue.agent) -}}
+{{- fail "kueue.agent: required with certificates.secrets: the name in the certificate of the advisor" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -14,9 +14,9 @@ use crate::{size, span};
 /// Beginning of the annotations.
 const PREFIX: &str = "towline.dev/";
 /// Settings of the sidecar, which the webhook writes and a volume shows as a file.
-pub(super) const SETTINGS: &str = "towline.dev/settings";
+pub(in crate::agent) const SETTINGS: &str = "towline.dev/settings";
 /// Certificates of the authorities, which a volume shows as a file.
-pub(super) const AUTHORITIES: &str = "towline.dev/authorities";
+pub(in crate::agent) const AUTHORITIES: &str = "towline.dev/authorities";
 /// Steps and trees to restore: `RUN@latest`, `NAME -> /folder`.
 const RESTORE: &str = "towline.dev/restore";
 /// Folders to watch: `/folder`, `/folder -> RUN`.
@@ -32,7 +32,7 @@ const CACHE: &str = "towline.dev/cache";
 /// Names for hints alone, which the scheduler extender reads as well.
 const INPUTS: &str = "towline.dev/inputs";
 /// Set by the webhook when the affinity of the pod follows a hint.
-pub(super) const PLACED: &str = "towline.dev/placed";
+pub(in crate::agent) const PLACED: &str = "towline.dev/placed";
 const KNOWN: [&str; 16] = [
     RESTORE,
     WATCH,
@@ -66,34 +66,34 @@ const RESERVED: [&str; 3] = ["/run/towline", "/etc/towline", "/var/lib/towline"]
 
 /// Requests of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PodAnnotations {
+pub(in crate::agent) struct PodAnnotations {
     /// Trees to restore before the training starts, with their folders.
-    pub(super) restore: Vec<(Selector, String)>,
+    pub(in crate::agent) restore: Vec<(Selector, String)>,
     /// Folders whose checkpoints are saved, with their runs.
-    pub(super) watch: Vec<(String, Name)>,
+    pub(in crate::agent) watch: Vec<(String, Name)>,
     /// Names to fetch into the cache before the training starts.
-    pub(super) warm: Vec<Selector>,
+    pub(in crate::agent) warm: Vec<Selector>,
     /// Names whose tensors are read into memory before the training starts.
-    pub(super) stage: Vec<Selector>,
+    pub(in crate::agent) stage: Vec<Selector>,
     /// Memory for these, in bytes.
-    pub(super) stage_memory: Option<u64>,
+    pub(in crate::agent) stage_memory: Option<u64>,
     /// Use of the hint for the pod's placement.
-    pub(super) hint: Option<HintUse>,
+    pub(in crate::agent) hint: Option<HintUse>,
     /// Further names that the hint is about.
-    pub(super) inputs: Vec<Selector>,
+    pub(in crate::agent) inputs: Vec<Selector>,
     /// Container that trains; else the first that mounts one of the folders.
-    pub(super) container: Option<String>,
+    pub(in crate::agent) container: Option<String>,
     /// Secret of the pod's namespace that becomes the sidecar's environment.
-    pub(super) credentials: Option<String>,
+    pub(in crate::agent) credentials: Option<String>,
     /// Time for the last saves.
-    pub(super) grace: Option<Duration>,
+    pub(in crate::agent) grace: Option<Duration>,
     /// Bytes of the sidecar's cache.
-    pub(super) cache: Option<u64>,
+    pub(in crate::agent) cache: Option<u64>,
 }
 
 /// Use of a hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HintUse {
+pub(in crate::agent) enum HintUse {
     /// Only nodes of sites where the data may go.
     Required,
     /// Sites in the order of the hint.
@@ -105,7 +105,7 @@ impl PodAnnotations {
     ///
     /// # Errors
     /// Usage, for an unknown or malformed one, and for those that contradict each other.
-    pub(super) fn of(annotations: &BTreeMap<String, String>) -> Result<Self> {
+    pub(in crate::agent) fn of(annotations: &BTreeMap<String, String>) -> Result<Self> {
         let own = annotations.keys().filter(|key| key.starts_with(PREFIX));
         if let Some(unknown) = own.into_iter().find(|key| !KNOWN.contains(&key.as_str())) {
             let known: Vec<&str> = KNOWN.iter().filter_map(|key| key.strip_prefix(PREFIX)).collect();
@@ -145,12 +145,12 @@ impl PodAnnotations {
     }
 
     /// True if the pod needs the sidecar.
-    pub(super) fn need_sidecar(&self) -> bool {
+    pub(in crate::agent) fn need_sidecar(&self) -> bool {
         !(self.restore.is_empty() && self.watch.is_empty() && self.warm.is_empty() && self.stage.is_empty())
     }
 
     /// Folders that the training and the sidecar share.
-    pub(super) fn folders(&self) -> impl Iterator<Item = &str> {
+    pub(in crate::agent) fn folders(&self) -> impl Iterator<Item = &str> {
         self.watch
             .iter()
             .map(|(folder, _)| folder)
@@ -159,7 +159,7 @@ impl PodAnnotations {
     }
 
     /// All names that the pod reads.
-    pub(super) fn selectors(&self) -> Vec<Selector> {
+    pub(in crate::agent) fn selectors(&self) -> Vec<Selector> {
         let latest = |(_, run): &(String, Name)| Selector::Step { run: run.clone(), choice: Choice::Latest };
         self.watch.iter().map(latest).chain(self.inputs().cloned()).collect()
     }

@@ -1,0 +1,226 @@
+//! Clusters of `MultiKueue`: nominates for each workload those where its data costs least, the best first, one more each round
+//! (<https://kueue.sigs.k8s.io/docs/concepts/multikueue/>, "External").
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::iter;
+use kube::api::Patch;
+use kube::runtime::events::EventType;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::checks::WRITES;
+use super::cluster::{Cluster, Key, Seen, Told, with_status};
+use super::managed::owned_by;
+use super::objects::{AdmissionCheckState, CheckState, MULTIKUEUE, Workload};
+use crate::agent::api::hint_for_caller;
+use crate::agent::kube::{job_of_object, site_of_labels};
+use crate::agent::pods::{AccountRights, PodAnnotations, PodNames, ServiceAccount};
+use crate::agent::state::AgentState;
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::placement::{Hint, HintCandidate, HintRequest, HintVerdict, Sites};
+
+/// Manager of the fields that Kueue applies, among them the nominated clusters
+/// (<https://github.com/kubernetes-sigs/kueue/blob/ff69552/pkg/constants/constants.go>, `AdmissionName`).
+const KUEUE: &str = "kueue-admission";
+/// Manager of the nominations, where Kueue does not apply.
+const MANAGER: &str = "towline-dispatcher";
+/// Time that a hint waits for the chunks of inputs that are new to this agent.
+const HINT_WAIT: Duration = Duration::from_secs(2);
+/// Pause after a workload has changed meanwhile: the watch shows it soon.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Pause after a nomination that failed, or found no cluster.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// Nominates clusters.
+pub(super) struct Dispatcher {
+    agent: Arc<AgentState>,
+    rights: AccountRights,
+    round: Duration,
+    /// Time from which on a workload may be nominated more clusters, by its uid.
+    rounds: BTreeMap<(Key, String), Instant>,
+}
+
+/// A cluster and the site that it is at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ClusterSite {
+    name: String,
+    site: Option<String>,
+}
+
+impl Dispatcher {
+    pub(super) fn new(agent: Arc<AgentState>, rights: AccountRights, round: Duration) -> Self {
+        Self { agent, rights, round, rounds: BTreeMap::new() }
+    }
+
+    /// Time of the next turn of a workload.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.rounds.values().min().copied()
+    }
+
+    /// Nominates clusters for the workloads whose turn it is.
+    ///
+    /// # Cancel safety
+    /// Safe: each write stands for itself.
+    pub(super) async fn pass(&mut self, cluster: &Cluster, seen: &Seen, sites: &Sites) {
+        let now = Instant::now();
+        let mut turns = Vec::new();
+        let mut rounds = BTreeMap::new();
+        for (key, workload) in &seen.workloads {
+            let Some(check) = undecided(workload, seen) else { continue };
+            let round = (key.clone(), workload.metadata.uid.clone().unwrap_or_default());
+            let due = self.rounds.get(&round).copied().unwrap_or(now);
+            rounds.insert(round.clone(), due);
+            if due <= now {
+                turns.push((round, Arc::clone(workload), clusters_of(check, seen, sites)));
+            }
+        }
+        let own = &*self;
+        let nominated = iter(turns).map(|(round, workload, clusters)| async move {
+            let pause = match own.nominate(cluster, &workload, &clusters).await {
+                Ok(true) => own.round,
+                Ok(false) => AGAIN,
+                Err(error) => {
+                    tracing::debug!("cannot nominate clusters for {}: {error}", round.0.1);
+                    PAUSE
+                }
+            };
+            (round, Instant::now() + pause)
+        });
+        let nominated: Vec<_> = nominated.buffer_unordered(WRITES).collect().await;
+        rounds.extend(nominated);
+        self.rounds = rounds;
+    }
+
+    /// Nominates the next cluster for a workload; false if it has changed meanwhile. Tells in an event if there is none.
+    async fn nominate(&self, cluster: &Cluster, workload: &Workload, clusters: &[ClusterSite]) -> Result<bool> {
+        let before = workload.status.nominated_cluster_names.clone().unwrap_or_default();
+        let order = match self.order(workload, clusters).await {
+            Ok(order) => order,
+            Err(error) => {
+                let told =
+                    Told { type_: EventType::Warning, reason: "NoCluster", note: &error.to_string(), cluster: None };
+                cluster.tell(workload, &told).await;
+                return Err(error);
+            }
+        };
+        let Some(next) = order.into_iter().find(|name| !before.contains(name)) else { return Ok(true) };
+        let names: Vec<String> = before.into_iter().chain([next.clone()]).collect();
+        match write(cluster, workload, &names).await {
+            Ok(true) => {
+                let note = format!("cluster {next} is nominated by the data of the workload");
+                let (type_, reason) = (EventType::Normal, "ClusterNominated");
+                cluster.tell(workload, &Told { type_, reason, note: &note, cluster: Some(&next) }).await;
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            Err(error) => Err(Error::unreachable("API server has not taken the nomination").source(error)),
+        }
+    }
+
+    /// Names of the clusters where a workload may run, the best first.
+    ///
+    /// # Errors
+    /// Denied, if it may run at none, or its pods may not name their inputs; usage, for malformed annotations.
+    async fn order(&self, workload: &Workload, clusters: &[ClusterSite]) -> Result<Vec<String>> {
+        let namespace = workload.metadata.namespace.as_deref().unwrap_or_default();
+        let mut names: Vec<Name> = Vec::new();
+        let mut request = HintRequest::default();
+        let mut gpus = 0_u64;
+        for pod_set in workload.pod_sets() {
+            let account =
+                ServiceAccount { namespace: namespace.to_owned(), name: pod_set.template.account().to_owned() };
+            let wanted = PodAnnotations::of(&pod_set.template.annotations())?;
+            let PodNames { names: found, .. } = self.rights.names(&self.agent, &account, &wanted).await?;
+            let (job, objective) = job_of_object(&pod_set.template.pod())?;
+            gpus = gpus.saturating_add(job.gpus.saturating_mul(pod_set.count));
+            if !found.is_empty() {
+                request.objective = objective;
+            }
+            names.extend(found);
+        }
+        if names.is_empty() {
+            return Ok(clusters.iter().map(|cluster| cluster.name.clone()).collect());
+        }
+        let mut sites: Vec<&String> = clusters.iter().filter_map(|cluster| cluster.site.as_ref()).collect();
+        sites.sort_unstable();
+        sites.dedup();
+        let candidates = sites.into_iter().map(|site| HintCandidate { site: site.clone() }).collect();
+        let about = HintRequest { candidates, objective: request.objective, ..HintRequest::about(&names) };
+        let about = HintRequest { workload: crate::placement::Workload { gpus, ..about.workload }, ..about };
+        // Each name was allowed for the account whose pods name it.
+        let allowed: std::collections::BTreeSet<&Name> = names.iter().collect();
+        let may = |name: &Name| allowed.contains(name);
+        let hint = hint_for_caller(&self.agent, &about, may, HINT_WAIT).await?;
+        let order = in_order(&hint, clusters);
+        if order.is_empty() {
+            let denied = hint.candidates.iter().flat_map(|candidate| &candidate.deny).next();
+            let why =
+                denied.map_or_else(String::new, |denied| format!(": {:.100}: {:.200}", denied.input, denied.rule));
+            return Err(Error::denied(format!("its data may go to no cluster of the queue{why}")));
+        }
+        Ok(order)
+    }
+}
+
+/// Check of `MultiKueue` that has not decided on a workload that waits for a cluster, once the others are ready.
+fn undecided<'a>(workload: &'a Workload, seen: &Seen) -> Option<&'a AdmissionCheckState> {
+    if !workload.waits() || workload.status.cluster_name.is_some() {
+        return None;
+    }
+    let is_multi = |check: &&AdmissionCheckState| {
+        let known = seen.checks.get(&(String::new(), check.name.clone()));
+        known.is_some_and(|known| known.spec.controller_name == MULTIKUEUE)
+    };
+    let own = workload.checks().iter().find(is_multi)?;
+    let others = workload.checks().iter().filter(|check| check.name != own.name);
+    let ready = others.into_iter().all(|check| check.state == CheckState::Ready);
+    (own.state == CheckState::Pending && ready).then_some(own)
+}
+
+/// Connected clusters of a check, in the order of its configuration, with their sites: by the label of a node's site, or by name.
+fn clusters_of(check: &AdmissionCheckState, seen: &Seen, sites: &Sites) -> Vec<ClusterSite> {
+    let of_cluster = |name: &str| (String::new(), name.to_owned());
+    let parameters = seen.checks.get(&of_cluster(&check.name)).and_then(|check| check.spec.parameters.as_ref());
+    let config = parameters.and_then(|parameters| seen.configs.get(&of_cluster(&parameters.name)));
+    let names = config.into_iter().flat_map(|config| config.spec.clusters.iter().flatten());
+    let located = |name: &String| {
+        let cluster = seen.clusters.get(&of_cluster(name)).filter(|cluster| cluster.is_active())?;
+        let labelled = cluster.metadata.labels.as_ref().and_then(|labels| site_of_labels(labels, sites));
+        let site = labelled.or_else(|| Some(name.as_str()).filter(|name| sites.site(name).is_some()));
+        Some(ClusterSite { name: name.clone(), site: site.map(str::to_owned) })
+    };
+    names.filter_map(located).collect()
+}
+
+/// Names of the clusters where the data may go: by the order of their sites in the hint, then those without a site.
+fn in_order(hint: &Hint, clusters: &[ClusterSite]) -> Vec<String> {
+    let allowed = hint.candidates.iter().filter(|candidate| candidate.verdict == HintVerdict::Allow);
+    let mut sites: Vec<Option<&str>> = allowed.map(|candidate| Some(candidate.site.as_str())).collect();
+    if hint.elsewhere == HintVerdict::Allow {
+        sites.push(None);
+    }
+    let at = sites.into_iter().flat_map(|site| clusters.iter().filter(move |cluster| cluster.site.as_deref() == site));
+    at.map(|cluster| cluster.name.clone()).collect()
+}
+
+/// Writes the nominated clusters of a workload. Kueue must be able to remove them: it applies its part of the status as a whole, so they
+/// become a part of that; where it patches instead, anybody's will do.
+async fn write(cluster: &Cluster, workload: &Workload, names: &[String]) -> Result<bool, kube::Error> {
+    let Some(whole) = cluster.whole(workload).await? else { return Ok(false) };
+    match owned_by(&whole, KUEUE, "status") {
+        Some(mut owned) => {
+            let mut status = owned.get_mut("status").map_or_else(|| json!({}), Value::take);
+            status["nominatedClusterNames"] = json!(names);
+            cluster.patch_status(workload, KUEUE, &Patch::Apply(with_status(workload, &status))).await
+        }
+        None => {
+            let patch = with_status(workload, &json!({ "nominatedClusterNames": names }));
+            cluster.patch_status(workload, MANAGER, &Patch::Merge(patch)).await
+        }
+    }
+}

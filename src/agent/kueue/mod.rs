@@ -1,0 +1,169 @@
+//! Controller for Kueue: workloads start once their data is there, and where it costs least (docs/placement.md, "Kueue").
+//!
+//! ```text
+//! cluster   watches of workloads, checks, flavors and clusters; writes to them
+//! checks    workloads that wait for an admission check -> needs -> decision -> state of the check
+//! needs     names and hints for the pods; warms that agents of the site are asked for
+//! dispatch  clusters that are nominated for MultiKueue, by hint (managed: as a part of what Kueue applies)
+//! election  of several controllers one acts
+//! ```
+//!
+//! What a controller does follows from the cluster and the repository alone, so another one can go on at any time.
+
+mod checks;
+mod cluster;
+mod config;
+mod decision;
+mod dispatch;
+mod election;
+mod managed;
+mod needs;
+mod objects;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use self::checks::Checks;
+use self::cluster::Cluster;
+pub use self::config::KueueConfig;
+use self::dispatch::Dispatcher;
+use self::election::Election;
+use self::needs::Needs;
+use super::client::Client;
+use super::pods::AccountRights;
+use super::state::AgentState;
+use crate::error::{Error, Result};
+use crate::id::WriteId;
+
+/// Interval of passes in which nothing is heard of the cluster.
+const PASS_EVERY: Duration = Duration::from_secs(5);
+/// Time in which changes are gathered for one pass.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// The controller.
+pub(super) struct Controller {
+    agent: Arc<AgentState>,
+    config: KueueConfig,
+    client: kube::Client,
+    /// The agent, for warms.
+    warms: Client,
+    rights: AccountRights,
+    own_site: String,
+    /// Name of this process among those that take part in the election.
+    own: String,
+}
+
+impl Controller {
+    /// A controller for the cluster that `config` names; the agent listens at `socket`.
+    ///
+    /// # Errors
+    /// Usage or not found, for a kubeconfig that cannot be used, or if this is no pod of a cluster.
+    pub(super) async fn new(agent: &Arc<AgentState>, config: KueueConfig, socket: &Path) -> Result<Self> {
+        agent.advisor(agent.origin(None)?)?;
+        let own = agent.credentials()?.identity();
+        let trust_domain = config.trust_domain.clone().unwrap_or_else(|| own.site().to_owned());
+        let connection = connection(config.kubeconfig.as_deref()).await?;
+        let config = KueueConfig {
+            namespace: config.namespace.clone().or_else(|| Some(connection.default_namespace.clone())),
+            ..config
+        };
+        let client = kube::Client::try_from(connection)
+            .map_err(|source| Error::usage("cannot use the settings of the API server").source(source))?;
+        Ok(Self {
+            agent: Arc::clone(agent),
+            rights: AccountRights { rules: config.allow.clone(), trust_domain },
+            own_site: own.site().to_owned(),
+            own: format!("{}-{}", own.path(), WriteId::random()),
+            warms: Client::at(socket),
+            client,
+            config,
+        })
+    }
+
+    /// Takes part in the election, and acts while it is won, until the agent shuts down.
+    pub(super) async fn run(self) {
+        let namespace = self.config.namespace.as_deref().unwrap_or("default");
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
+        let mut election = Election::new(Arc::clone(&self.agent), leases, self.own.clone(), self.config.lease);
+        let leaving = self.agent.leaving.clone();
+        let acted = Box::pin(async {
+            loop {
+                election.win().await;
+                tracing::info!("this agent decides the admission checks of Kueue");
+                tokio::select! {
+                    () = election.hold() => tracing::warn!("another agent may decide the admission checks of Kueue"),
+                    () = self.act() => {}
+                }
+            }
+        });
+        let _: Option<()> = leaving.run_until_cancelled(acted).await;
+        election.release().await;
+    }
+
+    /// Decides, until dropped.
+    async fn act(&self) {
+        let cluster =
+            Cluster::new(Arc::clone(&self.agent), self.client.clone(), &self.own, self.config.dispatch.is_some());
+        let decided = async {
+            let holders = (self.config.holders.clone(), self.config.warms);
+            let needs = Needs::new(Arc::clone(&self.agent), self.warms.clone(), self.rights.clone(), holders);
+            let mut checks = Checks::new(needs, self.own_site.clone(), self.config.admit_after);
+            let mut dispatcher =
+                self.config.dispatch.map(|round| Dispatcher::new(Arc::clone(&self.agent), self.rights.clone(), round));
+            loop {
+                let turns = dispatcher.as_ref().and_then(Dispatcher::due);
+                let next = [Some(Instant::now() + PASS_EVERY), checks.due(), turns].into_iter().flatten().min();
+                tokio::select! {
+                    () = cluster.changed.notified() => sleep(GATHER).await,
+                    () = sleep_until(next.unwrap_or_else(Instant::now)) => sleep(GATHER).await,
+                }
+                let Some(seen) = cluster.seen() else { continue };
+                let Ok(advisor) = self.agent.origin(None).and_then(|origin| self.agent.advisor(origin)) else {
+                    continue;
+                };
+                let sites = advisor.sites();
+                checks.pass(&cluster, &seen, &sites.sites).await;
+                if let Some(dispatcher) = &mut dispatcher {
+                    dispatcher.pass(&cluster, &seen, &sites.sites).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = cluster.follow() => {}
+            () = decided => {}
+        }
+    }
+}
+
+/// Where the API server is, and as whom to connect.
+async fn connection(kubeconfig: Option<&Path>) -> Result<kube::Config> {
+    let mut config = match kubeconfig {
+        Some(path) => connection_by_file(path).await?,
+        None => kube::Config::incluster().map_err(|source| {
+            Error::not_found("[kueue] this is no pod of a cluster, or it has no token of its service account")
+                .help("set automountServiceAccountToken, or `kubeconfig` outside of a cluster")
+                .source(source)
+        })?,
+    };
+    // Passes repeat what failed, and tell of it meanwhile.
+    config.default_retry = false;
+    Ok(config)
+}
+
+async fn connection_by_file(path: &Path) -> Result<kube::Config> {
+    let malformed = || Error::usage("[kueue] kubeconfig cannot be used").at(path.display());
+    let file = Kubeconfig::read_from(path).map_err(|source| malformed().source(source))?;
+    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .map_err(|source| malformed().source(source))?;
+    if config.cluster_url.scheme_str() != Some("https") {
+        return Err(malformed().expected("https").got(&config.cluster_url));
+    }
+    Ok(config)
+}

@@ -1,0 +1,314 @@
+//! Objects of Kueue, `kueue.x-k8s.io/v1beta2`, with the fields that count here
+//! (<https://github.com/kubernetes-sigs/kueue/tree/ff69552/apis/kueue/v1beta2>). Lists and maps may be null, as Go writes empty ones.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use kube::Resource;
+use kube::core::{ClusterResourceScope, NamespaceResourceScope, ObjectMeta};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Group of the objects.
+const GROUP: &str = "kueue.x-k8s.io";
+/// Their version.
+const VERSION: &str = "v1beta2";
+/// `apiVersion` of the objects.
+pub(super) const API_VERSION: &str = "kueue.x-k8s.io/v1beta2";
+/// `controllerName` of the admission checks of `MultiKueue`.
+pub(super) const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
+
+macro_rules! resource {
+    ($kind:ident, $scope:ty, $plural:literal) => {
+        impl Resource for $kind {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                stringify!($kind).into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                GROUP.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                VERSION.into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(Workload, NamespaceResourceScope, "workloads");
+resource!(AdmissionCheck, ClusterResourceScope, "admissionchecks");
+resource!(ResourceFlavor, ClusterResourceScope, "resourceflavors");
+resource!(MultiKueueConfig, ClusterResourceScope, "multikueueconfigs");
+resource!(MultiKueueCluster, ClusterResourceScope, "multikueueclusters");
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Workload {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: WorkloadSpec,
+    #[serde(default)]
+    pub(super) status: WorkloadStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WorkloadSpec {
+    pub(super) pod_sets: Option<Vec<PodSet>>,
+    pub(super) active: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PodSet {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) count: u64,
+    #[serde(default)]
+    pub(super) template: PodTemplate,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PodTemplate {
+    pub(super) metadata: Option<TemplateMetadata>,
+    pub(super) spec: Option<TemplateSpec>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct TemplateMetadata {
+    pub(super) annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct TemplateSpec {
+    pub(super) service_account_name: Option<String>,
+    pub(super) node_selector: Option<BTreeMap<String, String>>,
+    pub(super) containers: Option<Vec<Container>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Container {
+    #[serde(default)]
+    pub(super) resources: Resources,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Resources {
+    pub(super) limits: Option<BTreeMap<String, Value>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WorkloadStatus {
+    pub(super) conditions: Option<Vec<Condition>>,
+    pub(super) admission: Option<Admission>,
+    pub(super) admission_checks: Option<Vec<AdmissionCheckState>>,
+    pub(super) cluster_name: Option<String>,
+    pub(super) nominated_cluster_names: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Condition {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) status: String,
+    #[serde(default)]
+    pub(super) reason: String,
+    #[serde(default)]
+    pub(super) message: String,
+    pub(super) observed_generation: Option<i64>,
+    pub(super) last_transition_time: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Admission {
+    pub(super) pod_set_assignments: Option<Vec<PodSetAssignment>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PodSetAssignment {
+    pub(super) name: String,
+    /// Flavors by resource.
+    pub(super) flavors: Option<BTreeMap<String, String>>,
+}
+
+/// State of one check of a workload.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AdmissionCheckState {
+    pub(super) name: String,
+    pub(super) state: CheckState,
+    pub(super) last_transition_time: String,
+    #[serde(default)]
+    pub(super) message: String,
+    /// Times that the state became [`CheckState::Retry`], which Kueue counts.
+    pub(super) retry_count: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(super) enum CheckState {
+    /// Not decided yet.
+    Pending,
+    /// The workload may start.
+    Ready,
+    /// It gives its quota back, and tries again later.
+    Retry,
+    /// It is deactivated.
+    Rejected,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct AdmissionCheck {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: AdmissionCheckSpec,
+    #[serde(default)]
+    pub(super) status: Conditions,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AdmissionCheckSpec {
+    pub(super) controller_name: String,
+    pub(super) parameters: Option<ParametersReference>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct ParametersReference {
+    pub(super) kind: String,
+    pub(super) name: String,
+}
+
+/// Status that has nothing else.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Conditions {
+    pub(super) conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct ResourceFlavor {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: ResourceFlavorSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ResourceFlavorSpec {
+    pub(super) node_labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct MultiKueueConfig {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: MultiKueueConfigSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct MultiKueueConfigSpec {
+    pub(super) clusters: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct MultiKueueCluster {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) status: Conditions,
+}
+
+impl Workload {
+    /// True if the condition is there and true.
+    pub(super) fn is(&self, condition: &str) -> bool {
+        is_true(self.status.conditions.as_deref(), condition)
+    }
+
+    /// True if it has quota and waits for its checks.
+    pub(super) fn waits(&self) -> bool {
+        let over = self.metadata.deletion_timestamp.is_some() || self.is("Finished") || self.is("Evicted");
+        self.spec.active != Some(false) && self.is("QuotaReserved") && !over
+    }
+
+    /// States of its checks.
+    pub(super) fn checks(&self) -> &[AdmissionCheckState] {
+        self.status.admission_checks.as_deref().unwrap_or_default()
+    }
+
+    /// Its pods.
+    pub(super) fn pod_sets(&self) -> &[PodSet] {
+        self.spec.pod_sets.as_deref().unwrap_or_default()
+    }
+
+    /// Flavors that the pods of `pod_set` were assigned.
+    pub(super) fn flavors(&self, pod_set: &str) -> impl Iterator<Item = &str> {
+        let assigned =
+            self.status.admission.iter().flat_map(|admission| admission.pod_set_assignments.iter().flatten());
+        let flavors = assigned.filter(move |assigned| assigned.name == pod_set).filter_map(|one| one.flavors.as_ref());
+        flavors.flat_map(BTreeMap::values).map(String::as_str)
+    }
+}
+
+impl AdmissionCheck {
+    /// Condition `Active`, without which Kueue leaves its queues inactive.
+    pub(super) fn active(&self) -> Option<&Condition> {
+        self.status.conditions.iter().flatten().find(|condition| condition.kind == "Active")
+    }
+}
+
+impl MultiKueueCluster {
+    /// True if Kueue is connected to it.
+    pub(super) fn is_active(&self) -> bool {
+        is_true(self.status.conditions.as_deref(), "Active")
+    }
+}
+
+impl PodTemplate {
+    /// Annotations.
+    pub(super) fn annotations(&self) -> BTreeMap<String, String> {
+        self.metadata.as_ref().and_then(|metadata| metadata.annotations.clone()).unwrap_or_default()
+    }
+
+    /// Service account, as Kubernetes fills it in.
+    pub(super) fn account(&self) -> &str {
+        let named = self.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+        named.filter(|name| !name.is_empty()).unwrap_or("default")
+    }
+
+    /// Labels that its nodes must have.
+    pub(super) fn node_selector(&self) -> Option<&BTreeMap<String, String>> {
+        self.spec.as_ref()?.node_selector.as_ref()
+    }
+
+    /// The pod, as far as it counts for a hint.
+    pub(super) fn pod(&self) -> Value {
+        serde_json::json!({
+            "metadata": { "annotations": self.annotations() },
+            "spec": self.spec.clone().unwrap_or_default(),
+        })
+    }
+}
+
+fn is_true(conditions: Option<&[Condition]>, kind: &str) -> bool {
+    conditions.into_iter().flatten().any(|condition| condition.kind == kind && condition.status == "True")
+}

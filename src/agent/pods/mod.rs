@@ -1,0 +1,8 @@
+//! Pods of Kubernetes: what their annotations ask for, and what their service accounts may use.
+
+mod accounts;
+mod annotations;
+
+pub use self::accounts::AccountRule;
+pub(super) use self::accounts::{AccountRights, PodNames, ServiceAccount};
+pub(super) use self::annotations::{AUTHORITIES, HintUse, PLACED, PodAnnotations, SETTINGS};
