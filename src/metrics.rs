@@ -155,6 +155,12 @@ families! {
     CACHE_EVICTIONS = Counter "towline_cache_evictions_total" "Chunks evicted from the cache";
     CACHE_TENANT_BYTES = Gauge "towline_cache_tenant_bytes" "Bytes that count for a tenant, where tenants have quotas";
     CACHE_TENANT_QUOTA = Gauge "towline_cache_tenant_quota_bytes" "Bytes that a tenant may take in the cache";
+    WEBHOOK_REVIEWS = Counter "towline_webhook_reviews_total" "Reviews of pods by the webhook, by outcome: patched, unchanged, refused, failed";
+    WEBHOOK_CERTIFICATES = Counter "towline_webhook_certificates_total" "Certificates that sidecars asked for, by outcome: issued, refused";
+    KUEUE_LEADER = Gauge "towline_kueue_leader" "1 while this agent decides the admission checks of Kueue, else 0";
+    KUEUE_WAITING = Gauge "towline_kueue_waiting_workloads" "Workloads of Kueue that wait for their data";
+    KUEUE_DECISIONS = Counter "towline_kueue_decisions_total" "Decisions on workloads of Kueue, by state: ready, retry, rejected";
+    KUEUE_NOMINATIONS = Counter "towline_kueue_nominations_total" "Clusters nominated for workloads of MultiKueue";
     CACHE_DAMAGED = Counter "towline_cache_damaged_total" "Chunks of the cache found damaged or lost, and dropped";
 }
 

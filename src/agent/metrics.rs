@@ -9,6 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use super::counts::ClusterCounts;
 use super::state::AgentState;
 use super::view::TaskKind;
 use crate::cache::CacheStat;
@@ -77,11 +78,30 @@ impl Collector for AgentMetrics {
         if let Ok(exchange) = state.exchange() {
             exchanged(&mut scrape, exchange)?;
         }
+        for_cluster(&mut scrape, &state.cluster)?;
         let gate = state.gate.stat();
         scrape.one(&metrics::LINKS, gate.links as u64)?;
         scrape.one(&metrics::HANDSHAKES, gate.handshakes as u64)?;
         scrape.one(&metrics::REFUSED, gate.refused)
     }
+}
+
+/// Figures of a webhook and of a controller for Kueue, if the agent is one.
+fn for_cluster(scrape: &mut Scrape<'_>, counts: &ClusterCounts) -> fmt::Result {
+    if let Some(webhook) = counts.webhook.get() {
+        let reviews = webhook.reviews().map(|(review, count)| ([("outcome", review.word())], count));
+        scrape.family(&metrics::WEBHOOK_REVIEWS, reviews)?;
+        let certificates = [("issued", &webhook.certificates_issued), ("refused", &webhook.certificates_refused)];
+        let certificates = certificates.map(|(outcome, count)| ([("outcome", outcome)], count.get()));
+        scrape.family(&metrics::WEBHOOK_CERTIFICATES, certificates)?;
+    }
+    let Some(kueue) = counts.kueue.get() else { return Ok(()) };
+    scrape.one(&metrics::KUEUE_LEADER, kueue.leads.get())?;
+    scrape.one(&metrics::KUEUE_WAITING, kueue.waiting.get())?;
+    let decisions = [("ready", &kueue.ready), ("retry", &kueue.retried), ("rejected", &kueue.rejected)];
+    let decisions = decisions.map(|(state, count)| ([("state", state)], count.get()));
+    scrape.family(&metrics::KUEUE_DECISIONS, decisions)?;
+    scrape.one(&metrics::KUEUE_NOMINATIONS, kueue.nominated.get())
 }
 
 fn tasks(scrape: &mut Scrape<'_>, state: &AgentState) -> fmt::Result {

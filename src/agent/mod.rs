@@ -22,6 +22,7 @@ mod client;
 mod commands;
 mod commitments;
 mod config;
+mod counts;
 mod dial;
 mod file_windows;
 mod files;

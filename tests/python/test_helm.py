@@ -188,7 +188,9 @@ def test_discovery_finds_all_agents_and_the_monitor_finds_discovery():
 
 def test_the_controller_for_kueue_may_do_what_its_tests_permit_and_nothing_else():
     found = objects(FULL)
-    role = one(found, "ClusterRole", "towline-advisor-towline")["rules"] + one(found, "Role", "towline-advisor")["rules"]
+    role = (
+        one(found, "ClusterRole", "towline-advisor-towline")["rules"] + one(found, "Role", "towline-advisor")["rules"]
+    )
     assert role == json.loads((ROOT / "tests/it/kubernetes/rules.json").read_text())
     settings = {
         name: tomllib.loads(one(found, "ConfigMap", f"towline-{name}")["data"]["agent.toml"])

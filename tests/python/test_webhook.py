@@ -312,6 +312,12 @@ class Cluster:
         assert response["allowed"], response
         return patched(pod, response)
 
+    def figure(self, sample: str) -> int:
+        """A sample of the webhook's metrics."""
+        get = ["curl", "-sSf", "--unix-socket", self.folder / "webhook.sock", "http://localhost/metrics"]
+        text = subprocess.run(get, capture_output=True, text=True, check=True).stdout
+        return int(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{sample} ")))
+
     def refused(self, pod: dict[str, Any], namespace: str = "ml") -> str:
         response = self.review(pod, namespace)
         assert not response["allowed"] and "patch" not in response, response
@@ -574,6 +580,18 @@ def test_a_hint_places_the_pod(cluster):
 def test_a_pod_that_cannot_be_what_it_asks_for_is_refused(cluster, pod, told):
     message = cluster.refused(pod)
     assert message.startswith("towline: ") and told in message, message
+
+
+def test_reviews_are_counted_by_their_outcome(cluster):
+    def figures() -> list[int]:
+        outcomes = ("patched", "unchanged", "refused", "failed")
+        return [cluster.figure(f'towline_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in outcomes]
+
+    before = figures()
+    cluster.admitted(pod_of({"watch": "/ckpt -> new"}))
+    cluster.admitted(pod_of({}))
+    cluster.refused(pod_of({"wach": "/ckpt"}))
+    assert [after - count for count, after in zip(before, figures(), strict=True)] == [1, 1, 1, 0]
 
 
 def test_what_is_no_review_is_refused(cluster):

@@ -15,6 +15,7 @@ use super::cluster::{Cluster, Key, Objects, Seen, Told};
 use super::decision::{Decision, SiteFinding, Waited, decide};
 use super::needs::{Need, Needs};
 use super::objects::{AdmissionCheck, AdmissionCheckState, CheckState, PodSet, Workload};
+use crate::agent::counts::KueueCounts;
 use crate::agent::kube::site_of_labels;
 use crate::agent::pods::ServiceAccount;
 use crate::placement::Sites;
@@ -64,9 +65,10 @@ impl Checks {
     ///
     /// # Cancel safety
     /// Safe: each write stands for itself.
-    pub(super) async fn pass(&mut self, cluster: &Cluster, seen: &Seen, sites: &Sites) {
+    pub(super) async fn pass(&mut self, cluster: &Cluster, seen: &Seen, (sites, counts): (&Sites, &KueueCounts)) {
         let own: BTreeSet<&str> = self.activate(cluster, &seen.checks).await;
         let waiting = self.waiting(seen, &own, sites);
+        counts.waiting.set(waiting.len() as u64);
         // The longest wait first.
         let mut needs: Vec<&Need> = Vec::new();
         let mut known = BTreeSet::new();
@@ -76,7 +78,7 @@ impl Checks {
         self.needs.look_up(&needs).await;
         let writes = iter(self.changes(waiting)).map(|change| async move {
             let (key, version) = version_of(&change.waiting.workload);
-            write(cluster, &change).await.then(|| (key, (version, Instant::now())))
+            write(cluster, &change, counts).await.then(|| (key, (version, Instant::now())))
         });
         let written: Vec<_> = writes.buffer_unordered(WRITES).collect().await;
         self.written.extend(written.into_iter().flatten());
@@ -189,7 +191,7 @@ impl Checks {
 }
 
 /// Writes a change, and tells of it; false if it must be written again.
-async fn write(cluster: &Cluster, change: &Change) -> bool {
+async fn write(cluster: &Cluster, change: &Change, counts: &KueueCounts) -> bool {
     let Change { waiting: Waiting { workload, check, .. }, decision } = change;
     let changed = decision.state != check.state;
     let at = if changed { now() } else { check.last_transition_time.clone() };
@@ -203,11 +205,14 @@ async fn write(cluster: &Cluster, change: &Change) -> bool {
     match cluster.apply_status(&**workload, &status).await {
         Ok(true) if changed => {
             // Kueue itself tells that a workload starts.
-            let reason = match decision.state {
-                CheckState::Pending | CheckState::Ready => return true,
-                CheckState::Retry => "DataNotReady",
-                CheckState::Rejected => "DataRejected",
+            let (count, reason) = match decision.state {
+                CheckState::Pending => return true,
+                CheckState::Ready => (&counts.ready, None),
+                CheckState::Retry => (&counts.retried, Some("DataNotReady")),
+                CheckState::Rejected => (&counts.rejected, Some("DataRejected")),
             };
+            count.add_one();
+            let Some(reason) = reason else { return true };
             let type_ = EventType::Warning;
             cluster.tell(workload, &Told { type_, reason, note: &decision.message, cluster: None }).await;
             true

@@ -17,6 +17,7 @@ use super::cluster::{Cluster, Key, Seen, Told, with_status};
 use super::managed::owned_by;
 use super::objects::{AdmissionCheckState, CheckState, MULTIKUEUE, Workload};
 use crate::agent::api::hint_for_caller;
+use crate::agent::counts::KueueCounts;
 use crate::agent::kube::{job_of_object, site_of_labels};
 use crate::agent::pods::{AccountRights, PodAnnotations, PodNames, ServiceAccount};
 use crate::agent::state::AgentState;
@@ -66,7 +67,7 @@ impl Dispatcher {
     ///
     /// # Cancel safety
     /// Safe: each write stands for itself.
-    pub(super) async fn pass(&mut self, cluster: &Cluster, seen: &Seen, sites: &Sites) {
+    pub(super) async fn pass(&mut self, cluster: &Cluster, seen: &Seen, (sites, counts): (&Sites, &KueueCounts)) {
         let now = Instant::now();
         let mut turns = Vec::new();
         let mut rounds = BTreeMap::new();
@@ -82,8 +83,13 @@ impl Dispatcher {
         let own = &*self;
         let nominated = iter(turns).map(|(round, workload, clusters)| async move {
             let pause = match own.nominate(cluster, &workload, &clusters).await {
-                Ok(true) => own.round,
-                Ok(false) => AGAIN,
+                Ok(Some(nominated)) => {
+                    if nominated {
+                        counts.nominated.add_one();
+                    }
+                    own.round
+                }
+                Ok(None) => AGAIN,
                 Err(error) => {
                     tracing::debug!("cannot nominate clusters for {}: {error}", round.0.1);
                     PAUSE
@@ -96,8 +102,9 @@ impl Dispatcher {
         self.rounds = rounds;
     }
 
-    /// Nominates the next cluster for a workload; false if it has changed meanwhile. Tells in an event if there is none.
-    async fn nominate(&self, cluster: &Cluster, workload: &Workload, clusters: &[ClusterSite]) -> Result<bool> {
+    /// Nominates the next cluster for a workload, if there is a further one; none if the workload has changed meanwhile. Tells in an
+    /// event if the data may go to no cluster.
+    async fn nominate(&self, cluster: &Cluster, workload: &Workload, clusters: &[ClusterSite]) -> Result<Option<bool>> {
         let before = workload.status.nominated_cluster_names.clone().unwrap_or_default();
         let order = match self.order(workload, clusters).await {
             Ok(order) => order,
@@ -108,16 +115,16 @@ impl Dispatcher {
                 return Err(error);
             }
         };
-        let Some(next) = order.into_iter().find(|name| !before.contains(name)) else { return Ok(true) };
+        let Some(next) = order.into_iter().find(|name| !before.contains(name)) else { return Ok(Some(false)) };
         let names: Vec<String> = before.into_iter().chain([next.clone()]).collect();
         match write(cluster, workload, &names).await {
             Ok(true) => {
                 let note = format!("cluster {next} is nominated by the data of the workload");
                 let (type_, reason) = (EventType::Normal, "ClusterNominated");
                 cluster.tell(workload, &Told { type_, reason, note: &note, cluster: Some(&next) }).await;
-                Ok(true)
+                Ok(Some(true))
             }
-            Ok(false) => Ok(false),
+            Ok(false) => Ok(None),
             Err(error) => Err(Error::unreachable("API server has not taken the nomination").source(error)),
         }
     }

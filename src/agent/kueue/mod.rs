@@ -36,6 +36,7 @@ use self::dispatch::Dispatcher;
 use self::election::Election;
 use self::needs::Needs;
 use super::client::Client;
+use super::counts::KueueCounts;
 use super::pods::AccountRights;
 use super::state::AgentState;
 use crate::error::{Error, Result};
@@ -92,14 +93,18 @@ impl Controller {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
         let mut election = Election::new(Arc::clone(&self.agent), leases, self.own.clone(), self.config.lease);
         let leaving = self.agent.leaving.clone();
+        let counts = self.agent.cluster.kueue.get_or_init(KueueCounts::default);
         let acted = Box::pin(async {
             loop {
                 election.win().await;
                 tracing::info!("this agent decides the admission checks of Kueue");
+                counts.leads.set(1);
                 tokio::select! {
                     () = election.hold() => tracing::warn!("another agent may decide the admission checks of Kueue"),
-                    () = self.act() => {}
+                    () = self.act(counts) => {}
                 }
+                counts.leads.set(0);
+                counts.waiting.set(0);
             }
         });
         let _: Option<()> = leaving.run_until_cancelled(acted).await;
@@ -107,7 +112,7 @@ impl Controller {
     }
 
     /// Decides, until dropped.
-    async fn act(&self) {
+    async fn act(&self, counts: &KueueCounts) {
         let cluster =
             Cluster::new(Arc::clone(&self.agent), self.client.clone(), &self.own, self.config.dispatch.is_some());
         let decided = async {
@@ -128,9 +133,9 @@ impl Controller {
                     continue;
                 };
                 let sites = advisor.sites();
-                checks.pass(&cluster, &seen, &sites.sites).await;
+                checks.pass(&cluster, &seen, (&sites.sites, counts)).await;
                 if let Some(dispatcher) = &mut dispatcher {
-                    dispatcher.pass(&cluster, &seen, &sites.sites).await;
+                    dispatcher.pass(&cluster, &seen, (&sites.sites, counts)).await;
                 }
             }
         };

@@ -16,6 +16,7 @@ use super::advisor::Advisor;
 use super::audit::open_log;
 use super::commitments::Commitments;
 use super::config::{CallerPins, Config, PeersConfig};
+use super::counts::ClusterCounts;
 use super::file_windows::FileWindows;
 use super::handoff::HandoffStore;
 use super::head_limits::HeadLimits;
@@ -112,6 +113,8 @@ pub(super) struct AgentState {
     pub(super) recorded_requests: ActorLimit,
     /// Problems of background work.
     pub(super) background: Problems,
+    /// Counts of what it does for a cluster.
+    pub(super) cluster: ClusterCounts,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
@@ -124,15 +127,13 @@ impl AgentState {
     /// that another process uses; usage, for too little memory; else errors of the store or the file system.
     pub(super) async fn open(config: &Config) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let credentials = match &config.identity {
-            Some(folder) => Some(Credentials::open(folder, Arc::clone(&clock))?),
-            None => None,
-        };
+        let identity = config.identity.as_ref();
+        let credentials = identity.map(|folder| Credentials::open(folder, Arc::clone(&clock))).transpose()?;
         let share = share(config)?;
         let recorder = open_log(config.audit.as_ref(), credentials.as_ref(), Arc::clone(&clock)).await?;
-        let cache = match config.cache.clone() {
+        let cache = match &config.cache {
             None => None,
-            Some(settings) => Some(open_cache(settings).await?),
+            Some(settings) => Some(open_cache(settings.clone()).await?),
         };
         let store = handoff_store(config).await?;
         let tokens = tokens(config, &clock).await?;
@@ -147,13 +148,14 @@ impl AgentState {
             Some(cache) => Some(exchange(config, share, cache, (credentials.as_ref(), policies)).await?),
             None => None,
         };
-        let mut repositories = origins.clone();
         if let Some(exchange) = &exchange {
             recorder.iter().for_each(|recorder| exchange.record_in(recorder.clone()));
             origins.iter().for_each(|repository| exchange.serve_repository(repository));
-            let nearer = |origin: &Repository| origin.with_source(Arc::<Exchange>::clone(exchange));
-            repositories = origins.iter().map(nearer).collect();
         }
+        let repositories = match &exchange {
+            Some(exchange) => origins.iter().map(|one| one.with_source(Arc::<Exchange>::clone(exchange))).collect(),
+            None => origins.clone(),
+        };
         Ok(Self {
             origins,
             repositories,
@@ -189,6 +191,7 @@ impl AgentState {
             recorded_requests: ActorLimit::new(RECORDED_REQUESTS),
             started: clock.now(),
             background: Problems::default(),
+            cluster: ClusterCounts::default(),
             clock,
         })
     }

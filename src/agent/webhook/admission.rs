@@ -22,6 +22,7 @@ use super::config::SidecarTemplate;
 use super::inject::{add, annotate, inject};
 use super::pod::Pod;
 use crate::agent::api::hint_for_caller;
+use crate::agent::counts::ReviewOutcome;
 use crate::agent::kube::job_of_object;
 use crate::agent::pods::{HintUse, PLACED, PodNames, ServiceAccount};
 use crate::error::{Error, ErrorKind, Result};
@@ -95,12 +96,34 @@ pub(super) async fn mutate(
     let uid = review.request.uid.clone();
     let late = || Error::unreachable("review took too long").help("try again");
     let admitted = timeout(REVIEW_MAX, webhook.admit(review.request)).await.unwrap_or_else(|_| Err(late()));
+    if let Some(counts) = webhook.agent.cluster.webhook.get() {
+        counts.reviewed(outcome(&admitted));
+    }
     let response = match admitted {
         Ok(admitted) => allowed(&uid, &admitted),
         Err(error) => refused(&uid, &error),
     };
     Json(json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response }))
         .into_response()
+}
+
+fn outcome(admitted: &Result<Admitted>) -> ReviewOutcome {
+    match admitted {
+        Ok(admitted) if admitted.patch.is_empty() => ReviewOutcome::Unchanged,
+        Ok(_) => ReviewOutcome::Patched,
+        Err(error) if status(error) == 503 => ReviewOutcome::Failed,
+        Err(_) => ReviewOutcome::Refused,
+    }
+}
+
+/// Status of a refusal.
+fn status(error: &Error) -> u16 {
+    match error.kind() {
+        ErrorKind::Usage => 422,
+        ErrorKind::Denied | ErrorKind::NotFound => 403,
+        // The creator of the pod, such as the controller of jobs, tries again.
+        _ => 503,
+    }
 }
 
 fn allowed(uid: &str, admitted: &Admitted) -> Value {
@@ -118,13 +141,7 @@ fn allowed(uid: &str, admitted: &Admitted) -> Value {
 fn refused(uid: &str, error: &Error) -> Value {
     let help = error.help_text().map(|help| format!(" ({help})")).unwrap_or_default();
     let message: String = format!("towline: {error}{help}").chars().take(REFUSAL_LEN_MAX).collect();
-    let code = match error.kind() {
-        ErrorKind::Usage => 422,
-        ErrorKind::Denied | ErrorKind::NotFound => 403,
-        // The creator of the pod, such as the controller of jobs, tries again.
-        _ => 503,
-    };
-    json!({ "uid": uid, "allowed": false, "status": { "code": code, "message": message } })
+    json!({ "uid": uid, "allowed": false, "status": { "code": status(error), "message": message } })
 }
 
 impl Webhook {

@@ -101,6 +101,10 @@ pub(super) async fn issue(
         Ok(token) => webhook.issue(from.ip(), &token, &body).await,
         Err(error) => Err(error),
     };
+    if let Some(counts) = webhook.agent.cluster.webhook.get() {
+        let count = if issued.is_ok() { &counts.certificates_issued } else { &counts.certificates_refused };
+        count.add_one();
+    }
     match issued {
         Ok(issued) => Json(issued).into_response(),
         Err(error) => {

@@ -36,6 +36,7 @@ use self::certificates::Issuer;
 pub use self::config::{IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookConfig};
 use self::listener::HttpsListener;
 use super::api::serve;
+use super::counts::WebhookCounts;
 use super::pods::AccountRights;
 use super::state::AgentState;
 use crate::error::Result;
@@ -85,6 +86,7 @@ pub(super) async fn begin(agent: &Arc<AgentState>, config: WebhookConfig, api: &
         .with_state(webhook);
     let address = listener.local_addr().map_err(|source| not_bound(source, address))?;
     let listener = HttpsListener::new(listener, tls);
+    agent.cluster.webhook.get_or_init(WebhookCounts::default);
     api.spawn(serve(listener, |address| address, router, agent.leaving.clone()));
     Ok(address)
 }

@@ -201,6 +201,10 @@ fn a_workload_starts_once_its_data_is_there() {
     cluster.workload("plain", &json!({ "towline.dev/inputs": "open/step-1" }));
     cluster.reserve("plain", "plain");
     assert_eq!(message(&cluster.until("plain", "Ready")), "warm: 2.0 MiB at site cloud");
+    let figures = String::from_utf8(agent.ask("GET", "/metrics", "", "").body).unwrap();
+    for figure in ["towline_kueue_leader 1", "towline_kueue_decisions_total{state=\"ready\"} 5"] {
+        assert!(figures.lines().any(|line| line == figure), "{figure}: {figures}");
+    }
     cluster.fine(vec![agent]);
 }
 
