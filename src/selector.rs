@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::name::{Name, is_metric_name};
 
 /// Choice of a step of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Choice {
     /// The one with the largest number.
     Latest,
@@ -20,7 +20,7 @@ pub enum Choice {
 }
 
 /// A name, or a choice among a run's steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Selector {
     /// This name.
     Name(Name),

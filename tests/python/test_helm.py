@@ -200,9 +200,15 @@ def test_the_controller_for_kueue_may_do_what_its_tests_permit_and_nothing_else(
     assert kueue["holders"] == ["home/gateway-a", "home/gateway-b"]
     assert kueue["allow"] == FULL["webhook"]["allow"] and kueue["admit_after"] == "30m" and kueue["dispatch"]
     assert all(settings[name]["callers"] == ["home/towline-advisor-*"] for name in ("gateway-a", "gateway-b"))
-    own = objects({**OWN, "kueue": {"enabled": True, "agent": "home/advisor", "check": ""}})
+    own = objects(
+        {
+            **OWN,
+            "settings": {"callers": "home/a"},
+            "kueue": {"enabled": True, "agent": "home/advisor", "check": ""},
+        }
+    )
     gateway = tomllib.loads(one(own, "ConfigMap", "towline-gateway")["data"]["agent.toml"])
-    assert gateway["callers"] == ["home/advisor"]
+    assert gateway["callers"] == ["home/a", "home/advisor"], "beside others"
     assert not [it for it in own if it["kind"] == "AdmissionCheck"]
 
 
@@ -290,6 +296,7 @@ def test_rules_are_changed_without_a_restart():
         ({"kueue": {"enabled": True}, "advisor": ADVISOR}, "kueue.allow: required"),
         ({"kueue": {"enabled": True, "allow": [ACCOUNTS]}, "advisor": ADVISOR}, "kueue.holders: required"),
         ({**OWN, "kueue": {"enabled": True}}, "kueue.agent: required"),
+        ({"kueue": {"admitAfter": "soon"}}, "/kueue/admitAfter"),
         (
             {**OWN, "webhook": {"enabled": True, "allow": [ACCOUNTS], "authoritySecret": "ca"}},
             "webhook.identitySecret: required",
@@ -320,7 +327,7 @@ def test_the_notes_say_how_to_go_on():
 
 def test_values_in_the_documents_render():
     blocks = re.findall(r"^```yaml values\n(.*?)^```", (ROOT / "docs/deploy.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         for manifest in objects(yaml.safe_load(block), VERSIONS[0]):
             if extension_of(manifest) is None:

@@ -517,7 +517,7 @@ def test_a_hint_places_the_pod(cluster):
     [
         (pod_of({"whatch": "/ckpt"}), "annotation is unknown"),
         (pod_of({"watch": "/ckpt"}), "watched folder has no run"),
-        (pod_of({"watch": "/ckpt -> secret"}), "may not save checkpoints of /ckpt at secret"),
+        (pod_of({"watch": "/ckpt -> secret"}), "may not save checkpoints at secret"),
         (pod_of({"watch": "/c -> new", "container": "other"}), "no such container"),
         (pod_of({"watch": "/c -> new", "grace": "60s"}), "less than terminationGracePeriodSeconds"),
         (pod_of({"watch": "/c -> new"}, {"securityContext": {}}), "user of the training is unknown"),

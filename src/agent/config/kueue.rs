@@ -15,8 +15,10 @@ use crate::toml_text::OneOrSeveral;
 /// Default time of a lease without a renewal, as components of Kubernetes have it
 /// (<https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/>, `--leader-elect-lease-duration`).
 const LEASE: Duration = Duration::from_secs(15);
-/// Shortest lease: it is written in whole seconds.
-const LEASE_MIN: Duration = Duration::from_secs(1);
+/// Default of the checks that the controller decides.
+const CONTROLLER: &str = "towline.dev/warm";
+/// Default of the time after which a workload gives its quota back.
+const RETRY_AFTER: Duration = Duration::from_mins(5);
 /// Default of warms at a time: half of the tasks that an agent runs for one other.
 const WARMS: usize = 8;
 /// Default of the rounds in which clusters are nominated.
@@ -31,6 +33,8 @@ pub(super) struct KueueSection {
     lease: Option<Span>,
     holders: Option<OneOrSeveral>,
     warms: Option<usize>,
+    controller: Option<String>,
+    retry_after: Option<Span>,
     admit_after: Option<Span>,
     #[serde(default)]
     dispatch: bool,
@@ -54,8 +58,8 @@ impl KueueSection {
             return Err(Error::usage("[kueue] round is set, but not dispatch").help("set both, or neither"));
         }
         let lease = self.lease.map_or(LEASE, |span| span.0);
-        if lease < LEASE_MIN {
-            return Err(Error::usage("[kueue] lease is too short").expected("a second or more"));
+        if lease.as_secs() == 0 || lease.subsec_nanos() > 0 {
+            return Err(Error::usage("[kueue] lease is malformed").expected("whole seconds, as in a Lease"));
         }
         if self.warms == Some(0) {
             return Err(Error::usage("[kueue] warms is 0").expected("1 or more"));
@@ -72,6 +76,8 @@ impl KueueSection {
             lease,
             holders: holders.into_iter().map(holder).collect::<Result<_>>()?,
             warms: self.warms.unwrap_or(WARMS),
+            controller: self.controller.unwrap_or_else(|| CONTROLLER.to_owned()),
+            retry_after: self.retry_after.map_or(RETRY_AFTER, |span| span.0),
             admit_after: self.admit_after.map(|span| span.0),
             dispatch: self.dispatch.then(|| self.round.map_or(ROUND, |span| span.0)),
             trust_domain: self.trust_domain,

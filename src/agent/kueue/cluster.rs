@@ -1,9 +1,11 @@
 //! The cluster, as watches show it, and the writes to it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::join5;
@@ -16,20 +18,28 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
-use super::objects::{API_VERSION, AdmissionCheck, MultiKueueCluster, MultiKueueConfig, ResourceFlavor, Workload};
+use super::objects::{
+    API_VERSION, AdmissionCheck, MultiKueueCluster, MultiKueueConfig, ResourceFlavor, Trim, Workload,
+};
 use crate::agent::state::AgentState;
+use crate::error::{Error, Result};
 
 /// Manager of the fields that the controller writes.
 const MANAGER: &str = "towline";
 /// Objects of a page of a list: workloads carry the templates of their pods.
-const PAGE: u32 = 250;
+const PAGE: u32 = 50;
 /// Parts of the controller that have problems.
 const WATCHES: &str = "Kueue, watches";
 const WRITES: &str = "Kueue, writes";
-/// Characters of the note of an event (<https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/>).
+/// Bytes of the note of an event, and of the name of its reporter
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/>).
 const NOTE_LEN_MAX: usize = 1000;
+const REPORTER_LEN_MAX: usize = 128;
+/// Time for one call of the API server, besides watches.
+pub(super) const CALL_MAX: Duration = Duration::from_secs(10);
 
 /// Objects of one kind, by namespace and name.
 pub(super) type Objects<K> = BTreeMap<Key, Arc<K>>;
@@ -55,8 +65,8 @@ pub(super) struct Cluster {
     dispatches: bool,
     /// The agent, whose problems are those with the API server.
     agent: Arc<AgentState>,
-    /// Notified about each change.
-    pub(super) changed: Notify,
+    /// Number of changes so far.
+    pub(super) changed: watch::Sender<u64>,
 }
 
 /// Content of an event about a workload. The same one with another note counts as a repetition.
@@ -92,7 +102,7 @@ impl<K> Mirror<K> {
     }
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static> Mirror<K> {
+impl<K: Trim + Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + Sync + 'static> Mirror<K> {
     /// Follows all objects, until dropped.
     async fn follow(&self, cluster: &Cluster) {
         loop {
@@ -111,19 +121,19 @@ impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug 
             }
             match event {
                 Ok(watcher::Event::Init) => listing.clear(),
-                Ok(watcher::Event::InitApply(object)) => drop(listing.insert(key(&object), kept(object))),
+                Ok(watcher::Event::InitApply(object)) => drop(listing.insert(key(&object), trimmed(object))),
                 Ok(watcher::Event::InitDone) => {
                     *self.lock() = std::mem::take(&mut listing);
                     self.listed.store(true, Ordering::Relaxed);
-                    changed.notify_one();
+                    changed.send_modify(|changes| *changes += 1);
                 }
                 Ok(watcher::Event::Apply(object)) => {
-                    self.lock().insert(key(&object), kept(object));
-                    changed.notify_one();
+                    self.lock().insert(key(&object), trimmed(object));
+                    changed.send_modify(|changes| *changes += 1);
                 }
                 Ok(watcher::Event::Delete(object)) => {
                     self.lock().remove(&key(&object));
-                    changed.notify_one();
+                    changed.send_modify(|changes| *changes += 1);
                 }
                 // The watcher itself would ask for them again.
                 Err(error) if is_forgotten(&error) => return,
@@ -141,7 +151,8 @@ fn is_forgotten(error: &watcher::Error) -> bool {
 impl Cluster {
     /// The cluster that `client` reaches; `own` names this process in events. `dispatches`: also clusters of `MultiKueue`.
     pub(super) fn new(agent: Arc<AgentState>, client: Client, own: &str, dispatches: bool) -> Self {
-        let reporter = Reporter { controller: "towline.dev/kueue".to_owned(), instance: Some(own.to_owned()) };
+        let reporter =
+            Reporter { controller: "towline.dev/kueue".to_owned(), instance: Some(cut(own, REPORTER_LEN_MAX)) };
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
@@ -152,7 +163,7 @@ impl Cluster {
             clusters: Mirror::default(),
             dispatches,
             agent,
-            changed: Notify::new(),
+            changed: watch::Sender::new(0),
         }
     }
 
@@ -192,40 +203,37 @@ impl Cluster {
     /// Applies `status` to an object that is still as it was seen; false if it has changed, or is gone: the watch tells of it.
     ///
     /// # Errors
-    /// Those of the API server.
-    pub(super) async fn apply_status<K>(&self, object: &K, status: &Value) -> Result<bool, kube::Error>
+    /// Unreachable, for those of the API server.
+    pub(super) async fn apply_status<K>(&self, object: &K, status: &Value) -> Result<bool>
     where
         K: Resource<DynamicType = ()>,
     {
         let patch = Patch::Apply(with_status(object, status));
         let parameters = PatchParams { force: true, ..managed(MANAGER) };
         let api = self.any::<K>(object.meta().namespace.as_deref());
-        self.written(api.patch_status(name(object), &parameters, &patch).await)
+        self.written(api.patch_status(name(object), &parameters, &patch)).await
     }
 
     /// As [`Cluster::apply_status`], with a patch of any kind, by any manager.
     ///
     /// # Errors
-    /// Those of the API server.
-    pub(super) async fn patch_status(
-        &self,
-        workload: &Workload,
-        manager: &str,
-        patch: &Patch<Value>,
-    ) -> Result<bool, kube::Error> {
+    /// Unreachable, for those of the API server.
+    pub(super) async fn patch_status(&self, workload: &Workload, manager: &str, patch: &Patch<Value>) -> Result<bool> {
         let force = matches!(patch, Patch::Apply(_));
         let parameters = PatchParams { force, ..managed(manager) };
         let api = self.any::<Workload>(workload.metadata.namespace.as_deref());
-        self.written(api.patch_status(name(workload), &parameters, patch).await)
+        self.written(api.patch_status(name(workload), &parameters, patch)).await
     }
 
     /// A workload with all of its fields, if it is still as it was seen.
     ///
     /// # Errors
-    /// Those of the API server.
-    pub(super) async fn whole(&self, workload: &Workload) -> Result<Option<DynamicObject>, kube::Error> {
+    /// Unreachable, for those of the API server.
+    pub(super) async fn whole(&self, workload: &Workload) -> Result<Option<DynamicObject>> {
         let api = self.any::<Workload>(workload.metadata.namespace.as_deref());
-        let found = api.get_opt(name(workload)).await?;
+        let found = in_time(api.get_opt(name(workload))).await;
+        let found =
+            found.map_err(|source| Error::unreachable("API server has not told of a workload").source(source))?;
         Ok(found.filter(|found| found.metadata.resource_version == workload.metadata.resource_version))
     }
 
@@ -243,7 +251,7 @@ impl Cluster {
         let event = Event {
             type_,
             reason: reason.to_owned(),
-            note: Some(note.chars().take(NOTE_LEN_MAX).collect()),
+            note: Some(cut(note, NOTE_LEN_MAX)),
             action: "CheckData".to_owned(),
             secondary: cluster.map(|cluster| ObjectReference {
                 api_version: Some(API_VERSION.to_owned()),
@@ -252,14 +260,16 @@ impl Cluster {
                 ..ObjectReference::default()
             }),
         };
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
-            tracing::warn!("Kueue: cannot tell of a workload in an event: {error}");
+        match timeout(CALL_MAX, self.recorder.publish(&event, &reference)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("Kueue: cannot tell of a workload in an event: {error}"),
+            Err(_) => tracing::warn!("Kueue: cannot tell of a workload in an event: no answer in time"),
         }
     }
 
     /// True if a write has arrived; false if the object was another by then.
-    fn written(&self, result: Result<DynamicObject, kube::Error>) -> Result<bool, kube::Error> {
-        match result {
+    async fn written(&self, write: impl Future<Output = Result<DynamicObject, kube::Error>>) -> Result<bool> {
+        match in_time(write).await {
             Ok(_) => {
                 self.agent.background.clear(WRITES);
                 Ok(true)
@@ -267,7 +277,7 @@ impl Cluster {
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
             Err(error) => {
                 trouble(&self.agent, WRITES, &format!("cannot write: {error}"));
-                Err(error)
+                Err(Error::unreachable("API server has not taken a write").source(error))
             }
         }
     }
@@ -293,6 +303,12 @@ pub(super) fn with_status<K: Resource<DynamicType = ()>>(object: &K, status: &Va
     json!({ "apiVersion": API_VERSION, "kind": K::kind(&()), "metadata": known, "status": status })
 }
 
+/// Result of a call of the API server, or an error if there is none in time: connections die without a notice.
+pub(super) async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    let late = || kube::Error::Service("no answer in time".into());
+    timeout(CALL_MAX, call).await.unwrap_or_else(|_| Err(late()))
+}
+
 /// Keeps a problem with the API server until something succeeds; logs the first one.
 pub(super) fn trouble(agent: &AgentState, what: &'static str, problem: &str) {
     if agent.background.set(what, problem.to_owned()) {
@@ -308,10 +324,15 @@ fn managed(manager: &str) -> PatchParams {
     }
 }
 
-/// An object without the record of who manages its fields, which is longer than all that counts.
-fn kept<K: Resource>(mut object: K) -> Arc<K> {
-    object.meta_mut().managed_fields = None;
+fn trimmed<K: Trim>(mut object: K) -> Arc<K> {
+    object.trim();
     Arc::new(object)
+}
+
+/// The beginning of a text, at most `len` bytes.
+fn cut(text: &str, len: usize) -> String {
+    let end = (0..=len.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 fn key<K: Resource>(object: &K) -> Key {

@@ -19,6 +19,10 @@ pub struct KueueConfig {
     pub holders: Vec<Identity>,
     /// Warms under way at a time.
     pub warms: usize,
+    /// `controllerName` of the admission checks that it decides.
+    pub controller: String,
+    /// Time for which data may be absent, or a warm fail, before a workload gives its quota back.
+    pub retry_after: Duration,
     /// Time after which a workload is admitted although its data is not there; none: never.
     pub admit_after: Option<Duration>,
     /// Rounds in which clusters are nominated for `MultiKueue`; none: the controller nominates none.

@@ -6,12 +6,6 @@ use super::objects::CheckState;
 use crate::size::show;
 use crate::span;
 
-/// First pause between a `Retry` and the next try, which doubles with each.
-const RETRY_FIRST: Duration = Duration::from_mins(1);
-/// Longest pause.
-const RETRY_MAX: Duration = Duration::from_mins(30);
-/// Time for which something may fail, with the quota held, before the workload gives it back.
-pub(super) const PATIENCE: Duration = Duration::from_mins(5);
 /// Characters of a message; Kueue allows 32768.
 const MESSAGE_LEN_MAX: usize = 1000;
 
@@ -28,8 +22,8 @@ pub(super) enum Finding {
     Queued(u64),
     /// Something fails, and is tried again: since when, and why.
     Failing(Duration, String),
-    /// There is no such name, or the pods may not read it.
-    Absent(String),
+    /// There is no such name, or the pods may not read it: since when, and its text.
+    Absent(Duration, String),
     /// The data may not go there.
     Denied(String),
     /// The pods ask for something impossible.
@@ -54,13 +48,13 @@ pub(super) struct SiteFinding {
     pub(super) notes: Vec<String>,
 }
 
-/// Past of a workload's check.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Waited {
-    /// Time since the workload has its quota.
-    pub(super) quota: Duration,
-    /// Times that it gave it back.
-    pub(super) retries: u32,
+/// Times after which a workload does not wait on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Time for which its data may be absent, or a warm fail, with the quota held.
+    pub(super) retry_after: Duration,
+    /// Time since it has its quota after which it is admitted without its data; none: never.
+    pub(super) admit_after: Option<Duration>,
 }
 
 /// New state of a check.
@@ -68,8 +62,6 @@ pub(super) struct Waited {
 pub(super) struct Decision {
     pub(super) state: CheckState,
     pub(super) message: String,
-    /// Seconds until Kueue tries again, with [`CheckState::Retry`].
-    pub(super) requeue_after: Option<u64>,
 }
 
 impl Finding {
@@ -77,7 +69,7 @@ impl Finding {
     fn rank(&self) -> u8 {
         match self {
             Self::Malformed(_) | Self::Denied(_) => 5,
-            Self::Absent(_) => 4,
+            Self::Absent(..) => 4,
             Self::Failing(..) => 3,
             Self::Queued(_) => 2,
             Self::Warming(_) => 1,
@@ -86,36 +78,39 @@ impl Finding {
     }
 }
 
-/// Decides on a workload by what was found for its pods. Without a finding, they need nothing.
-pub(super) fn decide(findings: &[SiteFinding], waited: Waited, admit_after: Option<Duration>) -> Decision {
+/// Decides on a workload by what was found for its pods. Without a finding, they need nothing. `quota` is the time since it has its
+/// quota.
+pub(super) fn decide(findings: &[SiteFinding], quota: Duration, limits: Limits) -> Decision {
     let Some(worst) = findings.iter().max_by_key(|one| one.finding.rank()) else {
-        return ready("no data is named".to_owned());
+        return decision(CheckState::Ready, "no data is named".to_owned());
     };
     let site = &worst.site;
-    let pending = |text: String| match admit_after {
-        Some(limit) if waited.quota >= limit => {
-            ready(format!("admitted without its data after {}: {text}", span::show(limit)))
+    let pending = |text: String| match limits.admit_after {
+        Some(limit) if quota >= limit => {
+            decision(CheckState::Ready, format!("admitted without its data after {}: {text}", span::show(limit)))
         }
-        _ => Decision { state: CheckState::Pending, message: text, requeue_after: None },
+        _ => decision(CheckState::Pending, text),
     };
-    let decision = match &worst.finding {
-        Finding::Malformed(text) => rejected(text.clone()),
-        Finding::Denied(text) => rejected(format!("{text}: may not go to site {site}")),
-        Finding::Absent(text) => retry(text.clone(), waited.retries),
-        Finding::Failing(since, text) if *since >= PATIENCE && admit_after.is_none() => {
-            retry(format!("warm at site {site} fails: {text}"), waited.retries)
+    let decided = match &worst.finding {
+        Finding::Malformed(text) => decision(CheckState::Rejected, text.clone()),
+        Finding::Denied(text) => decision(CheckState::Rejected, format!("{text}: may not go to site {site}")),
+        // Without a pause: the quota was held long enough, and another workload may get it now.
+        Finding::Absent(since, text) if *since >= limits.retry_after => decision(CheckState::Retry, text.clone()),
+        Finding::Absent(_, text) => decision(CheckState::Pending, text.clone()),
+        Finding::Failing(since, text) if *since >= limits.retry_after && limits.admit_after.is_none() => {
+            decision(CheckState::Retry, format!("warm at site {site} fails: {text}"))
         }
         Finding::Failing(_, text) => pending(format!("warm at site {site} fails, and is tried again: {text}")),
         Finding::Queued(missing) => {
             pending(format!("{} are missing at site {site}; other warms come first", show(*missing)))
         }
         Finding::Warming(progress) => pending(progress.text(site)),
-        Finding::There(_) | Finding::Nothing => ready(there(findings)),
+        Finding::There(_) | Finding::Nothing => decision(CheckState::Ready, there(findings)),
     };
     let notes: String =
         findings.iter().flat_map(|one| &one.notes).map(|note| format!("; {note}")).collect::<Vec<_>>().concat();
-    let message = (decision.message + &notes).chars().take(MESSAGE_LEN_MAX).collect();
-    Decision { message, ..decision }
+    let message = (decided.message + &notes).chars().take(MESSAGE_LEN_MAX).collect();
+    Decision { message, ..decided }
 }
 
 impl Progress {
@@ -145,31 +140,31 @@ fn there(findings: &[SiteFinding]) -> String {
     if sites.is_empty() { "no data is named".to_owned() } else { format!("warm: {}", sites.join(", ")) }
 }
 
-fn ready(message: String) -> Decision {
-    Decision { state: CheckState::Ready, message, requeue_after: None }
-}
-
-fn rejected(message: String) -> Decision {
-    Decision { state: CheckState::Rejected, message, requeue_after: None }
-}
-
-fn retry(message: String, retries: u32) -> Decision {
-    let pause = RETRY_FIRST.saturating_mul(1 << retries.min(10)).min(RETRY_MAX);
-    Decision { state: CheckState::Retry, message, requeue_after: Some(pause.as_secs()) }
+fn decision(state: CheckState, message: String) -> Decision {
+    Decision { state, message }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits { retry_after: Duration::from_mins(5), admit_after: None };
+
     fn at(site: &str, finding: Finding) -> SiteFinding {
         SiteFinding { site: site.to_owned(), finding, notes: Vec::new() }
     }
 
     fn decided(findings: &[SiteFinding]) -> (CheckState, String) {
-        let decision = decide(findings, Waited::default(), None);
-        assert_eq!(decision.requeue_after.is_some(), decision.state == CheckState::Retry);
-        (decision.state, decision.message)
+        let Decision { state, message } = decide(findings, Duration::from_hours(1), LIMITS);
+        (state, message)
+    }
+
+    fn absent(seconds: u64) -> Finding {
+        Finding::Absent(Duration::from_secs(seconds), "there is no such name".to_owned())
+    }
+
+    fn failing(seconds: u64) -> Finding {
+        Finding::Failing(Duration::from_secs(seconds), "disk is full".to_owned())
     }
 
     #[test]
@@ -184,37 +179,31 @@ mod tests {
         assert_eq!(decided(&all), (CheckState::Ready, "warm: 2.0 KiB at site home, 4.0 KiB at site cloud".to_owned()));
         let text = "warming at site cloud: 75 %, 1.5 KiB of 2.0 KiB; about 40 s left, 70 s at most in 9 of 10 cases";
         assert_eq!(decided(&[there.clone(), warming.clone()]), (CheckState::Pending, text.to_owned()));
-        let absent = at("home", Finding::Absent("there is no such name".to_owned()));
-        assert_eq!(decided(&[warming.clone(), absent.clone()]).0, CheckState::Retry);
+        assert_eq!(decided(&[warming.clone(), at("home", absent(300))]).0, CheckState::Retry);
         let text = "raw/x: raw data stays at home: may not go to site cloud";
-        assert_eq!(decided(&[absent, denied, there]), (CheckState::Rejected, text.to_owned()));
+        assert_eq!(decided(&[at("home", absent(300)), denied, there]), (CheckState::Rejected, text.to_owned()));
     }
 
     #[test]
-    fn what_fails_gives_the_quota_back_and_pauses_double() {
-        let failing = |seconds| at("home", Finding::Failing(Duration::from_secs(seconds), "disk is full".to_owned()));
-        assert_eq!(decided(&[failing(299)]).0, CheckState::Pending);
-        for (retries, pause) in [(0, 60), (1, 120), (4, 960), (5, 1800), (4_000_000, 1800)] {
-            let waited = Waited { retries, ..Waited::default() };
-            let decision = decide(&[failing(300)], waited, None);
-            assert_eq!((decision.state, decision.requeue_after), (CheckState::Retry, Some(pause)));
+    fn what_is_absent_or_fails_gives_the_quota_back_after_a_while() {
+        for finding in [absent, failing] {
+            assert_eq!(decided(&[at("home", finding(299))]).0, CheckState::Pending);
+            assert_eq!(decided(&[at("home", finding(300))]).0, CheckState::Retry);
         }
+        assert_eq!(decided(&[at("home", Finding::Queued(7))]).0, CheckState::Pending, "however long");
     }
 
     #[test]
     fn a_workload_is_admitted_without_its_data_in_the_end_if_so_set() {
-        let limit = Some(Duration::from_mins(10));
-        let at_second = |seconds, finding| {
-            let waited = Waited { quota: Duration::from_secs(seconds), retries: 0 };
-            decide(&[at("home", finding)], waited, limit).state
-        };
-        let failing = || Finding::Failing(Duration::from_mins(9), "disk is full".to_owned());
-        assert_eq!(at_second(599, failing()), CheckState::Pending, "it would be admitted soon");
-        assert_eq!(at_second(600, failing()), CheckState::Ready);
+        let limits = Limits { admit_after: Some(Duration::from_mins(10)), ..LIMITS };
+        let at_second = |seconds, finding| decide(&[at("home", finding)], Duration::from_secs(seconds), limits).state;
+        assert_eq!(at_second(599, failing(540)), CheckState::Pending, "it would be admitted soon");
+        assert_eq!(at_second(600, failing(540)), CheckState::Ready);
         assert_eq!(at_second(600, Finding::Queued(7)), CheckState::Ready);
         // Time changes nothing about what may not be.
         assert_eq!(at_second(600, Finding::Denied(String::new())), CheckState::Rejected);
-        assert_eq!(at_second(600, Finding::Absent(String::new())), CheckState::Retry);
+        assert_eq!(at_second(600, absent(10)), CheckState::Pending);
+        assert_eq!(at_second(600, absent(300)), CheckState::Retry);
     }
 
     #[test]
@@ -222,7 +211,7 @@ mod tests {
         let notes = vec!["there is no step run@latest yet, so none is restored".to_owned()];
         let finding = SiteFinding { notes, ..at("home", Finding::Nothing) };
         assert_eq!(decided(&[finding]).1, "no data is named; there is no step run@latest yet, so none is restored");
-        let long = at("home", Finding::Absent("\u{e4}".repeat(5000)));
+        let long = at("home", Finding::Absent(Duration::ZERO, "\u{e4}".repeat(5000)));
         assert_eq!(decided(&[long]).1.chars().count(), MESSAGE_LEN_MAX);
     }
 }

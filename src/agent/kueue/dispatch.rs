@@ -10,16 +10,16 @@ use futures::stream::iter;
 use kube::api::Patch;
 use kube::runtime::events::EventType;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::checks::WRITES;
 use super::cluster::{Cluster, Key, Seen, Told, with_status};
 use super::managed::owned_by;
-use super::objects::{AdmissionCheckState, CheckState, MULTIKUEUE, Workload};
+use super::objects::{API_VERSION, AdmissionCheckState, CheckState, MULTIKUEUE, Workload};
 use crate::agent::api::hint_for_caller;
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::{job_of_object, site_of_labels};
-use crate::agent::pods::{AccountRights, PodAnnotations, PodNames, ServiceAccount};
+use crate::agent::pods::{AccountRights, PodAnnotations, ServiceAccount};
 use crate::agent::state::AgentState;
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -32,6 +32,8 @@ const KUEUE: &str = "kueue-admission";
 const MANAGER: &str = "towline-dispatcher";
 /// Time that a hint waits for the chunks of inputs that are new to this agent.
 const HINT_WAIT: Duration = Duration::from_secs(2);
+/// Time for the turn of a workload.
+const TURN_MAX: Duration = Duration::from_mins(1);
 /// Pause after a workload has changed meanwhile: the watch shows it soon.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Pause after a nomination that failed, or found no cluster.
@@ -74,7 +76,10 @@ impl Dispatcher {
         for (key, workload) in &seen.workloads {
             let Some(check) = undecided(workload, seen) else { continue };
             let round = (key.clone(), workload.metadata.uid.clone().unwrap_or_default());
-            let due = self.rounds.get(&round).copied().unwrap_or(now);
+            // After a restart, the round of what is nominated already begins anew.
+            let nominated = workload.status.nominated_cluster_names.as_ref().is_some_and(|names| !names.is_empty());
+            let first = if nominated { now + self.round } else { now };
+            let due = self.rounds.get(&round).copied().unwrap_or(first);
             rounds.insert(round.clone(), due);
             if due <= now {
                 turns.push((round, Arc::clone(workload), clusters_of(check, seen, sites)));
@@ -82,7 +87,9 @@ impl Dispatcher {
         }
         let own = &*self;
         let nominated = iter(turns).map(|(round, workload, clusters)| async move {
-            let pause = match own.nominate(cluster, &workload, &clusters).await {
+            let late = || Err(Error::unreachable("no answer in time"));
+            let nominated = timeout(TURN_MAX, own.nominate(cluster, &workload, &clusters)).await;
+            let pause = match nominated.unwrap_or_else(|_| late()) {
                 Ok(Some(nominated)) => {
                     if nominated {
                         counts.nominated.add_one();
@@ -125,7 +132,7 @@ impl Dispatcher {
                 Ok(Some(true))
             }
             Ok(false) => Ok(None),
-            Err(error) => Err(Error::unreachable("API server has not taken the nomination").source(error)),
+            Err(error) => Err(error),
         }
     }
 
@@ -141,8 +148,8 @@ impl Dispatcher {
         for pod_set in workload.pod_sets() {
             let account =
                 ServiceAccount { namespace: namespace.to_owned(), name: pod_set.template.account().to_owned() };
-            let wanted = PodAnnotations::of(&pod_set.template.annotations())?;
-            let PodNames { names: found, .. } = self.rights.names(&self.agent, &account, &wanted).await?;
+            let used = PodAnnotations::of(&pod_set.template.annotations())?.names();
+            let found = self.rights.resolve(&self.agent, &account, &used).await?.names;
             let (job, objective) = job_of_object(&pod_set.template.pod())?;
             gpus = gpus.saturating_add(job.gpus.saturating_mul(pod_set.count));
             if !found.is_empty() {
@@ -164,6 +171,9 @@ impl Dispatcher {
         let may = |name: &Name| allowed.contains(name);
         let hint = hint_for_caller(&self.agent, &about, may, HINT_WAIT).await?;
         let order = in_order(&hint, clusters);
+        if order.is_empty() && hint.candidates.iter().any(|candidate| candidate.verdict == HintVerdict::Unknown) {
+            return Err(Error::denied("no policy can be read that decides on the data"));
+        }
         if order.is_empty() {
             let denied = hint.candidates.iter().flat_map(|candidate| &candidate.deny).next();
             let why =
@@ -217,9 +227,9 @@ fn in_order(hint: &Hint, clusters: &[ClusterSite]) -> Vec<String> {
 
 /// Writes the nominated clusters of a workload. Kueue must be able to remove them: it applies its part of the status as a whole, so they
 /// become a part of that; where it patches instead, anybody's will do.
-async fn write(cluster: &Cluster, workload: &Workload, names: &[String]) -> Result<bool, kube::Error> {
+async fn write(cluster: &Cluster, workload: &Workload, names: &[String]) -> Result<bool> {
     let Some(whole) = cluster.whole(workload).await? else { return Ok(false) };
-    match owned_by(&whole, KUEUE, "status") {
+    match owned_by(&whole, (KUEUE, "status"), API_VERSION)? {
         Some(mut owned) => {
             let mut status = owned.get_mut("status").map_or_else(|| json!({}), Value::take);
             status["nominatedClusterNames"] = json!(names);

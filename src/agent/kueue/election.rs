@@ -11,7 +11,7 @@ use kube::api::{Api, PostParams};
 use kube::core::ObjectMeta;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::cluster::trouble;
+use super::cluster::{in_time, trouble};
 use crate::agent::state::AgentState;
 
 /// Name of the lease.
@@ -77,11 +77,11 @@ impl Election {
     /// Gives the lease back, so that another controller need not wait.
     pub(super) async fn release(&self) {
         let released = async {
-            let mut lease = self.api.get(NAME).await?;
+            let mut lease = in_time(self.api.get(NAME)).await?;
             if holder(&lease) == Some(&self.own) {
                 let spec = lease.spec.get_or_insert_default();
                 (spec.holder_identity, spec.lease_duration_seconds) = (Some(String::new()), Some(1));
-                self.api.replace(NAME, &PostParams::default(), &lease).await?;
+                in_time(self.api.replace(NAME, &PostParams::default(), &lease)).await?;
             }
             Ok::<_, kube::Error>(())
         };
@@ -92,10 +92,10 @@ impl Election {
 
     /// Takes or renews the lease if that is possible; true if this process holds it then.
     async fn round(&mut self) -> Result<bool, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(NAME).await? else {
+        let Some(mut lease) = in_time(self.api.get_opt(NAME)).await? else {
             let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(self.spec(None)) };
-            return taken(self.api.create(&PostParams::default(), &lease).await);
+            return taken(in_time(self.api.create(&PostParams::default(), &lease)).await);
         };
         let spec = lease.spec.clone().unwrap_or_default();
         if !self.may_take(&spec) {
@@ -103,7 +103,7 @@ impl Election {
         }
         lease.spec = Some(self.spec(Some(&spec)));
         // The version of the object makes two that take it at once conflict.
-        taken(self.api.replace(NAME, &PostParams::default(), &lease).await)
+        taken(in_time(self.api.replace(NAME, &PostParams::default(), &lease)).await)
     }
 
     /// True if the lease is this process's, is nobody's, or did not change for the time that its holder promised.

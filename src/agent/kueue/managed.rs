@@ -4,16 +4,28 @@
 use kube::api::DynamicObject;
 use serde_json::{Map, Value};
 
-/// The part of `object` that `manager` applies to `subresource`; none if it applies nothing.
-pub(super) fn owned_by(object: &DynamicObject, manager: &str, subresource: &str) -> Option<Value> {
+use crate::error::{Error, Result};
+
+/// The part of `object` that `manager` applies to `subresource` in the version `api_version`; none if it applies nothing.
+///
+/// # Errors
+/// Conflict, if it has applied another version, whose fields may have other names: it will apply this one.
+pub(super) fn owned_by(
+    object: &DynamicObject,
+    (manager, subresource): (&str, &str),
+    api_version: &str,
+) -> Result<Option<Value>> {
     let entries = object.metadata.managed_fields.iter().flatten();
     let mut applied = entries.filter(|entry| {
         entry.manager.as_deref() == Some(manager)
             && entry.operation.as_deref() == Some("Apply")
             && entry.subresource.as_deref() == Some(subresource)
     });
-    let fields = applied.next()?.fields_v1.as_ref()?;
-    part(&object.data, &fields.0)
+    let Some(entry) = applied.next() else { return Ok(None) };
+    if entry.api_version.as_deref() != Some(api_version) {
+        return Err(Error::conflict("object is managed in another version").at(manager).expected(api_version));
+    }
+    Ok(entry.fields_v1.as_ref().and_then(|fields| part(&object.data, &fields.0)))
 }
 
 /// The part of `value` that a set of fields names. A set without members is all of it.
@@ -71,7 +83,10 @@ mod tests {
                 "managedFields": [
                     { "manager": "kueue-admission", "operation": "Update", "subresource": "status",
                       "fieldsV1": { "f:status": { "f:other": {} } } },
-                    { "manager": "kueue-admission", "operation": "Apply", "subresource": "status", "fieldsV1": { "f:status": {
+                    { "manager": "old", "operation": "Apply", "subresource": "status",
+                      "apiVersion": "kueue.x-k8s.io/v1beta1", "fieldsV1": { "f:status": {} } },
+                    { "manager": "kueue-admission", "operation": "Apply", "subresource": "status",
+                      "apiVersion": "kueue.x-k8s.io/v1beta2", "fieldsV1": { "f:status": {
                         "f:admission": { "f:clusterQueue": {}, "f:podSetAssignments": {
                             "k:{\"name\":\"main\"}": { ".": {}, "f:count": {}, "f:name": {} } } },
                         "f:conditions": {
@@ -96,8 +111,10 @@ mod tests {
             "conditions": [{ "type": "QuotaReserved", "status": "True" }],
             "finalizers": ["a"],
         } });
-        assert_eq!(owned_by(&object, "kueue-admission", "status"), Some(expected));
-        assert_eq!(owned_by(&object, "towline", "status"), None);
-        assert_eq!(owned_by(&object, "kueue-admission", ""), None);
+        let owned = |manager, subresource| owned_by(&object, (manager, subresource), "kueue.x-k8s.io/v1beta2");
+        assert_eq!(owned("kueue-admission", "status").unwrap(), Some(expected));
+        assert_eq!(owned("towline", "status").unwrap(), None);
+        assert_eq!(owned("kueue-admission", "").unwrap(), None);
+        assert!(owned("old", "status").is_err());
     }
 }

@@ -3,12 +3,13 @@
 //! ```text
 //! cluster   watches of workloads, checks, flavors and clusters; writes to them
 //! checks    workloads that wait for an admission check -> needs -> decision -> state of the check
-//! needs     names and hints for the pods; warms that agents of the site are asked for
+//! needs     names and hints for the pods, looked up in the background
+//! holds     what is missing: fetched and held by agents of the site, for all needs of the same names
 //! dispatch  clusters that are nominated for MultiKueue, by hint (managed: as a part of what Kueue applies)
 //! election  of several controllers one acts
 //! ```
 //!
-//! What a controller does follows from the cluster and the repository alone, so another one can go on at any time.
+//! Decisions follow from the cluster and the repository alone, so another controller can go on at any time; what it holds, it holds anew.
 
 mod checks;
 mod cluster;
@@ -16,10 +17,12 @@ mod config;
 mod decision;
 mod dispatch;
 mod election;
+mod holds;
 mod managed;
 mod needs;
 mod objects;
 
+use std::future::pending;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,13 +30,16 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use self::checks::Checks;
 use self::cluster::Cluster;
 pub use self::config::KueueConfig;
+use self::decision::Limits;
 use self::dispatch::Dispatcher;
 use self::election::Election;
+use self::holds::{Holders, Holds};
 use self::needs::Needs;
 use super::client::Client;
 use super::counts::KueueCounts;
@@ -101,7 +107,11 @@ impl Controller {
                 counts.leads.set(1);
                 tokio::select! {
                     () = election.hold() => tracing::warn!("another agent may decide the admission checks of Kueue"),
-                    () = self.act(counts) => {}
+                    acted = self.act(counts) => {
+                        if let Err(error) = acted {
+                            tracing::error!("this agent cannot decide the admission checks of Kueue: {error:?}");
+                        }
+                    }
                 }
                 counts.leads.set(0);
                 counts.waiting.set(0);
@@ -112,38 +122,52 @@ impl Controller {
     }
 
     /// Decides, until dropped.
-    async fn act(&self, counts: &KueueCounts) {
-        let cluster =
-            Cluster::new(Arc::clone(&self.agent), self.client.clone(), &self.own, self.config.dispatch.is_some());
-        let decided = async {
-            let holders = (self.config.holders.clone(), self.config.warms);
-            let needs = Needs::new(Arc::clone(&self.agent), self.warms.clone(), self.rights.clone(), holders);
-            let mut checks = Checks::new(needs, self.own_site.clone(), self.config.admit_after);
-            let mut dispatcher =
-                self.config.dispatch.map(|round| Dispatcher::new(Arc::clone(&self.agent), self.rights.clone(), round));
+    async fn act(&self, counts: &KueueCounts) -> Result<()> {
+        let agent = || Arc::clone(&self.agent);
+        let cluster = Cluster::new(agent(), self.client.clone(), &self.own, self.config.dispatch.is_some());
+        let origin = self.agent.origin(None)?;
+        let advisor = self.agent.advisor(origin)?;
+        let (client, agents) = (self.warms.clone(), self.config.holders.clone());
+        let holders = Holders { client, agents, repository: origin.id() };
+        let needs = Needs::new(agent(), self.rights.clone(), Holds::new(holders, self.config.warms));
+        let KueueConfig { retry_after, admit_after, .. } = self.config;
+        let limits = Limits { retry_after, admit_after };
+        let mut checks = Checks::new(needs, self.config.controller.clone(), self.own_site.clone(), limits);
+        let decides = async {
+            let mut changes = cluster.changed.subscribe();
             loop {
-                let turns = dispatcher.as_ref().and_then(Dispatcher::due);
-                let next = [Some(Instant::now() + PASS_EVERY), checks.due(), turns].into_iter().flatten().min();
-                tokio::select! {
-                    () = cluster.changed.notified() => sleep(GATHER).await,
-                    () = sleep_until(next.unwrap_or_else(Instant::now)) => sleep(GATHER).await,
+                next_pass(&mut changes, checks.due()).await;
+                if let Some(seen) = cluster.seen() {
+                    checks.pass(&cluster, &seen, (&advisor.sites().sites, counts)).await;
                 }
-                let Some(seen) = cluster.seen() else { continue };
-                let Ok(advisor) = self.agent.origin(None).and_then(|origin| self.agent.advisor(origin)) else {
-                    continue;
-                };
-                let sites = advisor.sites();
-                checks.pass(&cluster, &seen, (&sites.sites, counts)).await;
-                if let Some(dispatcher) = &mut dispatcher {
-                    dispatcher.pass(&cluster, &seen, (&sites.sites, counts)).await;
+            }
+        };
+        let dispatches = async {
+            let Some(round) = self.config.dispatch else { return pending().await };
+            let mut dispatcher = Dispatcher::new(agent(), self.rights.clone(), round);
+            let mut changes = cluster.changed.subscribe();
+            loop {
+                next_pass(&mut changes, dispatcher.due()).await;
+                if let Some(seen) = cluster.seen() {
+                    dispatcher.pass(&cluster, &seen, (&advisor.sites().sites, counts)).await;
                 }
             }
         };
         tokio::select! {
             () = cluster.follow() => {}
-            () = decided => {}
+            () = decides => {}
+            () = dispatches => {}
         }
+        Ok(())
     }
+}
+
+/// Returns when something has changed, or at `due`.
+async fn next_pass(changes: &mut watch::Receiver<u64>, due: Option<Instant>) {
+    let latest = Instant::now() + PASS_EVERY;
+    // The sender outlives all passes.
+    let _ = timeout_at(due.map_or(latest, |due| due.min(latest)), changes.changed()).await;
+    sleep(GATHER).await;
 }
 
 /// Where the API server is, and as whom to connect.

@@ -15,6 +15,8 @@ const GROUP: &str = "kueue.x-k8s.io";
 const VERSION: &str = "v1beta2";
 /// `apiVersion` of the objects.
 pub(super) const API_VERSION: &str = "kueue.x-k8s.io/v1beta2";
+/// Beginning of the annotations that say what a pod needs.
+const ANNOTATIONS: &str = "towline.dev/";
 /// `controllerName` of the admission checks of `MultiKueue`.
 pub(super) const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
@@ -156,11 +158,10 @@ pub(super) struct PodSetAssignment {
 pub(super) struct AdmissionCheckState {
     pub(super) name: String,
     pub(super) state: CheckState,
+    #[serde(default)]
     pub(super) last_transition_time: String,
     #[serde(default)]
     pub(super) message: String,
-    /// Times that the state became [`CheckState::Retry`], which Kueue counts.
-    pub(super) retry_count: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -173,20 +174,25 @@ pub(super) enum CheckState {
     Retry,
     /// It is deactivated.
     Rejected,
+    /// One of a later version of Kueue.
+    #[serde(other)]
+    Unknown,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct AdmissionCheck {
     #[serde(default)]
     pub(super) metadata: ObjectMeta,
+    #[serde(default)]
     pub(super) spec: AdmissionCheckSpec,
     #[serde(default)]
     pub(super) status: Conditions,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AdmissionCheckSpec {
+    #[serde(default)]
     pub(super) controller_name: String,
     pub(super) parameters: Option<ParametersReference>,
 }
@@ -238,7 +244,38 @@ pub(super) struct MultiKueueCluster {
     pub(super) status: Conditions,
 }
 
+/// Objects of which the parts that do not count are dropped.
+pub(super) trait Trim: Resource {
+    /// Drops them: clusters have many objects, and anybody may make one long.
+    fn trim(&mut self) {
+        let metadata = self.meta_mut();
+        (metadata.managed_fields, metadata.annotations, metadata.owner_references) = (None, None, None);
+    }
+}
+
+impl Trim for AdmissionCheck {}
+impl Trim for ResourceFlavor {}
+impl Trim for MultiKueueConfig {}
+impl Trim for MultiKueueCluster {}
+
+impl Trim for Workload {
+    fn trim(&mut self) {
+        let metadata = &mut self.metadata;
+        (metadata.managed_fields, metadata.annotations, metadata.owner_references) = (None, None, None);
+        metadata.labels = None;
+        for pod_set in self.spec.pod_sets.iter_mut().flatten() {
+            let annotations = pod_set.template.metadata.iter_mut().filter_map(|metadata| metadata.annotations.as_mut());
+            annotations.for_each(|annotations| annotations.retain(|key, _| key.starts_with(ANNOTATIONS)));
+        }
+    }
+}
+
 impl Workload {
+    /// True if it has quota and has not ended: its pods may run.
+    pub(super) fn is_active(&self) -> bool {
+        self.is("QuotaReserved") && !self.is("Finished") && self.metadata.deletion_timestamp.is_none()
+    }
+
     /// True if the condition is there and true.
     pub(super) fn is(&self, condition: &str) -> bool {
         is_true(self.status.conditions.as_deref(), condition)

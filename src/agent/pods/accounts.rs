@@ -1,8 +1,10 @@
 //! Service accounts: what their pods may name, by the rules of an agent and the policy of the repository.
 
+use std::collections::BTreeSet;
+
 use tokio::time::{Duration, Instant};
 
-use super::annotations::PodAnnotations;
+use super::annotations::PodNames;
 use crate::agent::state::AgentState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
@@ -41,11 +43,13 @@ pub(in crate::agent) struct ServiceAccount {
     pub(in crate::agent) name: String,
 }
 
-/// Names that a pod reads, and what its creator should know of those that are not there.
+/// Names that a pod reads, each resolved, and remarks for its creator on those that are not there.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct PodNames {
+pub(in crate::agent) struct ResolvedNames {
     pub(in crate::agent) names: Vec<Name>,
     pub(in crate::agent) warnings: Vec<String>,
+    /// One of the names that the policy does not let come to this agent.
+    pub(in crate::agent) denied_here: Option<Name>,
 }
 
 impl ServiceAccount {
@@ -88,31 +92,30 @@ impl AccountRights {
         self.rules.iter().filter(of)
     }
 
-    /// The names that a pod of `account` reads, each resolved. A run without steps is a warning: a training begins so.
+    /// Resolves the names that a pod of `account` uses. A run without steps is a warning: a training begins so.
     ///
     /// # Errors
-    /// Denied, for a name that the account may not use: the same one, whether there is such a name or not. Else as
+    /// Not found, for a name that the account may not use: the same one, whether there is such a name or not. Else as
     /// [`Exchange::name_view`](crate::transfer::exchange::Exchange::name_view).
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(in crate::agent) async fn names(
+    pub(in crate::agent) async fn resolve(
         &self,
         agent: &AgentState,
         account: &ServiceAccount,
-        wanted: &PodAnnotations,
-    ) -> Result<PodNames> {
+        PodNames { saves, reads }: &PodNames,
+    ) -> Result<ResolvedNames> {
         let who = format!("service account {}/{}", account.namespace, account.name);
-        for (folder, run) in &wanted.watch {
+        for run in saves {
             if !self.allow(account, &a_step(run)?) {
-                return Err(Error::denied(format!("{who} may not save checkpoints of {folder}"))
+                return Err(Error::not_found(format!("{who} may not save checkpoints"))
                     .at(run)
                     .help("`allow` in the settings of the agent says which names it may use"));
             }
         }
-        let selectors = wanted.selectors();
         // Rights first: what is not allowed costs no look at the repository.
-        for selector in &selectors {
+        for selector in reads {
             let allowed = match selector {
                 Selector::Name(name) => self.allow(account, name),
                 Selector::Step { run, .. } => self.allow(account, &a_step(run)?),
@@ -121,11 +124,11 @@ impl AccountRights {
                 return Err(no_such_name(&who, selector));
             }
         }
-        let view = self.view(agent, account, &selectors).await?;
+        let view = self.view(agent, account, reads).await?;
         let allowed = |name: &Name| self.allow(account, name);
-        let identity = account.identity(&self.trust_domain)?;
-        let mut found = PodNames::default();
-        for selector in &selectors {
+        let (identity, own) = (account.identity(&self.trust_domain)?, agent.credentials()?.identity());
+        let mut found = ResolvedNames::default();
+        for selector in reads {
             match (view.choose(selector, allowed), selector) {
                 (Ok(name), _) if view.permits(&identity, &name) => found.names.push(name),
                 (Err(error), Selector::Step { .. }) if error.kind() == ErrorKind::NotFound => {
@@ -136,11 +139,17 @@ impl AccountRights {
                 (Err(error), _) => return Err(error),
             }
         }
+        found.denied_here = found.names.iter().find(|name| !view.permits(&own, name)).cloned();
         Ok(found)
     }
 
     /// View of the repository that has all `selectors`, if there are such names.
-    async fn view(&self, agent: &AgentState, account: &ServiceAccount, selectors: &[Selector]) -> Result<NameView> {
+    async fn view(
+        &self,
+        agent: &AgentState,
+        account: &ServiceAccount,
+        selectors: &BTreeSet<Selector>,
+    ) -> Result<NameView> {
         let asked = Instant::now();
         let (exchange, repository) = (agent.exchange()?, agent.origin(None)?);
         let allowed = |name: &Name| self.allow(account, name);
@@ -159,7 +168,7 @@ fn a_step(run: &Name) -> Result<Name> {
 }
 
 fn no_such_name(who: &str, selector: &Selector) -> Error {
-    Error::denied(format!("there is no such name that {who} may read"))
+    Error::not_found(format!("there is no such name that {who} may read"))
         .at(selector)
         .help("it is absent, or `allow` in the settings of the agent or the policy do not permit it")
 }

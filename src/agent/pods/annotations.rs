@@ -1,7 +1,7 @@
 //! Annotations of a pod: what it asks of Towline. Parsing needs no I/O, and refuses what it does not know: a misspelt annotation must
 //! not start a training that nobody saves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 use std::time::Duration;
 
@@ -91,6 +91,15 @@ pub(in crate::agent) struct PodAnnotations {
     pub(in crate::agent) cache: Option<u64>,
 }
 
+/// Names that a pod uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::agent) struct PodNames {
+    /// Runs whose steps it saves.
+    pub(in crate::agent) saves: BTreeSet<Name>,
+    /// Names that it reads.
+    pub(in crate::agent) reads: BTreeSet<Selector>,
+}
+
 /// Use of a hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum HintUse {
@@ -158,10 +167,11 @@ impl PodAnnotations {
             .map(String::as_str)
     }
 
-    /// All names that the pod reads.
-    pub(in crate::agent) fn selectors(&self) -> Vec<Selector> {
+    /// All names that the pod uses.
+    pub(in crate::agent) fn names(&self) -> PodNames {
         let latest = |(_, run): &(String, Name)| Selector::Step { run: run.clone(), choice: Choice::Latest };
-        self.watch.iter().map(latest).chain(self.inputs().cloned()).collect()
+        let reads = self.watch.iter().map(latest).chain(self.inputs().cloned()).collect();
+        PodNames { saves: self.watch.iter().map(|(_, run)| run.clone()).collect(), reads }
     }
 
     fn inputs(&self) -> impl Iterator<Item = &Selector> {

@@ -4,5 +4,5 @@ mod accounts;
 mod annotations;
 
 pub use self::accounts::AccountRule;
-pub(super) use self::accounts::{AccountRights, PodNames, ServiceAccount};
-pub(super) use self::annotations::{AUTHORITIES, HintUse, PLACED, PodAnnotations, SETTINGS};
+pub(super) use self::accounts::{AccountRights, ResolvedNames, ServiceAccount};
+pub(super) use self::annotations::{AUTHORITIES, HintUse, PLACED, PodAnnotations, PodNames, SETTINGS};

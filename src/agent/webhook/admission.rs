@@ -24,7 +24,7 @@ use super::pod::Pod;
 use crate::agent::api::hint_for_caller;
 use crate::agent::counts::ReviewOutcome;
 use crate::agent::kube::job_of_object;
-use crate::agent::pods::{HintUse, PLACED, PodNames, ServiceAccount};
+use crate::agent::pods::{HintUse, PLACED, ResolvedNames, ServiceAccount};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::placement::HintRequest;
@@ -166,7 +166,8 @@ impl Webhook {
         if !injects && hint_use.is_none() {
             return Ok(admitted);
         }
-        let PodNames { names, warnings } = self.rights.names(&self.agent, &account, &wanted).await?;
+        let resolved = self.rights.resolve(&self.agent, &account, &wanted.names()).await?;
+        let ResolvedNames { names, warnings, .. } = resolved;
         admitted.warnings.extend(warnings.iter().map(|warning| format!("towline: {warning}")));
         if let Some(hint_use) = hint_use {
             let inputs: Vec<String> = names.iter().map(ToString::to_string).collect();

@@ -244,6 +244,7 @@ impl Asked {
                 has(rule, "apiGroups", &self.group)
                     && has(rule, "resources", &self.resource())
                     && has(rule, "verbs", self.verb())
+                    && (rule["resourceNames"].is_null() || has(rule, "resourceNames", &self.key.2))
             })
     }
 }
