@@ -48,8 +48,12 @@ demo: rust
 	@cargo build --release --quiet --bin towline
 	TOWLINE=$(CURDIR)/$(TOWLINE) tests/demo/demo.sh
 
+# The frameworks come from the network while the compiler works.
 test: rust nextest
 	@$(SERVERS)/setup.sh
+	tests/python/setup.sh --frameworks & frameworks=$$!
+	cargo nextest run --no-run
+	wait $$frameworks
 	trap '$(SERVERS)/servers.sh stop' EXIT
 	$(SERVERS)/servers.sh start
 	export TOWLINE_TEST_CEPH=$(CURDIR)/target/servers/ceph.env

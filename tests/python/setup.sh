@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs the frameworks that the Python tests use, once, and the package itself, built from here, each time that it changed.
 #   setup.sh [PROFILE]        cargo's profile: dev by default, as the other tests; release for figures
+#   setup.sh --frameworks     without the package, which needs no compiler
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -60,4 +61,4 @@ wheel() {
 frameworks
 skypilot
 helm
-wheel
+[ "$profile" = --frameworks ] || wheel

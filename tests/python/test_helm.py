@@ -334,6 +334,18 @@ def test_values_in_the_documents_render():
                 kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
 
 
+def test_the_objects_of_kueue_in_the_documents_are_those_of_the_chart():
+    section = (ROOT / "docs/placement.md").read_text().partition("## Kueue")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    check, flavor, queue = yaml.safe_load_all(block)
+    made = one(objects(FULL), "AdmissionCheck", "towline")
+    assert (check["apiVersion"], check["metadata"]["name"]) == (made["apiVersion"], made["metadata"]["name"])
+    assert check["spec"] == made["spec"]
+    (rule,) = queue["spec"]["admissionChecksStrategy"]["admissionChecks"]
+    assert (rule["name"], rule["onFlavors"]) == (check["metadata"]["name"], [flavor["metadata"]["name"]])
+    assert list(flavor["spec"]["nodeLabels"]) == ["towline.dev/site"]
+
+
 def test_the_readme_lists_the_values():
     table = (CHART / "README.md").read_text()
     for value in yaml.safe_load((CHART / "values.yaml").read_text()):

@@ -1,7 +1,7 @@
 //! Clusters of `MultiKueue`: nominates for each workload those where its data costs least, the best first, one more each round
 //! (<https://kueue.sigs.k8s.io/docs/concepts/multikueue/>, "External").
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::agent::pods::{AccountRights, PodAnnotations, ServiceAccount};
 use crate::agent::state::AgentState;
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::placement::{Hint, HintCandidate, HintRequest, HintVerdict, Sites};
+use crate::placement::{self, Hint, HintCandidate, HintRequest, HintVerdict, Objective, Sites};
 
 /// Manager of the fields that Kueue applies, among them the nominated clusters
 /// (<https://github.com/kubernetes-sigs/kueue/blob/ff69552/pkg/constants/constants.go>, `AdmissionName`).
@@ -142,33 +142,31 @@ impl Dispatcher {
     /// Denied, if it may run at none, or its pods may not name their inputs; usage, for malformed annotations.
     async fn order(&self, workload: &Workload, clusters: &[ClusterSite]) -> Result<Vec<String>> {
         let namespace = workload.metadata.namespace.as_deref().unwrap_or_default();
-        let mut names: Vec<Name> = Vec::new();
-        let mut request = HintRequest::default();
-        let mut gpus = 0_u64;
+        let (mut names, mut objective, mut gpus) = (BTreeSet::new(), Objective::default(), 0_u64);
         for pod_set in workload.pod_sets() {
             let account =
                 ServiceAccount { namespace: namespace.to_owned(), name: pod_set.template.account().to_owned() };
             let used = PodAnnotations::of(&pod_set.template.annotations())?.names();
             let found = self.rights.resolve(&self.agent, &account, &used).await?.names;
-            let (job, objective) = job_of_object(&pod_set.template.pod())?;
+            let (job, its_objective) = job_of_object(&pod_set.template.pod())?;
             gpus = gpus.saturating_add(job.gpus.saturating_mul(pod_set.count));
             if !found.is_empty() {
-                request.objective = objective;
+                objective = its_objective;
             }
             names.extend(found);
         }
         if names.is_empty() {
             return Ok(clusters.iter().map(|cluster| cluster.name.clone()).collect());
         }
-        let mut sites: Vec<&String> = clusters.iter().filter_map(|cluster| cluster.site.as_ref()).collect();
-        sites.sort_unstable();
-        sites.dedup();
-        let candidates = sites.into_iter().map(|site| HintCandidate { site: site.clone() }).collect();
-        let about = HintRequest { candidates, objective: request.objective, ..HintRequest::about(&names) };
-        let about = HintRequest { workload: crate::placement::Workload { gpus, ..about.workload }, ..about };
+        let sites: BTreeSet<&String> = clusters.iter().filter_map(|cluster| cluster.site.as_ref()).collect();
+        let about = HintRequest {
+            candidates: sites.into_iter().map(|site| HintCandidate { site: site.clone() }).collect(),
+            objective,
+            workload: placement::Workload { gpus, ..placement::Workload::default() },
+            ..HintRequest::about(&names)
+        };
         // Each name was allowed for the account whose pods name it.
-        let allowed: std::collections::BTreeSet<&Name> = names.iter().collect();
-        let may = |name: &Name| allowed.contains(name);
+        let may = |name: &Name| names.contains(name);
         let hint = hint_for_caller(&self.agent, &about, may, HINT_WAIT).await?;
         let order = in_order(&hint, clusters);
         if order.is_empty() && hint.candidates.iter().any(|candidate| candidate.verdict == HintVerdict::Unknown) {

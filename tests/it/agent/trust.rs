@@ -113,6 +113,50 @@ fn a_revoked_agent_loses_its_link() {
     }
 }
 
+/// As docs/deploy.md says: backup, and another authority.
+#[test]
+fn an_authority_is_restored_from_its_copy_or_replaced_while_agents_run() {
+    let user = with_tree();
+    let (first, second) = two(&user, "auto", EVERYTHING);
+    let work = user.work();
+    let authority = work.parent().unwrap().join("home/.config/towline/authority");
+    let copied = |from: &Path, to: &Path| {
+        std::fs::create_dir_all(to).unwrap();
+        for file in ["ca.crt", "ca.key"] {
+            std::fs::copy(from.join(file), to.join(file)).unwrap();
+        }
+    };
+    copied(&authority, &work.join("copy"));
+    std::fs::remove_dir_all(&authority).unwrap();
+    user.fails(&["identity", "rotate", "b"], 3);
+    copied(&work.join("copy"), &authority);
+    user.ok(&["identity", "rotate", "b"]);
+
+    // Both are trusted, then the new one alone; a step takes effect without a restart.
+    user.ok(&["identity", "init", "--authority", "new", "--name", "next"]);
+    let [old, new] = [authority, work.join("new")].map(|folder| std::fs::read_to_string(folder.join("ca.crt")).unwrap());
+    let trusted = |text: &str| {
+        for folder in ["new", "a", "b"] {
+            replace(&work.join(folder).join("ca.crt"), text);
+        }
+    };
+    trusted(&format!("{new}{old}"));
+    for agent in ["a", "b"] {
+        user.ok(&["identity", "rotate", agent, "--authority", "new"]);
+        assert_eq!(std::fs::read_to_string(work.join(agent).join("ca.crt")).unwrap(), format!("{new}{old}"));
+        until("the link does not come back", || (linked(&second) && gives(&second)).then_some(()));
+    }
+    trusted(&new);
+    until("the link does not come back", || (linked(&second) && gives(&second)).then_some(()));
+    // An agent of the old authority is a stranger now.
+    let third = start_peer_with(&user, "c", &[first.listen.clone().unwrap()], ("", ""));
+    until("nothing says why there is no link", || (!peer(&third)["error"].is_null()).then_some(()));
+    assert!(!linked(&third));
+    for agent in [third, second, first] {
+        agent.stop();
+    }
+}
+
 /// "the agent answers its own user and root, and clients take answers from an agent of their own user or root"
 #[test]
 fn who_takes_over_a_folder_is_not_answered_and_gives_nothing_wrong() {
