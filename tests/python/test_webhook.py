@@ -642,7 +642,7 @@ def test_the_policy_of_the_cluster_refuses_a_pod_that_the_webhook_did_not_see(cl
 
 
 def test_the_policy_knows_the_annotations_that_the_webhook_knows():
-    source = (ROOT / "src/agent/webhook/annotations.rs").read_text()
+    source = (ROOT / "src/agent/pods/annotations.rs").read_text()
     policy = one(objects(VALUES), "ValidatingAdmissionPolicy", "towline-webhook-towline")["spec"]
     known = set(re.findall(r"'(towline\.dev/[a-z-]+)'", policy["validations"][0]["expression"]))
     assert known == set(re.findall(r'"(towline\.dev/[a-z-]+)"', source.partition("#[cfg(test)]")[0]))
