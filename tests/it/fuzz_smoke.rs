@@ -27,7 +27,7 @@ pub(crate) use self::parsers::memory::peak_of;
 use crate::golden::{objects, objects_with_lengths, second_objects, tail};
 
 /// Bent inputs for each parser.
-const ROUNDS: u32 = 10_000;
+const ROUNDS: u32 = 4_000;
 /// No single input may take longer, on a busy machine without optimisation.
 const PATIENCE: Duration = Duration::from_secs(5);
 
