@@ -134,7 +134,8 @@ fn an_authority_is_restored_from_its_copy_or_replaced_while_agents_run() {
 
     // Both are trusted, then the new one alone; a step takes effect without a restart.
     user.ok(&["identity", "init", "--authority", "new", "--name", "next"]);
-    let [old, new] = [authority, work.join("new")].map(|folder| std::fs::read_to_string(folder.join("ca.crt")).unwrap());
+    let [old, new] =
+        [authority, work.join("new")].map(|folder| std::fs::read_to_string(folder.join("ca.crt")).unwrap());
     let trusted = |text: &str| {
         for folder in ["new", "a", "b"] {
             replace(&work.join(folder).join("ca.crt"), text);
