@@ -244,9 +244,9 @@ pub(super) struct MultiKueueCluster {
     pub(super) status: Conditions,
 }
 
-/// Objects of which the parts that do not count are dropped.
+/// Objects that are kept without the parts that do not count.
 pub(super) trait Trim: Resource {
-    /// Drops them: clusters have many objects, and anybody may make one long.
+    /// Drops these parts, to bound the memory: users choose how long annotations are.
     fn trim(&mut self) {
         let metadata = self.meta_mut();
         (metadata.managed_fields, metadata.annotations, metadata.owner_references) = (None, None, None);

@@ -172,7 +172,7 @@ fn a_workload_starts_once_its_data_is_there() {
     let check = cluster.until("early", "Ready");
     assert_eq!(message(&check), "warm: 2.0 MiB at site cloud");
     assert_ne!(check["lastTransitionTime"], "2026-11-01T00:00:01Z", "the state has changed");
-    // What Kueue manages stays its own, and ours is ours alone.
+    // Fields that Kueue manages are unchanged.
     let workload = cluster.api.get("workloads", "ml", "early");
     assert_eq!(workload["status"]["conditions"][0]["type"], "QuotaReserved");
     let managers: Vec<_> =
@@ -529,7 +529,7 @@ fn an_agent_of_the_site_that_is_named_fetches_and_holds() {
     let pins = gateway.get("/v1/pins").to_string();
     assert!(pins.contains("home/a/agent") && pins.contains("hint h_"), "{pins}");
 
-    // What no workload waits for any more is not held.
+    // The hold of a deleted workload is released.
     user.write("large/a", &crate::data::noise(9, 70 << 20));
     user.ok(&["save", "large", "open/large"]);
     cluster.waiting("two", "open/large");

@@ -37,7 +37,7 @@ const KUEUE: &str = "kueue-admission";
 /// Paths of the namespace that the controller may have leases in.
 pub(crate) const NAMESPACE: &str = "towline";
 
-/// What is wrong with the server.
+/// Faults that a test sets.
 #[derive(Clone, Default)]
 pub(crate) struct Faults {
     /// It answers nothing but that it is overloaded.

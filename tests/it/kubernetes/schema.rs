@@ -27,7 +27,7 @@ impl Schemas {
         Schema { all: &self.0, own: &self.0[plural][part] }.resolved()
     }
 
-    /// What is wrong with an object.
+    /// Violations of the schema by an object.
     pub(super) fn violations(&self, plural: &str, object: &Value) -> Vec<String> {
         let mut found = Vec::new();
         for key in object.as_object().unwrap().keys() {

@@ -85,7 +85,7 @@ impl Store {
         (manager, force): (&str, bool),
     ) -> Result<Value, Refused> {
         let mut object = self.get(key)?.clone();
-        // What is required must be there after the merge.
+        // Required fields are checked after the merge.
         let mut unknown = self.schemas.violations(&key.0, applied);
         unknown.retain(|violation| !violation.ends_with("required value"));
         if !unknown.is_empty() {
