@@ -11,8 +11,9 @@ use bytes::{Buf as _, BytesMut};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
+use hyper::header::HeaderValue;
 use hyper::upgrade::Upgraded;
-use hyper::{Method, Request, Response, StatusCode, header};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use rustix::process::{Uid, geteuid};
 use serde::Serialize;
@@ -45,16 +46,10 @@ const WINDOW_SHARE: u64 = 8;
 const WINDOW_MAX: u64 = 16 * MIB;
 /// Path at which a connection switches to the peer protocol.
 const CHUNKS: &str = "/v1/chunks";
+/// Headers of a page's request that an agent needs.
+const FORWARDED: [header::HeaderName; 1] = [header::IF_NONE_MATCH];
 /// Help for a missing agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
-
-/// Protocol of a connection after its first request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Protocol {
-    Http,
-    /// The one that the path of the request stands for.
-    Upgraded,
-}
 
 /// Agent of this machine, by its socket, or another agent that it forwards requests to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,12 +234,39 @@ impl Client {
 
     /// A connection that is upgraded to the protocol of `path`.
     pub(super) async fn upgraded(&self, path: &str) -> Result<Upgraded> {
-        let response = self.send_with(Method::GET, path, Bytes::new(), Protocol::Upgraded).await?;
+        let mut request = self.request(Method::GET, path, Bytes::new())?;
+        let headers = request.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static(PROTOCOL));
+        let response = self.deliver(request).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             self.check_status(response).await?;
             return Err(Error::unsupported("agent does not know this request").at(path).help(SAME_VERSION));
         }
         hyper::upgrade::on(response).await.map_err(|source| self.lost(source))
+    }
+
+    /// Sends the request of a page on, with those of its headers that matter; the response may be an error.
+    ///
+    /// # Errors
+    /// Unreachable, if no agent answers; denied, if it is of another user.
+    ///
+    /// # Cancel safety
+    /// Not safe: the request may have been executed.
+    pub(super) async fn forward(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<Response<Incoming>> {
+        let mut request = self.request(method, path, body)?;
+        for name in FORWARDED {
+            if let Some(value) = headers.get(&name) {
+                request.headers_mut().insert(name, value.clone());
+            }
+        }
+        self.deliver(request).await
     }
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
@@ -259,16 +281,22 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
-        self.send_with(method, path, body, Protocol::Http).await
+        self.deliver(self.request(method, path, body)?).await
     }
 
-    async fn send_with(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-        protocol: Protocol,
-    ) -> Result<Response<Incoming>> {
+    fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        if let Some(at) = &self.at {
+            request = request.header(AT, at.to_string());
+        }
+        request
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|source| Error::other("cannot build the request").at(path).source(source))
+    }
+
+    /// Sends `request` over a connection of its own, which ends when the body of the response is dropped.
+    async fn deliver(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
         let connected = async {
             let stream = UnixStream::connect(&self.socket).await?;
             let user = Uid::from_raw(stream.peer_cred()?.uid());
@@ -284,19 +312,7 @@ impl Client {
                 .got(format!("user {}", user.as_raw()))
                 .help("set TOWLINE_AGENT to the socket of your own agent, or to none"));
         }
-        // The connection ends when the sender and the body are dropped.
         tokio::spawn(connection.with_upgrades());
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
-        if protocol == Protocol::Upgraded {
-            request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, PROTOCOL);
-        }
-        if let Some(at) = &self.at {
-            request = request.header(AT, at.to_string());
-        }
-        let request = request
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|source| Error::other("cannot build the request").at(path).source(source))?;
         sender.send_request(request).await.map_err(|source| self.lost(source))
     }
 

@@ -20,7 +20,7 @@ use super::view::{self, TaskState};
 use crate::budget::Budget;
 use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::{Clock, Timestamp};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::name::Name;
 use crate::repository::Saved;
@@ -325,12 +325,38 @@ impl Commitments {
         blocking(move || own.show(&hint, &owner)).await
     }
 
+    /// Commitments whose owners `wanted` accepts, as they are now. One that ends meanwhile is left out.
+    ///
+    /// # Errors
+    /// Errors of reading the pins.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn list(self: &Arc<Self>, wanted: impl Fn(&str) -> bool) -> Result<Vec<view::Commitment>> {
+        let keys: Vec<Key> = self.known().keys().filter(|(_, owner)| wanted(owner)).cloned().collect();
+        let _one = self.counting.acquire().await;
+        let own = Arc::clone(self);
+        blocking(move || {
+            let mut listed = Vec::with_capacity(keys.len());
+            for (hint, owner) in keys {
+                match own.show(&hint, &owner) {
+                    Ok(shown) => listed.push(shown),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(listed)
+        })
+        .await
+    }
+
     fn show(&self, hint: &str, owner: &str) -> Result<view::Commitment> {
         let key = (hint.to_owned(), owner.to_owned());
         let (known, pin) = self.current(&key).ok_or_else(|| absent(hint))?;
         let (_, missing_bytes) = self.cache.count_missing(pin.id)?.ok_or_else(|| absent(hint))?;
         Ok(view::Commitment {
             hint_id: hint.to_owned(),
+            owner: owner.to_owned(),
             inputs: known.record.inputs.into_iter().map(|input| input.name).collect(),
             bytes: known.record.bytes,
             missing_bytes,

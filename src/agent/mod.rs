@@ -34,6 +34,7 @@ mod kube;
 mod kueue;
 mod metrics;
 mod open_trees;
+mod page;
 mod pods;
 mod preemption;
 mod problems;
@@ -79,6 +80,7 @@ pub use self::config::{
 use self::handoff::{ReceiverOptions, run_receiver};
 use self::kueue::Controller;
 pub use self::kueue::KueueConfig;
+pub use self::page::PageServer;
 pub use self::pods::AccountRule;
 pub use self::preemption::Provider;
 pub use self::routing::AgentSelector;

@@ -229,6 +229,11 @@ impl Journal {
         Ok(())
     }
 
+    /// Folder of the log.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Current head; not synced.
     #[must_use]
     pub fn head(&self, now: Timestamp) -> Head {

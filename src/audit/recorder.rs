@@ -1,6 +1,6 @@
 //! The recorder: one thread that writes the decisions of many tasks into one log.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -50,6 +50,7 @@ pub struct Recorder(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    folder: PathBuf,
     queue: SyncSender<Message>,
     problem: Arc<Mutex<Option<String>>>,
 }
@@ -74,7 +75,7 @@ impl Recorder {
 
     pub(super) fn of(journal: Journal, window: Duration, clock: Arc<dyn Clock>) -> Result<Self> {
         let (queue, waiting) = sync_channel(QUEUE);
-        let problem = Arc::new(Mutex::new(None));
+        let (folder, problem) = (journal.folder().to_owned(), Arc::new(Mutex::new(None)));
         let writing = Writing {
             journal,
             clock,
@@ -86,7 +87,13 @@ impl Recorder {
             .name("towline-audit".to_owned())
             .spawn(move || writing.run(&waiting))
             .map_err(|source| Error::other("cannot start the thread of the audit log").source(source))?;
-        Ok(Self(Arc::new(Shared { queue, problem })))
+        Ok(Self(Arc::new(Shared { folder, queue, problem })))
+    }
+
+    /// Folder of the log.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.0.folder
     }
 
     /// Records `decision`. A caller that gets an error must refuse the request, whatever was decided. It waits for the

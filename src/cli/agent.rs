@@ -85,6 +85,7 @@ impl Context {
             AgentVerb::Handoff { what } => self.handoff(what).await?,
             AgentVerb::Audit { what } => return self.audit(what).await,
             AgentVerb::Token { what } => self.token(what).await?,
+            AgentVerb::Page { port } => self.page(port).await?,
             AgentVerb::Top { ready: true, at, .. } => self.ready(at).await?,
             AgentVerb::Top { once, at, .. } => self.top(once, at).await?,
         }

@@ -26,6 +26,7 @@ mod log;
 mod moves;
 mod output;
 #[cfg(feature = "agent")]
+mod page;
 mod policy;
 mod progress;
 mod recorded;
@@ -174,7 +175,8 @@ fn runtime() -> Result<Runtime> {
 /// Error for a command that is not in this build.
 #[cfg(not(feature = "agent"))]
 fn lacking(words: &[OsString]) -> Error {
-    const AGENT: [&str; 10] = ["identity", "agent", "warm", "pin", "unpin", "pins", "cache", "handoff", "top", "audit"];
+    const AGENT: [&str; 11] =
+        ["identity", "agent", "warm", "pin", "unpin", "pins", "cache", "handoff", "page", "top", "audit"];
     let name = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
     if AGENT.contains(&&*name) {
         return Error::unsupported(format!("towline {name} needs the feature `agent`, which this build lacks"))

@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::signal::unix::SignalKind;
 
 use super::agent::pinned;
@@ -14,7 +15,10 @@ use super::listen;
 use super::output::{Output, printable, table};
 use super::verbs::Context;
 use crate::agent::Client;
-use crate::agent::view::{Cache, Health, Peer, PeerList, PinList, Pinned, Task, TaskList, TaskState};
+use crate::agent::view::{
+    Cache, Commitment, CommitmentList, Health, Peer, PeerList, PinList, Pinned, Site, SiteAgent, SiteList, Task,
+    TaskList, TaskState,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
 
@@ -39,25 +43,34 @@ struct Reading {
     cache: Option<Cache>,
     pins: Vec<Pinned>,
     peers: Vec<Peer>,
+    /// Hints that are committed there.
+    hints: Vec<Commitment>,
+    /// Sites; none, if the agent is no advisor.
+    sites: Option<SiteList>,
 }
 
 impl Reading {
     async fn take(agent: &Client) -> Result<Self> {
         let health = agent.get("/health").await?;
         let tasks = agent.get("/v1/tasks").await?;
-        let cache = match agent.get("/v1/cache").await {
-            Ok(cache) => Some(cache),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        let (pins, peers) = match cache {
-            Some(_) => {
-                let (pins, peers): (PinList, PeerList) = (agent.get("/v1/pins").await?, agent.get("/v1/peers").await?);
-                (pins.pins, peers.peers)
-            }
-            None => (Vec::new(), Vec::new()),
-        };
-        Ok(Self { health, tasks, cache, pins, peers })
+        let sites = if_there(agent, "/v1/sites").await?;
+        let cache = if_there(agent, "/v1/cache").await?;
+        let mut reading = Self { health, tasks, cache, pins: Vec::new(), peers: Vec::new(), hints: Vec::new(), sites };
+        if reading.cache.is_some() {
+            reading.pins = agent.get::<PinList>("/v1/pins").await?.pins;
+            reading.peers = agent.get::<PeerList>("/v1/peers").await?.peers;
+            reading.hints = if_there::<CommitmentList>(agent, "/v1/hints").await?.unwrap_or_default().commitments;
+        }
+        Ok(reading)
+    }
+}
+
+/// Answer of the agent; none, if it has no such part, or shows it to its own node alone.
+async fn if_there<T: DeserializeOwned>(agent: &Client, path: &str) -> Result<Option<T>> {
+    match agent.get(path).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::Denied].contains(&error.kind()) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -203,7 +216,7 @@ fn head(health: &Health, state: &str) -> String {
 
 /// All of it, as text.
 fn shown(reading: &Reading, rates: &mut Rates) -> String {
-    let Reading { health, tasks, cache, pins, peers } = reading;
+    let Reading { health, tasks, cache, pins, peers, hints, sites } = reading;
     let state = match (health.leaving, health.ready) {
         (true, _) => "ending",
         (_, true) => "ready",
@@ -246,7 +259,50 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
         let rows: Vec<_> = peers.iter().map(linked).collect();
         text += &table(&["AGENT", "ADDRESS", "LINK", ">DELAY", ">RATE", ">RECEIVED", ""], &rows);
     }
+    if !hints.is_empty() {
+        let _ = writeln!(text, "\nCommitted hints: {}", hints.len());
+        let rows: Vec<_> = hints.iter().take(SHOWN_MAX).map(committed).collect();
+        text += &table(&["INPUTS", "OWNER", "STATE", ">MISSING", ">OF", "UNTIL"], &rows);
+    }
+    if let Some(sites) = sites {
+        let _ = writeln!(text, "\nSites: {}", sites.sites.len());
+        let rows: Vec<_> = sites.sites.iter().map(placed).collect();
+        text += &table(&["SITE", "WHERE", ">AGENTS", ">USED", ">OF CACHE", ">PINNED", ">CHUNKS"], &rows);
+        for note in &sites.notes {
+            let _ = writeln!(text, "  note: {}", printable(note));
+        }
+    }
     text
+}
+
+fn committed(hint: &Commitment) -> Vec<String> {
+    let state = match (hint.ready, &hint.task) {
+        (true, _) => "ready",
+        (false, Some(_)) => "fetching",
+        (false, None) => "waiting",
+    };
+    vec![
+        printable(&hint.inputs.join(", ")),
+        printable(&hint.owner),
+        state.to_owned(),
+        show(hint.missing_bytes),
+        show(hint.bytes),
+        hint.expires.as_deref().map_or_else(|| "-".to_owned(), printable),
+    ]
+}
+
+fn placed(site: &Site) -> Vec<String> {
+    let sum = |of: fn(&SiteAgent) -> u64| site.agents.iter().map(of).fold(0, u64::saturating_add);
+    let place = [&site.provider, &site.region].into_iter().filter(|text| !text.is_empty());
+    vec![
+        printable(&site.name),
+        printable(&place.map(String::as_str).collect::<Vec<_>>().join("/")),
+        site.agents.len().to_string(),
+        show(sum(|agent| agent.used)),
+        show(sum(|agent| agent.capacity)),
+        show(sum(|agent| agent.promised)),
+        sum(|agent| agent.chunks).to_string(),
+    ]
 }
 
 fn linked(peer: &Peer) -> Vec<String> {
@@ -316,6 +372,40 @@ mod tests {
         }
     }
 
+    fn sites() -> SiteList {
+        let site = Site {
+            name: "cloud".into(),
+            provider: "aws".into(),
+            region: "us-east-1".into(),
+            jurisdictions: Vec::new(),
+            has_repository: false,
+            gpus: Vec::new(),
+            agents: Vec::new(),
+        };
+        SiteList {
+            generated_at: "2026-01-01T00:00:00Z".into(),
+            sites: vec![site],
+            links: Vec::new(),
+            measured: Vec::new(),
+            notes: vec!["the inventory of cloud/a cannot be used\x1b".into()],
+        }
+    }
+
+    fn hint() -> Commitment {
+        Commitment {
+            hint_id: "h".into(),
+            owner: "me".into(),
+            inputs: vec!["run/step-1".into()],
+            bytes: 2 << 20,
+            missing_bytes: 1 << 20,
+            ready: false,
+            pin: "p".into(),
+            expires: None,
+            gpus: 8,
+            task: Some("t".into()),
+        }
+    }
+
     #[test]
     fn the_view_says_what_goes_on() {
         let health = Health {
@@ -342,7 +432,15 @@ mod tests {
             received: 0,
             error: Some("certificate expired".into()),
         }];
-        let reading = Reading { health, tasks, cache: Some(cache), pins: Vec::new(), peers };
+        let reading = Reading {
+            health,
+            tasks,
+            cache: Some(cache),
+            pins: Vec::new(),
+            peers,
+            hints: vec![hint()],
+            sites: Some(sites()),
+        };
         let text = shown(&reading, &mut Rates::default());
         for expected in [
             "ready",
@@ -354,6 +452,10 @@ mod tests {
             "certificate expired",
             "  problem: revoked, line 3: malformed",
             "[==========          ]",
+            "Committed hints: 1",
+            "fetching",
+            "aws/us-east-1",
+            "  note: the inventory of cloud/a cannot be used",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }

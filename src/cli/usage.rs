@@ -4,16 +4,15 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
-use serde::Serialize;
 
 use super::output::{printable, table};
 use super::sites::dollars;
 use super::verbs::Context;
-use crate::agent::advisor::{SitesPaths, SitesRead};
+use crate::agent::advisor::{SitesPaths, SitesRead, read_usage};
+use crate::agent::view::MonthUsage;
 use crate::error::{Error, Result};
 use crate::format::Month;
-use crate::placement::{PricedSites, Usage, UsageBy, UsageRow};
-use crate::repository::Repository;
+use crate::placement::{UsageBy, UsageRow};
 use crate::size;
 use crate::transfer::usage::UsageReports;
 
@@ -61,17 +60,6 @@ enum Format {
     Json,
 }
 
-#[derive(Serialize)]
-struct UsageView {
-    month: String,
-    by: &'static str,
-    /// Date of the prices, with a sites file.
-    prices: Option<String>,
-    rows: Vec<UsageRow>,
-    total: UsageRow,
-    notes: Vec<String>,
-}
-
 impl Grouping {
     const fn of(self) -> UsageBy {
         match self {
@@ -79,15 +67,6 @@ impl Grouping {
             Self::Site => UsageBy::Site,
             Self::Run => UsageBy::Run,
             Self::Tenant => UsageBy::Tenant,
-        }
-    }
-
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Link => "link",
-            Self::Site => "site",
-            Self::Run => "run",
-            Self::Tenant => "tenant",
         }
     }
 }
@@ -113,24 +92,13 @@ impl Context {
         let repository = self.open().await?;
         let month = args.month.unwrap_or_else(|| Month::of(repository.clock().now()).0);
         let sites = args.sites_if_there()?;
-        let (usage, mut notes) = self.usage_of(&repository, month).await?;
-        let place = [repository.store().location().to_string(), repository.id().to_string()];
-        let priced = sites.as_ref().map(|read| PricedSites {
-            sites: &read.sites,
-            book: &read.book,
-            repository: read.sites.site_of(&place),
-        });
-        match priced {
-            Some(PricedSites { repository: None, .. }) => {
-                notes.push("no site of the sites file has the repository: its traffic has no price".to_owned());
-            }
-            None => notes.push("there is no sites file, so nothing has a price: --sites FILE".to_owned()),
-            Some(_) => {}
-        }
-        let rows = usage.rows(args.by.of(), priced);
-        let total = total(&rows);
-        let prices = sites.map(|read| read.book.dated().to_owned());
-        let view = UsageView { month: month.to_string(), by: args.by.word(), prices, rows, total, notes };
+        let authority = self.authority_of_agents(&repository).await?;
+        let trusted = authority()?.ok_or_else(|| {
+            Error::denied("this machine has no authority to verify usage with")
+                .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR")
+        })?;
+        let asked = (month, args.by.of());
+        let view = read_usage(&UsageReports::default(), (&repository, &trusted), asked, sites.as_ref()).await?;
         for note in &view.notes {
             self.output.remark(&printable(note));
         }
@@ -140,50 +108,11 @@ impl Context {
             _ => self.output.answer(&view, |view, _| usage_table(view)),
         }
     }
-
-    /// Usage of `month`, and remarks on what it lacks.
-    async fn usage_of(&self, repository: &Repository, month: Month) -> Result<(Usage, Vec<String>)> {
-        let authority = self.authority_of_agents(repository).await?;
-        let trusted = authority()?.ok_or_else(|| {
-            Error::denied("this machine has no authority to verify usage with")
-                .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR")
-        })?;
-        let read = UsageReports::default().read(repository, &trusted, month).await?;
-        let unusable = read.unusable.iter();
-        let mut notes: Vec<String> =
-            unusable.map(|(agent, error)| format!("usage of {} cannot be used: {error}", agent.path())).collect();
-        if read.more {
-            notes.push("there are more reports than are read".to_owned());
-        }
-        let state = repository.state().await?;
-        let view = repository.label_view(&state);
-        let usage = Usage::of(read.reports.iter().map(|(agent, counted)| (agent, &counted.report)));
-        // No report can change what the log says about a name.
-        let usage = usage.with_tenants(|name| {
-            let tenants = view.of(&name.parse().ok()?).tenants_text();
-            (!tenants.is_empty()).then_some(tenants)
-        });
-        Ok((usage, notes))
-    }
-}
-
-fn total(rows: &[UsageRow]) -> UsageRow {
-    let sum = |of: fn(&UsageRow) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
-    let usd = rows.iter().try_fold(0_u64, |sum, row| Some(sum.saturating_add(row.usd_micro?)));
-    UsageRow {
-        name: Some("total".to_owned()),
-        from: None,
-        to: None,
-        bytes: sum(|row| row.bytes),
-        requests: sum(|row| row.requests),
-        usd_micro: usd,
-        gpu_seconds: sum(|row| row.gpu_seconds),
-    }
 }
 
 /// Columns of the names of a row.
-fn names(view: &UsageView) -> Vec<&'static str> {
-    if view.by == Grouping::Link.word() { vec!["from", "to"] } else { vec![view.by] }
+fn names(view: &MonthUsage) -> Vec<&str> {
+    if view.by == UsageBy::Link.word() { vec!["from", "to"] } else { vec![&view.by] }
 }
 
 /// Names of a row, by column; empty: everything else.
@@ -194,7 +123,7 @@ fn named(row: &UsageRow) -> Vec<&str> {
     }
 }
 
-fn usage_table(view: &UsageView) -> String {
+fn usage_table(view: &MonthUsage) -> String {
     let columns = names(view);
     let row = |row: &UsageRow| {
         let mut cells: Vec<String> =
@@ -213,7 +142,7 @@ fn usage_table(view: &UsageView) -> String {
 }
 
 /// The rows as of RFC 4180, with exact numbers and without the total.
-fn csv(view: &UsageView) -> String {
+fn csv(view: &MonthUsage) -> String {
     let columns = names(view).join(",");
     let mut text = format!("month,{columns},bytes,requests,usd,gpu_seconds\n");
     for row in &view.rows {

@@ -42,7 +42,7 @@ pub use save::{
     CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
 };
 pub use settle::Settled;
-pub use show::{ShownEntry, ShownTensor, TreeSummary};
+pub use show::{CodecUse, ShownEntry, ShownTensor, TreeStorage, TreeSummary};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};

@@ -1,14 +1,17 @@
 //! Runs: lists runs, and the steps of one, from the log alone.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::repository::log::StepFacts;
+use crate::repository::log::{RefValue, StepFacts};
 use crate::repository::{Repository, Run, Step};
 
 /// One run, as `runs` shows it.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct RunListed {
     /// The run.
     pub run: String,
@@ -34,6 +37,7 @@ pub struct RunListed {
 
 /// One step of a run.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct StepListed {
     /// Number.
     pub step: u64,
@@ -49,6 +53,8 @@ pub struct StepListed {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
+    /// Saves since the key step that its differences are to; 0 if it is one itself.
+    pub behind: u32,
     /// Facts of the step.
     #[serde(flatten)]
     pub facts: StepFacts,
@@ -64,16 +70,33 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn runs(&self, prefix: Option<&Name>) -> Result<Vec<RunListed>> {
         let state = self.state().await?;
-        let runs = Run::all(&state.refs);
-        let matching = runs.iter().filter(|run| prefix.is_none_or(|prefix| run.name().is_under(prefix)));
-        let listed: Vec<RunListed> = matching.map(|run| list(run, prefix == Some(run.name()))).collect();
-        match prefix {
-            Some(prefix) if listed.is_empty() => Err(Error::not_found("no run is under this prefix")
+        match (list_runs(&state.refs, prefix), prefix) {
+            (listed, Some(prefix)) if listed.is_empty() => Err(Error::not_found("no run is under this prefix")
                 .at(prefix)
                 .help("`towline runs` lists all runs, `towline ls` all names")),
-            _ => Ok(listed),
+            (listed, _) => Ok(listed),
         }
     }
+
+    /// As [`Repository::runs`], of the steps that `may` accepts alone. A prefix without runs is no error.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn readable_runs(&self, prefix: Option<&Name>, may: impl Fn(&Name) -> bool) -> Result<Vec<RunListed>> {
+        let state = self.state().await?;
+        let readable = state.refs.iter().filter(|(name, _)| may(name));
+        let readable = readable.map(|(name, value)| (name.clone(), value.clone())).collect();
+        Ok(list_runs(&readable, prefix))
+    }
+}
+
+fn list_runs(refs: &BTreeMap<Name, RefValue>, prefix: Option<&Name>) -> Vec<RunListed> {
+    let runs = Run::all(refs);
+    let matching = runs.iter().filter(|run| prefix.is_none_or(|prefix| run.name().is_under(prefix)));
+    matching.map(|run| list(run, prefix == Some(run.name()))).collect()
 }
 
 fn list(run: &Run<'_>, steps: bool) -> RunListed {
@@ -100,6 +123,7 @@ fn list_steps(run: &Run<'_>) -> Vec<StepListed> {
         bytes: step.value.logical_bytes,
         files: step.value.files,
         chunks: step.value.chunks,
+        behind: step.value.behind,
         facts: step.value.facts.clone(),
     };
     let mut later = run.steps().iter().skip(1);

@@ -47,6 +47,46 @@ pub struct TreeSummary {
     pub entries: Vec<ShownEntry>,
 }
 
+/// Storage of a saved tree, without its entries.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
+pub struct TreeStorage {
+    /// The name.
+    pub name: String,
+    /// Manifest's id.
+    pub manifest: String,
+    /// Time of the save, RFC 3339.
+    pub saved: String,
+    /// Bytes in all files.
+    pub bytes: u64,
+    /// Stored bytes of its chunks, including shared ones.
+    pub stored_bytes: u64,
+    /// Stored bytes of further chunks that these are differences to, which are read with it.
+    pub base_bytes: u64,
+    /// Saves since the key step that its differences are to; 0 if it is one itself.
+    pub behind: u32,
+    /// Files.
+    pub files: u64,
+    /// Distinct chunks.
+    pub chunks: u64,
+    /// Chunks by codec, without bases.
+    pub codecs: Vec<CodecUse>,
+}
+
+/// Chunks of one codec.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
+pub struct CodecUse {
+    /// The codec.
+    pub codec: String,
+    /// Chunks.
+    pub chunks: u64,
+    /// Their plain bytes.
+    pub plain_bytes: u64,
+    /// Their stored bytes.
+    pub stored_bytes: u64,
+}
+
 /// One file, folder or link.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShownEntry {
@@ -128,17 +168,48 @@ impl Repository {
     }
 }
 
+impl TreeStorage {
+    /// Storage of `saved`.
+    #[must_use]
+    pub fn of(saved: &Saved) -> Self {
+        let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
+        let mut codecs: BTreeMap<&str, CodecUse> = BTreeMap::new();
+        for (frame, plain) in own.iter().zip(&saved.manifest.chunks.lens) {
+            let word = frame.codec.word();
+            let used = codecs.entry(word).or_insert_with(|| CodecUse { codec: word.to_owned(), ..CodecUse::default() });
+            used.chunks += 1;
+            used.plain_bytes += u64::from(*plain);
+            used.stored_bytes += u64::from(frame.stored_len);
+        }
+        Self {
+            name: saved.name.to_string(),
+            manifest: saved.value.manifest.to_string(),
+            saved: saved.value.saved.to_string(),
+            bytes: saved.manifest.logical_bytes(),
+            stored_bytes: stored_bytes(own),
+            base_bytes: stored_bytes(bases),
+            behind: saved.value.behind,
+            files: saved.manifest.files().count() as u64,
+            chunks: saved.manifest.chunks.ids.len() as u64,
+            codecs: codecs.into_values().collect(),
+        }
+    }
+}
+
+fn stored_bytes(frames: &[Frame]) -> u64 {
+    frames.iter().map(|frame| u64::from(frame.stored_len)).sum()
+}
+
 fn show_whole(saved: &Saved) -> TreeSummary {
     let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
-    let stored = |frames: &[Frame]| frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
     TreeSummary {
         name: saved.name.to_string(),
         path: None,
         manifest: saved.value.manifest.to_string(),
         saved: saved.value.saved.to_string(),
         bytes: saved.manifest.logical_bytes(),
-        stored_bytes: stored(own),
-        base_bytes: stored(bases),
+        stored_bytes: stored_bytes(own),
+        base_bytes: stored_bytes(bases),
         behind: saved.value.behind,
         files: saved.manifest.files().count() as u64,
         chunks: saved.manifest.chunks.ids.len() as u64,

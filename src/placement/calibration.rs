@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::site_links::SiteLinks;
 use crate::format::{Inventory, LinkRate};
 
 /// Measurements of a link, and the outcomes of predictions from them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct LinkCalibration {
     /// Site that bytes come from; none: the repository.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::price_book::PriceBook;
 use super::sites::{Link, LinkCost, Site, Sites};
@@ -10,7 +10,9 @@ use crate::format::{Direction, UsageReport, UsageTotals};
 use crate::identity::Identity;
 
 /// Grouping of usage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
 pub enum UsageBy {
     /// From where to where.
     Link,
@@ -20,6 +22,19 @@ pub enum UsageBy {
     Run,
     /// Tenant of the name.
     Tenant,
+}
+
+impl UsageBy {
+    /// Word of the command line and the API.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Link => "link",
+            Self::Site => "site",
+            Self::Run => "run",
+            Self::Tenant => "tenant",
+        }
+    }
 }
 
 /// Bytes that moved in a month.
@@ -54,21 +69,24 @@ struct MovedName {
 }
 
 /// Usage of one link, site, run or tenant.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct UsageRow {
     /// Site, run or tenant; none: everything else, or a grouping by link.
+    #[cfg_attr(feature = "agent", schema(required))]
     pub name: Option<String>,
     /// Place that sent, of a grouping by link.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Place that received, of a grouping by link.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
     /// Bytes.
     pub bytes: u64,
     /// Requests to the repository's store.
     pub requests: u64,
     /// Micro-dollars; none: a price is not known.
+    #[cfg_attr(feature = "agent", schema(required))]
     pub usd_micro: Option<u64>,
     /// GPU seconds that did not idle, as the data of jobs came before they had their GPUs.
     pub gpu_seconds: u64,

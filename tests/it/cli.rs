@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::ports::ClosedPort;
 
-const VERBS: [&str; 38] = [
+const VERBS: [&str; 39] = [
     "init",
     "save",
     "watch",
@@ -45,6 +45,7 @@ const VERBS: [&str; 38] = [
     "handoff",
     "audit",
     "token",
+    "page",
     "top",
     "config",
     "sites",

@@ -10,7 +10,9 @@
 mod inputs;
 mod month;
 pub(super) mod samples;
+mod site_list;
 mod sites_files;
+mod usage;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,6 +26,7 @@ use self::month::{MonthSoFar, MonthVolumes};
 use self::samples::Samples;
 use self::sites_files::SitesFiles;
 pub use self::sites_files::{SitesPaths, SitesRead};
+pub use self::usage::read_usage;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
@@ -36,6 +39,7 @@ use crate::single_flight::SingleFlight;
 use crate::transfer::identity::Trusted;
 use crate::transfer::inventories::{Counted, Inventories, InventoriesRead, UnusableInventory};
 use crate::transfer::policy::Policies;
+use crate::transfer::usage::UsageReports;
 use crate::work::blocking;
 
 /// Age from which an epoch is replaced.
@@ -79,6 +83,7 @@ struct Shared {
     inventories: Inventories,
     samples: Samples,
     month: MonthVolumes,
+    usage_reports: UsageReports,
     current: Mutex<Option<(Instant, Arc<Epoch>)>>,
     making: SingleFlight<(), Arc<Epoch>>,
     inputs: Arc<KnownInputs>,
@@ -150,6 +155,7 @@ impl Advisor {
             inventories: Inventories::default(),
             samples: Samples::default(),
             month: MonthVolumes::default(),
+            usage_reports: UsageReports::default(),
             current: Mutex::default(),
             making: SingleFlight::default(),
         };
@@ -266,13 +272,7 @@ impl Advisor {
             inputs.push(Input { name: name.clone(), labels, saved: value.saved, step_seconds });
             trees.push((name.clone(), value.clone()));
         }
-        let mut gaps = match detail {
-            HintDetail::All => epoch.gaps.clone(),
-            HintDetail::Little if epoch.gaps.is_empty() => Vec::new(),
-            HintDetail::Little => {
-                vec!["something that counts cannot be read; the user of the advisor is told what".to_owned()]
-            }
-        };
+        let mut gaps = epoch.notes(detail);
         let lane = if detail == HintDetail::All { Lane::Own } else { Lane::Others };
         let reading = self.0.inputs.holdings(&epoch.inventories, reader, trees.clone(), lane);
         let held = match timeout(wait, reading).await {
@@ -386,6 +386,17 @@ impl Shared {
 }
 
 impl Epoch {
+    /// Remarks on data that cannot be read, and so is missing.
+    fn notes(&self, detail: HintDetail) -> Vec<String> {
+        match detail {
+            HintDetail::All => self.gaps.clone(),
+            HintDetail::Little if self.gaps.is_empty() => Vec::new(),
+            HintDetail::Little => {
+                vec!["something that counts cannot be read; the user of the advisor is told what".to_owned()]
+            }
+        }
+    }
+
     fn snapshot<'e>(&'e self, repository: &Repository, gaps: Vec<String>) -> Snapshot<'e> {
         Snapshot {
             at: self.at,

@@ -1,25 +1,75 @@
-//! Heads of audit logs that are not this agent's own: of the command line on this node, and of agents that may not write to the
-//! repository.
+//! The audit log: the last entries of this agent's own, and the heads of others, which are those of the command line on this node
+//! and of agents that may not write to the repository.
+
+#![expect(unused_qualifications, reason = "utoipa names the parameters' types so")]
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Extension, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
 use serde::Deserialize;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::caller::Caller;
-use super::error::{ApiError, JsonBody};
+use super::error::{ApiError, JsonBody, parse_query};
 use crate::agent::audit::{ByPeers, CLI_ORIGIN, signer};
 use crate::agent::state::AgentState;
 use crate::agent::view;
-use crate::audit::{Head, SignedHead, publish_head};
+use crate::audit::{Entry, EntryKind, Head, LatestEntries, SignedHead, Verdict, latest_entries, publish_head};
 use crate::error::{Error, Result};
 use crate::id::EntryHash;
 use crate::transfer::identity::{Context, Signature, from_hex};
+use crate::work::blocking;
 
 /// Maximum length of a signed head of another agent, with its certificates.
 const SIGNED_LEN_MAX: usize = 16 << 10;
+
+/// Default and maximum number of entries in one response.
+const ENTRIES: usize = 100;
+const ENTRIES_MAX: usize = 1000;
+
+/// Query parameters of the last entries.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Latest {
+    /// Only entries with numbers below this one: the value of `next` in the previous response.
+    before: Option<u64>,
+    /// Entries in the answer, at most.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+    /// Only refusals.
+    #[serde(default)]
+    denied: bool,
+}
+
+/// The last entries of this agent's audit log. They are not verified: `towline audit verify` does that.
+#[utoipa::path(
+    get,
+    path = "/v1/audit",
+    operation_id = "readAudit",
+    params(Latest),
+    responses((status = 200, description = "The latest first; with `next` if there may be more", body = view::AuditTrail)),
+)]
+pub(super) async fn latest(
+    State(state): State<Arc<AgentState>>,
+    query: Result<Query<Latest>, QueryRejection>,
+) -> Result<Json<view::AuditTrail>, ApiError> {
+    let Latest { before, limit, denied } = parse_query(query)?;
+    let limit = limit.unwrap_or(ENTRIES).clamp(1, ENTRIES_MAX);
+    let recorder = state.recorder.as_ref().ok_or_else(|| {
+        Error::not_found("this agent has no audit log").help("set [audit] dir in its settings (docs/security.md)")
+    })?;
+    let folder = recorder.folder().to_owned();
+    let wanted = move |entry: &Entry| match &entry.what {
+        EntryKind::Decision(decision) => !denied || decision.verdict == Verdict::Deny,
+        _ => !denied,
+    };
+    let found = blocking(move || latest_entries(&folder, before, limit, wanted)).await?;
+    let LatestEntries { entries, next, unreadable } = found;
+    Ok(Json(view::AuditTrail { entries, next, unreadable }))
+}
 
 /// Head of the audit log of the command line.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, header, uri::Authority};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
@@ -20,6 +20,7 @@ use super::rights::{Need, matches_route, need};
 use super::slots::with_guard;
 use crate::agent::AT;
 use crate::agent::config::Accepts;
+use crate::agent::page::is_page;
 use crate::agent::state::AgentState;
 use crate::agent::tokens::{Grant, Tokens};
 use crate::error::Error;
@@ -165,7 +166,7 @@ impl Auth {
         headers: &HeaderMap,
     ) -> Result<Authorized, ApiError> {
         match caller {
-            Caller::Socket(_) => Ok(Visibility::All.into()),
+            Caller::Socket(_) => check_page(headers).map(|()| Visibility::All.into()),
             Caller::Loopback | Caller::Admin(_) | Caller::Token(_) => self.authorize_loopback((method, path), headers),
             Caller::Remote(caller) => {
                 // Counts every call against the limit, even a refused one.
@@ -230,6 +231,7 @@ impl Auth {
         let is_own = !headers.contains_key(AT);
         let open = self.open;
         let needs_none = OPEN.contains(&path)
+            || is_page(path)
             || open.metrics && path == METRICS
             || open.kube && KUBE.contains(&path)
             || open.skypilot && path == SKYPILOT;
@@ -288,7 +290,27 @@ pub(super) fn check_scope(grant: &Grant, need: Need) -> Result<(), Error> {
     }
 }
 
-fn is_loopback(host: &str) -> bool {
+/// Checks that a request at the socket comes from no web page but the agent's own: a browser reaches the socket if it is forwarded
+/// (`ssh -L PORT:SOCKET`), and tells which page asks (<https://www.w3.org/TR/fetch-metadata/>).
+fn check_page(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
+    let (site, origin) = (text(HeaderName::from_static("sec-fetch-site")), text(header::ORIGIN));
+    if site.is_none() && origin.is_none() {
+        return Ok(());
+    }
+    let host = text(header::HOST).filter(|host| is_loopback(host));
+    let is_own_site = site.is_none_or(|site| ["same-origin", "none"].contains(&site));
+    let is_own_origin = origin.is_none_or(|origin| origin.strip_prefix("http://") == host);
+    if host.is_some() && is_own_site && is_own_origin {
+        return Ok(());
+    }
+    Err(Error::denied("requests of web pages are not answered")
+        .help("only those of the page of the agent itself")
+        .into())
+}
+
+/// True for the name or an address of this machine, with or without a port.
+pub(in crate::agent) fn is_loopback(host: &str) -> bool {
     let local = |host: Authority| ["localhost", "127.0.0.1", "[::1]"].contains(&host.host());
     !host.contains('@') && host.parse::<Authority>().is_ok_and(local)
 }
@@ -341,7 +363,7 @@ mod tests {
     use crate::pattern::Patterns;
     use crate::policy::Scopes;
 
-    fn authorized(caller: &Caller, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
+    fn authorized(caller: &Caller, path: &str, headers: &[(HeaderName, &str)]) -> bool {
         let headers = &headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
         let auth = Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
         auth.authorize(caller, (&Method::GET, path), headers).is_ok()
@@ -389,6 +411,25 @@ mod tests {
         }
         assert!(!authorized(&Caller::Loopback, "/health", &[]));
         assert!(!authorized(&Caller::Loopback, "/health/", &[(HOST, "localhost")]));
+    }
+
+    #[test]
+    fn a_web_page_cannot_use_a_forwarded_socket() {
+        let (site, socket) = (HeaderName::from_static("sec-fetch-site"), Caller::Socket(getuid()));
+        let asks = |headers: &[(HeaderName, &str)]| authorized(&socket, "/v1/pins", headers);
+        let here = (header::HOST, "localhost:7170");
+        assert!(asks(&[(header::HOST, "agent")]), "no browser");
+        assert!(asks(&[here.clone(), (site.clone(), "none")]), "an address that was typed");
+        assert!(asks(&[here.clone(), (site.clone(), "same-origin"), (header::ORIGIN, "http://localhost:7170")]));
+        for headers in [
+            [here.clone(), (site.clone(), "cross-site"), (header::ORIGIN, "https://evil.example")],
+            [here.clone(), (site.clone(), "same-site"), (header::ORIGIN, "http://localhost:9999")],
+            [(header::HOST, "evil.example"), (site.clone(), "same-origin"), (header::ORIGIN, "http://evil.example")],
+        ] {
+            assert!(!asks(&headers), "{headers:?}");
+        }
+        assert!(!asks(&[here, (header::ORIGIN, "null")]), "an old browser");
+        assert!(!asks(&[(site, "none")]), "no host");
     }
 
     #[test]

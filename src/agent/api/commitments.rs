@@ -68,6 +68,22 @@ pub(super) struct HintOutcome {
     started: bool,
 }
 
+/// Lists the hints that are committed here; to another agent or a token, its own.
+#[utoipa::path(
+    get,
+    path = "/v1/hints",
+    operation_id = "listCommitments",
+    responses((status = 200, description = "By hint", body = view::CommitmentList)),
+)]
+pub(super) async fn list(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<view::CommitmentList>, ApiError> {
+    let requester = caller.requester();
+    let is_own = |owner: &str| requester.as_ref().is_none_or(|requester| requester.owns(owner));
+    Ok(Json(view::CommitmentList { commitments: state.commitments()?.list(is_own).await? }))
+}
+
 /// Commits a hint here: reserves space for the inputs, pins them until the lease ends, and starts to fetch them.
 ///
 /// All or nothing, and idempotent: a repetition renews the lease, and fetches what is still missing.

@@ -19,7 +19,6 @@ use crate::agent::config::Span;
 use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{not_readable, resolve};
-use crate::agent::view;
 use crate::audit::{Action, Repeats};
 use crate::error::{ErrorKind, Result};
 use crate::name::Name;
@@ -90,34 +89,6 @@ pub(super) async fn hint(
     let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
     let detail = if caller.requester().is_some() { HintDetail::Little } else { HintDetail::All };
     Ok(Json(advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await?))
-}
-
-/// Query parameters of a calibration.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct CalibrationQuery {
-    /// Repository; the default one if absent.
-    repository: Option<String>,
-}
-
-/// Measured links between sites, and how well hints have predicted the transfers over them.
-#[utoipa::path(
-    get,
-    path = "/v1/calibration",
-    operation_id = "readCalibration",
-    params(CalibrationQuery),
-    responses((status = 200, description = "By the ends of the links", body = view::Calibration)),
-)]
-pub(super) async fn calibration(
-    State(state): State<Arc<AgentState>>,
-    Extension(caller): Extension<Caller>,
-    query: Result<Query<CalibrationQuery>, QueryRejection>,
-) -> Result<Json<view::Calibration>, ApiError> {
-    let CalibrationQuery { repository } = parse_query(query)?;
-    caller.check_repository_name(repository.as_deref())?;
-    let epoch = state.advisor(state.origin(repository.as_deref())?)?.epoch().await?;
-    Ok(Json(view::Calibration { generated_at: epoch.at().to_string(), links: epoch.calibration() }))
 }
 
 /// Selectors of the inputs, each once.

@@ -21,6 +21,7 @@ mod recorded;
 mod relay;
 mod rights;
 mod serve;
+mod sites;
 mod skypilot;
 mod slots;
 mod staged;
@@ -42,7 +43,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::auth::{Auth, check};
-pub(super) use self::auth::{Callers, OpenPaths};
+pub(super) use self::auth::{Callers, OpenPaths, is_loopback};
 pub(super) use self::caller::Caller;
 use self::description::Base;
 use self::error::{ApiError, body_limit};
@@ -51,6 +52,7 @@ use self::relay::forward;
 pub(super) use self::serve::{Local, serve};
 use self::skypilot::SKYPILOT_BODY_LEN_MAX;
 pub(super) use self::unauthenticated::hint_for_caller;
+use super::page;
 use super::state::AgentState;
 use crate::error::Error;
 use crate::transfer::identity::Credentials;
@@ -77,6 +79,7 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(handoff::list, handoff::promise))
         .routes(routes!(handoff::take, handoff::release))
         .routes(routes!(handoff::retry))
+        .routes(routes!(audit::latest))
         .routes(routes!(audit::sign, audit::publish))
         .routes(routes!(staged::begin))
         .routes(routes!(staged::list, staged::clear))
@@ -85,8 +88,12 @@ fn routes() -> OpenApiRouter<Arc<AgentState>> {
         .routes(routes!(peers::ledger))
         .routes(routes!(peers::chunks))
         .routes(routes!(names::list))
-        .routes(routes!(hints::hint))
-        .routes(routes!(hints::calibration))
+        .routes(routes!(names::runs))
+        .routes(routes!(names::tree))
+        .routes(routes!(commitments::list, hints::hint))
+        .routes(routes!(sites::list))
+        .routes(routes!(sites::calibration))
+        .routes(routes!(sites::usage))
         .routes(routes!(commitments::show))
         .routes(routes!(commitments::commit))
         .routes(routes!(commitments::outcome))
@@ -129,6 +136,7 @@ pub(super) fn router(
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, error)
     };
     Router::from(routes())
+        .merge(page::routes())
         .fallback(nowhere)
         .method_not_allowed_fallback(otherwise)
         .layer(from_fn_with_state(Arc::clone(&state), forward))

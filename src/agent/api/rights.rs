@@ -23,7 +23,7 @@ const METRICS: Need = Need::Scope(Scope::Metrics);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 
 /// Routes with the right that each needs. A route without an entry needs `admin`; a test checks that every route has one.
-pub(super) const NEEDS: [(&str, &str, Need); 46] = [
+pub(super) const NEEDS: [(&str, &str, Need); 52] = [
     ("GET", "/health", Need::Nothing),
     ("GET", "/ready", Need::Nothing),
     ("GET", "/openapi.json", Need::Nothing),
@@ -58,8 +58,15 @@ pub(super) const NEEDS: [(&str, &str, Need); 46] = [
     ("GET", "/v1/ledger", ADMIN),
     ("GET", "/v1/chunks", ADMIN),
     ("GET", "/v1/names", READ),
+    ("GET", "/v1/runs", READ),
+    ("GET", "/v1/trees/{reference}", READ),
     ("GET", "/v1/calibration", METRICS),
+    ("GET", "/v1/sites", METRICS),
+    // They show the names and tenants of others.
+    ("GET", "/v1/usage", ADMIN),
+    ("GET", "/v1/audit", ADMIN),
     ("POST", "/v1/hints", READ),
+    ("GET", "/v1/hints", PINS),
     // A token has its own names; these are of pods.
     ("POST", "/kube/filter", ADMIN),
     ("POST", "/kube/prioritize", ADMIN),

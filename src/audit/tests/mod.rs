@@ -1,6 +1,7 @@
 //! Tests of the audit log: written entries are found again, and any change is found.
 
 mod disk;
+mod latest;
 mod recording;
 mod tampering;
 

@@ -135,7 +135,14 @@ pub(in crate::cli) enum AgentVerb {
         #[command(subcommand)]
         what: TokenVerb,
     },
-    /// Show the agent's tasks, cache and peers as they change
+    /// Serve the agent's page on loopback, for a browser
+    #[command(after_help = help::PAGE)]
+    Page {
+        /// Port on loopback; default: one that the system chooses
+        #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+        port: u16,
+    },
+    /// Show the agent's tasks, cache, peers and committed hints, and an advisor's sites, as they change
     #[command(after_help = help::TOP)]
     Top {
         /// Show it once, then end

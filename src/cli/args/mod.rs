@@ -275,7 +275,7 @@ impl Verb {
         match self {
             Self::Watch(_) => true,
             #[cfg(feature = "agent")]
-            Self::Agents(AgentVerb::Agent { .. } | AgentVerb::Top { .. }) => true,
+            Self::Agents(AgentVerb::Agent { .. } | AgentVerb::Page { .. } | AgentVerb::Top { .. }) => true,
             _ => false,
         }
     }

@@ -1,18 +1,24 @@
 //! Types of the API, for client and server.
 
+mod audit;
+mod peers;
+mod sites;
+mod tokens;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+pub use self::audit::{AuditHead, AuditTrail};
+pub use self::peers::{Ledger, Peer, PeerList};
+pub use self::sites::{Calibration, Gpus, MonthUsage, Site, SiteAgent, SiteLink, SiteList};
+pub use self::tokens::{MadeToken, RevokedToken, Token, TokenList};
 use crate::cache::{CacheStat, Checked, Pin, TenantUse};
 use crate::error::ErrorKind;
-use crate::ops::Listed;
-use crate::placement::LinkCalibration;
+use crate::ops::{Listed, RunListed};
 use crate::progress::Snapshot;
-use crate::transfer::ledger::{LedgerEntry, LinkEntry};
-use crate::transfer::peers::PeerStat;
 
 /// State of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -60,6 +66,13 @@ pub struct NameList {
     /// Value of `after` for the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+/// Runs of a repository.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RunList {
+    /// Runs, by name.
+    pub runs: Vec<RunListed>,
 }
 
 /// Page of the direct entries of a folder of a saved tree.
@@ -223,13 +236,6 @@ pub struct SetAside {
 pub struct HandoffList {
     /// One entry per checkpoint.
     pub handoffs: Vec<Handoff>,
-}
-
-/// A head of an audit log that was published.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct AuditHead {
-    /// Number of its last entry.
-    pub seq: u64,
 }
 
 /// Id of an announced or deleted checkpoint.
@@ -441,11 +447,21 @@ impl From<&Pin> for Pinned {
     }
 }
 
+/// Hints that are committed here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CommitmentList {
+    /// Commitments, by hint and owner.
+    pub commitments: Vec<Commitment>,
+}
+
 /// Hint that was committed here: its inputs are pinned and fetched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Commitment {
     /// Id of the hint.
     pub hint_id: String,
+    /// Owner of what it holds.
+    #[serde(default)]
+    pub owner: String,
     /// Names of its inputs.
     pub inputs: Vec<String>,
     /// Stored bytes of the distinct chunks of its inputs, bases included.
@@ -467,16 +483,6 @@ pub struct Commitment {
     pub task: Option<String>,
 }
 
-/// Measured links between sites.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub struct Calibration {
-    /// Time of the inventories that were read last, RFC 3339.
-    #[schema(format = DateTime)]
-    pub generated_at: String,
-    /// Links, by their ends.
-    pub links: Vec<LinkCalibration>,
-}
-
 /// List of pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PinList {
@@ -489,109 +495,4 @@ pub struct PinList {
 pub struct Unpinned {
     /// Id of the pin.
     pub unpinned: String,
-}
-
-/// Peer, as the API shows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Peer {
-    /// Configured or announced address.
-    pub address: String,
-    /// Identity, once it has shown its certificate.
-    #[schema(required)]
-    pub identity: Option<String>,
-    /// Transport of its link, if that is up: `quic` or `tcp`.
-    #[schema(required)]
-    pub transport: Option<String>,
-    /// Number of connections of the link.
-    pub connections: usize,
-    /// Round-trip time in milliseconds.
-    #[schema(required)]
-    pub rtt_ms: Option<f64>,
-    /// Recent rate of bytes received per second.
-    #[schema(required)]
-    pub rate: Option<f64>,
-    /// Bytes of frames received from it.
-    pub received: u64,
-    /// Last error.
-    #[schema(required)]
-    pub error: Option<String>,
-}
-
-impl From<PeerStat> for Peer {
-    fn from(stat: PeerStat) -> Self {
-        Self {
-            address: stat.address,
-            identity: stat.identity.map(|identity| identity.to_string()),
-            transport: stat.transport.map(|transport| transport.to_string()),
-            connections: stat.connections,
-            rtt_ms: stat.rtt.map(|rtt| rtt.as_secs_f64() * 1000.0),
-            rate: stat.rate,
-            received: stat.received,
-            error: stat.error,
-        }
-    }
-}
-
-/// Bytes that moved between this agent and others.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Ledger {
-    /// Bytes by agent, direction and tree.
-    pub entries: Vec<LedgerEntry>,
-    /// Bytes on the wire by agent and transport.
-    pub links: Vec<LinkEntry>,
-}
-
-/// A token, without its secret.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Token {
-    /// Id.
-    pub id: String,
-    /// Label.
-    #[schema(required)]
-    pub name: Option<String>,
-    /// Tenant whose quota its pins count against.
-    #[schema(required)]
-    pub tenant: Option<String>,
-    /// Scopes.
-    pub scopes: Vec<String>,
-    /// Time of creation, RFC 3339.
-    #[schema(format = DateTime)]
-    pub created: String,
-    /// Time of expiry, RFC 3339; none if it does not expire.
-    #[schema(format = DateTime, required)]
-    pub expires: Option<String>,
-    /// Time of the last use since the agent started, RFC 3339.
-    #[schema(format = DateTime, required)]
-    pub used: Option<String>,
-}
-
-/// A new token.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct MadeToken {
-    /// The token.
-    #[serde(flatten)]
-    pub token: Token,
-    /// Secret, returned only once.
-    pub secret: String,
-}
-
-/// Tokens.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TokenList {
-    /// The oldest first; some may have expired.
-    pub tokens: Vec<Token>,
-}
-
-/// A token that was ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RevokedToken {
-    /// Id.
-    pub revoked: String,
-}
-
-/// List of peers.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct PeerList {
-    /// Peers, sorted by address.
-    pub peers: Vec<Peer>,
 }
