@@ -11,9 +11,9 @@ FUZZ_SECONDS ?= 20
 SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 DIST_PROFILE ?= release
-PYTHON_PATHS := bindings/python benches/gpu tests/python tests/vllm deploy examples packaging
+PYTHON_PATHS := bindings/python benches/gpu benches/page.py tests/python tests/vllm deploy examples packaging
 
-.PHONY: help demo test test-python test-vllm bench bench-gpu bench-peers soak lint deny sbom fuzz dist image clean-servers rust nextest
+.PHONY: help demo test test-python test-vllm bench bench-gpu bench-page bench-peers soak lint deny sbom fuzz dist image clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
@@ -23,6 +23,7 @@ help:
 	@echo 'make lint           format, clippy, rustdoc, ruff, mypy; licences, sources and known vulnerabilities of dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-gpu      loads to a GPU beside bare copies; without one it says so and measures nothing'
+	@echo 'make bench-page     the page in headless Chromium: first paint, many transfers, what it costs an agent'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,weights,links,index)'
 	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
@@ -79,6 +80,10 @@ bench: rust
 bench-gpu: rust
 	@cargo build --release --quiet --bin towline
 	benches/gpu/run.sh
+
+bench-page: rust
+	@cargo build --release --quiet --bin towline
+	python3 benches/page.py
 
 bench-peers: rust
 	@benches/peers/setup.sh

@@ -21,6 +21,15 @@ if ! cmp -s "$here/requirements.txt" "$stamp"; then
   cp "$here/requirements.txt" "$stamp"
 fi
 
+# Chromium, for the picture of the page.
+browser=$root/tests/python/browser.py
+if ! python3 "$browser" 2>/dev/null && apt-cache show chromium-headless-shell >/dev/null 2>&1; then
+  echo "installing chromium-headless-shell with apt (once)"
+  sudo=$([ "$(id -u)" = 0 ] || echo sudo)
+  $sudo apt-get update -qq
+  $sudo apt-get install -y -qq --no-install-recommends chromium-headless-shell fonts-dejavu-core >/dev/null
+fi
+
 work=$root/target/demo
 rm -rf "$work" && mkdir -p "$work" && cd "$work"
 export XDG_DATA_HOME=$work/home/data XDG_CACHE_HOME=$work/home/cache XDG_CONFIG_HOME=$work/home/config XDG_STATE_HOME=$work/home/state
@@ -67,6 +76,11 @@ addresses = ["127.0.0.1:$4"]
 dir = "$room/cache"
 capacity = "1G"
 free_floor = "64M"
+inventory = "1s"
+[audit]
+dir = "$room/audit"
+[advisor]
+sites = "$work/sites.toml"
 [[allow]]
 agents = "**"
 names = "**"
@@ -88,6 +102,26 @@ echo "1. Training on the first machine, at the site home; every checkpoint is sa
 "$towline" init "$first" --json >/dev/null
 "$towline" init "$second" --json >/dev/null
 "$towline" identity init --authority "$work/authority" --json >/dev/null
+cat >sites.toml <<SITES
+[[site]]
+name = "home"
+repositories = "$first"
+gpus = [{ model = "H100", count = 64, usd_hour = "1.10" }]
+
+[[site]]
+name = "cloud"
+provider = "aws"
+repositories = "$second"
+region = "us-east-1"
+gpus = [{ model = "H100", count = 512, usd_hour = "2.50" }]
+
+[[link]]
+from = "home"
+to = "cloud"
+rate = "1Gbit"
+delay = "20ms"
+price = { unit = "GB", usd = "0.05" }
+SITES
 read -r home_port cloud_port < <(free_ports)
 agent home "\"$first\"" "$home_port" "$cloud_port"
 agent cloud "\"$second\", \"$first\"" "$cloud_port" "$home_port"
@@ -145,25 +179,6 @@ echo "   a machine of the cloud asks for it, gets nothing, and the audit log say
 "$towline" audit show --dir "$work/audit" --denied | sed 's/^/   /'
 
 echo "3. Where should the job go on? A hint compares the sites, before anything moves; raw/notes may not leave home."
-cat >sites.toml <<SITES
-[[site]]
-name = "home"
-repositories = "$first"
-gpus = [{ model = "H100", count = 64, usd_hour = "1.10" }]
-
-[[site]]
-name = "cloud"
-provider = "aws"
-region = "us-east-1"
-gpus = [{ model = "H100", count = 512, usd_hour = "2.50" }]
-
-[[link]]
-from = "home"
-to = "cloud"
-rate = "1Gbit"
-delay = "20ms"
-price = { unit = "GB", usd = "0.05" }
-SITES
 "$towline" hint "run/step-$last" --repo "$first" --gpus 8 | sed 's/^/   /'
 "$towline" hint raw/notes --repo "$first" --at cloud --explain | sed -n 's/^  denied */   denied: /p'
 echo "   The hint is committed: the cloud's agent, asked by home's over mutual TLS, holds run/step-$last for a day, and fetches it."
@@ -205,5 +220,16 @@ echo "7. The same training without any interruption, to compare."
 head -n $last node1/losses | cat - node2/losses | cmp - reference/losses
 echo "   all $steps losses are the same, to the last bit"
 "$towline" show "run/step-$steps" --repo "$second" --json >show.json
+
+if python3 "$browser"; then
+  echo "8. The page of the second machine's agent, as \`towline page\` shows it in a browser: target/demo/page.png"
+  TOWLINE_AGENT=$cloud "$towline" page --json >page.json &
+  agents+=($!)
+  until [ -s page.json ]; do sleep 0.1; done
+  url=$("$python" -c 'import json; print(json.load(open("page.json"))["url"])')
+  "$python" "$browser" "$url" page.png
+else
+  echo "8. No Chromium is installed, so there is no picture of the page: \`towline page\` shows it in your browser."
+fi
 echo
 "$python" "$here/table.py" "$work"   # not exec: the agents end with this script

@@ -3,6 +3,7 @@
 Messages go over two pipes, so nothing but Chromium itself is needed: no driver, no port.
 
     python browser.py URL FILE.png    writes a picture of a page
+    python browser.py                 ends with 1 if there is no Chromium
 """
 
 import base64
@@ -36,12 +37,12 @@ class Page:
         self.unread = b""
 
     def __enter__(self):
-        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.folder = tempfile.mkdtemp()
         to_browser, self.to = os.pipe()
         self.back, from_browser = os.pipe()
         # Chromium reads at descriptor 3 and writes to 4. Both ends are moved out of their way first.
         arguments = [found(), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
-        arguments += ["--disable-dev-shm-usage", f"--user-data-dir={self.folder.name}", "about:blank"]
+        arguments += ["--disable-dev-shm-usage", f"--user-data-dir={self.folder}", "about:blank"]
         script = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         self.process = subprocess.Popen(
             ["bash", "-c", script, "bash", *arguments],
@@ -67,7 +68,8 @@ class Page:
         self.process.wait()
         os.close(self.to)
         os.close(self.back)
-        self.folder.cleanup()
+        # Its processes may still end.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, method, **parameters):
         """Result of a method; events that arrive meanwhile are kept in `events`."""
@@ -173,8 +175,10 @@ class Page:
 
 
 def main():
+    if len(sys.argv) == 1:
+        sys.exit(found() is None)
     url, path = sys.argv[1:]
-    with Page(1280, 1400) as page:
+    with Page(1280, 760) as page:
         page.open(url)
         page.until("!document.body.innerText.includes('Loading...')")
         page.picture(path)

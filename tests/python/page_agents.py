@@ -11,7 +11,7 @@ from pathlib import Path
 from .waiting import free_ports, until
 
 ROOT = Path(__file__).parents[2]
-BUILT = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline"))
+BUILT = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towline")).resolve()
 
 POLICY = """
 version = 1
@@ -72,7 +72,7 @@ addresses = ["127.0.0.1:{peer}"]
 dir = "{folder}/cache"
 capacity = "256M"
 free_floor = "1M"
-inventory = "200ms"
+inventory = "{inventory}"
 usage = "1s"
 [audit]
 dir = "{folder}/audit"
@@ -83,12 +83,27 @@ agents = "**"
 names = "**"
 """
 
+# Answers for `/v1/tasks` as of an agent with ten thousand transfers, each of which goes on.
+MANY = """
+const real = window.fetch;
+window.asked = 0;
+window.fetch = async (path, options) => {
+  if (path !== "/v1/tasks") return real(path, options);
+  window.asked += 1;
+  const tasks = Array.from({ length: 10000 }, (_, at) => ({
+    id: String(at), kind: "warm", name: `run-${at % 97}/step-${at}`, state: "running", started: "2026-11-27T00:00:00Z",
+    seconds: window.asked, progress: { phase: `look ${window.asked}`, total: 1e9, done: 1e5 * window.asked * (1 + at % 7), moved: 0 },
+  }));
+  return new Response(JSON.stringify({ tasks }));
+};
+"""
+
 
 class Agents:
     """Two sites, `home` and `cloud`, that share a repository."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, inventory: str = "200ms") -> None:
+        self.folder, self.inventory = folder, inventory
         self.running: dict[str, subprocess.Popen] = {}
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE")}
         self.environment |= {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("DATA", "CACHE", "STATE")}
@@ -127,7 +142,8 @@ class Agents:
         http, listen, peer = self.ports[site]
         places = {"folder": folder, "place": self.place, "sites": self.folder / "sites.toml"}
         ports = {"http": http, "listen": listen, "peer": peer}
-        (folder / "agent.toml").write_text(SETTINGS.format(**places, **ports))
+        settings = SETTINGS.format(**places, **ports, inventory=self.inventory)
+        (folder / "agent.toml").write_text(settings)
         command = [BUILT, "agent", "--config", folder / "agent.toml", "--json"]
         environment = self.environment | {"XDG_CACHE_HOME": str(folder / "index")}
         with (folder / "log").open("w") as log:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from .browser import Page, found
-from .page_agents import BUILT, ROOT, Agents
+from .page_agents import BUILT, MANY, ROOT, Agents
 
 REQUIRED = "TOWLINE_TEST_REQUIRE_SERVERS" in os.environ
 PICTURES = ROOT / "target/page"
@@ -26,7 +26,7 @@ pytestmark = [
 
 # What each view shows of the agents that the tests start.
 VIEWS = {
-    "overview": ["Nothing is transferred.", "alpha/tune", "home (repository)", "us-east-1", "ready"],
+    "overview": ["alpha/tune/step-5", "done", "alpha/tune", "home (repository)", "us-east-1", "ready"],
     "sites": ["64 H100 at $1.10/h", "aws, us-east-1, US", "alpha/tune/step-5", "119.2 MiB/s", "20.0 ms", "$0.05"],
     "transfers": ["alpha/tune/step-5", "warm", "done", "towline://cloud/agent"],
     "cache": ["there of", "Damaged, dropped", "alpha/tune/step-5"],
@@ -297,22 +297,6 @@ def test_files_of_the_page_say_what_a_browser_may_do(agents: Agents) -> None:
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
-
-
-# Answers for `/v1/tasks` as of an agent with ten thousand transfers, each of which goes on.
-MANY = """
-const real = window.fetch;
-window.asked = 0;
-window.fetch = async (path, options) => {
-  if (path !== "/v1/tasks") return real(path, options);
-  window.asked += 1;
-  const tasks = Array.from({ length: 10000 }, (_, at) => ({
-    id: String(at), kind: "warm", name: `run-${at % 97}/step-${at}`, state: "running", started: "2026-11-27T00:00:00Z",
-    seconds: window.asked, progress: { phase: `look ${window.asked}`, total: 1e9, done: 1e5 * window.asked * (1 + at % 7), moved: 0 },
-  }));
-  return new Response(JSON.stringify({ tasks }));
-};
-"""
 
 
 def test_ten_thousand_transfers_are_followed(agents: Agents, browser: Page) -> None:

@@ -1,11 +1,15 @@
 #!/bin/bash
-# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, Prometheus, strace, ip, skopeo), and a venv with what requirements.txt pins.
+# Installs what the tests need besides Rust, once: Debian packages (Ceph, Slurm, Prometheus, Chromium, strace, ip, skopeo), and a venv with what requirements.txt pins.
 #   setup.sh        (again: says that nothing is to do)
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 venv=${TOWLINE_VENV:-$root/.venv}
+
+chromium() {
+  command -v chromium-headless-shell || command -v chromium || command -v google-chrome || command -v chromium-browser
+} >/dev/null
 
 packages() {
   local missing=()
@@ -33,6 +37,11 @@ packages() {
   command -v munged >/dev/null || slurm+=(munge)
   [ -e /usr/lib/*/slurm-wlm/burst_buffer_lua.so ] || slurm+=(slurm-wlm-basic-plugins)
   missing+=("${slurm[@]}" "${prometheus[@]}")
+  # Shows the page. Ubuntu has no such package.
+  if ! chromium; then
+    if apt-cache show chromium-headless-shell >/dev/null 2>&1; then missing+=(chromium-headless-shell fonts-dejavu-core)
+    else echo "setup: no package chromium-headless-shell here; the tests of the page need some Chromium or Chrome"; fi
+  fi
   [ ${#missing[@]} -gt 0 ] || return 0
   local sudo=(); [ "$(id -u)" = 0 ] || sudo=(sudo)
   echo "setup: installing ${missing[*]} (apt-get)"

@@ -59,7 +59,7 @@ macro_rules! assets {
     };
 }
 
-static ASSETS: [Asset; 18] = assets![
+static ASSETS: [Asset; 19] = assets![
     "/" HTML "index.html",
     "/page/icon.svg" SVG "icon.svg",
     "/page/page.css" CSS "page.css",
@@ -69,6 +69,7 @@ static ASSETS: [Asset; 18] = assets![
     "/page/format.js" JS "format.js",
     "/page/panel.js" JS "panel.js",
     "/page/rates.js" JS "rates.js",
+    "/page/task.js" JS "task.js",
     "/page/virtual.js" JS "virtual.js",
     "/page/overview.js" JS "overview.js",
     "/page/sites.js" JS "sites.js",

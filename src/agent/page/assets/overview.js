@@ -5,6 +5,7 @@ import { bar, h, notes, svg, table, when } from "./dom.js";
 import { bytes, count, counted, duration, percent, rate, time } from "./format.js";
 import { Panel, empty } from "./panel.js";
 import { Rates } from "./rates.js";
+import { TONES, part, phase } from "./task.js";
 
 /** Moments that the line of rates has: two minutes. */
 const MOMENTS = 120;
@@ -30,7 +31,7 @@ function create() {
       line.splice(0, line.length - MOMENTS);
       return { health, tasks, cache, found, sum };
     },
-    draw: (loaded) => [agentTiles(loaded, line), problems(loaded.health), running(loaded)],
+    draw: (loaded) => [agentTiles(loaded, line), problems(loaded.health), lately(loaded)],
   });
   const sites = new Panel({
     title: "Sites",
@@ -114,35 +115,27 @@ function problems({ preemption, problems }) {
   return notes(texts.filter(Boolean));
 }
 
-function running({ tasks, found }) {
-  const under = tasks.filter(({ state }) => state === "running").slice(-LISTED);
-  if (!under.length) return h("section", { class: "panel" }, h("h2", {}, "Running"), empty("Nothing is transferred."));
+/** Transfers that run, and the last ones that ended. */
+function lately({ tasks, found }) {
+  const isRunning = ({ state }) => state === "running";
+  const ended = tasks.filter((task) => !isRunning(task)).reverse();
+  const listed = [...tasks.filter(isRunning), ...ended].slice(0, LISTED);
+  const head = h("header", {}, h("h2", {}, "Transfers"), h("a", { href: "#transfers", "data-key": "all" }, "all"));
+  if (!listed.length) return h("section", { class: "panel" }, head, empty("Nothing was transferred yet."));
   const columns = [
     { title: "Name", cell: ({ name }) => name },
-    { title: "Kind", cell: ({ kind, progress }) => `${kind}, ${progress.phase}` },
-    {
-      title: "Done",
-      cell: ({ progress }) => [bar([progress.done], progress.total, percent(progress.done, progress.total))],
-    },
-    {
-      title: "Bytes",
-      number: true,
-      cell: ({ progress }) => `${bytes(progress.done)} of ${progress.total ? bytes(progress.total) : "?"}`,
-    },
+    { title: "Kind", cell: ({ kind }) => kind },
+    { title: "State", cell: (task) => [h("span", { class: TONES[task.state] }, phase(task))] },
+    { title: "Done", cell: (task) => [bar([part(task)], 1, percent(part(task), 1))] },
+    { title: "Bytes", number: true, cell: ({ progress }) => `${bytes(progress.done)} of ${total(progress)}` },
     { title: "Rate", number: true, cell: ({ id }) => rate(found.get(id)?.rate) },
     { title: "Left", number: true, cell: ({ id }) => left(found.get(id)) },
   ];
-  return h(
-    "section",
-    { class: "panel" },
-    h(
-      "header",
-      {},
-      h("h2", {}, "Running"),
-      h("a", { class: "quiet", href: "#transfers", "data-key": "all" }, "all transfers"),
-    ),
-    table(columns, under, { label: "Running transfers" }),
-  );
+  return h("section", { class: "panel" }, head, table(columns, listed, { label: "Transfers" }));
+}
+
+function total({ total }) {
+  return total ? bytes(total) : "?";
 }
 
 function left(found) {

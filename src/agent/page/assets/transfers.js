@@ -5,6 +5,7 @@ import { h, table } from "./dom.js";
 import { bytes, count, counted, duration, percent, rate, time } from "./format.js";
 import { Panel, empty } from "./panel.js";
 import { Rates } from "./rates.js";
+import { TONES, part, phase } from "./task.js";
 import { VirtualTable } from "./virtual.js";
 
 export const transfers = { id: "transfers", title: "Transfers", create };
@@ -12,7 +13,6 @@ export const transfers = { id: "transfers", title: "Transfers", create };
 function create() {
   const rates = new Rates();
   let found = new Map();
-  const tones = { failed: "bad", done: "good", cancelled: "warn" };
   const progress =
     (of) =>
     ({ progress }) =>
@@ -23,15 +23,15 @@ function create() {
     columns: [
       { id: "name", title: "Name", width: "20%", text: ({ name }) => name, order: ({ name }) => name },
       { id: "kind", title: "Kind", width: "6%", text: ({ kind }) => kind, order: ({ kind }) => kind },
-      { id: "state", title: "State", width: "9%", text: state, order: state, tone: (task) => tones[task.state] },
+      { id: "state", title: "State", width: "9%", text: phase, order: phase, tone: (task) => TONES[task.state] },
       {
         id: "done",
         title: "Done",
         width: "7%",
-        text: part,
-        order: share,
+        text: (task) => percent(part(task), 1),
+        order: part,
         tone: () => "progress",
-        part: (task) => 100 * share(task),
+        part: (task) => 100 * part(task),
       },
       {
         id: "bytes",
@@ -105,7 +105,7 @@ function create() {
       const wanted = search.value.trim().toLowerCase();
       const is = (task) =>
         (!only.value || task.state === only.value) &&
-        (!wanted || `${task.name} ${task.kind} ${state(task)} ${task.caller ?? ""}`.toLowerCase().includes(wanted));
+        (!wanted || `${task.name} ${task.kind} ${phase(task)} ${task.caller ?? ""}`.toLowerCase().includes(wanted));
       const rows = wanted || only.value ? tasks.filter(is) : tasks;
       const text = `${count(rows.length)} of ${count(tasks.length)}`;
       if (shown.textContent !== text) shown.textContent = text;
@@ -131,19 +131,6 @@ function create() {
         : empty("This agent has no peers: [peers] of its settings names them."),
   });
   return { element: h("div", { class: "stack" }, panel.element, peers.element), panels: [panel, peers] };
-}
-
-function state({ state, progress }) {
-  return state === "running" ? progress.phase : state;
-}
-
-function share({ state, progress }) {
-  if (state === "done") return 1;
-  return progress.total > 0 ? Math.min(1, progress.done / progress.total) : 0;
-}
-
-function part(task) {
-  return task.state === "done" ? "100 %" : percent(task.progress.done, task.progress.total);
 }
 
 function fault({ error }) {
