@@ -161,6 +161,9 @@ families! {
     KUEUE_WAITING = Gauge "towline_kueue_waiting_workloads" "Workloads of Kueue that wait for their data";
     KUEUE_DECISIONS = Counter "towline_kueue_decisions_total" "Decisions on workloads of Kueue, by state: ready, retry, rejected";
     KUEUE_NOMINATIONS = Counter "towline_kueue_nominations_total" "Clusters nominated for workloads of MultiKueue";
+    GATES_LEADER = Gauge "towline_gates_leader" "1 while this agent opens the scheduling gates of pods, else 0";
+    GATES_WAITING = Gauge "towline_gates_waiting_pods" "Pods with a scheduling gate that wait for their data";
+    GATES_OPENED = Counter "towline_gates_opened_total" "Scheduling gates of pods opened";
     CACHE_DAMAGED = Counter "towline_cache_damaged_total" "Chunks of the cache found damaged or lost, and dropped";
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct ClusterCounts {
     pub(super) webhook: OnceLock<WebhookCounts>,
     pub(super) kueue: OnceLock<KueueCounts>,
+    pub(super) gates: OnceLock<GateCounts>,
 }
 
 /// Counts of the webhook.
@@ -42,6 +43,16 @@ pub(super) struct KueueCounts {
     pub(super) retried: Count,
     pub(super) rejected: Count,
     pub(super) nominated: Count,
+}
+
+/// Counts of the controller of scheduling gates.
+#[derive(Debug, Default)]
+pub(super) struct GateCounts {
+    /// 1 while this agent opens gates.
+    pub(super) leads: Count,
+    /// Pods that wait for their data.
+    pub(super) waiting: Count,
+    pub(super) opened: Count,
 }
 
 /// A number that threads share.

@@ -86,7 +86,7 @@ impl Collector for AgentMetrics {
     }
 }
 
-/// Figures of a webhook and of a controller for Kueue, if the agent is one.
+/// Figures of a webhook and of controllers, if the agent has some.
 fn for_cluster(scrape: &mut Scrape<'_>, counts: &ClusterCounts) -> fmt::Result {
     if let Some(webhook) = counts.webhook.get() {
         let reviews = webhook.reviews().map(|(review, count)| ([("outcome", review.word())], count));
@@ -94,6 +94,11 @@ fn for_cluster(scrape: &mut Scrape<'_>, counts: &ClusterCounts) -> fmt::Result {
         let certificates = [("issued", &webhook.certificates_issued), ("refused", &webhook.certificates_refused)];
         let certificates = certificates.map(|(outcome, count)| ([("outcome", outcome)], count.get()));
         scrape.family(&metrics::WEBHOOK_CERTIFICATES, certificates)?;
+    }
+    if let Some(gates) = counts.gates.get() {
+        scrape.one(&metrics::GATES_LEADER, gates.leads.get())?;
+        scrape.one(&metrics::GATES_WAITING, gates.waiting.get())?;
+        scrape.one(&metrics::GATES_OPENED, gates.opened.get())?;
     }
     let Some(kueue) = counts.kueue.get() else { return Ok(()) };
     scrape.one(&metrics::KUEUE_LEADER, kueue.leads.get())?;

@@ -9,7 +9,8 @@
 //! staged    tensors in memory for the processes of the node
 //! handoff   checkpoints of agents that may be shut down before they can save them
 //! webhook   sidecars and certificates for pods of Kubernetes (pods: their annotations and rights)
-//! kueue     admission checks and clusters for the workloads of Kueue
+//! kueue     admission checks and clusters for the workloads of Kueue (controller: the election, watches and warms of controllers)
+//! gates     pods with a scheduling gate start once their data is there
 //! ```
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
@@ -22,11 +23,13 @@ mod client;
 mod commands;
 mod commitments;
 mod config;
+mod controller;
 mod counts;
 mod dial;
 mod file_windows;
 mod files;
 mod folders;
+mod gates;
 mod handoff;
 mod head_limits;
 mod inventory;
@@ -77,9 +80,12 @@ pub use self::config::{
     Accepts, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SenderQuota, SidecarConfig,
     StagingConfig, WatchedFolder,
 };
+pub use self::controller::ClusterAccess;
+pub use self::gates::GatesConfig;
+use self::gates::GatesController;
 use self::handoff::{ReceiverOptions, run_receiver};
-use self::kueue::Controller;
 pub use self::kueue::KueueConfig;
+use self::kueue::KueueController;
 pub use self::page::PageServer;
 pub use self::pods::AccountRule;
 pub use self::preemption::Provider;
@@ -184,7 +190,7 @@ impl Agent {
             let receiver = run_receiver(Arc::clone(&state), store, options);
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
-        let of_cluster = (config.webhook, config.kueue);
+        let of_cluster = OfCluster { webhook: config.webhook, kueue: config.kueue, gates: config.gates };
         let webhook = Box::pin(begin_for_cluster(&state, of_cluster, &config.socket, &mut api)).await?;
         begin_jobs(&state, config.cache.as_ref(), (config.slurm, config.service_account), &mut api);
         let usage = config.cache.as_ref().map(|cache| cache.usage).filter(|every| !every.is_zero());
@@ -282,17 +288,27 @@ impl Agent {
     }
 }
 
+/// Parts of an agent for a cluster of Kubernetes.
+struct OfCluster {
+    webhook: Option<Box<WebhookConfig>>,
+    kueue: Option<Box<KueueConfig>>,
+    gates: Option<Box<GatesConfig>>,
+}
+
 /// Starts what the API server of a Kubernetes cluster calls, and what calls it. Returns the address of the webhook.
 async fn begin_for_cluster(
     state: &Arc<AgentState>,
-    (webhook, kueue): (Option<Box<WebhookConfig>>, Option<Box<KueueConfig>>),
+    of_cluster: OfCluster,
     socket: &Path,
     api: &mut JoinSet<()>,
 ) -> Result<Option<SocketAddr>> {
-    if let Some(kueue) = kueue {
-        api.spawn(Controller::new(state, *kueue, socket).await?.run());
+    if let Some(kueue) = of_cluster.kueue {
+        api.spawn(KueueController::new(state, *kueue, socket).await?.run());
     }
-    match webhook {
+    if let Some(gates) = of_cluster.gates {
+        api.spawn(GatesController::new(state, *gates, socket).await?.run());
+    }
+    match of_cluster.webhook {
         Some(webhook) => webhook::begin(state, *webhook, api).await.map(Some),
         None => Ok(None),
     }

@@ -1,4 +1,4 @@
-//! Entries `[[webhook.allow]]` and `[[kueue.allow]]`: names by namespace and service account.
+//! Entries `[[webhook.allow]]`, `[[kueue.allow]]` and `[[gates.allow]]`: names by namespace and service account.
 
 use serde::Deserialize;
 
@@ -19,11 +19,11 @@ impl AccountSection {
     ///
     /// # Errors
     /// Usage, for an entry that permits nothing.
-    pub(super) fn rules(sections: Vec<Self>, key: &'static str) -> Result<Vec<AccountRule>> {
+    pub(super) fn rules(sections: Vec<Self>, key: &str) -> Result<Vec<AccountRule>> {
         sections.into_iter().map(|section| section.settle(key)).collect()
     }
 
-    fn settle(self, key: &'static str) -> Result<AccountRule> {
+    fn settle(self, key: &str) -> Result<AccountRule> {
         if self.namespaces.is_empty() || self.names.is_empty() {
             return Err(Error::usage(format!("[[{key}]] permits nothing"))
                 .expected("at least one pattern in each of namespaces and names")

@@ -5,6 +5,8 @@ mod account_rules;
 mod admission;
 mod advisor;
 mod audit;
+mod cluster_access;
+mod gates;
 mod handoff;
 mod kueue;
 mod peers;
@@ -30,6 +32,7 @@ use self::admission::AdmissionSection;
 use self::advisor::AdvisorSection;
 pub use self::audit::AuditConfig;
 use self::audit::AuditSection;
+use self::gates::GatesSection;
 pub use self::handoff::HandoffConfig;
 use self::handoff::HandoffSection;
 use self::kueue::KueueSection;
@@ -44,6 +47,7 @@ pub use self::staging::StagingConfig;
 use self::staging::StagingSection;
 use self::webhook::WebhookSection;
 use super::advisor::SitesPaths;
+use super::gates::GatesConfig;
 use super::kube::KubeRules;
 use super::kueue::KueueConfig;
 use super::service_account::ServiceAccountConfig;
@@ -135,6 +139,8 @@ pub struct Config {
     pub webhook: Option<Box<WebhookConfig>>,
     /// Controller for Kueue, if the agent is one.
     pub kueue: Option<Box<KueueConfig>>,
+    /// Controller of scheduling gates, if the agent is one.
+    pub gates: Option<Box<GatesConfig>>,
 }
 
 /// Folder and size of a cache.
@@ -197,6 +203,7 @@ struct File {
     service_account: Option<ServiceAccountSection>,
     webhook: Option<WebhookSection>,
     kueue: Option<KueueSection>,
+    gates: Option<GatesSection>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -319,6 +326,7 @@ impl File {
             service_account: self.service_account.zip(self.identity).map(|found| service_account(found, folder)),
             webhook: webhook.transpose()?.map(Box::new),
             kueue: self.kueue.map(|kueue| kueue.settle(folder)).transpose()?.map(Box::new),
+            gates: self.gates.map(|gates| gates.settle(folder)).transpose()?.map(Box::new),
         })
     }
 
@@ -349,14 +357,15 @@ impl File {
         if self.cache.is_none() && self.webhook.is_some() {
             return Err(Error::usage("[webhook] is set, but no cache").help("set [cache] dir and capacity"));
         }
-        if self.kueue.is_some() {
+        let controllers = [("kueue", self.kueue.is_some()), ("gates", self.gates.is_some())];
+        for (section, _) in controllers.iter().filter(|(_, set)| *set) {
             let needed = [
                 (self.advisor.is_none(), "[advisor]"),
                 (self.cache.is_none(), "[cache]"),
                 (self.identity.is_none(), "`identity`"),
             ];
             if let Some((_, lacking)) = needed.iter().find(|(lacks, _)| *lacks) {
-                return Err(Error::usage(format!("[kueue] is set, but not {lacking}"))
+                return Err(Error::usage(format!("[{section}] is set, but not {lacking}"))
                     .help("it asks the advisor of its own agent, and other agents by its certificate"));
             }
         }

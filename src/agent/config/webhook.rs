@@ -41,6 +41,8 @@ pub(super) struct WebhookSection {
     trust_domain: Option<String>,
     issuer: Option<IssuerSection>,
     #[serde(default)]
+    gates: bool,
+    #[serde(default)]
     allow: Vec<AccountSection>,
 }
 
@@ -89,6 +91,7 @@ impl WebhookSection {
                 identity: None,
             },
             issuer: self.issuer.map(|issuer| issuer.settle(folder)).transpose()?,
+            gates: self.gates,
             allow: AccountSection::rules(self.allow, "webhook.allow")?,
         })
     }

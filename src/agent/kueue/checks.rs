@@ -11,10 +11,10 @@ use kube::runtime::events::EventType;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::cluster::{Cluster, Key, Objects, Seen, Told};
-use super::decision::{Decision, Finding, Limits, SiteFinding, decide};
-use super::needs::{Need, Needs};
+use super::cluster::{Cluster, Seen};
+use super::decision::{Decision, Limits, decide};
 use super::objects::{AdmissionCheck, AdmissionCheckState, CheckState, Condition, PodSet, Workload};
+use crate::agent::controller::{Finding, Key, Need, Needs, Objects, SiteFinding, key};
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::site_of_labels;
 use crate::agent::pods::{PodAnnotations, ServiceAccount};
@@ -253,8 +253,7 @@ async fn write(cluster: &Cluster, change: &Change, counts: &KueueCounts) -> bool
     };
     count.add_one();
     if let Some(reason) = reason {
-        let told = Told { type_: EventType::Warning, reason, note: &decision.message, cluster: None };
-        cluster.tell(workload, &told).await;
+        cluster.tell(workload, (EventType::Warning, reason, &decision.message), None).await;
     }
     true
 }
@@ -267,9 +266,7 @@ fn since(workload: &Workload) -> Option<Timestamp> {
 }
 
 fn version_of(workload: &Workload) -> (Key, String) {
-    let metadata = &workload.metadata;
-    let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
-    (key, metadata.resource_version.clone().unwrap_or_default())
+    (key(workload), workload.metadata.resource_version.clone().unwrap_or_default())
 }
 
 /// The time, as objects of Kubernetes have it.

@@ -3,50 +3,9 @@
 use std::time::Duration;
 
 use super::objects::CheckState;
+use crate::agent::controller::{Finding, SiteFinding, with_notes};
 use crate::size::show;
 use crate::span;
-
-/// Characters of a message; Kueue allows 32768.
-const MESSAGE_LEN_MAX: usize = 1000;
-
-/// Finding about the data that some pods of a workload need at a site.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Finding {
-    /// They need none.
-    Nothing,
-    /// It is there: bytes, as they are kept.
-    There(u64),
-    /// It is on its way.
-    Warming(Progress),
-    /// Other warms come first.
-    Queued(u64),
-    /// Something fails, and is tried again: since when, and why.
-    Failing(Duration, String),
-    /// There is no such name, or the pods may not read it: since when, and its text.
-    Absent(Duration, String),
-    /// The data may not go there.
-    Denied(String),
-    /// The pods ask for something impossible.
-    Malformed(String),
-}
-
-/// Progress of a warm.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Progress {
-    pub(super) missing: u64,
-    pub(super) bytes: u64,
-    /// Seconds until all is there, in the median and at the 90th percentile.
-    pub(super) seconds: Option<(u64, u64)>,
-}
-
-/// Finding about a site.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct SiteFinding {
-    pub(super) site: String,
-    pub(super) finding: Finding,
-    /// Remarks for whoever reads the check.
-    pub(super) notes: Vec<String>,
-}
 
 /// Times after which a workload does not wait on.
 #[derive(Clone, Copy, Debug)]
@@ -107,23 +66,8 @@ pub(super) fn decide(findings: &[SiteFinding], quota: Duration, limits: Limits) 
         Finding::Warming(progress) => pending(progress.text(site)),
         Finding::There(_) | Finding::Nothing => decision(CheckState::Ready, there(findings)),
     };
-    let notes: String =
-        findings.iter().flat_map(|one| &one.notes).map(|note| format!("; {note}")).collect::<Vec<_>>().concat();
-    let message = (decided.message + &notes).chars().take(MESSAGE_LEN_MAX).collect();
+    let message = with_notes(decided.message, findings.iter().flat_map(|one| &one.notes));
     Decision { message, ..decided }
-}
-
-impl Progress {
-    fn text(&self, site: &str) -> String {
-        let done = self.bytes.saturating_sub(self.missing);
-        let percent = done.saturating_mul(100).checked_div(self.bytes).unwrap_or(0);
-        let eta = match self.seconds {
-            None => String::new(),
-            Some((half, most)) if most > half => format!("; about {half} s left, {most} s at most in 9 of 10 cases"),
-            Some((half, _)) => format!("; about {half} s left"),
-        };
-        format!("warming at site {site}: {percent} %, {} of {}{eta}", show(done), show(self.bytes))
-    }
 }
 
 /// Where the data is, each site once.
@@ -147,6 +91,7 @@ fn decision(state: CheckState, message: String) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::controller::Progress;
 
     const LIMITS: Limits = Limits { retry_after: Duration::from_mins(5), admit_after: None };
 
@@ -212,6 +157,6 @@ mod tests {
         let finding = SiteFinding { notes, ..at("home", Finding::Nothing) };
         assert_eq!(decided(&[finding]).1, "no data is named; there is no step run@latest yet, so none is restored");
         let long = at("home", Finding::Absent(Duration::ZERO, "\u{e4}".repeat(5000)));
-        assert_eq!(decided(&[long]).1.chars().count(), MESSAGE_LEN_MAX);
+        assert_eq!(decided(&[long]).1.chars().count(), 1000);
     }
 }

@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::checks::WRITES;
-use super::cluster::{Cluster, Key, Seen, Told, with_status};
+use super::cluster::{Cluster, Seen, with_status};
 use super::managed::owned_by;
 use super::objects::{API_VERSION, AdmissionCheckState, CheckState, MULTIKUEUE, Workload};
 use crate::agent::api::hint_for_caller;
+use crate::agent::controller::Key;
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::{job_of_object, site_of_labels};
 use crate::agent::pods::{AccountRights, PodAnnotations, ServiceAccount};
@@ -116,9 +117,7 @@ impl Dispatcher {
         let order = match self.order(workload, clusters).await {
             Ok(order) => order,
             Err(error) => {
-                let told =
-                    Told { type_: EventType::Warning, reason: "NoCluster", note: &error.to_string(), cluster: None };
-                cluster.tell(workload, &told).await;
+                cluster.tell(workload, (EventType::Warning, "NoCluster", &error.to_string()), None).await;
                 return Err(error);
             }
         };
@@ -127,8 +126,7 @@ impl Dispatcher {
         match write(cluster, workload, &names).await {
             Ok(true) => {
                 let note = format!("cluster {next} is nominated by the data of the workload");
-                let (type_, reason) = (EventType::Normal, "ClusterNominated");
-                cluster.tell(workload, &Told { type_, reason, note: &note, cluster: Some(&next) }).await;
+                cluster.tell(workload, (EventType::Normal, "ClusterNominated", &note), Some(&next)).await;
                 Ok(Some(true))
             }
             Ok(false) => Ok(None),

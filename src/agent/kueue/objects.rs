@@ -9,6 +9,8 @@ use kube::core::{ClusterResourceScope, NamespaceResourceScope, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::agent::controller::Trim;
+
 /// Group of the objects.
 const GROUP: &str = "kueue.x-k8s.io";
 /// Their version.
@@ -242,15 +244,6 @@ pub(super) struct MultiKueueCluster {
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) status: Conditions,
-}
-
-/// Objects that are kept without the parts that do not count.
-pub(super) trait Trim: Resource {
-    /// Drops these parts, to bound the memory: users choose how long annotations are.
-    fn trim(&mut self) {
-        let metadata = self.meta_mut();
-        (metadata.managed_fields, metadata.annotations, metadata.owner_references) = (None, None, None);
-    }
 }
 
 impl Trim for AdmissionCheck {}

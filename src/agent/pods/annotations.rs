@@ -6,13 +6,14 @@ use std::path::{Component, Path};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::name::Name;
 use crate::placement::INPUTS_MAX;
 use crate::selector::{Choice, Selector};
 use crate::{size, span};
 
 /// Beginning of the annotations.
-const PREFIX: &str = "towline.dev/";
+pub(in crate::agent) const PREFIX: &str = "towline.dev/";
 /// Settings of the sidecar, which the webhook writes and a volume shows as a file.
 pub(in crate::agent) const SETTINGS: &str = "towline.dev/settings";
 /// Certificates of the authorities, which a volume shows as a file.
@@ -33,7 +34,15 @@ const CACHE: &str = "towline.dev/cache";
 const INPUTS: &str = "towline.dev/inputs";
 /// Set by the webhook when the affinity of the pod follows a hint.
 pub(in crate::agent) const PLACED: &str = "towline.dev/placed";
-const KNOWN: [&str; 16] = [
+/// What the pod waits for before it is scheduled: `warm`.
+const WAIT_FOR: &str = "towline.dev/gate";
+/// Site at which its data is to be; the webhook sets it unless the pod does.
+pub(in crate::agent) const WARM_AT: &str = "towline.dev/warm-at";
+/// Scheduling gate of a pod that waits for its data.
+pub(in crate::agent) const GATE: &str = "towline.dev/warm";
+/// Label of a pod with the gate.
+pub(in crate::agent) const GATED_LABEL: &str = "towline.dev/gated";
+const KNOWN: [&str; 18] = [
     RESTORE,
     WATCH,
     WARM,
@@ -50,6 +59,8 @@ const KNOWN: [&str; 16] = [
     SETTINGS,
     AUTHORITIES,
     PLACED,
+    WAIT_FOR,
+    WARM_AT,
 ];
 /// Annotations each of which needs the sidecar.
 const NEED_SIDECAR: [&str; 4] = [RESTORE, WATCH, WARM, STAGE];
@@ -89,6 +100,10 @@ pub(in crate::agent) struct PodAnnotations {
     pub(in crate::agent) grace: Option<Duration>,
     /// Bytes of the sidecar's cache.
     pub(in crate::agent) cache: Option<u64>,
+    /// True if the pod is scheduled once its data is at its site.
+    pub(in crate::agent) gated: bool,
+    /// That site, if the pod or the webhook has named it.
+    pub(in crate::agent) warm_at: Option<String>,
 }
 
 /// Names that a pod uses.
@@ -138,6 +153,8 @@ impl PodAnnotations {
             container: get(CONTAINER).value(object_name)?,
             credentials: get(CREDENTIALS).value(object_name)?,
             hint: get(HINT).value(hint_use)?,
+            gated: get(WAIT_FOR).value(gate)?.is_some(),
+            warm_at: get(WARM_AT).value(site)?,
             ..Self::default()
         };
         let mut steps = Vec::new();
@@ -209,6 +226,16 @@ impl PodAnnotations {
             if let Some(other) = folders[at + 1..].iter().find(clashes) {
                 return Err(Error::usage("folders lie within each other").got(format!("{folder:.200}, {other:.200}")));
             }
+        }
+        if self.gated && self.inputs().next().is_none() && self.watch.is_empty() {
+            return Err(Error::usage("there is no data to wait for")
+                .at(WAIT_FOR)
+                .expected(format!("{INPUTS}, or {RESTORE}")));
+        }
+        if self.warm_at.is_some() && !self.gated {
+            return Err(Error::usage("annotation has no effect alone")
+                .at(WARM_AT)
+                .expected(format!("{WAIT_FOR}: warm")));
         }
         if self.hint.is_some() && self.inputs().next().is_none() && self.watch.is_empty() {
             return Err(Error::usage("a hint needs names").at(HINT).expected(format!("{INPUTS}, or {RESTORE}")));
@@ -342,6 +369,18 @@ fn hint_use(text: &str) -> Result<HintUse> {
     }
 }
 
+fn gate(text: &str) -> Result<()> {
+    match text {
+        "warm" => Ok(()),
+        other => Err(Error::usage("pods cannot wait for this").expected("warm").got(format!("{other:.100}"))),
+    }
+}
+
+fn site(text: &str) -> Result<String> {
+    Identity::new(text, "any")?;
+    Ok(text.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,6 +451,10 @@ mod tests {
             (&[("warm", "a"), ("stage-memory", "1G")], "nothing to read"),
             (&[("hint", "maybe"), ("inputs", "a")], "required or preferred"),
             (&[("hint", "required")], "a hint needs names"),
+            (&[("gate", "warm")], "no data to wait for"),
+            (&[("gate", "true"), ("inputs", "a")], "pods cannot wait for this"),
+            (&[("gate", "warm"), ("inputs", "a"), ("warm-at", "a/b")], "malformed"),
+            (&[("warm-at", "cloud"), ("inputs", "a")], "no effect alone"),
             (&[("cache", "lots"), ("warm", "a")], "malformed"),
             (&[("credentials", "a b"), ("warm", "a")], "malformed"),
             (&[("grace", "10s")], "no effect alone"),

@@ -5,4 +5,6 @@ mod annotations;
 
 pub use self::accounts::AccountRule;
 pub(super) use self::accounts::{AccountRights, ResolvedNames, ServiceAccount};
-pub(super) use self::annotations::{AUTHORITIES, HintUse, PLACED, PodAnnotations, PodNames, SETTINGS};
+pub(super) use self::annotations::{
+    AUTHORITIES, GATE, GATED_LABEL, HintUse, PLACED, PREFIX, PodAnnotations, PodNames, SETTINGS, WARM_AT,
+};

@@ -27,7 +27,7 @@ use crate::agent::kube::job_of_object;
 use crate::agent::pods::{HintUse, PLACED, ResolvedNames, ServiceAccount};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
-use crate::placement::HintRequest;
+use crate::placement::{Hint, HintRequest};
 
 /// Bytes of a review, at most: an API server takes requests of 3 MiB
 /// (<https://github.com/kubernetes/apiserver/blob/kubernetes-1.35.0/pkg/server/config.go>, `MaxRequestBodyBytes`).
@@ -156,24 +156,26 @@ impl Webhook {
         }
         let pod = Pod::of(&request.object)?;
         let wanted = pod.annotations()?;
-        if pod.is_mirror() || !(wanted.need_sidecar() || wanted.hint.is_some()) {
+        if pod.is_mirror() || !(wanted.need_sidecar() || wanted.hint.is_some() || wanted.gated) {
             return Ok(Admitted::default());
         }
         let account = ServiceAccount { namespace: request.namespace, name: pod.account().to_owned() };
         let mut admitted = Admitted::default();
         let injects = wanted.need_sidecar() && !pod.has_sidecar()?;
         let hint_use = wanted.hint.filter(|_| !pod.is_placed());
-        if !injects && hint_use.is_none() {
+        let gates = wanted.gated && !pod.has_gate();
+        if !injects && hint_use.is_none() && !gates {
             return Ok(admitted);
         }
         let resolved = self.rights.resolve(&self.agent, &account, &wanted.names()).await?;
         let ResolvedNames { names, warnings, .. } = resolved;
         admitted.warnings.extend(warnings.iter().map(|warning| format!("towline: {warning}")));
+        let mut hint = None;
         if let Some(hint_use) = hint_use {
             let inputs: Vec<String> = names.iter().map(ToString::to_string).collect();
             let (workload, objective) = job_of_object(&request.object)?;
             let about = HintRequest { workload, objective, ..HintRequest::about(&inputs) };
-            self.place(&pod, (&account, hint_use), &about, &mut admitted).await?;
+            hint = self.place(&pod, (&account, hint_use), &about, &mut admitted).await?;
         }
         if injects {
             let sidecar = SidecarTemplate {
@@ -182,10 +184,15 @@ impl Webhook {
             };
             admitted.patch.extend(inject(&pod, &wanted, &sidecar)?);
         }
+        if gates && !names.is_empty() {
+            let unlabelled = pod.metadata.labels.is_none() && !injects;
+            let gate = self.gate((&pod, &account), (&wanted, &names), hint.as_ref(), unlabelled);
+            admitted.patch.extend(gate.await?);
+        }
         Ok(admitted)
     }
 
-    /// Adds the affinity that the hint about a job gives.
+    /// Adds the affinity that the hint about a job gives; returns the hint, if there is one.
     ///
     /// # Errors
     /// Usage, if a requirement cannot be answered; denied, if the data may go nowhere.
@@ -195,14 +202,14 @@ impl Webhook {
         (account, hint_use): (&ServiceAccount, HintUse),
         about: &HintRequest,
         admitted: &mut Admitted,
-    ) -> Result<()> {
+    ) -> Result<Option<Hint>> {
         if about.inputs.is_empty() {
             let nothing = "there is nothing to place this pod by: none of its names is there yet";
             if hint_use == HintUse::Required {
                 return Err(Error::usage(nothing).at("towline.dev/hint").help("use `preferred`, or name an input"));
             }
             admitted.warnings.push(format!("towline: {nothing}"));
-            return Ok(());
+            return Ok(None);
         }
         let wait = if hint_use == HintUse::Required { Duration::ZERO } else { HINT_WAIT };
         let may = |name: &Name| self.rights.allow(account, name);
@@ -210,11 +217,11 @@ impl Webhook {
             Ok(hint) => {
                 admitted.patch.push(annotate(PLACED, "by-hint"));
                 admitted.patch.push(add("/spec/affinity", &with_hint(pod.spec.affinity.as_ref(), hint_use, &hint)?));
-                Ok(())
+                Ok(Some(hint))
             }
             Err(error) if hint_use == HintUse::Preferred => {
                 admitted.warnings.push(format!("towline: no hint, so no preference: {error}"));
-                Ok(())
+                Ok(None)
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Err(Error::usage(format!("cannot require a hint: {error}")).at("towline.dev/hint"))

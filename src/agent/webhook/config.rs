@@ -19,6 +19,8 @@ pub struct WebhookConfig {
     pub trust_domain: Option<String>,
     /// Certificates for service accounts, if it issues any.
     pub issuer: Option<IssuerConfig>,
+    /// True if a controller opens scheduling gates in the cluster, so that pods may have them.
+    pub gates: bool,
     /// Names that service accounts may use.
     pub allow: Vec<AccountRule>,
 }

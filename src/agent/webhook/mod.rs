@@ -1,7 +1,7 @@
 //! Webhook for Kubernetes: gives annotated pods a sidecar, and their service accounts certificates (docs/deploy.md).
 //!
 //! ```text
-//! annotations (pods) -> inject (+ settings, affinity) -> patch   pure: what a pod asks for, and what it gets
+//! annotations (pods) -> inject (+ settings, affinity, gate) -> patch   pure: what a pod asks for, and what it gets
 //! admission      reviews of the API server: names and sites are checked, then the pod is patched
 //! certificates   a sidecar shows the token of its service account (token_review), and gets a certificate for a day
 //! ```
@@ -13,6 +13,7 @@ mod affinity;
 mod arriving;
 mod certificates;
 mod config;
+mod gate;
 mod inject;
 mod listener;
 mod pod;

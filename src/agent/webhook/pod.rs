@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::agent::pods::{PLACED, PodAnnotations};
+use crate::agent::pods::{GATE, PLACED, PodAnnotations};
 use crate::error::{Error, Result};
 
 /// Name of the sidecar.
@@ -44,6 +44,13 @@ pub(super) struct PodSpec {
     #[serde(default)]
     pub(super) host_network: bool,
     pub(super) dns_policy: Option<String>,
+    pub(super) node_selector: Option<BTreeMap<String, String>>,
+    pub(super) scheduling_gates: Option<Vec<SchedulingGate>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct SchedulingGate {
+    pub(super) name: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -123,6 +130,11 @@ impl Pod {
     /// True for a pod that the kubelet runs from a file: nothing can change it.
     pub(super) fn is_mirror(&self) -> bool {
         self.has_annotation(MIRROR)
+    }
+
+    /// True if it has the scheduling gate already.
+    pub(super) fn has_gate(&self) -> bool {
+        self.spec.scheduling_gates.iter().flatten().any(|gate| gate.name == GATE)
     }
 
     /// True if its affinity follows a hint already.

@@ -1,40 +1,36 @@
 //! The controller for Kueue, at a stand-in for the API server that is as strict as a real one.
 
+use std::ops::Deref;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::hints::fixture;
+use super::cluster::Cluster;
 use super::{PATIENCE, Running};
-use crate::kubernetes::{ApiServer, NAMESPACE};
-use crate::policy::PolicyFixture;
+use crate::kubernetes::NAMESPACE;
 
 const RULES: &str =
     "[[kueue.allow]]\nnamespaces = 'ml'\naccounts = 'trainer'\nnames = ['open/**', 'raw/**', 'new/*']\n";
 
-/// A cluster at the site `cloud`, and the repository at `home`.
-struct Cluster {
-    lab: PolicyFixture,
-    api: ApiServer,
+/// A cluster with Kueue.
+struct Queues(Cluster);
+
+impl Deref for Queues {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.0
+    }
 }
 
-impl Cluster {
+impl Queues {
     fn new() -> Self {
-        let mut lab = fixture();
-        // The policy knows the service accounts of the cluster as an agent that may read everything.
-        let account = "[[spiffe]]\nid = 'spiffe://cloud/ns/ml/**'\nagent = 'home/trainer'\n\n";
-        lab.rules = format!("{account}{}", lab.rules);
-        lab.set(&[]);
-        lab.user.ok(&["identity", "issue", "cloud/api", "--to", "api", "--dns", "localhost"]);
-        let work = lab.user.work();
-        let api = ApiServer::start(&work.join("api"));
-        api.write_kubeconfig(&work.join("kubeconfig"), &work.join("api/ca.crt"), None);
-        let cluster = Self { lab, api };
-        cluster.check("warm", None);
-        cluster.flavor("burst", &json!({ "towline.dev/site": "cloud" }));
-        cluster.flavor("plain", &json!({ "pool": "a" }));
-        cluster
+        let queues = Self(Cluster::new(include_str!("../kubernetes/kueue.json")));
+        queues.check("warm", None);
+        queues.flavor("burst", &json!({ "towline.dev/site": "cloud" }));
+        queues.flavor("plain", &json!({ "pool": "a" }));
+        queues
     }
 
     /// The agent of the cluster: advisor, cache and controller.
@@ -43,18 +39,8 @@ impl Cluster {
     }
 
     fn agent_with(&self, file: &str, agent: &str, more: &str) -> Running {
-        let folder = file.trim_end_matches(".toml");
-        if !self.lab.user.work().join(folder).exists() {
-            self.lab.user.ok(&["identity", "issue", agent, "--to", folder]);
-        }
-        let settings = format!(
-            "repository = '../repo'\nsocket = '{folder}-run/agent.sock'\nmemory = '256M'\nidentity = '{folder}'\ngrace = '5s'\n\
-             [cache]\ndir = '{folder}-cache'\ncapacity = '64M'\nfree_floor = '0'\ninventory = '100ms'\n\
-             [advisor]\nsites = 'sites.toml'\n\
-             [kueue]\nkubeconfig = 'kubeconfig'\nlease = '2s'\n{more}\n{RULES}"
-        );
-        self.lab.user.write(file, settings.as_bytes());
-        Running::from_file(&self.lab.user, file)
+        let section = format!("[kueue]\nkubeconfig = 'kubeconfig'\nlease = '2s'\n{more}\n{RULES}");
+        self.0.agent(file, agent, &section)
     }
 
     fn check(&self, name: &str, parameters: Option<&Value>) {
@@ -134,25 +120,8 @@ impl Cluster {
         }
     }
 
-    /// Ends the test: nothing was asked that a server would not understand, or that the chart does not permit.
     fn fine(self, agents: Vec<Running>) {
-        agents.into_iter().for_each(Running::stop);
-        assert_eq!(self.api.wrong(), [""; 0]);
-    }
-
-    /// Notes of the events with a reason, once there is one.
-    fn events(&self, reason: &str) -> Vec<String> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let events = self.api.all("events");
-            let of = events.iter().filter(|event| event["reason"] == reason);
-            let notes: Vec<String> = of.map(|event| event["note"].as_str().unwrap().to_owned()).collect();
-            if !notes.is_empty() {
-                return notes;
-            }
-            assert!(Instant::now() < end, "no event {reason}");
-            sleep(Duration::from_millis(20));
-        }
+        self.0.fine(agents);
     }
 }
 
@@ -166,7 +135,7 @@ fn now() -> String {
 
 #[test]
 fn a_workload_starts_once_its_data_is_there() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     cluster.waiting("early", "open/step-1");
     let agent = cluster.agent("");
     let check = cluster.until("early", "Ready");
@@ -226,7 +195,7 @@ fn a_workload_starts_once_its_data_is_there() {
 
 #[test]
 fn only_workloads_with_quota_wait_and_only_for_checks_of_this_controller() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     cluster.api.create(
         "admissionchecks",
         json!({ "metadata": { "name": "other" }, "spec": { "controllerName": "example.com/other" } }),
@@ -265,7 +234,7 @@ fn only_workloads_with_quota_wait_and_only_for_checks_of_this_controller() {
 
 #[test]
 fn the_policy_rejects_and_what_is_forbidden_is_as_absent() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     cluster.lab.user.ok(&["save", "data", "secret/x"]);
     let agent = cluster.agent("retry_after = '25s'");
     cluster.waiting("denied", "open/step-1, raw/x");
@@ -303,7 +272,7 @@ fn the_policy_rejects_and_what_is_forbidden_is_as_absent() {
 
 #[test]
 fn what_does_not_fit_gives_the_quota_back_or_starts_cold_if_so_set() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     cluster.lab.user.write("large/a", &crate::data::noise(9, 70 << 20));
     cluster.lab.user.ok(&["save", "large", "open/large"]);
     let agent = cluster.agent("admit_after = '3s'");
@@ -317,7 +286,7 @@ fn what_does_not_fit_gives_the_quota_back_or_starts_cold_if_so_set() {
 
 #[test]
 fn an_api_server_that_is_away_conflicts_or_forgets_holds_nothing_up_for_good() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     cluster.api.faults(|faults| faults.unavailable = true);
     let agent = cluster.agent("");
     cluster.waiting("one", "open/step-1");
@@ -355,7 +324,7 @@ fn an_api_server_that_is_away_conflicts_or_forgets_holds_nothing_up_for_good() {
 
 #[test]
 fn of_two_controllers_one_acts_and_the_other_goes_on() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     let first = cluster.agent("");
     cluster.waiting("one", "open/step-1");
     cluster.until("one", "Ready");
@@ -379,7 +348,7 @@ fn of_two_controllers_one_acts_and_the_other_goes_on() {
 }
 
 /// Clusters of `MultiKueue` and their check; `home` is not connected.
-fn clusters(cluster: &Cluster) {
+fn clusters(cluster: &Queues) {
     let parameters = json!({ "apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": "all" });
     let spec = json!({ "controllerName": "kueue.x-k8s.io/multikueue", "parameters": parameters });
     cluster.api.create("admissionchecks", json!({ "metadata": { "name": "multi" }, "spec": spec }));
@@ -396,7 +365,7 @@ fn clusters(cluster: &Cluster) {
 
 #[test]
 fn clusters_are_nominated_where_the_data_costs_least_one_more_each_round() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     clusters(&cluster);
     // One at the site that may look at all data.
     let agent = cluster.agent_with("a.toml", "home/a", "dispatch = true\nround = '700ms'\ntrust_domain = 'cloud'");
@@ -474,7 +443,7 @@ fn clusters_are_nominated_where_the_data_costs_least_one_more_each_round() {
 
 #[test]
 fn a_kubeconfig_that_cannot_be_used_is_told_at_the_start() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     let work = cluster.lab.user.work();
     let kubeconfig = std::fs::read_to_string(work.join("kubeconfig")).unwrap();
     let start = |text: &str| {
@@ -502,7 +471,7 @@ fn a_kubeconfig_that_cannot_be_used_is_told_at_the_start() {
 
 #[test]
 fn an_agent_of_the_site_that_is_named_fetches_and_holds() {
-    let cluster = Cluster::new();
+    let cluster = Queues::new();
     let user = &cluster.lab.user;
     user.ok(&["identity", "issue", "cloud/gateway", "--to", "gateway"]);
     let listen = crate::ports::free_address();

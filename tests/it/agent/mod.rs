@@ -2,8 +2,10 @@
 
 mod api;
 mod audit;
+mod cluster;
 mod commitments;
 mod denied;
+mod gates;
 mod handoff;
 mod hints;
 mod killed;

@@ -1,4 +1,4 @@
-//! Strict stand-in for the API server of a cluster with Kueue: TLS, tokens, rights, schemas, versions, pages, watches, server-side apply.
+//! Strict stand-in for the API server of a cluster with pods and Kueue: TLS, tokens, rights, schemas, versions, pages, watches, server-side apply.
 //! Nothing that it does not know is answered otherwise than with an error.
 
 mod apply;
@@ -58,6 +58,8 @@ pub(crate) struct ApiServer {
 }
 
 struct Shared {
+    /// Rules of roles.
+    rules: Value,
     store: Mutex<Store>,
     faults: Mutex<Faults>,
     /// Requests that were refused for lack of rights, or that no server would understand.
@@ -73,8 +75,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ApiServer {
-    /// Starts one with the certificate in `folder`, which is for `localhost`.
-    pub(crate) fn start(folder: &Path) -> Self {
+    /// Starts one with the certificate in `folder`, which is for `localhost`. The controller may do what `rules` say, as JSON.
+    pub(crate) fn start(folder: &Path, rules: &'static str) -> Self {
         let certificates = CertificateDer::pem_file_iter(folder.join("tls.crt")).unwrap();
         let certificates = certificates.map(Result::unwrap).collect();
         let key = PrivateKeyDer::from_pem_file(folder.join("tls.key")).unwrap();
@@ -86,6 +88,7 @@ impl ApiServer {
             .unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let shared = Arc::new(Shared {
+            rules: serde_json::from_str(rules).unwrap(),
             store: Mutex::default(),
             faults: Mutex::default(),
             wrong: Mutex::default(),
@@ -235,8 +238,7 @@ impl Asked {
     }
 
     /// True if the rules that the chart gives the controller permit it.
-    fn is_permitted(&self) -> bool {
-        let rules: Value = serde_json::from_str(include_str!("rules.json")).unwrap();
+    fn is_permitted(&self, rules: &Value) -> bool {
         let has = |rule: &Value, list: &str, wanted: &str| rule[list].as_array().unwrap().contains(&wanted.into());
         let elsewhere = self.group == "coordination.k8s.io" && self.key.1 != NAMESPACE;
         !elsewhere
@@ -251,8 +253,12 @@ impl Asked {
 
 fn parse(request: &Request<hyper::body::Incoming>) -> Option<Asked> {
     let steps: Vec<&str> = request.uri().path().split('/').skip(1).collect();
-    let ["apis", group, version, rest @ ..] = steps.as_slice() else { return None };
-    let known = [("kueue.x-k8s.io", "v1beta2"), ("coordination.k8s.io", "v1"), ("events.k8s.io", "v1")];
+    let (group, version, rest) = match steps.as_slice() {
+        ["api", version, rest @ ..] => (&"", version, rest),
+        ["apis", group, version, rest @ ..] => (group, version, rest),
+        _ => return None,
+    };
+    let known = [("", "v1"), ("kueue.x-k8s.io", "v1beta2"), ("coordination.k8s.io", "v1"), ("events.k8s.io", "v1")];
     if !known.contains(&(*group, *version)) {
         return None;
     }
@@ -295,7 +301,7 @@ async fn answer(shared: Arc<Shared>, request: Request<hyper::body::Incoming>) ->
     if faults.unavailable {
         return refusal(&Refused(503, "ServiceUnavailable", "the server is overloaded".to_owned()));
     }
-    if !asked.is_permitted() {
+    if !asked.is_permitted(&shared.rules) {
         note("forbidden");
         let text = format!("cannot {} resource {:?}", asked.verb(), asked.resource());
         return refusal(&Refused(403, "Forbidden", text));
@@ -327,7 +333,7 @@ fn written(shared: &Shared, asked: &Asked, mut body: Value) -> Result<Value, Ref
     let mut store = lock(&shared.store);
     if asked.method != Method::GET {
         let mut faults = lock(&shared.faults);
-        if faults.conflicts > 0 && asked.group == "kueue.x-k8s.io" {
+        if faults.conflicts > 0 && ["kueue.x-k8s.io", ""].contains(&asked.group.as_str()) {
             faults.conflicts -= 1;
             return Err(Refused(409, "Conflict", "the object has been modified".to_owned()));
         }
@@ -341,6 +347,9 @@ fn written(shared: &Shared, asked: &Asked, mut body: Value) -> Result<Value, Ref
             store.create(&(plural.clone(), namespace.clone(), name), body)
         }
         (&Method::PUT, "") => store.replace(&asked.key, body),
+        (&Method::PATCH, "") if asked.key.0 == "pods" && asked.content == "application/strategic-merge-patch+json" => {
+            store.patch_pod(&asked.key, &body)
+        }
         (&Method::PATCH, "") if asked.key.0 == "events" => store.get(&asked.key).cloned(),
         (&Method::PATCH, "status") => {
             let parameter = |name: &str| asked.query.get(name).map(String::as_str);
@@ -367,13 +376,16 @@ fn listed(shared: &Shared, asked: &Asked) -> Response<Body> {
     let store = lock(&shared.store);
     let after = asked.query.get("continue").map_or(0, |token| token.parse().unwrap());
     let limit = asked.query.get("limit").map_or(usize::MAX, |limit| limit.parse().unwrap());
-    let all: Vec<&Value> = store.objects.iter().filter(|(key, _)| key.0 == asked.key.0).map(|(_, one)| one).collect();
+    let selector = asked.query.get("labelSelector").map(String::as_str);
+    let wanted = |(key, one): &(&Key, &Value)| key.0 == asked.key.0 && is_selected(one, selector);
+    let all: Vec<&Value> = store.objects.iter().filter(wanted).map(|(_, one)| one).collect();
     let items: Vec<&Value> = all.iter().skip(after).take(limit).copied().collect();
     let mut metadata = json!({ "resourceVersion": store.version.to_string() });
     if after + items.len() < all.len() {
         metadata["continue"] = (after + items.len()).to_string().into();
     }
-    let list = json!({ "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "List", "metadata": metadata, "items": items });
+    let version = if asked.group.is_empty() { "v1" } else { "kueue.x-k8s.io/v1beta2" };
+    let list = json!({ "apiVersion": version, "kind": "List", "metadata": metadata, "items": items });
     respond(200, list.to_string().into())
 }
 
@@ -389,9 +401,10 @@ fn watched(shared: Arc<Shared>, asked: &Asked) -> Response<Body> {
         return respond(200, format!("{}\n", json!({ "type": "ERROR", "object": status_of(&gone) })).into());
     }
     let (plural, versions) = (asked.key.0.clone(), shared.version.subscribe());
+    let selector = asked.query.get("labelSelector").cloned();
     let cut = versions.borrow().1;
     let lines = unfold((shared, versions, from), move |(shared, mut versions, seen)| {
-        let plural = plural.clone();
+        let (plural, selector) = (plural.clone(), selector.clone());
         async move {
             loop {
                 let changed = versions.borrow_and_update().1;
@@ -403,9 +416,10 @@ fn watched(shared: Arc<Shared>, asked: &Asked) -> Response<Body> {
                     let first = store.changes.partition_point(|change| change.version <= seen);
                     let new = store.changes[first..].iter().filter(|change| change.plural == plural);
                     let line = |change: &store::Change| {
-                        format!("{}\n", json!({ "type": change.kind, "object": change.object }))
+                        let kind = change.kind_for(selector.as_deref())?;
+                        Some(format!("{}\n", json!({ "type": kind, "object": change.object })))
                     };
-                    (new.map(line).collect::<String>(), store.version)
+                    (new.filter_map(line).collect::<String>(), store.version)
                 };
                 if !lines.is_empty() {
                     return Some((Ok::<_, Infallible>(lines), (shared, versions, version)));
@@ -415,6 +429,12 @@ fn watched(shared: Arc<Shared>, asked: &Asked) -> Response<Body> {
         }
     });
     respond(200, Body::from_stream(lines))
+}
+
+/// True for an object with the label of a selector `KEY=VALUE`, and for all without one.
+fn is_selected(object: &Value, selector: Option<&str>) -> bool {
+    let Some((key, value)) = selector.map(|selector| selector.split_once('=').unwrap()) else { return true };
+    object["metadata"]["labels"][key] == value
 }
 
 fn status_of(Refused(code, reason, message): &Refused) -> Value {

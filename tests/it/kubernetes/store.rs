@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::apply::{Path, at, fields_v1, leaves, paths_of, remove, set};
+use super::is_selected;
 use super::schema::Schemas;
 
 /// Kind, namespace (empty for objects of the cluster) and name.
@@ -21,6 +22,22 @@ pub(super) struct Change {
     pub(super) plural: String,
     pub(super) kind: &'static str,
     pub(super) object: Value,
+    /// The object before; null if there was none.
+    before: Value,
+}
+
+impl Change {
+    /// Kind of the change, as a watch with a label selector sees it; none if it does not.
+    pub(super) fn kind_for(&self, selector: Option<&str>) -> Option<&'static str> {
+        let was = !self.before.is_null() && is_selected(&self.before, selector);
+        match (was, is_selected(&self.object, selector)) {
+            (_, true) if self.kind == "DELETED" => Some("DELETED"),
+            (true, true) => Some("MODIFIED"),
+            (false, true) => Some("ADDED"),
+            (true, false) => Some("DELETED"),
+            (false, false) => None,
+        }
+    }
 }
 
 pub(super) struct Store {
@@ -73,7 +90,8 @@ impl Store {
         let mut object = self.objects.remove(key).unwrap();
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        let change = Change { version: self.version, plural: key.0.clone(), kind: "DELETED", object };
+        let before = object.clone();
+        let change = Change { version: self.version, plural: key.0.clone(), kind: "DELETED", object, before };
         self.changes.push(change);
     }
 
@@ -136,6 +154,34 @@ impl Store {
         self.keep(key, object, managers)
     }
 
+    /// Patches a pod by a strategic merge, as far as the API server lets anybody change a pod that is not scheduled: labels, and gates that
+    /// are removed (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
+    pub(super) fn patch_pod(&mut self, key: &Key, patch: &Value) -> Result<Value, Refused> {
+        let mut pod = self.get(key)?.clone();
+        check_version(&pod, patch)?;
+        let invalid = |text: &str| Refused(422, "Invalid", format!("{text}: {patch}"));
+        for (name, value) in patch["metadata"].as_object().into_iter().flatten() {
+            match name.as_str() {
+                "uid" | "resourceVersion" => {}
+                "labels" => merge(&mut pod["metadata"]["labels"], value),
+                _ => return Err(invalid("metadata that no test changes")),
+            }
+        }
+        for (name, value) in patch["spec"].as_object().into_iter().flatten() {
+            if name != "schedulingGates" {
+                return Err(invalid("pod updates may not change this field"));
+            }
+            for gate in value.as_array().ok_or_else(|| invalid("not a list"))? {
+                if gate["$patch"] != "delete" {
+                    return Err(invalid("only deletion is allowed"));
+                }
+                let gates = pod["spec"]["schedulingGates"].as_array_mut().ok_or_else(|| invalid("no gates"))?;
+                gates.retain(|own| own["name"] != gate["name"]);
+            }
+        }
+        Ok(self.put(key, pod, "MODIFIED"))
+    }
+
     fn keep(
         &mut self,
         key: &Key,
@@ -191,8 +237,8 @@ impl Store {
     fn put(&mut self, key: &Key, mut object: Value, kind: &'static str) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        self.objects.insert(key.clone(), object.clone());
-        let change = Change { version: self.version, plural: key.0.clone(), kind, object: object.clone() };
+        let before = self.objects.insert(key.clone(), object.clone()).unwrap_or_default();
+        let change = Change { version: self.version, plural: key.0.clone(), kind, object: object.clone(), before };
         self.changes.push(change);
         object
     }

@@ -1,4 +1,4 @@
-//! Holds: data that agents of a site fetch and hold for workloads, by commitments. Needs for the same names at a site share one.
+//! Holds: data that agents of a site fetch and hold for pods, by commitments. Needs for the same names at a site share one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::decision::{Finding, Progress};
+use super::finding::{Finding, Progress};
 use super::needs::Need;
 use crate::agent::client::Client;
 use crate::agent::pods::PodNames;
@@ -54,7 +54,7 @@ pub(super) struct Wanted {
 
 /// Agents that fetch and hold.
 #[derive(Clone)]
-pub(super) struct Holders {
+pub(in crate::agent) struct Holders {
     /// This agent, which passes requests on.
     pub(super) client: Client,
     /// Agents that are asked; at a site without any, one of its agents is.

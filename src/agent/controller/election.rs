@@ -11,13 +11,9 @@ use kube::api::{Api, PostParams};
 use kube::core::ObjectMeta;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::cluster::{in_time, trouble};
+use super::api_server::{Role, in_time, trouble};
 use crate::agent::state::AgentState;
 
-/// Name of the lease.
-const NAME: &str = "towline-kueue";
-/// Part of the controller that has problems.
-const ELECTION: &str = "Kueue, election";
 /// Tries to take or renew a lease, in the time that it lasts.
 const TRIES: u32 = 7;
 /// Part of the lease's time after which a holder that could not renew it stops.
@@ -28,6 +24,7 @@ pub(super) struct Election {
     /// The agent, whose problems are those with the API server.
     agent: Arc<AgentState>,
     api: Api<Lease>,
+    role: Role,
     /// This process.
     own: String,
     duration: Duration,
@@ -36,8 +33,12 @@ pub(super) struct Election {
 }
 
 impl Election {
-    pub(super) fn new(agent: Arc<AgentState>, api: Api<Lease>, own: String, duration: Duration) -> Self {
-        Self { agent, api, own, duration, seen: None }
+    pub(super) fn new(
+        agent: Arc<AgentState>,
+        (api, role): (Api<Lease>, Role),
+        (own, duration): (String, Duration),
+    ) -> Self {
+        Self { agent, api, role, own, duration, seen: None }
     }
 
     /// Waits until this process holds the lease.
@@ -47,9 +48,9 @@ impl Election {
     pub(super) async fn win(&mut self) {
         loop {
             match self.round().await {
-                Ok(true) => return self.agent.background.clear(ELECTION),
-                Ok(false) => self.agent.background.clear(ELECTION),
-                Err(error) => trouble(&self.agent, ELECTION, &format!("cannot take part: {error}")),
+                Ok(true) => return self.agent.background.clear(self.role.election),
+                Ok(false) => self.agent.background.clear(self.role.election),
+                Err(error) => trouble(&self.agent, self.role.election, &format!("cannot take part: {error}")),
             }
             sleep(self.duration / TRIES).await;
         }
@@ -77,11 +78,11 @@ impl Election {
     /// Gives the lease back, so that another controller need not wait.
     pub(super) async fn release(&self) {
         let released = async {
-            let mut lease = in_time(self.api.get(NAME)).await?;
+            let mut lease = in_time(self.api.get(self.role.lease)).await?;
             if holder(&lease) == Some(&self.own) {
                 let spec = lease.spec.get_or_insert_default();
                 (spec.holder_identity, spec.lease_duration_seconds) = (Some(String::new()), Some(1));
-                in_time(self.api.replace(NAME, &PostParams::default(), &lease)).await?;
+                in_time(self.api.replace(self.role.lease, &PostParams::default(), &lease)).await?;
             }
             Ok::<_, kube::Error>(())
         };
@@ -92,8 +93,8 @@ impl Election {
 
     /// Takes or renews the lease if that is possible; true if this process holds it then.
     async fn round(&mut self) -> Result<bool, kube::Error> {
-        let Some(mut lease) = in_time(self.api.get_opt(NAME)).await? else {
-            let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
+        let Some(mut lease) = in_time(self.api.get_opt(self.role.lease)).await? else {
+            let metadata = ObjectMeta { name: Some(self.role.lease.to_owned()), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(self.spec(None)) };
             return taken(in_time(self.api.create(&PostParams::default(), &lease)).await);
         };
@@ -103,7 +104,7 @@ impl Election {
         }
         lease.spec = Some(self.spec(Some(&spec)));
         // The version of the object makes two that take it at once conflict.
-        taken(in_time(self.api.replace(NAME, &PostParams::default(), &lease)).await)
+        taken(in_time(self.api.replace(self.role.lease, &PostParams::default(), &lease)).await)
     }
 
     /// True if the lease is this process's, is nobody's, or did not change for the time that its holder promised.

@@ -1,4 +1,4 @@
-//! Needs: names that pods use at a site. What many workloads need is looked up and held once.
+//! Needs: names that pods use at a site. What many pods need is looked up and held once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::decision::{Finding, SiteFinding};
+use super::finding::{Finding, SiteFinding};
 use super::holds::{Holds, Wanted};
 use crate::agent::api::hint_for_caller;
 use crate::agent::pods::{AccountRights, PodNames, ResolvedNames, ServiceAccount};
@@ -31,17 +31,17 @@ const KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Names that pods use at a site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Need {
-    pub(super) account: ServiceAccount,
-    pub(super) names: PodNames,
-    pub(super) site: String,
+pub(in crate::agent) struct Need {
+    pub(in crate::agent) account: ServiceAccount,
+    pub(in crate::agent) names: PodNames,
+    pub(in crate::agent) site: String,
 }
 
 /// Last look at a need.
 #[derive(Clone, Debug)]
 struct Look {
     outcome: Outcome,
-    /// Remarks for whoever reads the check.
+    /// Remarks for whoever waits.
     notes: Vec<String>,
     /// Time of the next look.
     due: Instant,
@@ -60,11 +60,11 @@ enum Outcome {
     Failing(String),
 }
 
-/// Outcome of a look, with remarks for whoever reads the check.
+/// Outcome of a look, with remarks for whoever waits.
 type Found = (Outcome, Vec<String>);
 
 /// Looks needs up in the background, and has agents fetch and hold what is missing.
-pub(super) struct Needs {
+pub(in crate::agent) struct Needs {
     lookup: Arc<Lookup>,
     holds: Holds,
     known: BTreeMap<Need, Look>,
@@ -90,7 +90,7 @@ impl Needs {
     ///
     /// # Cancel safety
     /// Safe: leases run out, and a repetition finds what is held already.
-    pub(super) async fn look_up(&mut self, needs: &[Need], in_use: impl Fn() -> BTreeSet<Need>) {
+    pub(in crate::agent) async fn look_up(&mut self, needs: &[Need], in_use: impl Fn() -> BTreeSet<Need>) {
         let needed: BTreeSet<&Need> = needs.iter().collect();
         self.known.retain(|need, _| needed.contains(need));
         let now = Instant::now();
@@ -136,7 +136,7 @@ impl Needs {
     }
 
     /// Finding about a need; none before the first look.
-    pub(super) fn finding(&self, need: &Need) -> Option<SiteFinding> {
+    pub(in crate::agent) fn finding(&self, need: &Need) -> Option<SiteFinding> {
         let Look { outcome, notes, since, .. } = self.known.get(need)?;
         let finding = match outcome {
             Outcome::Nothing => Finding::Nothing,
@@ -150,7 +150,7 @@ impl Needs {
     }
 
     /// Time of the next pass that finds something new.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(in crate::agent) fn due(&self) -> Option<Instant> {
         let looks =
             if self.looking.is_empty() { self.known.values().map(|look| look.due).min() } else { Some(Instant::now()) };
         [looks, self.holds.due()].into_iter().flatten().min()

@@ -1,0 +1,201 @@
+//! The controller of scheduling gates, at a stand-in for the API server that is as strict as a real one.
+
+use std::ops::Deref;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::cluster::Cluster;
+use super::{PATIENCE, Running};
+
+const RULES: &str =
+    "[[gates.allow]]\nnamespaces = 'ml'\naccounts = 'trainer'\nnames = ['open/**', 'raw/**', 'new/*']\n";
+
+/// A cluster with pods.
+struct Pods(Cluster);
+
+impl Deref for Pods {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.0
+    }
+}
+
+impl Pods {
+    fn new() -> Self {
+        Self(Cluster::new(include_str!("../kubernetes/gates.json")))
+    }
+
+    /// The agent of the cluster: advisor, cache and controller.
+    fn agent(&self, more: &str) -> Running {
+        self.agent_with("agent.toml", "cloud/n1", more)
+    }
+
+    fn agent_with(&self, file: &str, agent: &str, more: &str) -> Running {
+        let section = format!("[gates]\nkubeconfig = 'kubeconfig'\nlease = '2s'\n{more}\n{RULES}");
+        self.0.agent(file, agent, &section)
+    }
+
+    /// A pod of namespace `ml` with annotations, as the webhook leaves it, beside the gate of somebody else.
+    fn pod(&self, name: &str, annotations: &Value) {
+        let gates = json!([{ "name": "example.com/quota" }, { "name": "towline.dev/warm" }]);
+        self.api.create(
+            "pods",
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "name": name, "namespace": "ml", "annotations": annotations,
+                              "labels": { "towline.dev/gated": "true", "app": "train" } },
+                "spec": { "serviceAccountName": "trainer", "schedulingGates": gates,
+                          "containers": [{ "name": "c", "image": "registry.example.com/t" }] },
+            }),
+        );
+    }
+
+    fn waiting(&self, name: &str, inputs: &str) {
+        let annotations =
+            json!({ "towline.dev/gate": "warm", "towline.dev/inputs": inputs, "towline.dev/warm-at": "cloud" });
+        self.pod(name, &annotations);
+    }
+
+    fn is_gated(&self, name: &str) -> bool {
+        let pod = self.api.get("pods", "ml", name);
+        let gates: Vec<&str> = pod["spec"]["schedulingGates"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|gate| gate["name"].as_str())
+            .collect();
+        assert!(gates.contains(&"example.com/quota"), "{pod}");
+        assert_eq!(gates.contains(&"towline.dev/warm"), pod["metadata"]["labels"]["towline.dev/gated"] == "true");
+        assert_eq!(pod["metadata"]["labels"]["app"], "train");
+        gates.contains(&"towline.dev/warm")
+    }
+
+    fn until_open(&self, name: &str) {
+        let end = Instant::now() + PATIENCE;
+        while self.is_gated(name) {
+            assert!(Instant::now() < end, "{name}: {:?}; wrong: {:?}", self.api.all("events"), self.api.wrong());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn fine(self, agents: Vec<Running>) {
+        self.0.fine(agents);
+    }
+}
+
+#[test]
+fn a_pod_is_scheduled_once_its_data_is_there() {
+    let pods = Pods::new();
+    pods.waiting("early", "open/step-1");
+    let agent = pods.agent("");
+    pods.until_open("early");
+    assert_eq!(pods.events("DataReady"), ["warm: 2.0 MiB at site cloud"]);
+    // It is held for the pod, which starts now.
+    assert!(agent.get("/v1/hints")["commitments"][0]["ready"] == true, "{}", agent.get("/v1/hints"));
+    pods.waiting("late", "open@latest");
+    pods.until_open("late");
+    pods.pod("fresh", &json!({ "towline.dev/gate": "warm", "towline.dev/watch": "/ckpt -> new" }));
+    pods.until_open("fresh");
+    // A pod without the label is none of its business, nor is one that is being deleted.
+    let figures = || String::from_utf8(agent.ask("GET", "/metrics", "", "").body).unwrap();
+    let end = Instant::now() + PATIENCE;
+    let expected = ["towline_gates_leader 1", "towline_gates_waiting_pods 0", "towline_gates_opened_total 3"];
+    while !expected.iter().all(|figure| figures().lines().any(|line| line == *figure)) {
+        assert!(Instant::now() < end, "{}", figures());
+        sleep(Duration::from_millis(50));
+    }
+    pods.fine(vec![agent]);
+}
+
+#[test]
+fn what_may_not_be_or_is_absent_keeps_a_pod_waiting_and_is_told() {
+    let pods = Pods::new();
+    pods.lab.user.ok(&["save", "data", "secret/x"]);
+    let agent = pods.agent("");
+    pods.waiting("denied", "raw/x");
+    assert!(pods.events("DataRejected")[0].contains("may not go to site cloud"), "{:?}", pods.events("DataRejected"));
+    pods.waiting("forbidden", "secret/x");
+    pods.waiting("absent", "open/none");
+    let end = Instant::now() + PATIENCE;
+    while pods.events("DataNotReady").len() < 2 {
+        assert!(Instant::now() < end, "{:?}", pods.events("DataNotReady"));
+        sleep(Duration::from_millis(20));
+    }
+    let notes = pods.events("DataNotReady");
+    assert!(
+        notes.iter().all(|note| note.starts_with("there is no such name that service account ml/trainer may read"))
+    );
+    // Misspelt annotations: no webhook has seen this pod.
+    pods.pod("impossible", &json!({ "towline.dev/gate": "warm", "towline.dev/input": "open/step-1" }));
+    let end = Instant::now() + PATIENCE;
+    while !pods.events("DataRejected").iter().any(|note| note.contains("annotation is unknown")) {
+        assert!(Instant::now() < end, "{:?}", pods.events("DataRejected"));
+        sleep(Duration::from_millis(20));
+    }
+    pods.lab.user.ok(&["save", "data", "open/none"]);
+    pods.until_open("absent");
+    for name in ["denied", "forbidden", "impossible"] {
+        assert!(pods.is_gated(name), "{name}");
+    }
+    pods.fine(vec![agent]);
+}
+
+#[test]
+fn what_does_not_fit_starts_cold_if_so_set() {
+    let pods = Pods::new();
+    pods.lab.user.write("large/a", &crate::data::noise(9, 70 << 20));
+    pods.lab.user.ok(&["save", "large", "open/large"]);
+    let agent = pods.agent("admit_after = '1s'");
+    // Created long ago, by the clock of the stand-in.
+    pods.waiting("large", "open/large");
+    pods.until_open("large");
+    let notes = pods.events("DataNotReady");
+    assert!(notes.iter().any(|note| note.starts_with("starts without its data after 1s: ")), "{notes:?}");
+    pods.fine(vec![agent]);
+}
+
+#[test]
+fn conflicts_outages_and_forgotten_changes_hold_no_pod_back_for_good() {
+    let pods = Pods::new();
+    pods.api.faults(|faults| faults.unavailable = true);
+    let agent = pods.agent("");
+    pods.waiting("one", "open/step-1");
+    let end = Instant::now() + PATIENCE;
+    while !agent.get("/health")["problems"].to_string().contains("gates, ") {
+        assert!(Instant::now() < end, "{}", agent.get("/health"));
+        sleep(Duration::from_millis(20));
+    }
+    pods.api.faults(|faults| (faults.unavailable, faults.conflicts) = (false, 2));
+    pods.until_open("one");
+    for forget in [false, true] {
+        pods.api.cut_watches(forget);
+        let name = if forget { "three" } else { "two" };
+        pods.waiting(name, "open/step-1");
+        pods.until_open(name);
+    }
+    // A pod that is deleted while it waits is forgotten.
+    pods.waiting("gone", "open/none");
+    sleep(Duration::from_millis(300));
+    pods.api.delete("pods", "ml", "gone");
+    pods.waiting("four", "open@latest");
+    pods.until_open("four");
+    pods.fine(vec![agent]);
+}
+
+#[test]
+fn another_controller_goes_on() {
+    let pods = Pods::new();
+    let first = pods.agent("");
+    pods.waiting("one", "open/step-1");
+    pods.until_open("one");
+    let second = pods.agent_with("second.toml", "cloud/n2", "");
+    drop(first);
+    pods.waiting("two", "open@latest");
+    pods.until_open("two");
+    // Each gate was opened once.
+    assert_eq!(pods.api.counted("patch pods"), 2);
+    pods.fine(vec![second]);
+}
