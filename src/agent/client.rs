@@ -13,7 +13,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HeaderValue;
 use hyper::upgrade::Upgraded;
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use rustix::process::{Uid, geteuid};
 use serde::Serialize;
@@ -46,8 +46,6 @@ const WINDOW_SHARE: u64 = 8;
 const WINDOW_MAX: u64 = 16 * MIB;
 /// Path at which a connection switches to the peer protocol.
 const CHUNKS: &str = "/v1/chunks";
-/// Headers of a page's request that an agent needs.
-const FORWARDED: [header::HeaderName; 1] = [header::IF_NONE_MATCH];
 /// Help for a missing agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
@@ -246,27 +244,15 @@ impl Client {
         hyper::upgrade::on(response).await.map_err(|source| self.lost(source))
     }
 
-    /// Sends the request of a page on, with those of its headers that matter; the response may be an error.
+    /// Sends the request of a page on; the response may be an error.
     ///
     /// # Errors
     /// Unreachable, if no agent answers; denied, if it is of another user.
     ///
     /// # Cancel safety
     /// Not safe: the request may have been executed.
-    pub(super) async fn forward(
-        &self,
-        method: Method,
-        path: &str,
-        headers: &HeaderMap,
-        body: Bytes,
-    ) -> Result<Response<Incoming>> {
-        let mut request = self.request(method, path, body)?;
-        for name in FORWARDED {
-            if let Some(value) = headers.get(&name) {
-                request.headers_mut().insert(name, value.clone());
-            }
-        }
-        self.deliver(request).await
+    pub(super) async fn forward(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+        self.deliver(self.request(method, path, body)?).await
     }
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {

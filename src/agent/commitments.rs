@@ -334,20 +334,16 @@ impl Commitments {
     /// Safe: it only reads.
     pub(super) async fn list(self: &Arc<Self>, wanted: impl Fn(&str) -> bool) -> Result<Vec<view::Commitment>> {
         let keys: Vec<Key> = self.known().keys().filter(|(_, owner)| wanted(owner)).cloned().collect();
-        let _one = self.counting.acquire().await;
-        let own = Arc::clone(self);
-        blocking(move || {
-            let mut listed = Vec::with_capacity(keys.len());
-            for (hint, owner) in keys {
-                match own.show(&hint, &owner) {
-                    Ok(shown) => listed.push(shown),
-                    Err(error) if error.kind() == ErrorKind::NotFound => {}
-                    Err(error) => return Err(error),
-                }
+        let mut listed = Vec::with_capacity(keys.len());
+        for (hint, owner) in keys {
+            // One at a time, so that others need not wait for all.
+            match self.look(&hint, &owner).await {
+                Ok(shown) => listed.push(shown),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
-            Ok(listed)
-        })
-        .await
+        }
+        Ok(listed)
     }
 
     fn show(&self, hint: &str, owner: &str) -> Result<view::Commitment> {

@@ -39,21 +39,22 @@ pub fn latest_entries(
     let before = before.unwrap_or(u64::MAX);
     let (mut found, mut looked_at) = (LatestEntries::default(), 0);
     let segments = segments::list(folder)?;
-    for (_, path) in segments.iter().rev().filter(|(first, _)| *first < before) {
+    for (first, path) in segments.iter().rev().filter(|(first, _)| *first < before) {
         let mut lines = LinesFromEnd::open(path)?;
         while let Some(line) = lines.next()? {
-            let Ok(entry) = serde_json::from_slice::<Entry>(&line) else {
-                found.unreadable += 1;
-                continue;
-            };
-            if entry.seq >= before {
-                continue;
+            // In a segment full of what is no entry, nothing else is found: the ones before it are next.
+            let mut seq = *first;
+            match serde_json::from_slice::<Entry>(&line) {
+                Ok(entry) if entry.seq >= before => continue,
+                Ok(entry) => {
+                    seq = entry.seq;
+                    if wanted(&entry) {
+                        found.entries.push(entry);
+                    }
+                }
+                Err(_) => found.unreadable += 1,
             }
             looked_at += 1;
-            let seq = entry.seq;
-            if wanted(&entry) {
-                found.entries.push(entry);
-            }
             if found.entries.len() >= limit || looked_at >= LINES_MAX {
                 found.next = Some(seq).filter(|seq| *seq > 1);
                 return Ok(found);

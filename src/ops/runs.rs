@@ -78,16 +78,22 @@ impl Repository {
         }
     }
 
-    /// As [`Repository::runs`], of the steps that `may` accepts alone. A prefix without runs is no error.
+    /// As [`Repository::runs`], of the steps that `may` accepts alone, if it is given. A prefix without runs is no error.
     ///
     /// # Errors
     /// Errors of the store.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn readable_runs(&self, prefix: Option<&Name>, may: impl Fn(&Name) -> bool) -> Result<Vec<RunListed>> {
+    pub async fn readable_runs(
+        &self,
+        prefix: Option<&Name>,
+        may: Option<impl Fn(&Name) -> bool>,
+    ) -> Result<Vec<RunListed>> {
         let state = self.state().await?;
-        let readable = state.refs.iter().filter(|(name, _)| may(name));
+        let Some(may) = may else { return Ok(list_runs(&state.refs, prefix)) };
+        let is_wanted = |name: &Name| prefix.is_none_or(|prefix| name.is_under(prefix)) && may(name);
+        let readable = state.refs.iter().filter(|(name, _)| is_wanted(name));
         let readable = readable.map(|(name, value)| (name.clone(), value.clone())).collect();
         Ok(list_runs(&readable, prefix))
     }

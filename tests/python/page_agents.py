@@ -144,12 +144,16 @@ class Agents:
         ports = {"http": http, "listen": listen, "peer": peer}
         settings = SETTINGS.format(**places, **ports, inventory=self.inventory)
         (folder / "agent.toml").write_text(settings)
+        self.launch(site, folder)
+
+    def launch(self, name: str, folder: Path) -> None:
+        """Starts an agent with the settings in a folder."""
         command = [BUILT, "agent", "--config", folder / "agent.toml", "--json"]
         environment = self.environment | {"XDG_CACHE_HOME": str(folder / "index")}
         with (folder / "log").open("w") as log:
             agent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log)
         assert b"listening" in agent.stdout.readline(), (folder / "log").read_text()
-        self.running[site] = agent
+        self.running[name] = agent
 
     def stop(self, site: str) -> None:
         """Stops the agent of a site."""

@@ -236,7 +236,8 @@ impl Auth {
             || open.kube && KUBE.contains(&path)
             || open.skypilot && path == SKYPILOT;
         if is_own && needs_none {
-            return Ok(Visibility::HealthSummary.into());
+            let known = if grant.is_some() { Visibility::Remote } else { Visibility::HealthSummary };
+            return Ok(known.into());
         }
         if let Some(grant) = grant {
             check_scope(&grant, need(method, path))?;
@@ -290,23 +291,25 @@ pub(super) fn check_scope(grant: &Grant, need: Need) -> Result<(), Error> {
     }
 }
 
-/// Checks that a request at the socket comes from no web page but the agent's own: a browser reaches the socket if it is forwarded
-/// (`ssh -L PORT:SOCKET`), and tells which page asks (<https://www.w3.org/TR/fetch-metadata/>).
+/// Checks that a request at the socket comes from no web page but the agent's own. A browser reaches the socket if it is forwarded to a
+/// port (`ssh -L PORT:SOCKET`). Names of other sites may resolve to this machine then, and a page of theirs has no mark but its host:
+/// browsers tell who asks only where that is trustworthy (<https://www.w3.org/TR/fetch-metadata/#sec-metadata-infra>).
 fn check_page(headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
-    let (site, origin) = (text(HeaderName::from_static("sec-fetch-site")), text(header::ORIGIN));
-    if site.is_none() && origin.is_none() {
-        return Ok(());
+    let refused = || {
+        let error = Error::denied("requests of web pages are not answered");
+        Err(error.help("only those of the agent's own page; other clients name the host localhost").into())
+    };
+    let host = text(header::HOST);
+    // Other clients name what they like, but no site of the internet is called by one word.
+    let is_here = host.is_none_or(|host| is_loopback(host) || !host.contains(['.', ':']));
+    if !is_here || headers.get_all(header::HOST).iter().count() > 1 {
+        return refused();
     }
-    let host = text(header::HOST).filter(|host| is_loopback(host));
+    let (site, origin) = (text(HeaderName::from_static("sec-fetch-site")), text(header::ORIGIN));
     let is_own_site = site.is_none_or(|site| ["same-origin", "none"].contains(&site));
     let is_own_origin = origin.is_none_or(|origin| origin.strip_prefix("http://") == host);
-    if host.is_some() && is_own_site && is_own_origin {
-        return Ok(());
-    }
-    Err(Error::denied("requests of web pages are not answered")
-        .help("only those of the page of the agent itself")
-        .into())
+    if is_own_site && is_own_origin { Ok(()) } else { refused() }
 }
 
 /// True for the name or an address of this machine, with or without a port.
@@ -429,7 +432,13 @@ mod tests {
             assert!(!asks(&headers), "{headers:?}");
         }
         assert!(!asks(&[here, (header::ORIGIN, "null")]), "an old browser");
-        assert!(!asks(&[(site, "none")]), "no host");
+        for rebound in ["evil.example", "evil.example:8000", "10.0.0.1", "[fe80::1]:80", "x@localhost", "a:80"] {
+            assert!(!asks(&[(header::HOST, rebound)]), "{rebound}: it has no other mark");
+        }
+        let mut both = HeaderMap::new();
+        both.append(header::HOST, HeaderValue::from_static("localhost"));
+        both.append(header::HOST, HeaderValue::from_static("evil"));
+        assert!(check_page(&both).is_err() && check_page(&HeaderMap::new()).is_ok());
     }
 
     #[test]
@@ -474,7 +483,7 @@ mod tests {
         };
         assert_eq!(ask(Method::GET, "/v1/names", &reads), Ok(Visibility::Remote));
         assert_eq!(ask(Method::HEAD, "/v1/files/a/b", &reads), Ok(Visibility::Remote));
-        assert_eq!(ask(Method::GET, "/health", &reads), Ok(Visibility::HealthSummary));
+        assert_eq!(ask(Method::GET, "/health", &reads), Ok(Visibility::Remote));
         for (method, path) in [
             (Method::POST, "/v1/restore"),
             (Method::POST, "/v1/tokens"),

@@ -64,6 +64,8 @@ pub(super) async fn hint(
     let advisor = state.advisor(origin)?;
     let reader = origin.for_caller(caller.local());
     let selectors = selectors_of(&request)?;
+    let asked =
+        AccessRequest { caller: &caller, action: Action::Read, repository: Some(origin), repeats: Repeats::Merged };
     let mut epoch = advisor.epoch().await?;
     let mut names = Vec::with_capacity(selectors.len());
     for selector in &selectors {
@@ -76,19 +78,19 @@ pub(super) async fn hint(
         match found {
             Ok(name) => names.push(name),
             Err(error) => {
-                let asked = AccessRequest {
-                    caller: &caller,
-                    action: Action::Read,
-                    repository: Some(origin),
-                    repeats: Repeats::Merged,
-                };
                 return Err(asked.refuse(&state, selector, error).await.into());
             }
         }
     }
     let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
     let detail = if caller.requester().is_some() { HintDetail::Little } else { HintDetail::All };
-    Ok(Json(advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await?))
+    match advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await {
+        Ok(hint) => Ok(Json(hint)),
+        Err(error) if error.kind() == ErrorKind::Denied && !selectors.is_empty() => {
+            Err(asked.refuse(&state, &selectors[0], error).await.into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Selectors of the inputs, each once.

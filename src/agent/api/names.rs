@@ -100,7 +100,7 @@ pub(super) async fn runs(
     caller.check_repository_name(repository.as_deref())?;
     let repository = state.repository(repository.as_deref())?;
     let prefix: Option<Name> = prefix.filter(|prefix| !prefix.is_empty()).map(|prefix| prefix.parse()).transpose()?;
-    let may = |name: &Name| caller.grant().is_none_or(|grant| grant.scopes().may_read(name));
+    let may = caller.grant().map(|grant| |name: &Name| grant.scopes().may_read(name));
     Ok(Json(view::RunList { runs: repository.readable_runs(prefix.as_ref(), may).await? }))
 }
 

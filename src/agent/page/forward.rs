@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::is_page;
+use super::{file, is_page};
 use crate::agent::Client;
 use crate::agent::api::{is_loopback, serve};
 use crate::agent::listen;
@@ -90,10 +90,17 @@ impl Forwarding {
     async fn answer(&self, request: Request) -> Result<Response, (StatusCode, Error)> {
         self.check(request.headers(), request.method(), request.uri().path())?;
         let (parts, body) = request.into_parts();
+        // Without a token nothing is waited for, and nothing reaches the agent.
+        if let Some(file) = file(parts.uri.path(), &parts.headers) {
+            return Ok(file);
+        }
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        let body = read(body).await.map_err(|error| (StatusCode::BAD_REQUEST, error))?;
-        let forwarded = self.agent.forward(parts.method, &target, &parts.headers, body).await;
-        match forwarded {
+        let body = if parts.method == Method::POST {
+            read(body).await.map_err(|error| (StatusCode::BAD_REQUEST, error))?
+        } else {
+            Bytes::new()
+        };
+        match self.agent.forward(parts.method, &target, body).await {
             Ok(response) => Ok(response.map(Body::new)),
             Err(error) if error.kind() == ErrorKind::Denied => Err((StatusCode::FORBIDDEN, error)),
             Err(error) => Err((StatusCode::BAD_GATEWAY, error)),

@@ -99,6 +99,12 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
+/// File at `path`, if it is one of the page.
+fn file(path: &str, asked: &HeaderMap) -> Option<Response> {
+    let (asset, tag) = ASSETS.iter().zip(&*TAGS).find(|(asset, _)| asset.path == path)?;
+    Some(serve(asset, tag, asked))
+}
+
 fn serve(asset: &Asset, tag: &'static str, asked: &HeaderMap) -> Response {
     let is_known = asked.get(IF_NONE_MATCH).is_some_and(|known| known == tag);
     let mut response = if is_known { StatusCode::NOT_MODIFIED.into_response() } else { asset.body.into_response() };

@@ -186,7 +186,7 @@ pub(in crate::cli) const PAGE: &str = "\
 Examples:
   towline page                       prints an address to open, until Ctrl-C
   towline page --port 7170
-  ssh -L 7170:localhost:7170 node towline page --port 7170     the page of an agent on another machine
+  ssh -t -L 7170:127.0.0.1:7170 node towline page --port 7170     the page of an agent on another machine
 
 The page shows what `towline top` shows, and runs, hints, usage and the audit log. It only reads. The address has a token that is \
 valid as long as the command runs. Calls go to the agent's socket; an agent with `http` in its settings serves the page there too, \

@@ -10,12 +10,14 @@ export function bytes(count) {
     value /= 1024;
     unit += 1;
   }
-  return unit === 0 ? `${count} B` : `${value.toFixed(value < 10 ? 2 : 1)} ${UNITS[unit]}`;
+  // Rounded up, it may be one of the next unit.
+  if (unit > 0 && unit < UNITS.length - 1 && value >= 1023.95) return `1.0 ${UNITS[unit + 1]}`;
+  return unit === 0 ? `${count} B` : `${value.toFixed(1)} ${UNITS[unit]}`;
 }
 
 /** Bytes a second; `-` if there is no rate. */
 export function rate(perSecond) {
-  return perSecond > 0 ? `${bytes(Math.round(perSecond))}/s` : "-";
+  return perSecond >= 1 ? `${bytes(Math.round(perSecond))}/s` : "-";
 }
 
 /** A number with separators. */
@@ -35,12 +37,15 @@ export function percent(part, whole) {
   // Neither 0 % of something nor 100 % of what is not all.
   if (part > 0 && value < 0.1) return "< 0.1 %";
   if (part < whole && value > 99.9) return "99.9 %";
-  return `${value.toFixed(value < 10 && value > 0 ? 1 : 0)} %`;
+  const places = value < 10 && value > 0 ? 1 : 0;
+  const factor = 10 ** places;
+  return `${(Math.floor(value * factor + 1e-9) / factor).toFixed(places)} %`;
 }
 
 /** Seconds, such as `4 min 10 s`. */
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "-";
+  if (seconds > 0 && seconds < 0.1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
   if (seconds < 10 && seconds % 1 !== 0) return `${seconds.toFixed(seconds < 1 ? 2 : 1)} s`;
   const whole = Math.round(seconds);
   if (whole === 0) return "0 s";

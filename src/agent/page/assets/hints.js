@@ -1,6 +1,6 @@
 // View: where a job should run, term by term, and the hints that are committed.
 
-import { ask } from "./api.js";
+import { about, ask } from "./api.js";
 import { bar, h, mark, notes, table, terms } from "./dom.js";
 import { bytes, count, counted, dollars, duration, percent, rate, time } from "./format.js";
 import { Panel, empty } from "./panel.js";
@@ -35,9 +35,9 @@ function create() {
     min: "0",
     step: "any",
     value: "10",
-    "aria-label": "Dollars for an hour of waiting",
+    "aria-label": "Dollars per hour of waiting",
   });
-  const weighted = h("label", { hidden: true }, "Dollars for an hour of waiting", price);
+  const weighted = h("label", { hidden: true }, "Dollars per hour of waiting", price);
   mode.addEventListener("change", () => (weighted.hidden = mode.value !== "weighted"));
   const form = h(
     "form",
@@ -62,7 +62,7 @@ function create() {
       workload: { gpus: Number(gpus.value) || 0 },
       objective: { mode: mode.value, ...weight },
     };
-    hint.loaded = null;
+    hint.reset();
     hint.begin();
   });
   const hint = new Panel({
@@ -70,9 +70,9 @@ function create() {
     every: 10,
     tools: form,
     load: async (signal) => {
-      const { runs } = await ask("/v1/runs", { signal });
+      const { runs } = await ask(about("/v1/runs"), { signal });
       names.replaceChildren(...runs.map(({ run }) => h("option", { value: `${run}@latest` })));
-      return asked ? ask("/v1/hints?wait=5s", { signal, body: asked }) : {};
+      return asked ? ask(about("/v1/hints", { wait: "5s" }), { signal, body: asked }) : {};
     },
     draw: (answer) =>
       answer.candidates ? explained(answer) : empty("Name the inputs of a job: names, or RUN@latest."),
@@ -114,6 +114,7 @@ function explained({ inputs, candidates, atRisk, complete, valid_until, hint_id,
 function candidate({
   site,
   rank,
+  score,
   verdict,
   deny,
   bytes: of,
@@ -129,13 +130,13 @@ function candidate({
     {},
     h("h3", {}, `${rank}. ${site}`),
     mark(verdict, TONES[verdict]),
-    h("span", {}, `${duration(eta_s.p50)}, ${dollars(usd_micro.total)}`),
+    h("span", {}, `${duration(eta_s.p50)}, ${dollars(usd_micro.total)}, score ${score}`),
   );
   const stored = of.present + of.in_flight + of.missing;
   const byteTerms = terms([
-    ["Plain", bytes(of.logical)],
-    ["Plain, each chunk once", bytes(of.unique)],
-    ["Stored", bytes(stored)],
+    ["Uncompressed", bytes(of.logical)],
+    ["Uncompressed, each chunk once", bytes(of.unique)],
+    ["Compressed", bytes(stored)],
     ["There already", `${bytes(of.present)} (${percent(of.present, stored)}), ${bytes(of.pinned)} of it pinned`],
     ["In flight", bytes(of.in_flight)],
     ["Missing", bytes(of.missing)],
@@ -151,17 +152,17 @@ function candidate({
     ["Inventory", inventory_age_s === null ? "none" : `${duration(inventory_age_s)} old`],
   ]);
   const timeTerms = terms([
-    ["Half of the time, within", duration(eta_s.p50)],
-    ["Nine times of ten, within", duration(eta_s.p90)],
-    ["At best", duration(eta_s.p10)],
+    ["Median (p50)", duration(eta_s.p50)],
+    ["In 9 of 10 cases (p90)", duration(eta_s.p90)],
+    ["At best (p10)", duration(eta_s.p10)],
     ["Basis", eta_s.basis ? `${eta_s.basis}, ${counted(eta_s.samples, "sample")}` : "nothing moves"],
     ["Bottleneck", eta_s.bottleneck],
   ]);
   const dollarTerms = terms([
     ["Egress", dollars(usd_micro.egress)],
     ["Requests", dollars(usd_micro.requests)],
-    ["Way back of checkpoints", dollars(usd_micro.return)],
-    ["GPUs that wait", dollars(usd_micro.stall)],
+    ["Returning checkpoints", dollars(usd_micro.return)],
+    ["Idle GPUs while waiting", dollars(usd_micro.stall)],
     ["Total", `${dollars(usd_micro.total)}${usd_micro.complete ? "" : ", without prices that are not known"}`],
     ["Prices", usd_micro.price_book],
   ]);
@@ -216,7 +217,7 @@ function committedTable(commitments) {
         cell: ({ ready, task }) => [ready ? mark("ready", "good") : mark(task ? "fetching" : "waiting", "warn")],
       },
       { title: "GPUs", number: true, cell: ({ gpus }) => (gpus ? count(gpus) : "-") },
-      { title: "Until", cell: ({ expires }) => (expires ? time(expires) : "ended by hand") },
+      { title: "Until", cell: ({ expires }) => (expires ? time(expires) : "no expiry") },
       { title: "Hint", cell: ({ hint_id }) => [h("code", {}, hint_id)] },
     ],
     commitments,

@@ -1,6 +1,6 @@
 // View: the agent at a glance.
 
-import { ask, askIfThere } from "./api.js";
+import { about, ask, askIfPermitted, askIfThere, chosen } from "./api.js";
 import { bar, h, notes, svg, table, when } from "./dom.js";
 import { bytes, count, counted, duration, percent, rate, time } from "./format.js";
 import { Panel, empty } from "./panel.js";
@@ -19,11 +19,12 @@ function create() {
   const line = [];
   const tiles = new Panel({
     every: 1,
+    always: true,
     load: async (signal) => {
       const [health, { tasks }, cache] = await Promise.all([
         ask("/health", { signal }),
         ask("/v1/tasks", { signal }),
-        askIfThere("/v1/cache", { signal }),
+        askIfPermitted("/v1/cache", { signal }),
       ]);
       const found = rates.observe(tasks, performance.now());
       const sum = [...found.values()].reduce((all, { rate }) => all + rate, 0);
@@ -36,13 +37,14 @@ function create() {
   const sites = new Panel({
     title: "Sites",
     every: 10,
-    load: (signal) => askIfThere("/v1/sites", { signal }),
-    draw: (list) => (list ? sitesTable(list) : empty("This agent is no advisor: set [advisor] sites in its settings.")),
+    load: (signal) => askIfThere(about("/v1/sites"), { signal }),
+    draw: (list) =>
+      list ? sitesTable(list) : empty("This agent is no advisor: `[advisor] sites` in its settings makes it one."),
   });
   const runs = new Panel({
     title: "Runs, the latest first",
     every: 10,
-    load: (signal) => ask("/v1/runs", { signal }),
+    load: (signal) => ask(about("/v1/runs"), { signal }),
     draw: ({ runs }) => runsTable(runs),
   });
   return {
@@ -75,7 +77,7 @@ function agentTiles({ health, tasks, cache, sum }, line) {
     tile(
       "Reads from the cache",
       percent(cache.hits, cache.hits + cache.misses),
-      h("p", { class: "quiet" }, `${count(cache.hits)} chunks found, ${count(cache.misses)} fetched`),
+      h("p", { class: "quiet" }, `${count(cache.hits)} hits, ${count(cache.misses)} misses`),
     );
   return h(
     "div",
@@ -83,18 +85,26 @@ function agentTiles({ health, tasks, cache, sum }, line) {
     tile(
       "Transfers",
       `${count(under)} running`,
-      h("p", { class: "quiet" }, failed ? `${count(failed)} of the last ones failed` : "none of the last ones failed"),
+      h("p", { class: "quiet" }, failed ? `${counted(failed, "recent failure")}` : "no recent failure"),
     ),
-    tile("Rate, of plain bytes", rate(sum), spark(line)),
+    tile("Throughput, uncompressed", rate(sum), spark(line)),
     stored,
     reads,
     tile(
       "Agent",
       health.leaving ? "ending" : health.ready ? "ready" : "not ready",
-      h("p", { class: "quiet" }, `${health.identity ?? "no identity"}, version ${health.version}`),
-      h("p", { class: "quiet" }, `process ${health.pid}, since ${time(health.started)}`),
+      health.version && h("p", { class: "quiet" }, `${health.identity ?? "no identity"}, version ${health.version}`),
+      health.started && h("p", { class: "quiet" }, `process ${health.pid}, since ${time(health.started)}`),
+      repositories(health),
     ),
   );
+}
+
+/** The repository that is looked at. */
+function repositories({ repositories }) {
+  const all = repositories ?? [];
+  const shown = all.find(({ id }) => id === chosen.repository) ?? all[0];
+  return shown && h("p", { class: "quiet" }, `repository ${shown.location ?? shown.id}`);
 }
 
 /** A line of the rates of the last two minutes. */
@@ -102,7 +112,7 @@ function spark(line) {
   const most = Math.max(1, ...line);
   const at = (value, place) => `${(place + MOMENTS - line.length).toFixed(0)} ${(30 - (28 * value) / most).toFixed(1)}`;
   const path = line.length > 1 ? `M${line.map(at).join("L")}` : "";
-  const label = `Rate of the last two minutes; at most ${rate(most)}`;
+  const label = `Throughput at the last looks; at most ${rate(most)}`;
   return svg(
     "svg",
     { class: "spark", viewBox: `0 0 ${MOMENTS - 1} 32`, preserveAspectRatio: "none", role: "img", "aria-label": label },
@@ -121,7 +131,7 @@ function lately({ tasks, found }) {
   const ended = tasks.filter((task) => !isRunning(task)).reverse();
   const listed = [...tasks.filter(isRunning), ...ended].slice(0, LISTED);
   const head = h("header", {}, h("h2", {}, "Transfers"), h("a", { href: "#transfers", "data-key": "all" }, "all"));
-  if (!listed.length) return h("section", { class: "panel" }, head, empty("Nothing was transferred yet."));
+  if (!listed.length) return h("section", { class: "panel" }, head, empty("No transfers yet."));
   const columns = [
     { title: "Name", cell: ({ name }) => name },
     { title: "Kind", cell: ({ kind }) => kind },
@@ -176,7 +186,7 @@ function runsTable(runs) {
         cell: ({ run }) => [h("a", { href: `#runs?run=${encodeURIComponent(run)}`, "data-key": run }, run)],
       },
       { title: "Steps", number: true, cell: ({ count: steps }) => count(steps) },
-      { title: "Last", number: true, cell: ({ last }) => count(last) },
+      { title: "Last", number: true, cell: ({ last }) => String(last) },
       { title: "Saved", cell: ({ saved }) => [when(saved)] },
       { title: "Bytes", number: true, cell: ({ bytes: all }) => bytes(all) },
     ],

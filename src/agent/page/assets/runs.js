@@ -1,6 +1,6 @@
 // View: runs, their steps, and how a step is stored.
 
-import { ask } from "./api.js";
+import { about, ask } from "./api.js";
 import { bar, h, table, terms, when } from "./dom.js";
 import { bytes, count, counted, percent } from "./format.js";
 import { Panel, empty } from "./panel.js";
@@ -20,7 +20,7 @@ function create(asked) {
     title: "Runs",
     every: 5,
     tools: h("div", { class: "tools" }, search),
-    load: (signal) => ask("/v1/runs", { signal }),
+    load: (signal) => ask(about("/v1/runs"), { signal }),
     draw: ({ runs }) => {
       const found = runs.filter((one) => one.run.toLowerCase().includes(search.value.trim().toLowerCase()));
       all.side.textContent = `${count(found.length)} of ${count(runs.length)}`;
@@ -34,7 +34,7 @@ function create(asked) {
     every: 5,
     load: async (signal) => {
       if (!run) return [];
-      const { runs } = await ask(`/v1/runs?prefix=${encodeURIComponent(run)}`, { signal });
+      const { runs } = await ask(about("/v1/runs", { prefix: run }), { signal });
       return runs.find((one) => one.run === run)?.steps ?? [];
     },
     draw: (list) => {
@@ -45,8 +45,9 @@ function create(asked) {
   });
   const storage = new Panel({
     title: "How it is stored",
-    every: 60,
-    load: (signal) => (tree ? ask(`/v1/trees/${encodeURIComponent(tree)}`, { signal }) : {}),
+    // A tree never changes under its name, unless it is saved again.
+    every: 3600,
+    load: (signal) => (tree ? ask(about(`/v1/trees/${encodeURIComponent(tree)}`), { signal }) : {}),
     draw: (stored) => {
       storage.side.textContent = tree ?? "";
       return tree ? storageOf(stored) : empty("Choose a step.");
@@ -56,22 +57,25 @@ function create(asked) {
     [run, tree] = [name, null];
     note();
     all.redraw();
-    steps.begin();
-    storage.begin();
+    [steps, storage].forEach(restart);
   }
   function open(name) {
     tree = name;
     note();
     steps.redraw();
-    storage.loaded = null;
-    storage.begin();
+    restart(storage);
   }
+  function restart(panel) {
+    panel.reset();
+    panel.begin();
+  }
+  /** Makes a link to what is chosen, to which the browser goes back. */
   function note() {
     const parts = [
       ["run", run],
       ["tree", tree],
     ].filter(([, value]) => value);
-    history.replaceState(null, "", `#runs?${new URLSearchParams(parts)}`);
+    history.pushState(null, "", `#runs?${new URLSearchParams(parts)}`);
   }
   return {
     element: h("div", { class: "columns" }, all.element, h("div", { class: "stack" }, steps.element, storage.element)),
@@ -88,7 +92,7 @@ function runTable(runs, choose, chosen) {
     [
       { title: "Run", cell: ({ run }) => [choice(run, choose)] },
       { title: "Steps", number: true, cell: ({ count: steps }) => count(steps) },
-      { title: "First to last", number: true, cell: ({ first, last }) => `${count(first)} to ${count(last)}` },
+      { title: "First to last", number: true, cell: ({ first, last }) => `${first} to ${last}` },
       { title: "Saved", cell: ({ saved }) => [when(saved)] },
       { title: "Bytes", number: true, cell: ({ bytes: all }) => bytes(all) },
     ],
@@ -103,7 +107,7 @@ function stepTable(steps, open, chosen) {
       .map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`)
       .join(", ");
   const kept = ({ behind, counts }) =>
-    `${behind ? `differences to ${counted(behind, "save")} before` : "for itself"}${counts ? "" : ", replaced"}`;
+    `${behind ? `differences, ${counted(behind, "save")} after their key step` : "in full"}${counts ? "" : ", replaced"}`;
   return table(
     [
       { title: "Step", cell: ({ name }) => [choice(name, open)] },
@@ -123,10 +127,15 @@ function storageOf(stored) {
   const { bytes: plain, stored_bytes, base_bytes, behind, chunks, files, manifest, codecs } = stored;
   return [
     terms([
-      ["Plain", `${bytes(plain)} in ${counted(files, "file")}`],
-      ["Stored", `${bytes(stored_bytes)} (${percent(stored_bytes, plain)} of plain) in ${counted(chunks, "chunk")}`],
-      ["Bases", base_bytes ? `${bytes(base_bytes)} more, which its differences are to` : "none: it is read by itself"],
-      ["Key step", behind ? `${counted(behind, "save")} before` : "this one"],
+      ["Uncompressed", `${bytes(plain)} in ${counted(files, "file")}`],
+      ["Stored", `${bytes(stored_bytes)} (${percent(stored_bytes, plain)} of that) in ${counted(chunks, "chunk")}`],
+      [
+        "Needed with it",
+        base_bytes
+          ? `${bytes(base_bytes)} of earlier steps, which its differences are to`
+          : "nothing: it is read by itself",
+      ],
+      ["Key step", behind ? `${counted(behind, "save")} before this step` : "this step"],
       ["Manifest", h("code", {}, manifest)],
     ]),
     table(
@@ -137,7 +146,7 @@ function storageOf(stored) {
           cell: (of) => [bar([of.stored_bytes], stored_bytes, percent(of.stored_bytes, stored_bytes))],
         },
         { title: "Chunks", number: true, cell: (of) => count(of.chunks) },
-        { title: "Plain", number: true, cell: (of) => bytes(of.plain_bytes) },
+        { title: "Uncompressed", number: true, cell: (of) => bytes(of.plain_bytes) },
         { title: "Stored", number: true, cell: (of) => bytes(of.stored_bytes) },
         {
           title: "Ratio",

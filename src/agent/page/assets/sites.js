@@ -1,8 +1,8 @@
 // View: sites, the links between them, and which site has what.
 
-import { ask } from "./api.js";
+import { about, ask } from "./api.js";
 import { bar, h, mark, notes, table, when } from "./dom.js";
-import { age, bytes, count, dollars, percent, rate } from "./format.js";
+import { bytes, count, counted, dollars, percent, rate } from "./format.js";
 import { Panel, empty } from "./panel.js";
 
 /** Runs whose latest step is looked for at each site. */
@@ -14,21 +14,18 @@ function create() {
   const all = new Panel({
     title: "Sites",
     every: 5,
-    load: (signal) => ask("/v1/sites", { signal }),
-    draw: (list) => {
-      all.side.textContent = `inventories as of ${age(list.generated_at)}`;
-      return [siteTable(list.sites), notes(list.notes)];
-    },
+    load: (signal) => ask(about("/v1/sites"), { signal }),
+    draw: (list) => [siteTable(list.sites), notes(list.notes)],
   });
   const links = new Panel({
     title: "Links between sites",
     every: 5,
-    load: (signal) => ask("/v1/sites", { signal }),
+    load: (signal) => ask(about("/v1/sites"), { signal }),
     draw: linkTable,
   });
   const where = new Panel({
     title: "What is where",
-    quiet: "the latest step of each run, by bytes",
+    quiet: `the latest step of the ${RUNS} newest runs`,
     every: 10,
     load: (signal) => holdings(signal),
     draw: holdingsTable,
@@ -79,7 +76,11 @@ function siteTable(sites) {
       {
         title: "Inventory",
         cell: ({ site, agent }) =>
-          agent ? [agent.is_false ? mark("false", "bad") : when(agent.at)] : site.agents.length ? "" : "none",
+          agent
+            ? [agent.is_false ? mark("contradicted by samples", "bad") : when(agent.at)]
+            : site.agents.length
+              ? ""
+              : "none",
       },
     ],
     rows,
@@ -101,58 +102,63 @@ function linkTable({ links, measured }) {
       { title: "From", cell: ({ from }) => from },
       { title: "To", cell: ({ to }) => to },
       { title: "Path", cell: ({ path }) => path },
-      { title: "Believed rate", number: true, cell: (link) => rate(link.rate) },
+      { title: "Configured rate", number: true, cell: (link) => rate(link.rate) },
       { title: "Delay", number: true, cell: ({ delay_ms }) => (delay_ms ? `${delay_ms.toFixed(1)} ms` : "-") },
       { title: "Measured rate", number: true, cell: ({ measured }) => rate(measured?.rate) },
       { title: "Samples", number: true, cell: ({ measured }) => count(measured?.samples ?? 0) },
       {
-        title: "Error of hints",
+        title: "Median error of hints",
         number: true,
         cell: ({ measured }) =>
           measured?.median_error == null
             ? "-"
-            : `${(100 * measured.median_error).toFixed(0)} % of ${measured.outcomes}`,
+            : `${(100 * measured.median_error).toFixed(0)} % (${counted(measured.outcomes, "transfer")})`,
       },
-      { title: "One more GB", number: true, cell: ({ usd_micro_gb }) => dollars(usd_micro_gb) },
+      { title: "Price of a GB", number: true, cell: ({ usd_micro_gb }) => dollars(usd_micro_gb) },
     ],
     rows,
     { label: "Links between sites" },
   );
 }
 
-/** For the latest step of each run, what each site has of it, by a hint. */
+/** For the latest step of the newest runs, what each site has of it: rows of a name with the candidates of a hint, or an error. */
 async function holdings(signal) {
-  const { runs } = await ask("/v1/runs", { signal });
-  const latest = [...runs].sort((one, other) => (one.saved < other.saved ? 1 : -1)).slice(0, RUNS);
-  const rows = [];
-  for (const { latest: name } of latest) {
-    const hint = await ask("/v1/hints?wait=2s", {
-      signal,
-      body: { apiVersion: "towline.dev/v1", inputs: [{ ref: name }] },
-    });
-    rows.push({ name, at: new Map(hint.candidates.map((candidate) => [candidate.site, candidate])) });
+  const { runs } = await ask(about("/v1/runs"), { signal });
+  const newest = [...runs].sort((one, other) => (one.saved < other.saved ? 1 : -1)).slice(0, RUNS);
+  return Promise.all(newest.map(({ latest }) => holdingsOf(latest, signal)));
+}
+
+async function holdingsOf(name, signal) {
+  const body = { apiVersion: "towline.dev/v1", inputs: [{ ref: name }] };
+  try {
+    const { candidates } = await ask(about("/v1/hints", { wait: "2s" }), { signal, body });
+    return { name, candidates };
+  } catch (error) {
+    // One that the policy keeps away from here, or that was just removed, hides no other.
+    if (error.name === "AbortError" || ![403, 404].includes(error.status)) throw error;
+    return { name, candidates: [], error: error.message };
   }
-  return rows;
 }
 
 function holdingsTable(rows) {
   if (!rows.length) return empty("No run is saved.");
-  const places = [...new Set(rows.flatMap(({ at }) => [...at.keys()]))].sort();
-  const cell = (candidate) => {
+  const places = [...new Set(rows.flatMap(({ candidates }) => candidates.map(({ site }) => site)))].sort();
+  if (!places.length) places.push("any site");
+  const cell = ({ candidates, error }, place) => {
+    if (error) return place === places[0] ? [h("span", { class: "bad" }, error)] : "";
+    const candidate = candidates.find(({ site }) => site === place);
     if (!candidate) return "-";
     if (candidate.verdict !== "allow") return [mark(candidate.verdict, "bad")];
     const { present, in_flight, missing } = candidate.bytes;
     const stored = present + in_flight + missing;
     const label = `${bytes(present)} of ${bytes(stored)}, ${bytes(in_flight)} in flight`;
-    return [
-      bar([present, in_flight], stored, label),
-      h("span", { class: "quiet" }, `${percent(present, stored)}, ${bytes(missing)} missing`),
-    ];
+    const text = missing ? `${percent(present, stored)}, ${bytes(missing)} missing` : "100 %";
+    return [bar([present, in_flight], stored, label), h("span", { class: "quiet" }, text)];
   };
   return table(
     [
       { title: "Step", cell: ({ name }) => name },
-      ...places.map((place) => ({ title: place, cell: ({ at }) => cell(at.get(place)) })),
+      ...places.map((place) => ({ title: place, cell: (row) => cell(row, place) })),
     ],
     rows,
     { label: "What each site has" },

@@ -44,7 +44,7 @@ function create() {
       },
       {
         id: "moved",
-        title: "Stored, moved",
+        title: "Compressed",
         width: "9%",
         number: true,
         text: (task) => bytes(task.progress.moved),
@@ -91,10 +91,11 @@ function create() {
     h("option", { value: "failed" }, "failed"),
   );
   const shown = h("span", { class: "quiet", role: "status" });
-  const nothing = empty("No transfer is under way, and none has ended since the agent started.");
+  const nothing = empty("No transfers since the agent started.");
   const panel = new Panel({
     title: "Transfers",
     every: 1,
+    always: true,
     tools: h("div", { class: "tools" }, search, h("label", {}, "State", only), shown),
     load: async (signal) => {
       const { tasks } = await ask("/v1/tasks", { signal });
@@ -128,7 +129,7 @@ function create() {
     draw: (list) =>
       list?.peers.length
         ? peersTable(list.peers)
-        : empty("This agent has no peers: [peers] of its settings names them."),
+        : empty("This agent knows no others: `[peers]` of its settings names them."),
   });
   return { element: h("div", { class: "stack" }, panel.element, peers.element), panels: [panel, peers] };
 }

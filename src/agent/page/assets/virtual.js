@@ -1,6 +1,6 @@
 // A table of any number of rows, of which only those that can be seen are in the document.
 
-import { h } from "./dom.js";
+import { h, printable } from "./dom.js";
 
 /** Rows beyond each edge of what can be seen. */
 const BEYOND = 8;
@@ -87,7 +87,7 @@ export class VirtualTable {
   #fill({ element, cells }, row, place) {
     element.setAttribute("aria-rowindex", String(place + 2));
     this.columns.forEach((column, at) => {
-      const [cell, text] = [cells[at], column.text(row)];
+      const [cell, text] = [cells[at], printable(column.text(row))];
       if (cell.textContent !== text) cell.textContent = text;
       const title = column.hover?.(row) ?? text;
       if (cell.title !== title) cell.title = title;
