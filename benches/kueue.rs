@@ -31,7 +31,7 @@ fn main() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let workloads = std::env::var("KUEUE_WORKLOADS").map_or(1000, |count| count.parse().unwrap());
     runtime.block_on(prepare(folder.path()));
-    let api = ApiServer::start(&folder.path().join("agent"));
+    let api = ApiServer::start(&folder.path().join("agent"), include_str!("../tests/it/kubernetes/kueue.json"));
     api.write_kubeconfig(&folder.path().join("kubeconfig"), &folder.path().join("agent/ca.crt"), None);
     runtime.block_on(warm(folder.path()));
     println!("{workloads} workloads, {NAMES} names; seconds from the start of the agent until all are decided");

@@ -298,6 +298,8 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[[webhook.allow]]", "[[webhook.allow]]\n{}"),
         ("[kueue]", "[kueue]\n{}"),
         ("[[kueue.allow]]", "[[kueue.allow]]\n{}"),
+        ("[gates]", "[gates]\n{}"),
+        ("[[gates.allow]]", "[[gates.allow]]\n{}"),
     ];
     let is_section = |key: &String| sections.iter().any(|(name, _)| words_in(name).any(|word| word == key));
     for key in top.iter().filter(|key| !is_section(key)) {

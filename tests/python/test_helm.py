@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import celpy
 import kubernetes_validate
 import pytest
 import tomllib
@@ -191,7 +192,7 @@ def test_the_controller_for_kueue_may_do_what_its_tests_permit_and_nothing_else(
     role = (
         one(found, "ClusterRole", "towline-advisor-towline")["rules"] + one(found, "Role", "towline-advisor")["rules"]
     )
-    assert role == json.loads((ROOT / "tests/it/kubernetes/rules.json").read_text())
+    assert role == json.loads((ROOT / "tests/it/kubernetes/kueue.json").read_text())
     settings = {
         name: tomllib.loads(one(found, "ConfigMap", f"towline-{name}")["data"]["agent.toml"])
         for name in ("advisor", "gateway-a", "gateway-b")
@@ -204,12 +205,78 @@ def test_the_controller_for_kueue_may_do_what_its_tests_permit_and_nothing_else(
         {
             **OWN,
             "settings": {"callers": "home/a"},
-            "kueue": {"enabled": True, "agent": "home/advisor", "check": ""},
+            "advisor": OWN["advisor"] | {"agent": "home/advisor"},
+            "kueue": {"enabled": True, "check": ""},
         }
     )
     gateway = tomllib.loads(one(own, "ConfigMap", "towline-gateway")["data"]["agent.toml"])
     assert gateway["callers"] == ["home/a", "home/advisor"], "beside others"
     assert not [it for it in own if it["kind"] == "AdmissionCheck"]
+
+
+def test_the_controller_of_gates_may_do_what_its_tests_permit_and_nothing_else():
+    values = {**FULL, "gates": {"enabled": True, "admitAfter": "1h"}}
+    for version in VERSIONS:
+        if version < "1.30":
+            refused = helm("template", "t", CHART, "--kube-version", version, values=values, check=False)
+            assert "gates: requires Kubernetes 1.30" in refused.stderr
+            continue
+        found = objects(values, version)
+        for manifest in found:
+            if extension_of(manifest) is None:
+                kubernetes_validate.validate(manifest, version, strict=True)
+    role = one(found, "ClusterRole", "towline-gates-towline")["rules"] + one(found, "Role", "towline-gates")["rules"]
+    assert role == json.loads((ROOT / "tests/it/kubernetes/gates.json").read_text())
+    settings = {
+        name: tomllib.loads(one(found, "ConfigMap", f"towline-{name}")["data"]["agent.toml"])
+        for name in ("advisor", "webhook")
+    }
+    gates = settings["advisor"]["gates"]
+    assert gates["holders"] == ["home/gateway-a", "home/gateway-b"] and gates["admit_after"] == "1h"
+    assert gates["allow"] == FULL["webhook"]["allow"] and settings["webhook"]["webhook"]["gates"] is True
+    policy = one(found, "ValidatingAdmissionPolicy", "towline-gates-towline")["spec"]
+
+    def refusals(user: str, **changed: Any) -> list[str] | None:
+        """What the policy has against a change of a pod; None if it is not asked."""
+        gated = [{"name": "example.com/quota"}, {"name": "towline.dev/warm"}]
+        before = {
+            "metadata": {"labels": {"app": "a", "towline.dev/gated": "true"}, "annotations": {"a": "b"}},
+            "spec": {"containers": [{"image": "x"}], "schedulingGates": gated},
+        }
+        after = copy.deepcopy(before)
+        del after["metadata"]["labels"]["towline.dev/gated"]
+        after["spec"]["schedulingGates"] = gated[:1]
+        for path, value in changed.items():
+            part, _, field = path.partition("_")
+            after[part][field] = value
+        environment = celpy.Environment()
+        known = {
+            "object": celpy.json_to_cel(after),
+            "oldObject": celpy.json_to_cel(before),
+            "request": celpy.json_to_cel({"userInfo": {"username": user}}),
+        }
+
+        def holds(rule: dict[str, str]) -> bool:
+            return bool(environment.program(environment.compile(rule["expression"])).evaluate(known))
+
+        if not all(map(holds, policy["matchConditions"])):
+            return None
+        return [rule["message"] for rule in policy["validations"] if not holds(rule)]
+
+    advisor = "system:serviceaccount:towline:towline-advisor"
+    assert refusals(advisor) == [] and refusals("system:serviceaccount:ml:other") is None
+    for change, told in (
+        ({"spec_containers": [{"image": "evil"}]}, "containers"),
+        ({"spec_tolerations": [{"operator": "Exists"}]}, "tolerations"),
+        ({"spec_nodeSelector": {"a": "b"}}, "nodeSelector"),
+        ({"spec_schedulingGates": []}, "gates of others"),
+        ({"metadata_labels": {"app": "b"}}, "change labels"),
+        ({"metadata_labels": {"app": "a", "towline.dev/peer": "true"}}, "add labels"),
+        ({"metadata_annotations": {}}, "annotations"),
+        ({"metadata_finalizers": ["x"]}, "finalizers"),
+    ):
+        (refused,) = refusals(advisor, **change)
+        assert told in refused, change
 
 
 def test_values_become_settings():
@@ -295,7 +362,9 @@ def test_rules_are_changed_without_a_restart():
         ({"kueue": {"enabled": True}}, "kueue: requires advisor.enabled"),
         ({"kueue": {"enabled": True}, "advisor": ADVISOR}, "kueue.allow: required"),
         ({"kueue": {"enabled": True, "allow": [ACCOUNTS]}, "advisor": ADVISOR}, "kueue.holders: required"),
-        ({**OWN, "kueue": {"enabled": True}}, "kueue.agent: required"),
+        ({**OWN, "kueue": {"enabled": True}}, "advisor.agent: required"),
+        ({"gates": {"enabled": True}}, "gates: requires advisor.enabled"),
+        ({**OWN, "gates": {"enabled": True}}, "advisor.agent: required"),
         ({"kueue": {"admitAfter": "soon"}}, "/kueue/admitAfter"),
         (
             {**OWN, "webhook": {"enabled": True, "allow": [ACCOUNTS], "authoritySecret": "ca"}},
@@ -327,11 +396,14 @@ def test_the_notes_say_how_to_go_on():
 
 def test_values_in_the_documents_render():
     blocks = re.findall(r"^```yaml values\n(.*?)^```", (ROOT / "docs/deploy.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
-        for manifest in objects(yaml.safe_load(block), VERSIONS[0]):
+        values = yaml.safe_load(block)
+        # The policies for gates came with 1.30.
+        version = VERSIONS[1] if "gates" in values else VERSIONS[0]
+        for manifest in objects(values, version):
             if extension_of(manifest) is None:
-                kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+                kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_objects_of_kueue_in_the_documents_are_those_of_the_chart():
@@ -360,5 +432,5 @@ def test_the_schema_knows_the_settings_of_the_documents():
     sections = {match[1] for cell in cells if (match := re.match(r" `\[+([a-z_]+)", cell))}
     names = {name for cell in cells if "`[" not in cell for name in re.findall(r"`([a-z_]+)`", cell)} | sections
     assert "admission" in names and "handshakes" not in names
-    decided = {"repository", "repositories", "socket", "identity", "listen", "service_account", "webhook", "kueue"}
+    decided = {"repository", "repositories", "socket", "identity", "listen", "service_account", "webhook", "kueue", "gates"}
     assert known == names - decided

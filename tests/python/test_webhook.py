@@ -230,6 +230,7 @@ class Cluster:
     def rendered(self) -> str:
         """The settings of the webhook by the chart, with places of this machine."""
         values = VALUES | {"advisor": {"enabled": True, "sites": (self.folder / "sites.toml").read_text()}}
+        values["gates"] = {"enabled": True, "holders": ["home/node"]}
         text = one(objects(values), "ConfigMap", "towline-webhook")["data"]["agent.toml"]
         for there, here in (
             ('repositories = ["s3://models/team"]', f'repositories = ["{self.folder}/repository"]'),
@@ -416,6 +417,10 @@ CASES = {
         {"affinity": {"nodeAffinity": {}, "podAntiAffinity": {}}},
         resources={"limits": {"nvidia.com/gpu": "8"}},
     ),
+    "gate": pod_of(
+        {"restore": "run-7@latest", "watch": "/ckpt", "gate": "warm"},
+        {"schedulingGates": [{"name": "example.com/quota"}]},
+    ),
 }
 
 
@@ -512,9 +517,29 @@ def test_a_hint_places_the_pod(cluster):
     assert weights.keys() == {"archive", "home", "cloud"} and weights["archive"] == 100 > 50 > weights["cloud"], weights
 
 
+def test_a_gate_is_for_the_site_of_the_pod(cluster):
+    def site(annotations: dict[str, str], spec: dict[str, Any] | None = None) -> str:
+        pod = cluster.admitted(pod_of({"gate": "warm"} | annotations, spec))
+        assert pod["spec"]["schedulingGates"] == [{"name": "towline.dev/warm"}]
+        assert pod["metadata"]["labels"]["towline.dev/gated"] == "true"
+        return pod["metadata"]["annotations"]["towline.dev/warm-at"]
+
+    assert site({"inputs": "models/base"}) == "home", "that of the cluster"
+    assert site({"inputs": "models/base", "warm-at": "cloud"}) == "cloud"
+    assert site({"inputs": "models/base"}, {"nodeSelector": {"towline.dev/site": "cloud"}}) == "cloud"
+    assert site({"inputs": "models/base", "hint": "preferred"}) == "archive", "where it is"
+    assert site({"restore": "run-7@latest", "watch": "/ckpt"}) == "home", "with a sidecar"
+    first = cluster.admitted(pod_of({"watch": "/ckpt -> new", "gate": "warm"}))
+    assert "schedulingGates" not in first["spec"], "there is no step to wait for"
+    assert first["metadata"]["annotations"]["towline.dev/warm-at"] == "home"
+
+
 @pytest.mark.parametrize(
     ("pod", "told"),
     [
+        (pod_of({"gate": "warm"}), "no data to wait for"),
+        (pod_of({"gate": "warm", "inputs": "data/clinic", "warm-at": "cloud"}), "may not go to site cloud"),
+        (pod_of({"gate": "warm", "inputs": "models/base", "warm-at": "nowhere"}), "nowhere"),
         (pod_of({"whatch": "/ckpt"}), "annotation is unknown"),
         (pod_of({"watch": "/ckpt"}), "watched folder has no run"),
         (pod_of({"watch": "/ckpt -> secret"}), "may not save checkpoints at secret"),
@@ -620,7 +645,7 @@ def test_the_policy_of_the_cluster_refuses_a_pod_that_the_webhook_did_not_see(cl
     policy = one(found, "ValidatingAdmissionPolicy", "towline-webhook-towline")["spec"]
     webhook = one(found, "MutatingWebhookConfiguration", "towline-webhook-towline")["webhooks"][0]
     assert webhook["failurePolicy"] == "Ignore" and webhook["sideEffects"] == "None"
-    lacking = {"watch": 1, "volumes": 1, "stage": 2, "hint": 0}
+    lacking = {"watch": 1, "volumes": 1, "stage": 2, "hint": 0, "gate": 2}
     for name, pod in CASES.items():
         assert refusals(pod, webhook) == []
         assert refusals(cluster.admitted(pod), policy) == []

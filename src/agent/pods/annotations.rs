@@ -38,10 +38,6 @@ pub(in crate::agent) const PLACED: &str = "towline.dev/placed";
 const WAIT_FOR: &str = "towline.dev/gate";
 /// Site at which its data is to be; the webhook sets it unless the pod does.
 pub(in crate::agent) const WARM_AT: &str = "towline.dev/warm-at";
-/// Scheduling gate of a pod that waits for its data.
-pub(in crate::agent) const GATE: &str = "towline.dev/warm";
-/// Label of a pod with the gate.
-pub(in crate::agent) const GATED_LABEL: &str = "towline.dev/gated";
 const KNOWN: [&str; 18] = [
     RESTORE,
     WATCH,

@@ -184,7 +184,7 @@ impl Webhook {
             };
             admitted.patch.extend(inject(&pod, &wanted, &sidecar)?);
         }
-        if gates && !names.is_empty() {
+        if gates {
             let unlabelled = pod.metadata.labels.is_none() && !injects;
             let gate = self.gate((&pod, &account), (&wanted, &names), hint.as_ref(), unlabelled);
             admitted.patch.extend(gate.await?);

@@ -39,6 +39,7 @@
 {{- end -}}
 {{- include "towline.checks.webhook" . -}}
 {{- include "towline.checks.kueue" . -}}
+{{- include "towline.checks.gates" . -}}
 {{- if .Values.monitoring.serviceMonitor.enabled -}}
 {{- if not .Values.monitoring.scraper -}}
 {{- fail "monitoring.scraper: required by serviceMonitor: the name in the certificate of Prometheus" -}}
@@ -80,8 +81,26 @@
 {{- if not (or $kueue.holders .Values.gateways) -}}
 {{- fail "kueue.holders: required without gateways: the agents that fetch and hold what workloads wait for" -}}
 {{- end -}}
-{{- if and .Values.certificates.secrets (not $kueue.agent) -}}
-{{- fail "kueue.agent: required with certificates.secrets: the name in the certificate of the advisor" -}}
+{{- if and .Values.certificates.secrets (not .Values.advisor.agent) -}}
+{{- fail "advisor.agent: required with certificates.secrets and kueue: the name in the certificate of the advisor" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "towline.checks.gates" -}}
+{{- $gates := .Values.gates -}}
+{{- if $gates.enabled -}}
+{{- if not (and .Values.advisor.enabled .Values.webhook.enabled) -}}
+{{- fail "gates: requires advisor.enabled and webhook.enabled: the webhook gives pods a gate, and the advisor opens it" -}}
+{{- end -}}
+{{- if semverCompare "<1.30-0" .Capabilities.KubeVersion.Version -}}
+{{- fail "gates: requires Kubernetes 1.30: older ones cannot limit the advisor to changing nothing of a pod but its gate" -}}
+{{- end -}}
+{{- if not (or $gates.holders .Values.gateways) -}}
+{{- fail "gates.holders: required without gateways: the agents that fetch and hold what pods wait for" -}}
+{{- end -}}
+{{- if and .Values.certificates.secrets (not .Values.advisor.agent) -}}
+{{- fail "advisor.agent: required with certificates.secrets and gates: the name in the certificate of the advisor" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
