@@ -166,7 +166,7 @@ fn runs_are_listed_and_one_with_its_steps() {
     let (run, below) = (&one["runs"][0], &one["runs"][1]);
     has_members(run, &format!("{columns} steps"));
     has_members(below, columns);
-    has_members(&run["steps"][0], "step name counts saved bytes files chunks metrics world_size framework");
+    has_members(&run["steps"][0], "step name counts saved bytes files chunks behind metrics world_size framework");
     let step = |at: usize| (&run["steps"][at]["step"], &run["steps"][at]["name"], &run["steps"][at]["counts"]);
     assert_eq!(step(2), (&10.into(), &"run-7/step-010".into(), &false.into()));
     assert_eq!(step(3), (&10.into(), &"run-7/step-10".into(), &true.into()));

@@ -240,11 +240,10 @@ def test_the_controller_of_gates_may_do_what_its_tests_permit_and_nothing_else()
         """What the policy has against a change of a pod; None if it is not asked."""
         gated = [{"name": "example.com/quota"}, {"name": "towline.dev/warm"}]
         before = {
-            "metadata": {"labels": {"app": "a", "towline.dev/gated": "true"}, "annotations": {"a": "b"}},
+            "metadata": {"labels": {"app": "a"}, "annotations": {"a": "b"}},
             "spec": {"containers": [{"image": "x"}], "schedulingGates": gated},
         }
         after = copy.deepcopy(before)
-        del after["metadata"]["labels"]["towline.dev/gated"]
         after["spec"]["schedulingGates"] = gated[:1]
         for path, value in changed.items():
             part, _, field = path.partition("_")
@@ -270,8 +269,8 @@ def test_the_controller_of_gates_may_do_what_its_tests_permit_and_nothing_else()
         ({"spec_tolerations": [{"operator": "Exists"}]}, "tolerations"),
         ({"spec_nodeSelector": {"a": "b"}}, "nodeSelector"),
         ({"spec_schedulingGates": []}, "gates of others"),
-        ({"metadata_labels": {"app": "b"}}, "change labels"),
-        ({"metadata_labels": {"app": "a", "towline.dev/peer": "true"}}, "add labels"),
+        ({"metadata_labels": {"app": "b"}}, "labels"),
+        ({"metadata_labels": {"app": "a", "towline.dev/peer": "true"}}, "labels"),
         ({"metadata_annotations": {}}, "annotations"),
         ({"metadata_finalizers": ["x"]}, "finalizers"),
     ):

@@ -521,7 +521,7 @@ def test_a_gate_is_for_the_site_of_the_pod(cluster):
     def site(annotations: dict[str, str], spec: dict[str, Any] | None = None) -> str:
         pod = cluster.admitted(pod_of({"gate": "warm"} | annotations, spec))
         assert pod["spec"]["schedulingGates"] == [{"name": "towline.dev/warm"}]
-        assert pod["metadata"]["labels"]["towline.dev/gated"] == "true"
+        assert "towline.dev/gated" in pod["metadata"]["annotations"]
         return pod["metadata"]["annotations"]["towline.dev/warm-at"]
 
     assert site({"inputs": "models/base"}) == "home", "that of the cluster"
@@ -529,6 +529,10 @@ def test_a_gate_is_for_the_site_of_the_pod(cluster):
     assert site({"inputs": "models/base"}, {"nodeSelector": {"towline.dev/site": "cloud"}}) == "cloud"
     assert site({"inputs": "models/base", "hint": "preferred"}) == "archive", "where it is"
     assert site({"restore": "run-7@latest", "watch": "/ckpt"}) == "home", "with a sidecar"
+    own = {"schedulingGates": [{"name": "towline.dev/warm"}]}
+    assert site({"inputs": "models/base"}, own) == "home", "with the gate already"
+    policy = one(objects(VALUES, "1.30.0"), "ValidatingAdmissionPolicy", "towline-webhook-towline")["spec"]
+    assert refusals(pod_of({"gate": "warm", "inputs": "models/base", "warm-at": "cloud"}), policy), "no webhook"
     first = cluster.admitted(pod_of({"watch": "/ckpt -> new", "gate": "warm"}))
     assert "schedulingGates" not in first["spec"], "there is no step to wait for"
     assert first["metadata"]["annotations"]["towline.dev/warm-at"] == "home"
@@ -673,7 +677,7 @@ def test_the_policy_knows_the_annotations_that_the_webhook_knows():
     assert known == set(re.findall(r'"(towline\.dev/[a-z-]+)"', source.partition("#[cfg(test)]")[0]))
     table = (ROOT / "docs/deploy.md").read_text().partition("| annotation `towline.dev/...` |")[2].partition("\n\n")[0]
     shown = set(re.findall(r"`([a-z-]+)`", table))
-    assert {name.removeprefix("towline.dev/") for name in known} - {"settings", "authorities", "placed"} <= shown
+    assert {name.removeprefix("towline.dev/") for name in known} - {"settings", "authorities", "placed", "gated"} <= shown
 
 
 def test_the_pod_of_the_documents_is_admitted(cluster):

@@ -236,8 +236,7 @@ impl Auth {
             || open.kube && KUBE.contains(&path)
             || open.skypilot && path == SKYPILOT;
         if is_own && needs_none {
-            let known = if grant.is_some() { Visibility::Remote } else { Visibility::HealthSummary };
-            return Ok(known.into());
+            return Ok(Visibility::HealthSummary.into());
         }
         if let Some(grant) = grant {
             check_scope(&grant, need(method, path))?;
@@ -302,7 +301,7 @@ fn check_page(headers: &HeaderMap) -> Result<(), ApiError> {
     };
     let host = text(header::HOST);
     // Other clients name what they like, but no site of the internet is called by one word.
-    let is_here = host.is_none_or(|host| is_loopback(host) || !host.contains(['.', ':']));
+    let is_here = host.is_none_or(|host| is_loopback(host) || !host.contains(['.', ':', '@']));
     if !is_here || headers.get_all(header::HOST).iter().count() > 1 {
         return refused();
     }
@@ -483,7 +482,7 @@ mod tests {
         };
         assert_eq!(ask(Method::GET, "/v1/names", &reads), Ok(Visibility::Remote));
         assert_eq!(ask(Method::HEAD, "/v1/files/a/b", &reads), Ok(Visibility::Remote));
-        assert_eq!(ask(Method::GET, "/health", &reads), Ok(Visibility::Remote));
+        assert_eq!(ask(Method::GET, "/health", &reads), Ok(Visibility::HealthSummary));
         for (method, path) in [
             (Method::POST, "/v1/restore"),
             (Method::POST, "/v1/tokens"),

@@ -29,15 +29,16 @@ pub struct ClusterAccess {
 }
 
 impl ClusterAccess {
-    /// Client of the API server, and the default namespace.
+    /// Client of the API server, and the default namespace. `section` is the one of the settings.
     ///
     /// # Errors
     /// Usage or not found, for a kubeconfig that cannot be used, or if this is no pod of a cluster.
-    pub(super) async fn connect(&self) -> Result<(kube::Client, String)> {
+    pub(super) async fn connect(&self, section: &str) -> Result<(kube::Client, String)> {
         let mut config = match &self.kubeconfig {
-            Some(path) => connection_by_file(path).await?,
+            Some(path) => connection_by_file(section, path).await?,
             None => kube::Config::incluster().map_err(|source| {
-                Error::not_found("this is no pod of a cluster, or it has no token of its service account")
+                let what = "this is no pod of a cluster, or it has no token of its service account";
+                Error::not_found(format!("[{section}] {what}"))
                     .help("set automountServiceAccountToken, or `kubeconfig` outside of a cluster")
                     .source(source)
             })?,
@@ -51,17 +52,14 @@ impl ClusterAccess {
     }
 }
 
-async fn connection_by_file(path: &Path) -> Result<kube::Config> {
-    let file = Kubeconfig::read_from(path).map_err(|source| unusable(path).source(source))?;
+async fn connection_by_file(section: &str, path: &Path) -> Result<kube::Config> {
+    let unusable = || Error::usage(format!("[{section}] kubeconfig cannot be used")).at(path.display());
+    let file = Kubeconfig::read_from(path).map_err(|source| unusable().source(source))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
-        .map_err(|source| unusable(path).source(source))?;
+        .map_err(|source| unusable().source(source))?;
     if config.cluster_url.scheme_str() != Some("https") {
-        return Err(unusable(path).expected("https").got(&config.cluster_url));
+        return Err(unusable().expected("https").got(&config.cluster_url));
     }
     Ok(config)
-}
-
-fn unusable(path: &Path) -> Error {
-    Error::usage("kubeconfig cannot be used").at(path.display())
 }

@@ -39,12 +39,14 @@ pub(in crate::agent) type Key = (String, String);
 /// Names of a controller: for its lease and events, and for the problems of its parts.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::agent) struct Role {
+    /// Section of the settings.
+    pub(in crate::agent) section: &'static str,
     pub(in crate::agent) lease: &'static str,
     pub(in crate::agent) reporter: &'static str,
     pub(in crate::agent) election: &'static str,
     pub(in crate::agent) watches: &'static str,
     pub(in crate::agent) writes: &'static str,
-    /// What the elected one does, such as "decides ...".
+    /// Task of the elected one, such as "decides ...".
     pub(in crate::agent) task: &'static str,
 }
 
@@ -62,8 +64,8 @@ pub(in crate::agent) struct Mirror<K> {
     objects: Mutex<Objects<K>>,
     /// True once all of them were listed.
     listed: AtomicBool,
-    /// Labels of the objects; none: all.
-    labels: Option<&'static str>,
+    /// Field selector; none: all.
+    fields: Option<&'static str>,
 }
 
 /// Calls of the API server by a controller.
@@ -80,6 +82,8 @@ pub(in crate::agent) struct ApiServer {
 /// Content of an event about an object. The same one with another note counts as a repetition.
 pub(in crate::agent) struct Told<'a> {
     pub(in crate::agent) type_: EventType,
+    /// Action of the controller: the same reason with another one is another event, whose note is shown.
+    pub(in crate::agent) action: &'a str,
     pub(in crate::agent) reason: &'a str,
     pub(in crate::agent) note: &'a str,
     /// Another object that it is about.
@@ -88,7 +92,7 @@ pub(in crate::agent) struct Told<'a> {
 
 impl<K> Default for Mirror<K> {
     fn default() -> Self {
-        Self { objects: Mutex::default(), listed: AtomicBool::new(false), labels: None }
+        Self { objects: Mutex::default(), listed: AtomicBool::new(false), fields: None }
     }
 }
 
@@ -97,9 +101,10 @@ impl<K> Mirror<K> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copy of the objects with these labels alone, `KEY=VALUE`.
-    pub(in crate::agent) fn labelled(labels: &'static str) -> Self {
-        Self { labels: Some(labels), ..Self::default() }
+    /// Copy of the objects that a field selector finds
+    /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors/>).
+    pub(in crate::agent) fn of_fields(fields: &'static str) -> Self {
+        Self { fields: Some(fields), ..Self::default() }
     }
 
     /// The objects as they were seen last; none before all were listed.
@@ -122,7 +127,7 @@ impl<K: Trim + Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debu
     /// Lists all objects and follows their changes, until these are forgotten.
     async fn follow_from_list(&self, server: &ApiServer) {
         let ApiServer { client, changed, agent, role, .. } = server;
-        let config = watcher::Config { label_selector: self.labels.map(str::to_owned), ..watcher::Config::default() };
+        let config = watcher::Config { field_selector: self.fields.map(str::to_owned), ..watcher::Config::default() };
         let config = config.page_size(PAGE);
         let mut events = pin!(watcher(Api::<K>::all(client.clone()), config).default_backoff());
         let mut listing = Objects::new();
@@ -169,9 +174,9 @@ impl ApiServer {
 
     /// Tells of an object in an event, which `kubectl describe` shows.
     pub(in crate::agent) async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, what: Told<'_>) {
-        let Told { type_, reason, note, secondary } = what;
+        let Told { type_, action, reason, note, secondary } = what;
         let note = Some(cut(note, NOTE_LEN_MAX));
-        let event = Event { type_, reason: reason.to_owned(), note, action: "CheckData".to_owned(), secondary };
+        let event = Event { type_, reason: reason.to_owned(), note, action: action.to_owned(), secondary };
         match timeout(CALL_MAX, self.recorder.publish(&event, &reference(object))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!("{}: cannot write an event: {error}", self.role.writes),

@@ -26,6 +26,8 @@ use crate::span;
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 /// Pauses between the tries of what fails.
 const PAUSES: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(30));
+/// Calls under way.
+const CALLS_MAX: usize = 32;
 /// Time for a call to an agent: a commit reads the maps of all trees.
 const CALL_MAX: Duration = Duration::from_mins(1);
 /// Lease of what is held for workloads: time for their pods to start.
@@ -46,8 +48,10 @@ pub(super) struct Wanted {
     names: BTreeSet<Name>,
     /// Names as the pods have them.
     asked: PodNames,
-    /// Bytes that the site lacks.
+    /// Bytes that the site lacks, by inventories; 0: they are held all the same, so that they stay.
     missing: u64,
+    /// Time of the look.
+    at: Instant,
     /// Seconds until they are there, by the hint: median and 90th percentile.
     estimate: (f64, f64),
 }
@@ -88,6 +92,8 @@ struct Hold {
     state: HoldState,
     due: Instant,
     renewed: Instant,
+    /// Beginning of the last call that the holder has answered.
+    confirmed: Instant,
     failing: Option<Instant>,
     pauses: Backoff,
 }
@@ -101,10 +107,12 @@ enum HoldState {
 }
 
 impl Wanted {
-    pub(super) fn new(need: &Need, names: Vec<Name>, candidate: &Candidate) -> Self {
+    /// Names of a need that a look at `at` has found; `owner` is the controller.
+    pub(super) fn new((owner, at): (&str, Instant), need: &Need, names: Vec<Name>, candidate: &Candidate) -> Self {
         let names: BTreeSet<Name> = names.into_iter().collect();
         Self {
-            id: commitment_id(&need.site, &names),
+            id: commitment_id(owner, &need.site, &names),
+            at,
             site: need.site.clone(),
             names,
             asked: need.names.clone(),
@@ -138,7 +146,14 @@ impl Holds {
         self.release(wanted, in_use);
         for (wanted, namespace) in wanted {
             let id = &wanted.id;
-            if !self.by_id.contains_key(id) && !self.busy.contains(id) && self.has_slot(namespace) {
+            if self.busy.contains(id) {
+                continue;
+            }
+            if let Some(hold) = self.by_id.get_mut(id) {
+                if hold.is_contradicted(wanted) {
+                    hold.doubt();
+                }
+            } else if wanted.missing == 0 || self.has_slot(namespace) {
                 self.by_id.insert(id.clone(), Hold::new(wanted.clone(), namespace.clone()));
             }
         }
@@ -147,7 +162,7 @@ impl Holds {
         let due: Vec<(String, Hold)> = due.map(|(id, hold)| (id.clone(), hold.clone())).collect();
         for (id, hold) in due {
             // Agents that do not answer leave half of the slots to others.
-            if hold.failing.is_some() && 2 * self.retried() >= self.warms.max(2) {
+            if hold.failing.is_some() && 2 * self.retried() >= self.warms.max(2) || self.calls.len() >= CALLS_MAX {
                 continue;
             }
             let holders = self.holders.clone();
@@ -173,6 +188,9 @@ impl Holds {
     /// Finding about what is wanted.
     pub(super) fn finding(&self, wanted: &Wanted) -> Finding {
         let Some(hold) = self.by_id.get(&wanted.id) else { return Finding::Queued(wanted.missing) };
+        if hold.is_contradicted(wanted) {
+            return Finding::Queued(wanted.missing);
+        }
         match &hold.state {
             HoldState::Begun => Finding::Queued(wanted.missing),
             HoldState::Warming(progress) => Finding::Warming(*progress),
@@ -248,6 +266,7 @@ impl Hold {
             state: HoldState::Begun,
             due: now,
             renewed: now,
+            confirmed: now,
             failing: None,
             pauses: PAUSES,
         }
@@ -255,11 +274,25 @@ impl Hold {
 
     /// True if it counts among the warms: it is under way, at an agent that answers.
     fn takes_slot(&self) -> bool {
-        matches!(self.state, HoldState::Begun | HoldState::Warming(_))
+        matches!(self.state, HoldState::Begun | HoldState::Warming(_)) && self.wanted.missing > 0
+    }
+
+    /// True if a look has found less than the holder had before: its cache was lost, or a name is that of another tree.
+    fn is_contradicted(&self, wanted: &Wanted) -> bool {
+        matches!(self.state, HoldState::There(_)) && wanted.missing > 0 && self.confirmed < wanted.at
+    }
+
+    /// Has it committed again, which finds out.
+    fn doubt(&mut self) {
+        if let Some((_, has_answered)) = &mut self.agent {
+            *has_answered = false;
+        }
+        self.due = Instant::now();
     }
 
     /// The hold after another call.
     async fn next(mut self, holders: &Holders) -> Self {
+        let begun = Instant::now();
         let called = timeout(CALL_MAX, self.call(holders)).await;
         let called = called.unwrap_or_else(|_| Err(Error::unreachable("no answer in time").at(&self.wanted.site)));
         let now = Instant::now();
@@ -274,7 +307,7 @@ impl Hold {
                     (self.failing, self.pauses) = (None, PAUSES);
                 }
                 let every = if matches!(state, HoldState::There(_)) { RENEW_EVERY } else { PROGRESS_EVERY };
-                Self { state, due: now + every, ..self }
+                Self { state, due: now + every, confirmed: begun, ..self }
             }
             Err(error) => {
                 self.failing.get_or_insert(now);
@@ -408,10 +441,10 @@ async fn runs(agent: &Client, task: &str, commitment: &str) -> Result<bool> {
     }
 }
 
-/// Id under which `names` are held at a site.
-fn commitment_id(site: &str, names: &BTreeSet<Name>) -> String {
+/// Id under which a controller holds `names` at a site: what one releases, another may still hold.
+fn commitment_id(owner: &str, site: &str, names: &BTreeSet<Name>) -> String {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(site.as_bytes());
+    hasher.update(owner.as_bytes()).update(b"\n").update(site.as_bytes());
     for name in names {
         hasher.update(b"\n").update(name.as_str().as_bytes());
     }
@@ -426,11 +459,12 @@ mod tests {
     #[test]
     fn the_same_data_at_a_site_is_held_once() {
         let names = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<BTreeSet<Name>>();
-        let id = commitment_id("home", &names(&["a", "b"]));
+        let id = commitment_id("gates", "home", &names(&["a", "b"]));
         check_hint_id(&id).unwrap();
-        assert_eq!(id, commitment_id("home", &names(&["b", "a", "a"])));
+        assert_eq!(id, commitment_id("gates", "home", &names(&["b", "a", "a"])));
+        assert_ne!(id, commitment_id("kueue", "home", &names(&["a", "b"])));
         for (site, other) in [("cloud", &["a", "b"][..]), ("home", &["a"]), ("home", &["a/b"])] {
-            assert_ne!(id, commitment_id(site, &names(other)));
+            assert_ne!(id, commitment_id("gates", site, &names(other)));
         }
     }
 
@@ -445,6 +479,7 @@ mod tests {
             names: BTreeSet::new(),
             asked: PodNames::default(),
             missing: 1,
+            at: Instant::now(),
             estimate: (0.0, 0.0),
         };
         let begin = |holds: &mut Holds, id: &str, namespace: &str| {
@@ -457,5 +492,28 @@ mod tests {
         holds.by_id.get_mut("1").unwrap().state = HoldState::There(1);
         holds.by_id.get_mut("5").unwrap().state = HoldState::Failing(String::new());
         assert!(begin(&mut holds, "7", "a") && begin(&mut holds, "8", "d") && !begin(&mut holds, "9", "e"));
+    }
+
+    #[test]
+    fn a_later_look_outvotes_what_a_holder_has_said() {
+        let wanted = |missing| Wanted {
+            id: String::new(),
+            site: "home".to_owned(),
+            names: BTreeSet::new(),
+            asked: PodNames::default(),
+            missing,
+            at: Instant::now() + Duration::from_secs(1),
+            estimate: (0.0, 0.0),
+        };
+        let mut hold = Hold::new(wanted(0), "a".to_owned());
+        hold.agent = Some((Client::at("/none"), true));
+        assert!(!hold.takes_slot() && !hold.is_contradicted(&wanted(1)), "nothing is said yet");
+        hold.state = HoldState::There(1);
+        assert!(hold.is_contradicted(&wanted(1)) && !hold.is_contradicted(&wanted(0)));
+        hold.doubt();
+        assert!(hold.agent.as_ref().is_some_and(|(_, answered)| !answered) && hold.due <= Instant::now());
+        // The holder has answered since.
+        hold.confirmed = Instant::now() + Duration::from_secs(2);
+        assert!(!hold.is_contradicted(&wanted(1)));
     }
 }

@@ -75,7 +75,7 @@ impl Controller {
         agent.advisor(agent.origin(None)?)?;
         let own = agent.credentials()?.identity();
         let trust_domain = access.trust_domain.clone().unwrap_or_else(|| own.site().to_owned());
-        let (client, namespace) = access.connect().await?;
+        let (client, namespace) = access.connect(role.section).await?;
         let access = ClusterAccess { namespace: access.namespace.clone().or(Some(namespace)), ..access };
         Ok(Self {
             agent: Arc::clone(agent),
@@ -126,14 +126,15 @@ impl Controller {
         ApiServer::new(Arc::clone(&self.agent), self.client.clone(), &self.own, self.role)
     }
 
-    /// Needs of pods, and who has them fetched and held.
+    /// Needs of pods, and who has them fetched and held: what is missing, and with `holds_all` what is there as well.
     ///
     /// # Errors
     /// Not found, if the agent has no repository.
-    pub(super) fn needs(&self) -> Result<Needs> {
+    pub(super) fn needs(&self, holds_all: bool) -> Result<Needs> {
         let (client, agents) = (self.warms.clone(), self.access.holders.clone());
         let holders = Holders { client, agents, repository: self.agent.origin(None)?.id() };
-        Ok(Needs::new(Arc::clone(&self.agent), self.rights.clone(), Holds::new(holders, self.access.warms)))
+        let (agent, holds) = (Arc::clone(&self.agent), Holds::new(holders, self.access.warms));
+        Ok(Needs::new(agent, self.rights.clone(), (self.role.section, holds_all), holds))
     }
 
     /// Advisor of the agent's first repository.

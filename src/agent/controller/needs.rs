@@ -76,12 +76,21 @@ pub(in crate::agent) struct Needs {
 struct Lookup {
     agent: Arc<AgentState>,
     rights: AccountRights,
+    /// The controller.
+    owner: &'static str,
+    /// True if what is there by inventories is held as well, and counts once its holder says so: an inventory is of a while ago.
+    holds_all: bool,
     at_a_time: Semaphore,
 }
 
 impl Needs {
-    pub(super) fn new(agent: Arc<AgentState>, rights: AccountRights, holds: Holds) -> Self {
-        let lookup = Arc::new(Lookup { agent, rights, at_a_time: Semaphore::new(LOOKED_UP) });
+    pub(super) fn new(
+        agent: Arc<AgentState>,
+        rights: AccountRights,
+        (owner, holds_all): (&'static str, bool),
+        holds: Holds,
+    ) -> Self {
+        let lookup = Arc::new(Lookup { agent, rights, owner, holds_all, at_a_time: Semaphore::new(LOOKED_UP) });
         Self { lookup, holds, known: BTreeMap::new(), looking: BTreeSet::new(), looks: JoinSet::new() }
     }
 
@@ -185,14 +194,17 @@ impl Lookup {
             }
             return Err(Error::denied(text));
         }
+        let at = Instant::now();
         let (candidate, complete) = self.candidate(need, &names).await?;
         let outcome = match candidate.verdict {
             HintVerdict::Deny => Outcome::Denied(denial(&candidate)),
             HintVerdict::Unknown => return Err(Error::denied("no policy can be read that decides on the data")),
-            HintVerdict::Allow if complete && candidate.bytes.missing + candidate.bytes.in_flight == 0 => {
+            HintVerdict::Allow
+                if complete && !self.holds_all && candidate.bytes.missing + candidate.bytes.in_flight == 0 =>
+            {
                 Outcome::There(candidate.bytes.present)
             }
-            HintVerdict::Allow => Outcome::Missing(Wanted::new(need, names, &candidate)),
+            HintVerdict::Allow => Outcome::Missing(Wanted::new((self.owner, at), need, names, &candidate)),
         };
         Ok((outcome, warnings))
     }

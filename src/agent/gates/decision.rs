@@ -15,12 +15,19 @@ pub(super) struct Decision {
     pub(super) warns: bool,
     /// Reason of the event.
     pub(super) reason: &'static str,
+    /// How far it is: another one is another event.
+    pub(super) action: &'static str,
     pub(super) note: String,
 }
 
+/// Action of an event that tells of no progress.
+const CHECKED: &str = "CheckData";
+/// Actions of those that do, by quarters of the bytes.
+const QUARTERS: [&str; 4] = ["Warm0Percent", "Warm25Percent", "Warm50Percent", "Warm75Percent"];
+
 /// Decides on a pod by what was `found` for it; without a finding, it names no data. `age` is that of the pod.
 pub(super) fn decide(found: Option<&SiteFinding>, age: Duration, admit_after: Option<Duration>) -> Decision {
-    let decision = |opens, warns, reason, note: String| Decision { opens, warns, reason, note };
+    let decision = |opens, warns, reason, note: String| Decision { opens, warns, reason, action: CHECKED, note };
     let Some(SiteFinding { site, finding, notes }) = found else {
         return decision(true, false, "DataReady", "no data is named".to_owned());
     };
@@ -35,15 +42,20 @@ pub(super) fn decide(found: Option<&SiteFinding>, age: Duration, admit_after: Op
         Finding::Malformed(text) => decision(false, true, "DataRejected", text.clone()),
         // It could not be read there either.
         Finding::Denied(text) => decision(false, true, "DataRejected", format!("{text}: may not go to site {site}")),
-        Finding::Absent(_, text) => waits(true, "DataNotReady", text.clone()),
+        Finding::Absent(_, text) => waits(true, "DataAbsent", text.clone()),
         Finding::Failing(_, text) => {
-            waits(true, "DataNotReady", format!("warm at site {site} fails, and is tried again: {text}"))
+            waits(true, "DataWarmFails", format!("warm at site {site} fails, and is tried again: {text}"))
         }
         Finding::Queued(missing) => {
             let text = format!("{} are missing at site {site}; other warms come first", show(*missing));
             waits(false, "DataQueued", text)
         }
-        Finding::Warming(progress) => waits(false, "DataWarming", progress.text(site)),
+        Finding::Warming(progress) => {
+            let done = progress.bytes.saturating_sub(progress.missing);
+            let quarter = done.saturating_mul(4).checked_div(progress.bytes).unwrap_or(0);
+            let action = QUARTERS[usize::try_from(quarter).unwrap_or(0).min(QUARTERS.len() - 1)];
+            Decision { action, ..waits(false, "DataWarming", progress.text(site)) }
+        }
         Finding::There(bytes) => decision(true, false, "DataReady", format!("warm: {} at site {site}", show(*bytes))),
         Finding::Nothing => decision(true, false, "DataReady", "no data is there to wait for".to_owned()),
     };
@@ -59,7 +71,7 @@ mod tests {
 
     fn decided(finding: Finding, admit_after: Option<Duration>) -> (bool, bool, &'static str, String) {
         let found = SiteFinding { site: "cloud".to_owned(), finding, notes: vec!["a remark".to_owned()] };
-        let Decision { opens, warns, reason, note } = decide(Some(&found), MINUTE, admit_after);
+        let Decision { opens, warns, reason, note, .. } = decide(Some(&found), MINUTE, admit_after);
         (opens, warns, reason, note)
     }
 
@@ -70,9 +82,11 @@ mod tests {
         assert_eq!((opens, warns, reason), (true, false, "DataReady"));
         assert_eq!(note, "warm: 2.0 KiB at site cloud; a remark");
         assert!(decided(Finding::Nothing, None).0);
-        let warming = Finding::Warming(Progress { missing: 512, bytes: 2048, seconds: Some((40, 40)) });
-        let (opens, warns, reason, note) = decided(warming, None);
+        let warming = |missing| Finding::Warming(Progress { missing, bytes: 2048, seconds: Some((40, 40)) });
+        let (opens, warns, reason, note) = decided(warming(512), None);
         assert_eq!((opens, warns, reason), (false, false, "DataWarming"));
+        let found = SiteFinding { site: "cloud".to_owned(), finding: warming(512), notes: Vec::new() };
+        assert_eq!(decide(Some(&found), MINUTE, None).action, "Warm75Percent");
         assert_eq!(note, "warming at site cloud: 75 %, 1.5 KiB of 2.0 KiB; about 40 s left; a remark");
         for finding in [Finding::Absent(MINUTE, "x".into()), Finding::Failing(MINUTE, "x".into()), Finding::Queued(1)] {
             assert!(!decided(finding, None).0);

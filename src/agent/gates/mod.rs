@@ -2,7 +2,7 @@
 //! "Pods that wait for their data").
 //!
 //! ```text
-//! pods      pods with the gate, as the API server shows them
+//! pods      pods without a node, as the API server shows them
 //! decision  from what is known of a pod's data to whether it waits on. Pure.
 //! ```
 
@@ -21,22 +21,25 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::EventType;
 use serde_json::json;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 pub use self::config::GatesConfig;
 use self::decision::{Decision, decide};
-use self::pods::GatedPod;
+use self::pods::{PendingPod, PodWait};
 use super::controller::{
     ApiServer, Controller, Finding, Key, Mirror, Need, Needs, Objects, Role, SiteFinding, Told, key, managed, name,
     next_pass,
 };
 use super::counts::GateCounts;
-use super::pods::{GATE, GATED_LABEL, PodAnnotations, ServiceAccount};
+use super::pods::{GATE, ServiceAccount};
 use super::state::AgentState;
+use crate::backoff::Backoff;
 use crate::error::Result;
 
 /// Names of the controller.
 const ROLE: Role = Role {
+    section: "gates",
     lease: "towline-gates",
     reporter: "towline.dev/gates",
     election: "gates, election",
@@ -44,17 +47,19 @@ const ROLE: Role = Role {
     writes: "gates, writes",
     task: "opens the scheduling gates of pods",
 };
-/// Label of the pods that are watched.
-const LABELLED: &str = "towline.dev/gated=true";
+/// Pods that are watched: those without a node, with a gate or not.
+const UNSCHEDULED: &str = "spec.nodeName=,status.phase=Pending";
 /// Manager of the fields that the controller writes.
 const MANAGER: &str = "towline";
-/// Writes to the API server at a time.
+/// Writes to the API server at a time: of gates, and of events.
 const WRITES: usize = 16;
-/// Interval of the events about one pod, at least.
-const TELL_EVERY: Duration = Duration::from_secs(30);
+/// Pause before the same event about a pod is written again.
+const TELL_AGAIN: Duration = Duration::from_mins(10);
+/// Pauses after the API server has refused to open a gate.
+const REFUSED: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_mins(5));
 /// Time in which the watch shows what was written.
 const UNSEEN: Duration = Duration::from_secs(5);
-/// Time for which the data of a pod is held once its gate is open: until it reads.
+/// Time for which the data of a pod is held once it has a node: until it reads.
 const STARTS_WITHIN: Duration = Duration::from_mins(15);
 
 /// The controller.
@@ -65,19 +70,24 @@ pub(super) struct GatesController {
 
 /// Pods that wait, and what was done for them.
 struct Gates<'a> {
+    server: Arc<ApiServer>,
     needs: Needs,
     own_site: &'a str,
     admit_after: Option<Duration>,
     /// Versions of pods that were written to, and when.
     written: BTreeMap<Key, (String, Instant)>,
+    /// Gates that the API server refuses to open, and when to try again.
+    refused: BTreeMap<Key, (Instant, Backoff)>,
     /// Last events about pods, and when.
-    told: BTreeMap<Key, (&'static str, Instant)>,
-    /// Needs of pods whose gates were opened, and when.
-    opened: BTreeMap<Need, Instant>,
+    told: BTreeMap<Key, (&'static str, &'static str, Instant)>,
+    /// Events that are being written. A slow API server makes no pod wait.
+    tells: JoinSet<()>,
+    /// Needs of pods that were not scheduled, and when they were seen last.
+    unscheduled: BTreeMap<Need, Instant>,
 }
 
-/// A pod that waits, with its need, or why it can have none.
-type Waiting = (Arc<GatedPod>, Result<Option<Need>, SiteFinding>);
+/// A pod without a node, with its need, or why it can have none.
+type Pending = (Arc<PendingPod>, Result<Option<Need>, SiteFinding>);
 
 impl GatesController {
     /// A controller for the cluster that `config` names; the agent listens at `socket`.
@@ -97,21 +107,24 @@ impl GatesController {
 
     /// Opens gates, until dropped.
     async fn act(&self, counts: &GateCounts) -> Result<()> {
-        let (server, pods) = (self.controller.server(), Mirror::<GatedPod>::labelled(LABELLED));
+        let (server, pods) = (Arc::new(self.controller.server()), Mirror::<PendingPod>::of_fields(UNSCHEDULED));
         let mut gates = Gates {
-            needs: self.controller.needs()?,
+            server: Arc::clone(&server),
+            needs: self.controller.needs(true)?,
             own_site: &self.controller.own_site,
             admit_after: self.config.admit_after,
             written: BTreeMap::new(),
+            refused: BTreeMap::new(),
             told: BTreeMap::new(),
-            opened: BTreeMap::new(),
+            tells: JoinSet::new(),
+            unscheduled: BTreeMap::new(),
         };
         let opens = async {
             let mut changes = server.changed.subscribe();
             loop {
                 next_pass(&mut changes, gates.needs.due()).await;
                 if let Some(seen) = pods.seen() {
-                    gates.pass(&server, &seen, counts).await;
+                    gates.pass(&seen, counts).await;
                 }
             }
         };
@@ -128,45 +141,71 @@ impl Gates<'_> {
     ///
     /// # Cancel safety
     /// Safe: each write stands for itself.
-    async fn pass(&mut self, server: &ApiServer, pods: &Objects<GatedPod>, counts: &GateCounts) {
+    async fn pass(&mut self, pods: &Objects<PendingPod>, counts: &GateCounts) {
         self.written.retain(|key, _| pods.contains_key(key));
+        self.refused.retain(|key, _| pods.contains_key(key));
         self.told.retain(|key, _| pods.contains_key(key));
-        self.opened.retain(|_, at| at.elapsed() < STARTS_WITHIN);
-        let mut waiting: Vec<Waiting> =
-            pods.values().filter(|pod| pod.waits()).map(|pod| (Arc::clone(pod), self.need_of(pod))).collect();
-        // The longest wait first.
-        waiting.sort_by_cached_key(|(pod, _)| pod.age(Timestamp::now()).map_or(Duration::ZERO, |age| age));
-        waiting.reverse();
-        counts.waiting.set(waiting.len() as u64);
-        let mut known = BTreeSet::new();
-        let all = waiting.iter().filter_map(|(_, need)| need.as_ref().ok()?.as_ref());
-        let needs: Vec<Need> = all.filter(|need| known.insert(*need)).cloned().collect();
-        let opened: BTreeSet<Need> = self.opened.keys().cloned().collect();
-        self.needs.look_up(&needs, || opened.clone()).await;
-        let decided: Vec<(Waiting, Decision)> = waiting
-            .into_iter()
-            .filter_map(|one| Some((self.decision(&one)?, one)))
-            .map(|(to, one)| (one, to))
+        let mut pending: Vec<Pending> = pods
+            .values()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .map(|pod| self.pending(pod))
             .collect();
-        let (opens, tells): (Vec<_>, Vec<_>) = decided.into_iter().partition(|(_, decision)| decision.opens);
-        let writes = iter(opens).map(|((pod, need), decision)| async move {
-            open(server, &pod, &decision, counts).await.then_some((pod, need))
+        // The longest wait first.
+        pending.sort_by_cached_key(|(pod, _)| pod.metadata.creation_timestamp.as_ref().map(|created| created.0));
+        counts.waiting.set(pending.iter().filter(|(pod, _)| pod.waits()).count() as u64);
+        let mut known = BTreeSet::new();
+        let all = pending.iter().filter_map(|(_, need)| need.as_ref().ok()?.as_ref());
+        let needs: Vec<Need> = all.filter(|need| known.insert(*need)).cloned().collect();
+        let now = Instant::now();
+        self.unscheduled.extend(needs.iter().map(|need| (need.clone(), now)));
+        self.unscheduled.retain(|_, seen| seen.elapsed() < STARTS_WITHIN);
+        let in_use: BTreeSet<Need> = self.unscheduled.keys().cloned().collect();
+        self.needs.look_up(&needs, || in_use.clone()).await;
+        let waiting = pending.into_iter().filter(|(pod, _)| pod.waits());
+        let decided = waiting.filter_map(|one| Some((self.decision(&one)?, one.0)));
+        let (opens, tells): (Vec<_>, Vec<_>) = decided.partition(|(decision, _)| decision.opens);
+        let server = &self.server;
+        let writes = iter(opens).map(|(decision, pod)| async move {
+            let opened = open(server, &pod).await;
+            (decision, pod, opened)
         });
-        for (pod, need) in writes.buffer_unordered(WRITES).filter_map(async |one| one).collect::<Vec<_>>().await {
-            self.written.insert(key(&*pod), (version(&pod), Instant::now()));
-            if let Ok(Some(need)) = need {
-                self.opened.insert(need, Instant::now());
-            }
+        let written: Vec<_> = writes.buffer_unordered(WRITES).collect().await;
+        for (decision, pod, opened) in written {
+            self.note(&pod, decision, opened, counts);
         }
-        for ((pod, _), decision) in tells {
-            self.tell(server, &pod, &decision).await;
+        for (decision, pod) in tells {
+            self.tell(&pod, decision);
         }
     }
 
-    /// Decision on a pod; none if nothing is known yet, or if the watch does not show yet what was written.
-    fn decision(&self, (pod, need): &Waiting) -> Option<Decision> {
-        let written = self.written.get(&key(&**pod));
-        if written.is_some_and(|(written, at)| *written == version(pod) && at.elapsed() < UNSEEN) {
+    /// Notes the outcome of a write.
+    fn note(&mut self, pod: &Arc<PendingPod>, decision: Decision, opened: Result<bool>, counts: &GateCounts) {
+        let (key, version) = (key(&**pod), version(pod));
+        match opened {
+            Ok(opened) => {
+                self.refused.remove(&key);
+                self.written.insert(key, (version, Instant::now()));
+                if opened {
+                    counts.opened.add_one();
+                    self.tell(pod, decision);
+                }
+            }
+            Err(error) => {
+                let (due, pauses) = self.refused.entry(key).or_insert((Instant::now(), REFUSED));
+                *due = Instant::now() + pauses.pause();
+                let note = format!("the data is there, but the gate cannot be opened: {error}");
+                self.tell(pod, Decision { warns: true, reason: "GateNotOpened", note, ..decision });
+            }
+        }
+    }
+
+    /// Decision on a pod; none if nothing is known yet, if the watch does not show yet what was written, or after a refusal.
+    fn decision(&self, (pod, need): &Pending) -> Option<Decision> {
+        let key = key(&**pod);
+        let written = self.written.get(&key);
+        if written.is_some_and(|(written, at)| *written == version(pod) && at.elapsed() < UNSEEN)
+            || self.refused.get(&key).is_some_and(|(due, _)| *due > Instant::now())
+        {
             return None;
         }
         let finding = match need {
@@ -178,65 +217,58 @@ impl Gates<'_> {
         Some(decide(finding.as_ref(), age, self.admit_after))
     }
 
-    /// Need of a pod; none if it names no data.
-    ///
-    /// # Errors
-    /// Finding that its annotations are malformed.
-    fn need_of(&self, pod: &GatedPod) -> Result<Option<Need>, SiteFinding> {
+    /// A pod with its need; none if it names no data, or does not ask to wait any more.
+    fn pending(&self, pod: &Arc<PendingPod>) -> Pending {
         let site = |wanted: Option<String>| wanted.unwrap_or_else(|| self.own_site.to_owned());
-        let wanted = match PodAnnotations::of(&pod.metadata.annotations.clone().unwrap_or_default()) {
-            Ok(wanted) => wanted,
-            Err(error) => {
-                let finding = Finding::Malformed(error.to_string());
-                return Err(SiteFinding { site: site(None), finding, notes: Vec::new() });
+        let need = match pod.wanted.clone() {
+            None => Ok(None),
+            Some(Ok(PodWait { names, site: wanted })) => {
+                let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+                let account = ServiceAccount { namespace, name: pod.account().to_owned() };
+                Ok(Some(Need { account, names, site: site(wanted) }))
+            }
+            Some(Err(text)) => {
+                let finding = Finding::Malformed(text);
+                Err(SiteFinding { site: site(None), finding, notes: Vec::new() })
             }
         };
-        let names = wanted.names();
-        if names.reads.is_empty() {
-            return Ok(None);
-        }
-        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-        let account = ServiceAccount { namespace, name: pod.account().to_owned() };
-        Ok(Some(Need { account, names, site: site(wanted.warm_at) }))
+        (Arc::clone(pod), need)
     }
 
-    /// Tells why a pod waits, in an event: at once if that is new, else now and then.
-    async fn tell(&mut self, server: &ApiServer, pod: &GatedPod, decision: &Decision) {
-        let known = self.told.get(&key(pod));
-        if known.is_some_and(|(reason, at)| *reason == decision.reason && at.elapsed() < TELL_EVERY) {
+    /// Tells of a pod in an event: at once if that is new, else now and then, as long as few are being written.
+    fn tell(&mut self, pod: &Arc<PendingPod>, decision: Decision) {
+        while self.tells.try_join_next().is_some() {}
+        let Decision { warns, reason, action, note, .. } = decision;
+        let known = self.told.get(&key(&**pod));
+        let is_known =
+            known.is_some_and(|known| (known.0, known.1) == (reason, action) && known.2.elapsed() < TELL_AGAIN);
+        if is_known || self.tells.len() >= WRITES {
             return;
         }
-        self.told.insert(key(pod), (decision.reason, Instant::now()));
-        let type_ = if decision.warns { EventType::Warning } else { EventType::Normal };
-        server.tell(pod, Told { type_, reason: decision.reason, note: &decision.note, secondary: None }).await;
+        self.told.insert(key(&**pod), (reason, action, Instant::now()));
+        let type_ = if warns { EventType::Warning } else { EventType::Normal };
+        let (server, pod) = (Arc::clone(&self.server), Arc::clone(pod));
+        self.tells.spawn(async move {
+            server.tell(&*pod, Told { type_, action, reason, note: &note, secondary: None }).await;
+        });
     }
 }
 
-/// Removes the gate of a pod, and its label; false if that must be tried again.
-async fn open(server: &ApiServer, pod: &GatedPod, decision: &Decision, counts: &GateCounts) -> bool {
+/// Removes the gate of a pod; false if the pod has changed meanwhile, or is gone.
+///
+/// # Errors
+/// Unreachable, if the API server refuses it, or does not answer.
+async fn open(server: &ApiServer, pod: &PendingPod) -> Result<bool> {
     // An item of a list that merges by `name` (<https://github.com/kubernetes/api/blob/v0.35.0/core/v1/types.go>, `SchedulingGates`).
     let patch = json!({
-        "metadata": {
-            "uid": pod.metadata.uid, "resourceVersion": pod.metadata.resource_version, "labels": { GATED_LABEL: null },
-        },
+        "metadata": { "uid": pod.metadata.uid, "resourceVersion": pod.metadata.resource_version },
         "spec": { "schedulingGates": [{ "$patch": "delete", "name": GATE }] },
     });
-    let api = server.any::<GatedPod>(pod.metadata.namespace.as_deref());
+    let api = server.any::<PendingPod>(pod.metadata.namespace.as_deref());
     let parameters = PatchParams { force: false, ..managed(MANAGER) };
-    match server.written(api.patch(name(pod), &parameters, &Patch::Strategic(patch))).await {
-        Ok(true) => {}
-        Ok(false) => return true,
-        Err(error) => {
-            tracing::debug!("cannot open the gate of a pod: {error:?}");
-            return false;
-        }
-    }
-    counts.opened.add_one();
-    let type_ = if decision.warns { EventType::Warning } else { EventType::Normal };
-    server.tell(pod, Told { type_, reason: decision.reason, note: &decision.note, secondary: None }).await;
-    true
+    server.written(api.patch(name(pod), &parameters, &Patch::Strategic(patch))).await
 }
 
-fn version(pod: &GatedPod) -> String {
+fn version(pod: &PendingPod) -> String {
     pod.metadata.resource_version.clone().unwrap_or_default()
 }

@@ -1,7 +1,8 @@
-//! Pods with a gate, with the fields that count here (<https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/>).
+//! Pods that are not scheduled, with the fields that count here (<https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/>).
 //! Lists and maps may be null, as Go writes empty ones.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -10,19 +11,33 @@ use kube::core::{NamespaceResourceScope, ObjectMeta};
 use serde::Deserialize;
 
 use crate::agent::controller::Trim;
-use crate::agent::pods::{AUTHORITIES, GATE, PREFIX, SETTINGS};
+use crate::agent::pods::{AUTHORITIES, GATE, PREFIX, PodAnnotations, PodNames, SETTINGS};
 
+/// Bytes of the annotations of a pod that count here.
+const ANNOTATIONS_LEN_MAX: usize = 32 << 10;
+
+/// A pod that is not scheduled.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct GatedPod {
+pub(super) struct PendingPod {
     #[serde(default)]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
-    spec: GatedPodSpec,
+    spec: PendingPodSpec,
+    /// Data that it waits for, or the reason why that is malformed; none if it does not wait for data.
+    #[serde(skip)]
+    pub(super) wanted: Option<Result<PodWait, String>>,
+}
+
+/// Data that a pod waits for.
+#[derive(Clone, Debug)]
+pub(super) struct PodWait {
+    pub(super) names: PodNames,
+    pub(super) site: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct GatedPodSpec {
+struct PendingPodSpec {
     service_account_name: Option<String>,
     scheduling_gates: Option<Vec<SchedulingGate>>,
 }
@@ -32,7 +47,7 @@ struct SchedulingGate {
     name: String,
 }
 
-impl Resource for GatedPod {
+impl Resource for PendingPod {
     type DynamicType = ();
     type Scope = NamespaceResourceScope;
 
@@ -61,22 +76,48 @@ impl Resource for GatedPod {
     }
 }
 
-impl Trim for GatedPod {
+impl Trim for PendingPod {
     fn trim(&mut self) {
-        let metadata = &mut self.metadata;
-        (metadata.managed_fields, metadata.owner_references, metadata.labels) = (None, None, None);
-        let long = |key: &str| [SETTINGS, AUTHORITIES].contains(&key);
-        if let Some(annotations) = &mut metadata.annotations {
-            annotations.retain(|key, _| key.starts_with(PREFIX) && !long(key));
-        }
+        let annotations = self.metadata.annotations.take().unwrap_or_default();
+        // Also for a pod whose gate is open: its data is held until it has a node.
+        self.wanted = wait_of(annotations).transpose();
+        let ObjectMeta { name, namespace, uid, resource_version, creation_timestamp, deletion_timestamp, .. } =
+            std::mem::take(&mut self.metadata);
+        self.metadata = ObjectMeta {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            creation_timestamp,
+            deletion_timestamp,
+            ..ObjectMeta::default()
+        };
     }
 }
 
-impl GatedPod {
+/// Data that a pod waits for by its annotations; none if they name none, or do not ask for it.
+///
+/// # Errors
+/// The reason why they are malformed.
+fn wait_of(mut annotations: BTreeMap<String, String>) -> Result<Option<PodWait>, String> {
+    annotations.retain(|key, _| key.starts_with(PREFIX) && ![SETTINGS, AUTHORITIES].contains(&key.as_str()));
+    if annotations.values().map(String::len).sum::<usize>() > ANNOTATIONS_LEN_MAX {
+        return Err(format!("annotations are longer than {ANNOTATIONS_LEN_MAX} bytes"));
+    }
+    let wanted = PodAnnotations::of(&annotations).map_err(|error| error.to_string())?;
+    let names = wanted.names();
+    Ok((wanted.gated && !names.reads.is_empty()).then_some(PodWait { names, site: wanted.warm_at }))
+}
+
+impl PendingPod {
+    /// True if it has the gate.
+    pub(super) fn is_gated(&self) -> bool {
+        self.spec.scheduling_gates.iter().flatten().any(|gate| gate.name == GATE)
+    }
+
     /// True if the gate holds it back.
     pub(super) fn waits(&self) -> bool {
-        let gated = self.spec.scheduling_gates.iter().flatten().any(|gate| gate.name == GATE);
-        gated && self.metadata.deletion_timestamp.is_none()
+        self.is_gated() && self.metadata.deletion_timestamp.is_none()
     }
 
     /// Service account, as Kubernetes fills it in.

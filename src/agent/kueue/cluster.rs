@@ -129,7 +129,7 @@ impl Cluster {
             name: Some(cluster.to_owned()),
             ..ObjectReference::default()
         });
-        self.server.tell(workload, Told { type_, reason, note, secondary }).await;
+        self.server.tell(workload, Told { type_, action: "CheckData", reason, note, secondary }).await;
     }
 }
 

@@ -30,6 +30,7 @@ use crate::error::Result;
 
 /// Names of the controller.
 const ROLE: Role = Role {
+    section: "kueue",
     lease: "towline-kueue",
     reporter: "towline.dev/kueue",
     election: "Kueue, election",
@@ -67,7 +68,7 @@ impl KueueController {
         let advisor = controller.advisor()?;
         let limits = Limits { retry_after: config.retry_after, admit_after: config.admit_after };
         let own_site = controller.own_site.clone();
-        let mut checks = Checks::new(controller.needs()?, config.controller.clone(), own_site, limits);
+        let mut checks = Checks::new(controller.needs(false)?, config.controller.clone(), own_site, limits);
         let decides = async {
             let mut changes = cluster.server.changed.subscribe();
             loop {

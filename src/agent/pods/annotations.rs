@@ -34,11 +34,13 @@ const CACHE: &str = "towline.dev/cache";
 const INPUTS: &str = "towline.dev/inputs";
 /// Set by the webhook when the affinity of the pod follows a hint.
 pub(in crate::agent) const PLACED: &str = "towline.dev/placed";
-/// What the pod waits for before it is scheduled: `warm`.
+/// Condition that the pod waits for before it is scheduled: `warm`.
 const WAIT_FOR: &str = "towline.dev/gate";
 /// Site at which its data is to be; the webhook sets it unless the pod does.
 pub(in crate::agent) const WARM_AT: &str = "towline.dev/warm-at";
-const KNOWN: [&str; 18] = [
+/// Set by the webhook when it has seen that the pod is to wait: it has a gate, or there is nothing to wait for yet.
+pub(in crate::agent) const GATED: &str = "towline.dev/gated";
+const KNOWN: [&str; 19] = [
     RESTORE,
     WATCH,
     WARM,
@@ -57,6 +59,7 @@ const KNOWN: [&str; 18] = [
     PLACED,
     WAIT_FOR,
     WARM_AT,
+    GATED,
 ];
 /// Annotations each of which needs the sidecar.
 const NEED_SIDECAR: [&str; 4] = [RESTORE, WATCH, WARM, STAGE];
@@ -98,7 +101,7 @@ pub(in crate::agent) struct PodAnnotations {
     pub(in crate::agent) cache: Option<u64>,
     /// True if the pod is scheduled once its data is at its site.
     pub(in crate::agent) gated: bool,
-    /// That site, if the pod or the webhook has named it.
+    /// Site at which its data is to be, if the pod or the webhook has named it.
     pub(in crate::agent) warm_at: Option<String>,
 }
 
@@ -133,9 +136,8 @@ impl PodAnnotations {
                 .got(format!("{unknown:.100}"))
                 .expected(known.join(", ")));
         }
-        if let Some(key) =
-            NEED_SIDECAR.iter().find(|key| annotations.get(**key).is_some_and(|text| text.trim().is_empty()))
-        {
+        let is_empty = |key: &&&str| annotations.get(**key).is_some_and(|text| text.trim().is_empty());
+        if let Some(key) = NEED_SIDECAR.iter().chain(&[WAIT_FOR]).find(is_empty) {
             return Err(Error::usage("annotation is empty").at(*key));
         }
         let get = |key: &'static str| Annotation { key, text: annotations.get(key).map_or("", |text| text.trim()) };
@@ -462,6 +464,7 @@ mod tests {
         }
         for text in ["", " ", "\n"] {
             assert!(refused(&[("watch", text)]).contains("annotation is empty"));
+            assert!(refused(&[("gate", text), ("inputs", "a")]).contains("annotation is empty"));
         }
         let many = (0..17).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
         assert!(refused(&[("warm", &many)]).contains("too long"));

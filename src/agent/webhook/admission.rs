@@ -163,7 +163,7 @@ impl Webhook {
         let mut admitted = Admitted::default();
         let injects = wanted.need_sidecar() && !pod.has_sidecar()?;
         let hint_use = wanted.hint.filter(|_| !pod.is_placed());
-        let gates = wanted.gated && !pod.has_gate();
+        let gates = wanted.gated && !pod.is_gated();
         if !injects && hint_use.is_none() && !gates {
             return Ok(admitted);
         }
@@ -185,8 +185,7 @@ impl Webhook {
             admitted.patch.extend(inject(&pod, &wanted, &sidecar)?);
         }
         if gates {
-            let unlabelled = pod.metadata.labels.is_none() && !injects;
-            let gate = self.gate((&pod, &account), (&wanted, &names), hint.as_ref(), unlabelled);
+            let gate = self.gate((&pod, &account), (&wanted, &names), hint.as_ref());
             admitted.patch.extend(gate.await?);
         }
         Ok(admitted)

@@ -6,11 +6,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Webhook;
-use super::inject::{add, annotate, label};
+use super::inject::{add, annotate};
 use super::pod::Pod;
 use crate::agent::api::hint_for_caller;
 use crate::agent::kube::site_of_labels;
-use crate::agent::pods::{GATE, GATED_LABEL, PodAnnotations, ServiceAccount, WARM_AT};
+use crate::agent::pods::{GATE, GATED, PodAnnotations, ServiceAccount, WARM_AT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::placement::{Hint, HintCandidate, HintRequest, HintVerdict};
@@ -18,7 +18,6 @@ use crate::placement::{Hint, HintCandidate, HintRequest, HintVerdict};
 impl Webhook {
     /// Operations that give `pod` the gate: it waits until `names` are at its site. That is the one that it names, else that of its nodes, else
     /// the best by `hint`, else that of this agent.
-    /// `unlabelled`: the pod has no label, even by operations before.
     ///
     /// # Errors
     /// Usage, if nothing opens gates here, or for an unknown site; denied, if the data may not go there: it would wait for ever.
@@ -27,7 +26,6 @@ impl Webhook {
         (pod, account): (&Pod, &ServiceAccount),
         (wanted, names): (&PodAnnotations, &[Name]),
         hint: Option<&Hint>,
-        unlabelled: bool,
     ) -> Result<Vec<Value>> {
         if !self.config.gates {
             return Err(Error::usage("nothing in this cluster opens scheduling gates, so the pod would wait for ever")
@@ -35,9 +33,11 @@ impl Webhook {
                 .help("set gates.enabled in the values of the chart"));
         }
         let site = self.site(pod, wanted, hint)?;
+        // The policy of the chart sees by this that the webhook has answered.
+        let mut operations = vec![annotate(WARM_AT, &site), annotate(GATED, "by-webhook")];
         if names.is_empty() {
-            // There is nothing to wait for yet, such as a first step. The policy of the chart sees by this that the webhook has answered.
-            return Ok(vec![annotate(WARM_AT, &site)]);
+            // There is nothing to wait for yet, such as a first step.
+            return Ok(operations);
         }
         let about = HintRequest { candidates: vec![HintCandidate { site: site.clone() }], ..HintRequest::about(names) };
         let may = |name: &Name| self.rights.allow(account, name);
@@ -47,12 +47,12 @@ impl Webhook {
             Err(error) if error.kind() == ErrorKind::Usage => return Err(error.at(WARM_AT)),
             Err(error) => return Err(error),
         }
-        let mut operations = label(GATED_LABEL, unlabelled);
-        operations.push(annotate(WARM_AT, &site));
         if pod.spec.scheduling_gates.is_none() {
             operations.push(add("/spec/schedulingGates", &json!([])));
         }
-        operations.push(add("/spec/schedulingGates/-", &json!({ "name": GATE })));
+        if !pod.has_gate() {
+            operations.push(add("/spec/schedulingGates/-", &json!({ "name": GATE })));
+        }
         Ok(operations)
     }
 

@@ -95,7 +95,7 @@ pub(super) fn inject(pod: &Pod, wanted: &PodAnnotations, template: &SidecarTempl
     if let Some(identity) = &template.identity {
         patch.operations.push(annotate(AUTHORITIES, &identity.authorities));
     }
-    patch.operations.extend(label(PEER, pod.metadata.labels.is_none()));
+    patch.label();
     patch.append("/spec/volumes", pod.spec.volumes.is_none());
     patch.train();
     if pod.spec.init_containers.is_none() {
@@ -296,6 +296,13 @@ impl Patch<'_> {
         self.operations.extend(added.map(|mount| add(&format!("{at}/volumeMounts/-"), &mount)));
     }
 
+    fn label(&mut self) {
+        if self.pod.metadata.labels.is_none() {
+            self.operations.push(add("/metadata/labels", &json!({})));
+        }
+        self.operations.push(add(&format!("/metadata/labels/{}", escaped(PEER)), &"true".into()));
+    }
+
     /// Adds the volumes to the list at `list`, which is `absent` or not.
     fn append(&mut self, list: &str, absent: bool) {
         if absent {
@@ -304,12 +311,6 @@ impl Patch<'_> {
         let each = format!("{list}/-");
         self.operations.extend(self.volumes.drain(..).map(|volume| add(&each, &volume)));
     }
-}
-
-/// Operations that set a label of a pod to `true`; `first`: it has none yet.
-pub(super) fn label(key: &str, first: bool) -> Vec<Value> {
-    let none = first.then(|| add("/metadata/labels", &json!({})));
-    none.into_iter().chain([add(&format!("/metadata/labels/{}", escaped(key)), &"true".into())]).collect()
 }
 
 /// An operation that adds `value` at `path`, or replaces what is there.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::agent::pods::{GATE, PLACED, PodAnnotations};
+use crate::agent::pods::{GATE, GATED, PLACED, PodAnnotations};
 use crate::error::{Error, Result};
 
 /// Name of the sidecar.
@@ -132,9 +132,14 @@ impl Pod {
         self.has_annotation(MIRROR)
     }
 
-    /// True if it has the scheduling gate already.
+    /// True if it has the scheduling gate already: by this webhook, which may be called again, or by the author of the pod.
     pub(super) fn has_gate(&self) -> bool {
         self.spec.scheduling_gates.iter().flatten().any(|gate| gate.name == GATE)
+    }
+
+    /// True if this webhook has seen that it is to wait.
+    pub(super) fn is_gated(&self) -> bool {
+        self.has_annotation(GATED)
     }
 
     /// True if its affinity follows a hint already.

@@ -226,7 +226,7 @@ A run is the names RUN/step-N, in the order of N. SIZE sums the files of all ste
 Of two names with one number (step-7, step-07) the one saved later counts; the other is listed in brackets.
 
 JSON: runs: [run count first last latest saved bytes metrics world_size framework steps]; steps, of the run that was named: \
-[step name counts saved bytes files chunks metrics world_size framework]";
+[step name counts saved bytes files chunks behind metrics world_size framework]";
 
 pub(super) const EXPIRE: &str = "\
 Examples:

@@ -125,7 +125,7 @@ fn figures_and_commands_tell_the_same() {
     assert!(figures[&format!("towline_store_put_requests_total{{repository=\"{repository}\"}}")] > 0);
 
     let top = told_json(&user, &agent, &["top"]);
-    has_members(&top, "health tasks cache pins peers");
+    has_members(&top, "health tasks cache pins peers hints sites");
     assert_eq!(top["tasks"].as_array().unwrap().len(), 3);
     assert_eq!(top["health"]["repositories"][0]["location"], repository);
     let text = told(&user, &agent, &["top", "--once"]);

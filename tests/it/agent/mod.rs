@@ -14,6 +14,7 @@ mod kueue;
 mod life;
 mod look;
 mod memory;
+mod page;
 mod policy;
 mod recorded;
 mod routing;

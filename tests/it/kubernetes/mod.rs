@@ -42,6 +42,8 @@ pub(crate) const NAMESPACE: &str = "towline";
 pub(crate) struct Faults {
     /// It answers nothing but that it is overloaded.
     pub(crate) unavailable: bool,
+    /// Writes of events are not answered.
+    pub(crate) no_events: bool,
     /// Answers take that long.
     pub(crate) delay: Duration,
     /// Writes that conflict from now on.
@@ -287,6 +289,9 @@ fn parse(request: &Request<hyper::body::Incoming>) -> Option<Asked> {
 async fn answer(shared: Arc<Shared>, request: Request<hyper::body::Incoming>) -> Response<Body> {
     let faults = lock(&shared.faults).clone();
     tokio::time::sleep(faults.delay).await;
+    if faults.no_events && request.uri().path().contains("/events") {
+        std::future::pending::<()>().await;
+    }
     let what = format!("{} {}", request.method(), request.uri());
     let note = |text: &str| lock(&shared.wrong).push(format!("{what}: {text}"));
     let token = request.headers().get("authorization").and_then(|text| text.to_str().ok());
@@ -376,7 +381,7 @@ fn listed(shared: &Shared, asked: &Asked) -> Response<Body> {
     let store = lock(&shared.store);
     let after = asked.query.get("continue").map_or(0, |token| token.parse().unwrap());
     let limit = asked.query.get("limit").map_or(usize::MAX, |limit| limit.parse().unwrap());
-    let selector = asked.query.get("labelSelector").map(String::as_str);
+    let selector = asked.query.get("fieldSelector").map(String::as_str);
     let wanted = |(key, one): &(&Key, &Value)| key.0 == asked.key.0 && is_selected(one, selector);
     let all: Vec<&Value> = store.objects.iter().filter(wanted).map(|(_, one)| one).collect();
     let items: Vec<&Value> = all.iter().skip(after).take(limit).copied().collect();
@@ -401,7 +406,7 @@ fn watched(shared: Arc<Shared>, asked: &Asked) -> Response<Body> {
         return respond(200, format!("{}\n", json!({ "type": "ERROR", "object": status_of(&gone) })).into());
     }
     let (plural, versions) = (asked.key.0.clone(), shared.version.subscribe());
-    let selector = asked.query.get("labelSelector").cloned();
+    let selector = asked.query.get("fieldSelector").cloned();
     let cut = versions.borrow().1;
     let lines = unfold((shared, versions, from), move |(shared, mut versions, seen)| {
         let (plural, selector) = (plural.clone(), selector.clone());
@@ -431,10 +436,15 @@ fn watched(shared: Arc<Shared>, asked: &Asked) -> Response<Body> {
     respond(200, Body::from_stream(lines))
 }
 
-/// True for an object with the label of a selector `KEY=VALUE`, and for all without one.
+/// True for an object with the fields of a selector `PATH=VALUE,...`, and for all without one; a field that is absent is empty.
 fn is_selected(object: &Value, selector: Option<&str>) -> bool {
-    let Some((key, value)) = selector.map(|selector| selector.split_once('=').unwrap()) else { return true };
-    object["metadata"]["labels"][key] == value
+    let Some(selector) = selector else { return true };
+    selector.split(',').all(|one| {
+        let (path, value) = one.split_once('=').unwrap();
+        let known = ["spec.nodeName", "status.phase"].contains(&path);
+        let field = path.split('.').fold(object, |object, step| &object[step]);
+        known && field.as_str().unwrap_or_default() == value
+    })
 }
 
 fn status_of(Refused(code, reason, message): &Refused) -> Value {

@@ -27,7 +27,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Kind of the change, as a watch with a label selector sees it; none if it does not.
+    /// Kind of the change, as a watch with a field selector sees it; none if it does not.
     pub(super) fn kind_for(&self, selector: Option<&str>) -> Option<&'static str> {
         let was = !self.before.is_null() && is_selected(&self.before, selector);
         match (was, is_selected(&self.object, selector)) {
@@ -154,16 +154,14 @@ impl Store {
         self.keep(key, object, managers)
     }
 
-    /// Patches a pod by a strategic merge, as far as the API server lets anybody change a pod that is not scheduled: labels, and gates that
-    /// are removed (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
+    /// Patches a pod by a strategic merge, as far as the API server lets anybody change a pod that is not scheduled: gates are removed (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
     pub(super) fn patch_pod(&mut self, key: &Key, patch: &Value) -> Result<Value, Refused> {
         let mut pod = self.get(key)?.clone();
         check_version(&pod, patch)?;
         let invalid = |text: &str| Refused(422, "Invalid", format!("{text}: {patch}"));
-        for (name, value) in patch["metadata"].as_object().into_iter().flatten() {
+        for (name, _) in patch["metadata"].as_object().into_iter().flatten() {
             match name.as_str() {
                 "uid" | "resourceVersion" => {}
-                "labels" => merge(&mut pod["metadata"]["labels"], value),
                 _ => return Err(invalid("metadata that no test changes")),
             }
         }

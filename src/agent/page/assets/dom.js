@@ -44,7 +44,7 @@ export function isSelected(parent) {
   return !selection.isCollapsed && parent.contains(selection.anchorNode);
 }
 
-/** Replaces the children of `parent`. Elements with a `data-key` that is there again keep the focus and where they are scrolled. */
+/** Replaces the children of `parent`. Elements with a `data-key` that is there again keep the focus and their scroll position. */
 export function replace(parent, ...children) {
   const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   const places = [...parent.querySelectorAll("[data-key]")]

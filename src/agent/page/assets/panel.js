@@ -8,7 +8,7 @@ const RETRY = 5;
 const RETRY_REFUSED = 60;
 
 /**
- * A part of a view. `load(signal)` gets what `draw(loaded)` makes nodes of, every `every` seconds; `always`: also if it is the same.
+ * A part of a view. `load(signal)` gets what `draw(loaded)` makes nodes of, each `every` seconds; if `always`, also the same.
  */
 export class Panel {
   #drawn = null;
@@ -75,7 +75,7 @@ export class Panel {
       this.failure.replaceChildren();
       // What is the same, or is being copied, stays as it is.
       const text = this.always ? "" : JSON.stringify(loaded);
-      if ((this.always || text !== this.#drawn) && !isSelected(this.body)) {
+      if (this.#drawn === null || ((this.always || text !== this.#drawn) && !isSelected(this.body))) {
         this.redraw();
         this.#drawn = text;
       }

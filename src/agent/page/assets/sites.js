@@ -121,7 +121,7 @@ function linkTable({ links, measured }) {
   );
 }
 
-/** For the latest step of the newest runs, what each site has of it: rows of a name with the candidates of a hint, or an error. */
+/** What each site has of the latest step of the newest runs: rows of a name with the candidates of a hint, or an error. */
 async function holdings(signal) {
   const { runs } = await ask(about("/v1/runs"), { signal });
   const newest = [...runs].sort((one, other) => (one.saved < other.saved ? 1 : -1)).slice(0, RUNS);
@@ -135,7 +135,7 @@ async function holdingsOf(name, signal) {
     return { name, candidates };
   } catch (error) {
     // One that the policy keeps away from here, or that was just removed, hides no other.
-    if (error.name === "AbortError" || ![403, 404].includes(error.status)) throw error;
+    if (error.name === "AbortError" || [0, 401].includes(error.status)) throw error;
     return { name, candidates: [], error: error.message };
   }
 }
@@ -145,7 +145,7 @@ function holdingsTable(rows) {
   const places = [...new Set(rows.flatMap(({ candidates }) => candidates.map(({ site }) => site)))].sort();
   if (!places.length) places.push("any site");
   const cell = ({ candidates, error }, place) => {
-    if (error) return place === places[0] ? [h("span", { class: "bad" }, error)] : "";
+    if (error) return "";
     const candidate = candidates.find(({ site }) => site === place);
     if (!candidate) return "-";
     if (candidate.verdict !== "allow") return [mark(candidate.verdict, "bad")];
@@ -157,7 +157,7 @@ function holdingsTable(rows) {
   };
   return table(
     [
-      { title: "Step", cell: ({ name }) => name },
+      { title: "Step", cell: ({ name, error }) => [name, error && h("p", { class: "bad" }, error)] },
       ...places.map((place) => ({ title: place, cell: (row) => cell(row, place) })),
     ],
     rows,
