@@ -1,6 +1,6 @@
 """Figures of the page in headless Chromium, against a real agent: first paint, ten thousand transfers, what an open page costs.
 
-    make bench-page
+make bench-page
 """
 
 import os
@@ -59,7 +59,9 @@ def main():
         try:
             with Page() as page:
                 paints = [first_paint(page, url) for _ in range(OPENED)]
-                print(f"first contentful paint: {median(paints):.0f} ms (median of {OPENED}, most {max(paints):.0f} ms)")
+                print(
+                    f"first contentful paint: {median(paints):.0f} ms (median of {OPENED}, most {max(paints):.0f} ms)"
+                )
                 for view in ("overview", "sites", "transfers"):
                     page.run(f"location.hash = '{view}'")
                     print(f"agent, with {view} open: {100 * share(agent, page):.1f} % of a core")

@@ -27,6 +27,7 @@ mod moves;
 mod output;
 #[cfg(feature = "agent")]
 mod page;
+#[cfg(feature = "agent")]
 mod policy;
 mod progress;
 mod recorded;

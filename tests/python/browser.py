@@ -41,7 +41,14 @@ class Page:
         to_browser, self.to = os.pipe()
         self.back, from_browser = os.pipe()
         # Chromium reads at descriptor 3 and writes to 4. Both ends are moved out of their way first.
-        arguments = [found(), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
+        arguments = [
+            found(),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+        ]
         arguments += ["--disable-dev-shm-usage", f"--user-data-dir={self.folder}", "about:blank"]
         script = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         self.process = subprocess.Popen(

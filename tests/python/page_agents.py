@@ -92,7 +92,8 @@ window.fetch = async (path, options) => {
   window.asked += 1;
   const tasks = Array.from({ length: 10000 }, (_, at) => ({
     id: String(at), kind: "warm", name: `run-${at % 97}/step-${at}`, state: "running", started: "2026-11-27T00:00:00Z",
-    seconds: window.asked, progress: { phase: `look ${window.asked}`, total: 1e9, done: 1e5 * window.asked * (1 + at % 7), moved: 0 },
+    seconds: window.asked,
+    progress: { phase: `look ${window.asked}`, total: 1e9, done: 1e5 * window.asked * (1 + at % 7), moved: 0 },
   }));
   return new Response(JSON.stringify({ tasks }));
 };
@@ -175,9 +176,7 @@ class Agents:
         """Output of a command, beside the agent of a site."""
         environment = self.environment | {"TOWLINE_AGENT": str(self.socket(agent)) if agent else "none"}
         command = [BUILT, *map(str, words), "--json"]
-        done = subprocess.run(
-            command, env=environment, cwd=self.folder, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{words}: {done.stdout} {done.stderr}"
         return done.stdout
 

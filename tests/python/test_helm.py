@@ -431,5 +431,15 @@ def test_the_schema_knows_the_settings_of_the_documents():
     sections = {match[1] for cell in cells if (match := re.match(r" `\[+([a-z_]+)", cell))}
     names = {name for cell in cells if "`[" not in cell for name in re.findall(r"`([a-z_]+)`", cell)} | sections
     assert "admission" in names and "handshakes" not in names
-    decided = {"repository", "repositories", "socket", "identity", "listen", "service_account", "webhook", "kueue", "gates"}
+    decided = {
+        "repository",
+        "repositories",
+        "socket",
+        "identity",
+        "listen",
+        "service_account",
+        "webhook",
+        "kueue",
+        "gates",
+    }
     assert known == names - decided

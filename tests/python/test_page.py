@@ -10,10 +10,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
 from .browser import Page, found
 from .page_agents import BUILT, MANY, ROOT, Agents
 
@@ -22,7 +22,9 @@ PICTURES = ROOT / "target/page"
 
 pytestmark = [
     pytest.mark.skipif(not REQUIRED and not BUILT.exists(), reason=f"{BUILT} is not there: cargo build makes it"),
-    pytest.mark.skipif(not REQUIRED and found() is None, reason="Chromium is not there: tests/servers/setup.sh installs it"),
+    pytest.mark.skipif(
+        not REQUIRED and found() is None, reason="Chromium is not there: tests/servers/setup.sh installs it"
+    ),
 ]
 
 # What each view shows of the agents that the tests start.
@@ -130,7 +132,14 @@ def test_a_hint_is_explained_term_by_term(agents: Agents, browser: Page) -> None
         hint = agents.json("hint", "run@latest", "--repo", agents.place, "--gpus", "8", agent="home")
         first = page.run("document.querySelector('.candidate h3').textContent")
         assert first == f"1. {hint['candidates'][0]['site']}"
-        for term in ("There already", "Missing", "In 9 of 10 cases (p90)", "Egress", "Idle GPUs while waiting", "Prices"):
+        for term in (
+            "There already",
+            "Missing",
+            "In 9 of 10 cases (p90)",
+            "Egress",
+            "Idle GPUs while waiting",
+            "Prices",
+        ):
             assert term in page.text(), term
         page.picture(PICTURES / "hints-explained.png")
         page.run(ask.format("'raw/notes@latest'"))
@@ -180,7 +189,9 @@ def test_keys_reach_everything(agents: Agents, browser: Page) -> None:
         page.press("8")
         page.until("location.hash === '#audit'")
         # Names of controls, for those who hear the page.
-        unnamed = "[...document.querySelectorAll('button, input, select, [tabindex=\"0\"]')].filter((each) => !each.ariaLabel"
+        unnamed = (
+            "[...document.querySelectorAll('button, input, select, [tabindex=\"0\"]')].filter((each) => !each.ariaLabel"
+        )
         unnamed += " && !each.textContent.trim() && !each.labels?.length).map((each) => each.outerHTML)"
         assert page.run(unnamed) == []
 
@@ -191,7 +202,9 @@ def test_a_token_is_asked_for_and_never_in_the_address(agents: Agents, browser: 
         assert "needs a token" in page.text() and "alpha" not in page.text()
         sign_in = "document.querySelector('#token').value = '{}'; document.querySelector('#sign-in button').click()"
         page.run(sign_in.format("wrong"))
-        page.until("document.querySelector('#sign-in').open && document.body.innerText.includes('The token is not valid')")
+        page.until(
+            "document.querySelector('#sign-in').open && document.body.innerText.includes('The token is not valid')"
+        )
         page.run(sign_in.format(agents.token()))
         page.until("document.body.innerText.includes('alpha/tune')")
         page.open(own(agents))
@@ -223,7 +236,9 @@ def test_an_agent_that_starts_again_has_another_token(agents: Agents, browser: P
         page.until("document.querySelector('.stale') && document.body.innerText.includes('does not answer')")
         assert "alpha/tune" in page.text(), "what was known stays, and is marked"
         agents.start("cloud")
-        page.until("document.querySelector('#sign-in').open && document.body.innerText.includes('The token is not valid')")
+        page.until(
+            "document.querySelector('#sign-in').open && document.body.innerText.includes('The token is not valid')"
+        )
 
 
 def test_the_page_over_the_socket_lives_on_with_the_agent(agents: Agents, browser: Page) -> None:
@@ -385,7 +400,9 @@ def test_ten_thousand_transfers_are_followed(agents: Agents, browser: Page) -> N
             page.until("document.body.innerText.includes('10,000 of 10,000')")
             assert page.run("document.querySelectorAll('.virtual tbody th').length") < 100
             # What is shown is of the last answer.
-            page.until("asked > 4 && document.querySelector('.virtual tbody td:nth-of-type(2)').textContent === `look ${asked}`")
+            page.until(
+                "asked > 4 && document.querySelector('.virtual tbody td:nth-of-type(2)').textContent === `look ${asked}`"
+            )
             scroll = "document.querySelector('.virtual').scrollTop = {}"
             page.run(scroll.format("1e9"))
             page.until("document.querySelector('.virtual tbody tr[aria-rowindex=\"10001\"]')")

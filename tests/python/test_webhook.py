@@ -677,7 +677,12 @@ def test_the_policy_knows_the_annotations_that_the_webhook_knows():
     assert known == set(re.findall(r'"(towline\.dev/[a-z-]+)"', source.partition("#[cfg(test)]")[0]))
     table = (ROOT / "docs/deploy.md").read_text().partition("| annotation `towline.dev/...` |")[2].partition("\n\n")[0]
     shown = set(re.findall(r"`([a-z-]+)`", table))
-    assert {name.removeprefix("towline.dev/") for name in known} - {"settings", "authorities", "placed", "gated"} <= shown
+    assert {name.removeprefix("towline.dev/") for name in known} - {
+        "settings",
+        "authorities",
+        "placed",
+        "gated",
+    } <= shown
 
 
 def test_the_pod_of_the_documents_is_admitted(cluster):
