@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 venv=${TOWLINE_VENV:-$root/.venv}
 
-chromium() {
+has_chromium() {
   command -v chromium-headless-shell || command -v chromium || command -v google-chrome || command -v chromium-browser
 } >/dev/null
 
@@ -37,16 +37,21 @@ packages() {
   command -v munged >/dev/null || slurm+=(munge)
   [ -e /usr/lib/*/slurm-wlm/burst_buffer_lua.so ] || slurm+=(slurm-wlm-basic-plugins)
   missing+=("${slurm[@]}" "${prometheus[@]}")
-  # Shows the page. Ubuntu has no such package.
-  if ! chromium; then
-    if apt-cache show chromium-headless-shell >/dev/null 2>&1; then missing+=(chromium-headless-shell fonts-dejavu-core)
-    else echo "setup: no package chromium-headless-shell here; the tests of the page need some Chromium or Chrome"; fi
-  fi
+  local browser=()
+  has_chromium || browser=(chromium-headless-shell fonts-dejavu-core)   # shows the page
+  missing+=("${browser[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
   local sudo=(); [ "$(id -u)" = 0 ] || sudo=(sudo)
   echo "setup: installing ${missing[*]} (apt-get)"
   export DEBIAN_FRONTEND=noninteractive
   "${sudo[@]}" apt-get update -qq
+  if [ ${#browser[@]} -gt 0 ] && ! apt-cache show chromium-headless-shell >/dev/null 2>&1; then
+    # As on Ubuntu.
+    echo "setup: no package chromium-headless-shell here; the tests of the page need some Chromium or Chrome"
+    local package others=()
+    for package in "${missing[@]}"; do [ "$package" = chromium-headless-shell ] || others+=("$package"); done
+    missing=("${others[@]}")
+  fi
   # No service is started or enabled: the tests run their own daemons on loopback, as the calling user.
   "${sudo[@]}" env RUNLEVEL=1 apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
   # Nor after a restart of the machine.
