@@ -1,4 +1,5 @@
-//! The page without a browser: what its server answers, and to whom. S13 of docs/security.md. `tests/python/test_page.py` has the browser.
+//! The page without a browser: what its server answers, and to whom. S13 of docs/security.md. The tests in
+//! `tests/python/test_page.py` have the browser.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
