@@ -27,7 +27,7 @@ pytestmark = [
     ),
 ]
 
-# What each view shows of the agents that the tests start.
+# Texts of each view, by what the agents of the tests hold.
 VIEWS = {
     "overview": ["alpha/tune/step-5", "done", "alpha/tune", "home (repository)", "us-east-1", "ready"],
     "sites": ["64 H100 at $1.10/h", "aws, us-east-1, US", "alpha/tune/step-5", "119.2 MiB/s", "20.0 ms", "$0.05"],
@@ -176,7 +176,7 @@ def test_keys_reach_everything(agents: Agents, browser: Page) -> None:
         page.until("document.querySelector('.virtual tbody th')")
         page.press("/")
         assert page.run("document.activeElement.type") == "search"
-        # What is typed into a field is no key.
+        # Keys that are typed into a field choose no view.
         page.type("3")
         page.press("5")
         assert page.run("location.hash") == "#transfers"
@@ -399,7 +399,7 @@ def test_ten_thousand_transfers_are_followed(agents: Agents, browser: Page) -> N
             loaded(page, "transfers")
             page.until("document.body.innerText.includes('10,000 of 10,000')")
             assert page.run("document.querySelectorAll('.virtual tbody th').length") < 100
-            # What is shown is of the last answer.
+            # The rows show the latest answer, though each takes a while.
             page.until(
                 "asked > 4 && document.querySelector('.virtual tbody td:nth-of-type(2)').textContent === `look ${asked}`"
             )

@@ -16,7 +16,8 @@ const LEASE: Duration = Duration::from_secs(15);
 /// Default of warms at a time: half of the tasks that an agent runs for one other.
 const WARMS: usize = 8;
 
-/// These settings, as they are written.
+/// These settings, as they are written. Sections repeat them, as `deny_unknown_fields` does not work with `flatten`
+/// (<https://serde.rs/container-attrs.html#deny_unknown_fields>).
 #[derive(Debug)]
 pub(super) struct AccessSection {
     pub(super) kubeconfig: Option<PathBuf>,

@@ -79,7 +79,7 @@ pub(in crate::agent) struct ApiServer {
     pub(in crate::agent) changed: watch::Sender<u64>,
 }
 
-/// Content of an event about an object. The same one with another note counts as a repetition.
+/// Content of an event about an object. The same one with another note counts as a repetition, and shows the first note.
 pub(in crate::agent) struct Told<'a> {
     pub(in crate::agent) type_: EventType,
     /// Action of the controller: the same reason with another one is another event, whose note is shown.
@@ -200,7 +200,9 @@ impl ApiServer {
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
             Err(error) => {
                 trouble(&self.agent, self.role.writes, &format!("cannot write: {error}"));
-                Err(Error::unreachable("API server has not taken a write").source(error))
+                Err(Error::unreachable("API server has refused a write, or did not answer")
+                    .got(error.to_string())
+                    .source(error))
             }
         }
     }

@@ -193,7 +193,7 @@ impl Gates<'_> {
             Err(error) => {
                 let (due, pauses) = self.refused.entry(key).or_insert((Instant::now(), REFUSED));
                 *due = Instant::now() + pauses.pause();
-                let note = format!("the data is there, but the gate cannot be opened: {error}");
+                let note = format!("the gate cannot be opened: {error}; {}", decision.note);
                 self.tell(pod, Decision { warns: true, reason: "GateNotOpened", note, ..decision });
             }
         }

@@ -220,6 +220,22 @@ fn a_slow_api_server_for_events_opens_gates_all_the_same() {
 }
 
 #[test]
+fn a_gate_that_may_not_be_opened_is_told_and_tried_again_after_a_pause() {
+    let pods = Pods::new();
+    pods.api.faults(|faults| faults.refuses_pods = true);
+    let agent = pods.agent("");
+    pods.waiting("one", "open/step-1");
+    let note = pods.events("GateNotOpened").remove(0);
+    assert!(note.contains("denied by policy keep-gates") && note.contains("warm: 2.0 MiB at site cloud"), "{note}");
+    // Passes go on many times a second.
+    sleep(Duration::from_secs(1));
+    assert_eq!(pods.api.counted("patch pods"), 1);
+    pods.api.faults(|faults| faults.refuses_pods = false);
+    pods.until_open("one");
+    pods.fine(vec![agent]);
+}
+
+#[test]
 fn another_controller_goes_on() {
     let pods = Pods::new();
     let first = pods.agent("");

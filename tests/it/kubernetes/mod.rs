@@ -39,9 +39,12 @@ pub(crate) const NAMESPACE: &str = "towline";
 
 /// Faults that a test sets.
 #[derive(Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "faults are independent of each other")]
 pub(crate) struct Faults {
     /// It answers nothing but that it is overloaded.
     pub(crate) unavailable: bool,
+    /// Changes of pods are refused, as by a policy of the cluster.
+    pub(crate) refuses_pods: bool,
     /// Writes of events are not answered.
     pub(crate) no_events: bool,
     /// Answers take that long.
@@ -352,6 +355,9 @@ fn written(shared: &Shared, asked: &Asked, mut body: Value) -> Result<Value, Ref
             store.create(&(plural.clone(), namespace.clone(), name), body)
         }
         (&Method::PUT, "") => store.replace(&asked.key, body),
+        (&Method::PATCH, "") if asked.key.0 == "pods" && lock(&shared.faults).refuses_pods => {
+            Err(Refused(403, "Forbidden", "denied by policy keep-gates".to_owned()))
+        }
         (&Method::PATCH, "") if asked.key.0 == "pods" && asked.content == "application/strategic-merge-patch+json" => {
             store.patch_pod(&asked.key, &body)
         }
