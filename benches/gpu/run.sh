@@ -21,17 +21,20 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
-export TOWLINE_REPO=$work/repository TOWLINE_AGENT=none XDG_CACHE_HOME=$work/cache XDG_CONFIG_HOME=$work/config
-"$towline" init --quiet
+export TOWLINE_AGENT=none XDG_CACHE_HOME=$work/cache XDG_CONFIG_HOME=$work/config
 python3 "$here/weights.py" "$work/weights" "$mib"
-"$towline" save "$work/weights" raw --compression off --quiet
-"$towline" save "$work/weights" encoded --quiet
+# A repository each: in one, the second save would store nothing.
+for name in raw encoded; do
+  "$towline" --repo "$work/$name" init --quiet
+done
+"$towline" --repo "$work/raw" save "$work/weights" raw --compression off --quiet
+"$towline" --repo "$work/encoded" save "$work/weights" encoded --quiet
 rm -rf "$work/weights"
 # The last of three: the file system's cache has the packs then.
 for name in raw encoded; do
   for device in host cuda:0; do
     for _ in 1 2 3; do
-      "$towline" stage $name --bench --device $device --json >"$work/$name-$device.json"
+      "$towline" --repo "$work/$name" stage $name --bench --device $device --json >"$work/$name-$device.json"
     done
   done
 done
