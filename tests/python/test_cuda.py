@@ -106,3 +106,11 @@ def test_without_a_driver_torch_decides(tmp_path: Path) -> None:
     assert loaded["a"].device.type == "meta" and loaded["a"].shape == state["a"].shape
     with pytest.raises((RuntimeError, AssertionError)):
         towline.load("base", repo=str(tmp_path / "repo"), device="cuda:0")
+
+
+def test_the_check_on_a_gpu_says_where_there_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: benches/gpu/torch_check.py checks it")
+    line = [sys.executable, ROOT / "benches/gpu/torch_check.py"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (3, "nothing checked: torch finds no GPU\n"), done.stderr
