@@ -62,7 +62,7 @@ pub(crate) fn copy_to_cuda(py: Python<'_>, copies: Vec<(usize, u64, usize)>, tar
     };
     let uploads: Vec<Upload<'_>> = copies.into_iter().map(upload_of).collect();
     let bytes: usize = uploads.iter().map(|one| one.from.len()).sum();
-    let pinned = (bytes.next_multiple_of(PIECE) as u64).min(PINNED_MAX / 4);
+    let pinned = (bytes.next_multiple_of(PIECE) as u64).min(PINNED_MAX);
     let work = || {
         let ring = PinnedRing::new(target.copier()?, PIECE, pinned, Box::new(|_, _, _| {}));
         // SAFETY: the package keeps the tensors until this returns, and nobody else has them yet.
