@@ -1,8 +1,8 @@
 """Loads tensors to a real GPU with torch, in every way that docs/staging.md names, and compares them with what was saved.
 
-    PYTHONPATH=... python3 benches/gpu/torch_check.py
+    python3 benches/gpu/torch_check.py
 
-Needs the package, torch and a GPU; without one it says so and ends with exit code 3."""
+Needs a Python that has the package and torch. Without a GPU it says so, and ends with exit code 3."""
 
 from __future__ import annotations
 

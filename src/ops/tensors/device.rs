@@ -14,8 +14,8 @@ use crate::staging::cuda::{CudaCopier, CudaDevice, CudaMemory};
 use crate::staging::{CopyEngine, PinnedRing, StageClock, StageTimes};
 use crate::work::blocking;
 
-/// Maximum pinned memory, in bytes: a millisecond of the fastest bus. Pinning takes a quarter of a millisecond for each mebibyte, for
-/// which the first tensor waits, and more did not make a load faster.
+/// Maximum pinned memory, in bytes: the fastest bus copies it in about a millisecond. Pinning took about a quarter of a millisecond for
+/// each mebibyte (with an H200, docs/staging.md), which delays the first tensor, and more memory made no load faster.
 pub const PINNED_MAX: u64 = 64 * MIB;
 /// Minimum length of a slot, in bytes.
 const SLOT_MIN: u64 = 64 << 10;
