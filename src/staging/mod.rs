@@ -4,7 +4,7 @@
 //! sealed   memory that nobody can change any more, passed between processes as a file descriptor
 //! pages    whether it has huge pages
 //! table    where each tensor lies in it
-//! ring     pinned memory from which a device copies while other parts of it are filled
+//! ring     pinned memory from which a device copies while other parts of it are filled, in few large copies
 //! upload   copies of ordinary memory through such a ring
 //! cuda     GPUs of NVIDIA
 //! clock    time of each stage, and when tensors are complete
@@ -20,7 +20,7 @@ mod upload;
 
 pub use self::clock::{StageClock, StageTimes};
 pub use self::pages::small_pages;
-pub use self::ring::{CopyEngine, FreeSlot, Landed, PinnedRing};
+pub use self::ring::{CopiedPart, CopyEngine, Landed, Piece, PinnedRing, ReservedPart, SlotLens};
 pub use self::sealed::{MappedMemory, SealedMemory, UnsealedMemory};
 pub use self::table::{StagedTensor, TensorTable};
-pub use self::upload::{Upload, upload};
+pub use self::upload::upload;

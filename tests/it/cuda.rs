@@ -42,8 +42,10 @@ fn has_driver() -> bool {
 }
 
 /// A repository with `base`: tensors of 6 MiB and 1 MiB of bytes, one of 12 bytes, and an empty one.
+/// Its budget makes slots of 2 MiB.
 fn with_weights() -> User {
     let user = User::with_repository();
+    user.set_up("64M");
     user.write("base/model.safetensors", &safetensors(7, &[("a", 3 << 19), ("b", 1 << 18), ("c", 3), ("d", 0)]));
     user.ok(&["save", "base", "base"]);
     user
@@ -152,7 +154,6 @@ fn text_says_where_the_time_went() {
 #[test]
 fn pinned_memory_stays_within_its_limit() {
     let user = with_weights();
-    user.set_up("64M");
     let slow = load(&user, &[], &[("SOFT_CUDA_DELAY_US", "20000")]);
     assert_eq!(slow.code, Some(0), "{}", slow.err);
     let log = slow.log.unwrap();

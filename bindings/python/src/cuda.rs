@@ -7,7 +7,7 @@ use towline::ops::{DeviceRange, PINNED_MAX, TensorReading, TensorsRead};
 use towline::progress::Progress;
 use towline::repository::Repository;
 use towline::staging::cuda::{CudaCopier, CudaDevice};
-use towline::staging::{PinnedRing, Upload, upload};
+use towline::staging::{Piece, PinnedRing, SlotLens, upload};
 use towline::{Error, Result};
 
 use crate::errors::raised;
@@ -55,18 +55,19 @@ pub(crate) fn cuda_name(py: Python<'_>, ordinal: u32) -> PyResult<String> {
 /// Copies ranges of host memory, each given by its address, the address of the GPU and its length.
 #[pyfunction]
 pub(crate) fn copy_to_cuda(py: Python<'_>, copies: Vec<(usize, u64, usize)>, target: Target) -> PyResult<()> {
-    let upload_of = |(from, to, len)| {
+    let piece = |(from, to, len)| {
         // SAFETY: the package keeps the tensor, and does not write to it, until this returns.
         let from = unsafe { MemoryRange::new(from, len).read() };
-        Upload { from, to }
+        Piece { from, to }
     };
-    let uploads: Vec<Upload<'_>> = copies.into_iter().map(upload_of).collect();
-    let bytes: usize = uploads.iter().map(|one| one.from.len()).sum();
+    let pieces: Vec<Piece<'_>> = copies.into_iter().map(piece).collect();
+    let bytes: usize = pieces.iter().map(|piece| piece.from.len()).sum();
     let pinned = (bytes.next_multiple_of(PIECE) as u64).min(PINNED_MAX);
     let work = || {
-        let ring = PinnedRing::new(target.copier()?, PIECE, pinned, Box::new(|_, _, _| {}));
+        let ring =
+            PinnedRing::new(target.copier()?, SlotLens { wanted: PIECE, min: PIECE }, pinned, Box::new(|_, _| {}));
         // SAFETY: the package keeps the tensors until this returns, and nobody else has them yet.
-        unsafe { upload(&ring, &uploads) }
+        unsafe { upload(&ring, &pieces) }
     };
     // On a thread of its own: the caller's stays with the GPU that torch has made current there.
     let outcome = py.detach(|| std::thread::scope(|scope| scope.spawn(work).join()));

@@ -11,14 +11,19 @@ use crate::limits::MIB;
 use crate::progress::Progress;
 use crate::repository::{Fill, Repository};
 use crate::staging::cuda::{CudaCopier, CudaDevice, CudaMemory};
-use crate::staging::{CopyEngine, PinnedRing, StageClock, StageTimes};
+use crate::staging::{CopiedPart, CopyEngine, PinnedRing, SlotLens, StageClock, StageTimes};
 use crate::work::blocking;
 
 /// Maximum pinned memory, in bytes: the fastest bus copies it in about a millisecond. Pinning took about a quarter of a millisecond for
 /// each mebibyte (with an H200, docs/staging.md), which delays the first tensor, and more memory made no load faster.
 pub const PINNED_MAX: u64 = 64 * MIB;
-/// Minimum length of a slot, in bytes.
-const SLOT_MIN: u64 = 64 << 10;
+/// Bytes that are copied at a time, at most, unless one chunk is longer: some calls of the driver for each copy of this length take much
+/// less time than the copy.
+const SLOT_MAX: u64 = 8 * MIB;
+/// Minimum of these, for reads of tiny chunks.
+const PART_MIN: u64 = 64 << 10;
+/// Minimum number of slots of pinned memory, unless one chunk is longer: threads fill some while others are copied.
+const SLOTS_MIN: u64 = 8;
 /// Alignment of tensors in memory that is allocated here, in bytes: that of torch's allocator.
 const ALIGNMENT: u64 = 512;
 
@@ -93,16 +98,16 @@ impl Repository {
     ) -> Result<(TensorsRead, StageTimes)> {
         let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
         let read_before = progress.snapshot().reading;
-        let slot = reading.longest_chunk().max(SLOT_MIN);
+        let slot = slot_len(self.budget(), reading.bytes(), longest_part(reading));
         let pinned = pinned_bytes(self.budget(), slot).min(slots_bytes(reading, slot));
         let _memory = self.budget().carve_beside_buffers(pinned).await?;
         let landing = Arc::clone(&clock);
-        let landed = move |tensor, len, took| {
+        let landed = move |parts: &[CopiedPart], took| {
             landing.copied(took);
-            landing.arrived(tensor, len);
+            parts.iter().for_each(|part| landing.arrived(part.number, part.len));
         };
-        let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-        let ring = Arc::new(PinnedRing::new(engine, slot, pinned, Box::new(landed)));
+        let lens = SlotLens { wanted: to_usize(slot), min: to_usize(longest_part(reading)) };
+        let ring = Arc::new(PinnedRing::new(engine, lens, pinned, Box::new(landed)));
         // Dropped after the reading, and so after the last copy was started.
         let idle = IdleOnDrop(&ring);
         let sink = Arc::new(DeviceSink { ring: Arc::clone(&ring), targets, clock: Arc::clone(&clock) });
@@ -144,15 +149,29 @@ impl DeviceTensors {
     }
 }
 
+/// Bytes of the longest part of a slot: a whole chunk.
+fn longest_part(reading: &TensorReading) -> u64 {
+    reading.longest_chunk().max(PART_MIN)
+}
+
+/// Bytes of a slot to copy `bytes`, in parts of at most `longest_part`.
+fn slot_len(budget: &Budget, bytes: u64, longest_part: u64) -> u64 {
+    (budget.total() / 4 / SLOTS_MIN).min(SLOT_MAX).min(bytes).max(longest_part)
+}
+
+fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// Pinned memory for slots of `slot` bytes: a quarter of the budget, but at least two slots if half of it has room.
 fn pinned_bytes(budget: &Budget, slot: u64) -> u64 {
     let wanted = (budget.total() / 4).min(PINNED_MAX).max(2 * slot);
     wanted.min(budget.total() / 2).max(slot)
 }
 
-/// Bytes of all slots of `slot` bytes that the copies of `reading` can fill: full ones, and a last one for each tensor.
+/// Bytes of all slots of `slot` bytes that the copies of `reading` can fill: two neighbours have more than one slot's bytes together.
 fn slots_bytes(reading: &TensorReading, slot: u64) -> u64 {
-    reading.bytes().saturating_add(slot.saturating_mul(reading.tensors().len() as u64)).max(slot)
+    reading.bytes().saturating_mul(2).saturating_add(slot)
 }
 
 /// Waits on drop until no copy runs.
@@ -178,7 +197,7 @@ impl<E: CopyEngine> DeviceSink<E> {
         self.targets.get(tensor).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Lets `fill` write `len` bytes to a slot, and copies them to `target`, from its byte `offset` on.
+    /// Lets `fill` write `len` bytes to pinned memory, and copies them to `target`, from its byte `offset` on.
     fn copy(
         &self,
         tensor: usize,
@@ -190,11 +209,10 @@ impl<E: CopyEngine> DeviceSink<E> {
         if offset.checked_add(len as u64).is_none_or(|end| end > target.len) {
             return Err(Error::other("more bytes than a tensor has room for").got(offset));
         }
-        let mut slot = self.clock.waiting(|| self.ring.acquire())?;
-        let bytes = slot.get_mut(..len).ok_or_else(|| Error::other("a chunk is longer than a slot").got(len))?;
-        self.clock.decoding(|| fill(bytes))?;
+        let mut part = self.clock.waiting(|| self.ring.reserve(len))?;
+        self.clock.decoding(|| fill(&mut part))?;
         // SAFETY: the range is within a target.
-        unsafe { slot.submit(len, target.address + offset, tensor) }
+        unsafe { part.commit(target.address + offset, tensor) }
     }
 }
 
@@ -202,9 +220,9 @@ impl<E: CopyEngine> TensorSink for DeviceSink<E> {
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         for &target in self.targets(tensor) {
             let mut at = offset;
-            for piece in bytes.chunks(self.ring.slot_len()) {
-                self.copy(tensor, target, at, piece.len(), |slot| {
-                    slot.copy_from_slice(piece);
+            for piece in bytes.chunks(self.ring.part_max()) {
+                self.copy(tensor, target, at, piece.len(), |bytes| {
+                    bytes.copy_from_slice(piece);
                     Ok(())
                 })?;
                 at += piece.len() as u64;
@@ -219,7 +237,7 @@ impl<E: CopyEngine> TensorSink for DeviceSink<E> {
 
     fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
         match self.targets(tensor) {
-            &[target] if len <= self.ring.slot_len() => self.copy(tensor, target, offset, len, fill).map(|()| true),
+            &[target] if len <= self.ring.part_max() => self.copy(tensor, target, offset, len, fill).map(|()| true),
             // Several targets need the bytes.
             _ => Ok(false),
         }
@@ -235,5 +253,10 @@ mod tests {
         let of = |budget: u64, slot: u64| pinned_bytes(&Budget::new(budget * MIB).unwrap(), slot * MIB) / MIB;
         assert_eq!((of(64, 1), of(64, 16), of(1024, 1), of(8192, 16)), (16, 32, 64, 64));
         assert_eq!(of(64, 20), 32);
+        let slot = |budget: u64, bytes: u64, longest: u64| {
+            slot_len(&Budget::new(budget * MIB).unwrap(), bytes * MIB, longest * MIB) / MIB
+        };
+        assert_eq!((slot(64, 100, 1), slot(64, 100, 16), slot(1024, 100, 1), slot(8192, 100, 16)), (2, 16, 8, 16));
+        assert_eq!(slot(1024, 3, 1), 3, "no more than what is copied");
     }
 }

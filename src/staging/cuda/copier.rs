@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::CudaDevice;
 use super::driver::{Driver, Event, Stream, foreign_stream};
 use crate::error::Result;
-use crate::staging::ring::CopyEngine;
+use crate::staging::ring::{CopyEngine, Piece};
 
 /// Copies to one GPU, one after the other in the order of their start.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct CudaCopier {
     events: Mutex<Vec<Event>>,
 }
 
-/// A copy that may still run.
+/// Copies that may still run.
 #[derive(Debug)]
 pub struct CudaCopy {
     begun: Event,
@@ -91,12 +91,14 @@ impl CopyEngine for CudaCopier {
         }
     }
 
-    unsafe fn start(&self, from: &[u8], to: u64) -> Result<CudaCopy> {
+    unsafe fn start(&self, pieces: &[Piece<'_>]) -> Result<CudaCopy> {
         let driver = self.device.enter()?;
         let copy = CudaCopy { begun: self.event(driver)?, ended: self.event(driver)? };
         driver.record(copy.begun, self.stream)?;
-        // SAFETY: as the caller says.
-        unsafe { driver.copy_in(to, from, self.stream)? };
+        for piece in pieces {
+            // SAFETY: as the caller says.
+            unsafe { driver.copy_in(piece.to, piece.from, self.stream)? };
+        }
         driver.record(copy.ended, self.stream)?;
         Ok(copy)
     }
