@@ -53,9 +53,9 @@ pub const READS_MAX: usize = 16;
 /// Time limit for the arrival of a hello.
 pub const GREETING_MAX: Duration = Duration::from_secs(10);
 /// Time without sending after which a side sends PING.
-pub const PING_AFTER: Duration = Duration::from_secs(5);
+pub const PING_AFTER: Duration = Duration::from_secs(3);
 /// Time without receiving after which a side gives up.
-pub const SILENCE_MAX: Duration = Duration::from_secs(20);
+pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time without progress on any open request after which a side gives up.
 pub const STALL_MAX: Duration = Duration::from_secs(30);
 /// Time of reading without an answer after which a provider sends FETCHING.

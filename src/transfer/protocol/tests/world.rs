@@ -203,7 +203,7 @@ impl World {
         let begun = self.now;
         loop {
             self.pump();
-            if done(self) || !self.advance() {
+            if done(self) || !self.advance(Duration::MAX) {
                 return;
             }
             assert!(self.now < begun + PATIENCE, "still going on after {PATIENCE:?}");
@@ -213,7 +213,13 @@ impl World {
     /// Runs for `time`.
     pub(super) fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
-        self.run(|world| world.now >= end);
+        self.pump();
+        while self.now < end {
+            if !self.advance(end) {
+                self.now = end;
+            }
+            self.pump();
+        }
     }
 
     /// Moves all bytes that can move without time passing.
@@ -320,13 +326,13 @@ impl World {
     }
 
     /// Advances the time to the next event; false if there is none.
-    fn advance(&mut self) -> bool {
+    fn advance(&mut self, end: Duration) -> bool {
         let read = self.reads.iter().map(|(at, ..)| *at).min();
         let release = self.releases.front().map(|(at, _)| *at);
         let timeouts = [self.requester.timeout(), self.provider.timeout()];
         let next = [self.up.next(), self.down.next(), read, release].into_iter().chain(timeouts).flatten().min();
         let Some(next) = next else { return false };
-        self.now = self.now.max(next);
+        self.now = self.now.max(next.min(end));
         while let Some((lane, bytes)) = self.up.receive(self.now) {
             self.provider.handle(lane, &bytes, self.now);
         }
