@@ -197,7 +197,7 @@ impl Context {
         let said = begun.into_iter().map(|(task, agent)| AgentAnswer::by(&agent, task));
         let all = All { tasks: said.collect() };
         self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
-        let missing = |said: &AgentAnswer<Task>| number_of(&said.what, "missing") > 0;
+        let missing = |said: &AgentAnswer<Task>| said.what.is_incomplete();
         let full = |said: &AgentAnswer<Task>| is_full(&said.what);
         Ok(if all.tasks.iter().any(|said| missing(said) && !full(said)) {
             ErrorKind::Unreachable.exit_code()
@@ -326,11 +326,6 @@ fn user() -> String {
     user_name(rustix::process::getuid())
 }
 
-/// A number of a task's report; 0 if it has none.
-fn number_of(task: &Task, number: &str) -> u64 {
-    task.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
-}
-
 /// True if a warm ended because the cache had no room.
 fn is_full(task: &Task) -> bool {
     task.report.as_ref().is_some_and(|report| report["full"] == true)
@@ -343,15 +338,15 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
         return format!("warming {name}: {}\n", printable(&task.id));
     }
     let sum = |chunks: &str, bytes: &str| {
-        let chunks = counted(number_of(task, chunks), "chunk");
-        format!("{} in {chunks}", show(number_of(task, bytes)))
+        let chunks = counted(task.reported(chunks), "chunk");
+        format!("{} in {chunks}", show(task.reported(bytes)))
     };
-    let missing = match number_of(task, "missing") {
+    let missing = match task.reported("missing") {
         0 => String::new(),
         _ => {
             let SourceBytes { agent, cache, site, remote, repository } = sources(task);
             let came = agent + cache + site + remote + repository;
-            let evicted = came >= number_of(task, "fetched_bytes") + number_of(task, "missing_bytes");
+            let evicted = came >= task.reported("fetched_bytes") + task.reported("missing_bytes");
             let why = if is_full(task) {
                 "the cache is full (capacity, free_floor); see the log of the agent"
             } else if evicted {
@@ -365,12 +360,12 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
     };
     if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let shortfall = match number_of(task, "shortfall_bytes") {
+        let shortfall = match task.reported("shortfall_bytes") {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };
         let about = if task.report.as_ref().is_some_and(|report| report["estimated"] == true) { "about " } else { "" };
-        let alone = match number_of(task, "alone") {
+        let alone = match task.reported("alone") {
             0 => String::new(),
             chunks => format!(", {chunks} of them without the bases that they are stored with"),
         };

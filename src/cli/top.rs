@@ -328,19 +328,32 @@ fn row(task: &Task, rate: Option<u64>) -> Vec<String> {
     let left = rate.and_then(|rate| progress.total.saturating_sub(progress.done).checked_div(rate));
     let left = left.filter(|_| running && progress.total > 0).map(|seconds| format!("{seconds}s"));
     let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { show(bytes) };
-    let trouble = task.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
+    let state = match task.state {
+        TaskState::Running => printable(&progress.phase),
+        TaskState::Done if task.is_incomplete() => "incomplete".to_owned(),
+        state => state.word().to_owned(),
+    };
     vec![
         task.kind.word().to_owned(),
         printable(&task.name),
-        if running { printable(&progress.phase) } else { task.state.word().to_owned() },
+        state,
         bytes(progress.done),
         bytes(progress.total),
         rate.filter(|_| running).map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate))),
         left.unwrap_or_else(|| "-".to_owned()),
         bytes(progress.moved),
         format!("{:.0}s", task.seconds),
-        trouble.map(printable).unwrap_or_default(),
+        trouble(task),
     ]
+}
+
+/// Why a task failed or is incomplete; empty for others.
+fn trouble(task: &Task) -> String {
+    if task.is_incomplete() {
+        return format!("{} missing", show(task.reported("missing_bytes")));
+    }
+    let message = task.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
+    message.map(printable).unwrap_or_default()
 }
 
 /// `[=====     ]`
@@ -460,6 +473,15 @@ mod tests {
             assert!(text.contains(expected), "{expected}: {text}");
         }
         assert!(!text.contains('\x1b'), "names are made harmless");
+    }
+
+    #[test]
+    fn a_warm_without_some_chunks_is_incomplete() {
+        let mut warm = task(TaskState::Done, 0);
+        assert_eq!(row(&warm, None)[2], "done");
+        warm.report = Some(serde_json::json!({ "missing": 3, "missing_bytes": 3 << 20 }));
+        let row = row(&warm, None);
+        assert_eq!((row[2].as_str(), row[9].as_str()), ("incomplete", "3.0 MiB missing"));
     }
 
     #[test]

@@ -298,6 +298,20 @@ pub struct Task {
     pub error: Option<Value>,
 }
 
+impl Task {
+    /// A number of its report; 0 without a report or without this number.
+    #[must_use]
+    pub fn reported(&self, number: &str) -> u64 {
+        self.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// True for a warm that ended without some of its chunks.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        self.reported("missing") > 0
+    }
+}
+
 /// Error response.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 pub struct Failed {

@@ -5,7 +5,7 @@ import { bar, h, notes, svg, table, when } from "./dom.js";
 import { bytes, count, counted, duration, percent, rate, time } from "./format.js";
 import { Panel, empty } from "./panel.js";
 import { Rates } from "./rates.js";
-import { TONES, part, phase } from "./task.js";
+import { part, phase, tone } from "./task.js";
 
 /** Moments that the line of rates has: two minutes. */
 const MOMENTS = 120;
@@ -135,7 +135,7 @@ function lately({ tasks, found }) {
   const columns = [
     { title: "Name", cell: ({ name }) => name },
     { title: "Kind", cell: ({ kind }) => kind },
-    { title: "State", cell: (task) => [h("span", { class: TONES[task.state] }, phase(task))] },
+    { title: "State", cell: (task) => [h("span", { class: tone(task) }, phase(task))] },
     { title: "Done", cell: (task) => [bar([part(task)], 1, percent(part(task), 1))] },
     { title: "Bytes", number: true, cell: ({ progress }) => `${bytes(progress.done)} of ${total(progress)}` },
     { title: "Rate", number: true, cell: ({ id }) => rate(found.get(id)?.rate) },

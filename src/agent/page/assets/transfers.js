@@ -5,7 +5,7 @@ import { h, table } from "./dom.js";
 import { bytes, count, counted, duration, percent, rate, time } from "./format.js";
 import { Panel, empty } from "./panel.js";
 import { Rates } from "./rates.js";
-import { TONES, part, phase } from "./task.js";
+import { part, phase, tone } from "./task.js";
 import { VirtualTable } from "./virtual.js";
 
 export const transfers = { id: "transfers", title: "Transfers", create };
@@ -23,7 +23,7 @@ function create() {
     columns: [
       { id: "name", title: "Name", width: "20%", text: ({ name }) => name, order: ({ name }) => name },
       { id: "kind", title: "Kind", width: "6%", text: ({ kind }) => kind, order: ({ kind }) => kind },
-      { id: "state", title: "State", width: "9%", text: phase, order: phase, tone: (task) => TONES[task.state] },
+      { id: "state", title: "State", width: "9%", text: phase, order: phase, tone },
       {
         id: "done",
         title: "Done",
