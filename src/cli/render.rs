@@ -417,6 +417,10 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
         let waiting = counted(report.waiting_objects, "object");
         let _ = writeln!(text, "  kept until their grace is over: {} in {waiting}", show(report.waiting_bytes));
     }
+    if report.unused_bytes > 0 {
+        let unused = show(report.unused_bytes);
+        let _ = writeln!(text, "  kept in packs that are mostly in use: {unused} of unused chunks");
+    }
     if report.held_packs > 0 {
         let _ = writeln!(
             text,

@@ -14,8 +14,8 @@ use std::num::NonZeroU32;
 
 use bytes::Bytes;
 
-use super::envelope::{Kind, VERSION, VERSION_MAX, seal_version};
-use super::pack::footer_len_max;
+use super::envelope::{HEADER_LEN, Kind, VERSION, VERSION_MAX, seal_version};
+use super::pack::{TRAILER_LEN, footer_len_max};
 use super::wire::{Read, Reader, Writer};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -33,6 +33,14 @@ pub struct PackRef {
     pub footer_len: u32,
     /// Number of chunks.
     pub chunks: u32,
+}
+
+impl PackRef {
+    /// Bytes of its stored chunks and their alignment, without header and footer.
+    #[must_use]
+    pub fn content_len(&self) -> u64 {
+        self.len.saturating_sub(HEADER_LEN as u64 + u64::from(self.footer_len) + TRAILER_LEN)
+    }
 }
 
 /// Place of one chunk.

@@ -75,6 +75,8 @@ pub struct CollectReport {
     pub kept_bytes: u64,
     /// Stored bytes of the chunks in use, those included.
     pub live_bytes: u64,
+    /// Stored bytes of unused chunks that stay, because their packs are mostly in use.
+    pub unused_bytes: u64,
     /// Unneeded objects within their grace period.
     pub waiting_objects: u64,
     /// Bytes of these objects.
@@ -488,6 +490,7 @@ impl CollectReport {
 
     fn report_live(&mut self, evidence: &Evidence) {
         self.live_bytes = evidence.marks.live_bytes();
+        self.unused_bytes = evidence.marks.unused_bytes();
         self.kept_bytes = evidence.marks.kept_bytes();
         self.kept_values = evidence.state.removed.len() as u64;
     }

@@ -282,7 +282,7 @@ fn json_has_the_members_that_the_help_promises() {
     );
     has_members(&user.json(&["verify", "--data"], 0), "packs chunks bytes damaged repaired seconds");
     let keys = "condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes forgotten_values kept_values \
-                kept_bytes live_bytes waiting_objects waiting_bytes held_packs held_bytes held unfinished_objects unfinished_bytes steps \
+                kept_bytes live_bytes unused_bytes waiting_objects waiting_bytes held_packs held_bytes held unfinished_objects unfinished_bytes steps \
                 seconds";
     has_members(&user.json(&["collect", "--dry-run"], 0), keys);
     has_members(&user.json(&["collect", "--grace", "0"], 0), keys);

@@ -404,7 +404,7 @@ whatever --grace says; the report has their bytes. A session ends when its comma
 collect, once nothing was written in it for a day by the store's clock; until then the same save can use its uploads.
 
 JSON: condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes forgotten_values \
-kept_values kept_bytes live_bytes \
+kept_values kept_bytes live_bytes unused_bytes \
 waiting_objects waiting_bytes held_packs held_bytes held: [session name packs bytes ends] unfinished_objects \
 unfinished_bytes steps seconds";
 

@@ -1,8 +1,7 @@
 //! Judging: decides for each pack whether to keep, rewrite or delete it. Pure: equal inputs give an equal plan.
 
 use super::Marks;
-use crate::format::envelope::HEADER_LEN;
-use crate::format::{PackRef, TRAILER_LEN};
+use crate::format::PackRef;
 use crate::id::{PackId, SessionId};
 use crate::limits::MIB;
 use crate::repository::log::{Action, State};
@@ -43,7 +42,7 @@ pub fn judge(
         }
         if !marks.uses(id) {
             judgement.condemn.push(*pack);
-        } else if (marks.used_bytes(id) as f64) < content_len(pack) as f64 * REPACK_BELOW {
+        } else if (marks.used_bytes(id) as f64) < pack.content_len() as f64 * REPACK_BELOW {
             judgement.repack.push(*pack);
         }
     }
@@ -59,11 +58,6 @@ pub fn judge(
         }
     }
     judgement
-}
-
-/// Bytes of the chunks in `pack`, without header and footer, which a rewritten pack has as well.
-fn content_len(pack: &PackRef) -> u64 {
-    pack.len.saturating_sub(HEADER_LEN as u64 + u64::from(pack.footer_len) + TRAILER_LEN)
 }
 
 impl Judgement {

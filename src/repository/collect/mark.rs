@@ -45,6 +45,12 @@ struct Used {
     bytes: u64,
 }
 
+impl Used {
+    fn chunks(&self) -> u64 {
+        self.ordinals.values().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
 impl Marks {
     /// Empty marks, whose memory counts in `budget`.
     #[must_use]
@@ -73,6 +79,13 @@ impl Marks {
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         self.packs.values().fold(0, |sum, used| sum.saturating_add(used.bytes))
+    }
+
+    /// Stored bytes of unused chunks in packs that have used ones as well, with the alignment of all chunks there.
+    #[must_use]
+    pub fn unused_bytes(&self) -> u64 {
+        let partly = self.packs.values().filter(|used| used.chunks() < u64::from(used.pack.chunks));
+        partly.map(|used| used.pack.content_len().saturating_sub(used.bytes)).fold(0, u64::saturating_add)
     }
 
     /// Bytes that stay only because of kept values.

@@ -331,6 +331,8 @@ class CollectReport(_Report):
     kept_bytes: int = 0
     #: Stored bytes of all chunks in use, including those.
     live_bytes: int = 0
+    #: Stored bytes of unused chunks that stay, because most of their pack is in use.
+    unused_bytes: int = 0
     #: Packs (objects with many chunks) that this collect found unneeded: the first collect after `grace` deletes them.
     condemned_packs: int = 0
     #: Packs that an earlier collect found unneeded, and that were still unneeded: they were deleted.
