@@ -408,6 +408,19 @@ impl Error {
         }))
     }
 
+    /// True if a disk was full, or its user's quota used up.
+    #[must_use]
+    pub(crate) fn is_of_full_disk(&self) -> bool {
+        let mut cause = StdError::source(self);
+        while let Some(inner) = cause {
+            if let Some(io) = inner.downcast_ref::<std::io::Error>() {
+                return matches!(io.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
+            }
+            cause = inner.source();
+        }
+        false
+    }
+
     /// A store error without a class of its own: a local disk's errno if there is one below, else the network's fault.
     fn from_generic(error: object_store::Error) -> Self {
         let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);

@@ -130,6 +130,17 @@ impl Repository {
     /// Safe: the next collect continues.
     #[tracing::instrument(skip_all)]
     pub async fn collect(&self, options: &CollectOptions) -> Result<CollectReport> {
+        let collected = match self.try_collect(options).await {
+            Err(error) if self.has_made_room(&error).await => self.try_collect(options).await,
+            collected => collected,
+        };
+        if collected.is_ok() && !options.dry_run {
+            self.store().keep_reserve().await;
+        }
+        collected
+    }
+
+    async fn try_collect(&self, options: &CollectOptions) -> Result<CollectReport> {
         let begun = std::time::Instant::now();
         self.check_log().await?;
         options.progress.phase("listing", 0);
@@ -215,6 +226,7 @@ impl Repository {
         let evidence = self.evidence(&options.progress, &[]).await?;
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
+        self.leave_without_space(&evidence, &mut judgement, report).await;
         if let Some(store_now) = store_now {
             judgement.fence = listed.stalled(self, &evidence.state, store_now.before(FENCE_AFTER)).await?;
         }
@@ -274,6 +286,18 @@ impl Repository {
             report.steps.push(format!("leave {left} mostly unused packs: {}", first.refusal));
         }
         Ok(())
+    }
+
+    /// Drops from the plan the repacking for which the disk of the repository has too little space.
+    async fn leave_without_space(&self, evidence: &Evidence, judgement: &mut Judgement, report: &mut CollectReport) {
+        let needed: u64 = judgement.repack.iter().map(|pack| evidence.marks.used_bytes(&pack.id)).sum();
+        let left = judgement.repack.len();
+        if left > 0 && self.store().free_bytes().await.is_some_and(|free| free < needed) {
+            judgement.repack.clear();
+            report
+                .steps
+                .push(format!("leave {left} mostly unused packs: the disk has too little space to rewrite them"));
+        }
     }
 
     /// Reports packs that open sessions keep from being deleted, except sessions that are `ending`.

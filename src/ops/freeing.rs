@@ -33,6 +33,12 @@ pub struct PlannedRemoval {
 }
 
 impl Repository {
+    /// True if `error` is that of a full disk, and the repository had some space set aside there, which is free now: what frees space
+    /// can be tried again.
+    pub(super) async fn has_made_room(&self, error: &Error) -> bool {
+        error.is_of_full_disk() && self.store().spend_reserve().await
+    }
+
     /// Plans [`Repository::remove_with`].
     ///
     /// # Errors

@@ -66,6 +66,13 @@ impl Repository {
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn remove_with(&self, names: &[Name], options: &RemoveOptions) -> Result<RemoveReport> {
+        match self.try_remove(names, options).await {
+            Err(error) if self.has_made_room(&error).await => self.try_remove(names, options).await,
+            removed => removed,
+        }
+    }
+
+    async fn try_remove(&self, names: &[Name], options: &RemoveOptions) -> Result<RemoveReport> {
         let mut report = RemoveReport { removed: Vec::new(), kept: 0, forgotten: 0 };
         let commit = self.log().commit(None, |state| {
             let chosen = self.chosen(state, names, *options)?;

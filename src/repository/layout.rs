@@ -24,6 +24,7 @@ use crate::clock::Timestamp;
 use crate::format::Month;
 use crate::id::{ObjectId, Owned, SessionId};
 use crate::identity::Identity;
+use crate::storage::RESERVE;
 
 /// Folder of heads of audit logs.
 const AUDIT: &str = "audit";
@@ -41,6 +42,7 @@ const TOMBSTONE: &str = "tombstone";
 pub fn is_own(name: &str) -> bool {
     let numbered = [Numbered::Entry, Numbered::Snapshot, Numbered::Boundary, Numbered::Aside, Numbered::Policy];
     name == repository().as_ref()
+        || name == RESERVE
         || [AUDIT, INVENTORY, TOMBSTONE, USAGE, "agent"].contains(&name)
         || Family::ALL.iter().any(|family| family.folder() == name)
         || numbered.iter().any(|numbered| numbered.folder() == name)

@@ -39,6 +39,7 @@ impl Repository {
         let answer = objects::retry(|| objects::create(&**store.objects(), &key, object.clone())).await?;
         let found = objects::get_required(&**store.objects(), Kind::Repository, &key).await?;
         let made = answer != objects::Created::Exists && found == object;
+        store.keep_reserve().await;
         Ok((Self::assemble(store, options, read_id(&found)?, clock)?, made))
     }
 

@@ -82,8 +82,8 @@ fn file_system(magic: u64) -> Check {
     }
 }
 
-/// Help for a full disk. A collect writes its plan before it deletes, so it needs some space itself.
-const FULL: &str = "free some space; `towline collect` deletes what no name needs, but on a full disk make some MiB free by other means first";
+/// Help for a full disk.
+const FULL: &str = "free some space: `towline rm` removes names, and `towline collect --grace 0 --keep-removed 0` then deletes what no name needs";
 
 fn space(free: u64, total: u64) -> Check {
     const WHAT: &str = "free space";

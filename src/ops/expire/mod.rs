@@ -51,6 +51,13 @@ impl Repository {
     }
 
     async fn execute_expire(&self, plan: &ExpirePlan, keep: bool) -> Result<()> {
+        match self.try_expire(plan, keep).await {
+            Err(error) if self.has_made_room(&error).await => self.try_expire(plan, keep).await,
+            expired => expired,
+        }
+    }
+
+    async fn try_expire(&self, plan: &ExpirePlan, keep: bool) -> Result<()> {
         let commit = self.log().commit(None, |state| {
             let steps = || plan.kept.iter().chain(&plan.removed);
             if let Some(moved) = steps().find(|step| state.version(&step.name) != Some(step.version)) {

@@ -38,6 +38,45 @@ fn a_save_onto_a_full_disk() {
     assert!(fs::read(fixture.path("out")).unwrap() == noise(2, 80_000_000));
 }
 
+/// F1: "`rm`, `expire` and `collect` work on a full disk, too: `init` and each collect set 1 MiB of it aside for their log
+/// entries, if the disk has 16 MiB free. Packs that would have to be rewritten wait until there is space."
+#[test]
+fn names_and_their_content_can_be_removed_on_a_full_disk() {
+    let fixture = Fixture::new();
+    let Some(_disk) = Tmpfs::mount(&fixture.path("repo"), "40m") else { return };
+    fixture.ok("init");
+    for step in 1..=4 {
+        fs::create_dir_all(fixture.path("tree")).unwrap();
+        fs::write(fixture.path("tree/own"), noise(step, 5_000_000)).unwrap();
+        fs::write(fixture.path("tree/all"), noise(9, 2_000_000)).unwrap();
+        fixture.ok(&format!("save tree run/step-{step}"));
+    }
+    let ballast = fixture.path("repo/.ballast");
+    let fill = || fs::write(&ballast, vec![1; 64 << 20]).unwrap_err();
+    assert_eq!(fill().kind(), std::io::ErrorKind::StorageFull);
+    fs::write(fixture.path("f"), noise(8, 1_000_000)).unwrap();
+    fixture.fails("save f n", 1, &["disk full"]);
+
+    fixture.ok("rm run/step-1");
+    fixture.ok("expire run --keep-last 1");
+    assert_eq!(fixture.ok("ls"), fixture.ok("ls run/step-4"));
+    let collected = fixture.json("collect --grace 0 --keep-removed 0");
+    // The first pack has what the last step needs as well, and there is no space for a rewritten one.
+    let freed = collected["freed_bytes"].as_u64().unwrap();
+    assert!(freed > 9_000_000, "{collected}");
+    fixture.ok("save f n");
+    fixture.ok("verify --data");
+
+    // Once more, with the reserve that the collect made.
+    fs::remove_file(&ballast).unwrap();
+    fixture.ok("collect --grace 0 --keep-removed 0");
+    fill();
+    fixture.ok("rm n");
+    assert!(fixture.json("collect --grace 0 --keep-removed 0")["freed_bytes"].as_u64().unwrap() > 900_000);
+    fixture.ok("restore run/step-4 out");
+    assert!(fs::read(fixture.path("out/own")).unwrap() == noise(4, 5_000_000));
+}
+
 /// F1: "A restore onto a disk that fills up ends the same way: finished files stay, and the unfinished file is not
 /// there under its name, not even in part."
 #[test]
