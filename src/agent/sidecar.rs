@@ -14,11 +14,16 @@ use super::state::AgentState;
 use super::tasks::{self, AGAIN_AFTER, Outcome, RestoreRequest, Task, TaskReport, WarmRequest};
 use super::user::user_name;
 use super::view::TaskKind;
+use super::warm::Pinning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::HandoffTarget;
 use crate::policy::LocalCaller;
 use crate::selector::Selector;
 use crate::transfer::exchange::From;
+use crate::work::blocking;
+
+/// Owner of the pins of warmed inputs.
+const PIN_OWNER: &str = "sidecar";
 
 /// Starts the background jobs of `config` in `api`.
 ///
@@ -60,6 +65,9 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
     let state = Arc::clone(state);
     api.spawn(async move {
         let prepared = async {
+            if let Err(error) = release_pins(&state).await {
+                tracing::warn!("pins of inputs of before are not released: {error:?}");
+            }
             for name in warm {
                 let start = || {
                     let request = WarmRequest {
@@ -68,7 +76,8 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                         kind: TaskKind::Warm,
                         from: From::Anywhere,
                         or_repository: true,
-                        pin: None,
+                        // One input must not evict another one.
+                        pin: Some(Pinning { owner: PIN_OWNER.to_owned(), expires: None, limit: None }),
                         dry_run: false,
                         caller: None,
                         by: by.clone(),
@@ -95,6 +104,17 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
         }
     });
     Ok(())
+}
+
+/// Releases the inputs of an earlier process, which may be others than those of now.
+async fn release_pins(state: &AgentState) -> Result<()> {
+    let Ok(exchange) = state.exchange() else { return Ok(()) };
+    let cache = Arc::clone(exchange.cache());
+    blocking(move || {
+        let pins = cache.pins().into_iter().filter(|pin| pin.owner == PIN_OWNER);
+        pins.into_iter().try_for_each(|pin| cache.unpin(pin.id).map(drop))
+    })
+    .await
 }
 
 /// Reads the tensors of `name` into memory. A failure delays nothing: processes then read them themselves.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
+use crate::cache::{Cache, Hold, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -15,6 +15,7 @@ use crate::progress::Progress;
 use crate::repository::{Repository, Saved, SourceBytes, TravelPlan};
 use crate::size::show;
 use crate::transfer::exchange::{Exchange, FetchPolicy};
+use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
 /// Options of a warm.
@@ -150,10 +151,15 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         Some(pinning) => Some(pinned(exchange, (&saved.name, &chunks), options, pinning).await?),
         None => None,
     };
+    let hold =
+        if options.policy.priority == Priority::Warm && pin.is_none() { held(exchange, &chunks).await? } else { None };
     options.progress.phase("warming", plain_len(&saved, &lacking));
     let fetched = exchange.warm(repository, &saved, &plan, &options.policy, &options.progress).await;
     exchange.end_transfer(&transfer);
-    let left: Vec<u32> = lacking.iter().copied().filter(|&chunk| is_missing(&saved, chunk, exchange.cache())).collect();
+    // Also what was there at the start, and was evicted meanwhile.
+    let is_left = |&chunk: &u32| is_missing(&saved, chunk, exchange.cache());
+    let left: Vec<u32> = plan.needed.iter().copied().filter(is_left).collect();
+    drop(hold);
     let sums = sum(&plan.needed, &chunks, &lacking, &left);
     Ok(Warmed {
         hits: sums.hits.chunks,
@@ -198,6 +204,12 @@ async fn pinned(
     let (name, cache, chunks) = (name.clone(), Arc::clone(exchange.cache()), Arc::clone(chunks));
     let reason = reason(&name, options.below.as_deref());
     Ok(blocking(move || pin(&name, &chunks, reason, &cache, pinning)).await?.id.to_string())
+}
+
+/// Keeps `chunks` from being evicted while they are warmed, if there is room for all of them.
+async fn held(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>) -> Result<Option<Hold>> {
+    let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
+    blocking(move || Ok(cache.hold(&chunks))).await
 }
 
 /// Bytes that the cache is short of for `chunks`.

@@ -32,7 +32,7 @@ impl Cache {
             }
             for chunk in state.queue.among(at..at + BATCH) {
                 listing.held.push(chunk.key);
-                if chunk.standing == QueueKind::Held {
+                if chunk.standing == QueueKind::Held && state.ledger.wants(chunk.key) {
                     listing.pinned.push(chunk.key);
                 }
             }

@@ -22,7 +22,7 @@
 //! has one lock, held for lookups and decisions (microseconds), never during I/O. The journal is rewritten after as many changes
 //! as there are chunks. Insertions wait for the whole rewrite, reads only while the chunks are listed (about 0.05 s per million).
 //!
-//! **Eviction.** S3-FIFO decides what is evicted (queue/), first fit decides the place of a new extent (allocator/). A
+//! **Eviction.** S3-FIFO decides what is evicted (queue/), but nothing that a running warm has fetched (hold.rs); first fit decides the place of a new extent (allocator/). A
 //! tenant beyond its quota makes way itself (quotas.rs). A disk that
 //! is full, or has less free space than the floor, makes the cache smaller; this is never an error.
 
@@ -31,6 +31,7 @@ mod check;
 mod extent;
 mod fill;
 mod frame;
+mod hold;
 mod identity;
 mod journal;
 mod listing;
@@ -60,6 +61,7 @@ use self::allocator::UNIT;
 pub use self::check::{Checked, Damage};
 pub use self::fill::{Inserted, Refusal};
 pub use self::frame::Frame;
+pub use self::hold::Hold;
 use self::identity::Identity;
 use self::journal::Journal;
 pub use self::listing::CacheListing;
@@ -108,7 +110,7 @@ pub struct CacheStat {
     pub slab_bytes: u64,
     /// Maximum bytes, unless the disk is too full.
     pub capacity: u64,
-    /// Bytes of pinned chunks.
+    /// Bytes of pinned chunks that are there, and of those that running warms hold.
     pub pinned_bytes: u64,
     /// Bytes of pinned chunks, including those not present yet.
     pub promised_bytes: u64,

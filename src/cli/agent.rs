@@ -5,24 +5,20 @@ use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
-use serde_json::Value;
 
 use tokio::signal::unix::SignalKind;
 
-use super::args::{AgentVerb, AtOption, CacheVerb, Pin, Warm};
+use super::args::{AgentVerb, AtOption, CacheVerb, Pin};
 use super::config::Route;
 use super::listen;
 use super::output::{printable, table};
 use super::policy::Wanted;
-use super::render::{by_source, counted};
 use super::verbs::Context;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Task, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
 use crate::cache::TenantUse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::placement::SITES_SCHEMA;
-use crate::repository::SourceBytes;
-use crate::selector::Selector;
 use crate::size::show;
 use crate::span;
 
@@ -38,20 +34,20 @@ impl AtOption {
 
 /// Answer of an agent, and the agent if it is not the one here.
 #[derive(Debug, Serialize)]
-struct AgentAnswer<T> {
+pub(super) struct AgentAnswer<T> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    at: Option<String>,
+    pub(super) at: Option<String>,
     #[serde(flatten)]
-    what: T,
+    pub(super) what: T,
 }
 
 impl<T> AgentAnswer<T> {
-    fn by(agent: &Client, what: T) -> Self {
+    pub(super) fn by(agent: &Client, what: T) -> Self {
         Self { at: agent.selector().map(ToString::to_string), what }
     }
 
     /// ` at SITE/AGENT`, if it is at.
-    fn place(&self) -> String {
+    pub(super) fn place(&self) -> String {
         self.at.as_ref().map_or_else(String::new, |at| format!(" at {}", printable(at)))
     }
 }
@@ -132,80 +128,6 @@ impl Context {
         })?;
         asked().await;
         agent.shut_down(asked()).await
-    }
-
-    /// Begins to warm each name; follows them if asked to.
-    pub(super) async fn warm(&self, warm: Warm) -> Result<u8> {
-        #[derive(Serialize)]
-        struct WarmRequest {
-            name: String,
-            // Agents of before do not know it.
-            #[serde(skip_serializing_if = "Option::is_none")]
-            path: Option<String>,
-            from: Option<String>,
-            or_repository: bool,
-            pin: Option<String>,
-            owner: String,
-            repository: Option<String>,
-            #[serde(skip_serializing_if = "std::ops::Not::not")]
-            dry_run: bool,
-        }
-        #[derive(Serialize)]
-        struct All {
-            tasks: Vec<AgentAnswer<Task>>,
-        }
-        let agent = warm.at.agent()?;
-        let owner = warm.owner.unwrap_or_else(user);
-        let mut begun = Vec::with_capacity(warm.what.len());
-        for what in &warm.what {
-            let path = what.path.clone().map(String::from_utf8).transpose();
-            let asked = WarmRequest {
-                name: what.name.to_string(),
-                path: path.map_err(|source| {
-                    let error = Error::usage("path is not UTF-8, as an agent takes it").at(&what.name).source(source);
-                    error.help("warm the folder that it is in")
-                })?,
-                from: warm.from.as_ref().map(ToString::to_string),
-                or_repository: warm.or_repository,
-                pin: warm.pin.map(span::show),
-                owner: owner.clone(),
-                repository: self.named_repository()?,
-                dry_run: warm.dry_run,
-            };
-            let is_named = asked.repository.is_some();
-            let task = agent.begin::<Task>("/v1/warm", &asked).await?;
-            // Other commands read the one of the settings or the default one, which may be another.
-            if let Some(repository) = &task.0.repository
-                && !is_named
-                && begun.is_empty()
-            {
-                self.output.remark(&format!("repository of the agent: {}", printable(repository)));
-            }
-            if matches!(what.name, Selector::Step { .. }) {
-                let chosen = task.0.name.split(':').next().unwrap_or_default();
-                self.output.remark(&format!("{} is {}", what.name, printable(chosen)));
-            }
-            begun.push(task);
-        }
-        if warm.wait || warm.dry_run {
-            let line = self.line();
-            for (task, agent) in &mut begun {
-                *task = agent.follow(&task.id, |view| self.relay(view)).await?;
-            }
-            drop(line);
-        }
-        let said = begun.into_iter().map(|(task, agent)| AgentAnswer::by(&agent, task));
-        let all = All { tasks: said.collect() };
-        self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
-        let missing = |said: &AgentAnswer<Task>| said.what.is_incomplete();
-        let full = |said: &AgentAnswer<Task>| is_full(&said.what);
-        Ok(if all.tasks.iter().any(|said| missing(said) && !full(said)) {
-            ErrorKind::Unreachable.exit_code()
-        } else if all.tasks.iter().any(missing) {
-            ErrorKind::Exhausted.exit_code()
-        } else {
-            0
-        })
     }
 
     /// Shows the progress of a task as if it were this command's own.
@@ -322,78 +244,8 @@ impl Context {
 }
 
 /// Owner of new pins: the user of this process, whatever the environment says.
-fn user() -> String {
+pub(super) fn user() -> String {
     user_name(rustix::process::getuid())
-}
-
-/// True if a warm ended because the cache had no room.
-fn is_full(task: &Task) -> bool {
-    task.report.as_ref().is_some_and(|report| report["full"] == true)
-}
-
-fn warmed(said: &AgentAnswer<Task>) -> String {
-    let task = &said.what;
-    let name = format!("{}{}", printable(&task.name), said.place());
-    if task.report.is_none() {
-        return format!("warming {name}: {}\n", printable(&task.id));
-    }
-    let sum = |chunks: &str, bytes: &str| {
-        let chunks = counted(task.reported(chunks), "chunk");
-        format!("{} in {chunks}", show(task.reported(bytes)))
-    };
-    let missing = match task.reported("missing") {
-        0 => String::new(),
-        _ => {
-            let SourceBytes { agent, cache, site, remote, repository } = sources(task);
-            let came = agent + cache + site + remote + repository;
-            let evicted = came >= task.reported("fetched_bytes") + task.reported("missing_bytes");
-            let why = if is_full(task) {
-                "the cache is full (capacity, free_floor); see the log of the agent"
-            } else if evicted {
-                "they came and were evicted again: more than the cache, or the quota of their tenant, keeps"
-            } else {
-                "no source that answers has them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the policy, \
-                 --from)"
-            };
-            format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
-        }
-    };
-    if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
-        let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let shortfall = match task.reported("shortfall_bytes") {
-            0 => String::new(),
-            bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
-        };
-        let about = if task.report.as_ref().is_some_and(|report| report["estimated"] == true) { "about " } else { "" };
-        let alone = match task.reported("alone") {
-            0 => String::new(),
-            chunks => format!(", {chunks} of them without the bases that they are stored with"),
-        };
-        return format!("would warm: {name}, {all}; would fetch {about}{lacking}{alone}{shortfall}\n");
-    }
-    let pin = task.report.as_ref().and_then(|report| report["pin"].as_str());
-    let pin = pin.map_or_else(String::new, |pin| format!("\n  pinned: {pin}"));
-    format!(
-        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}{pin}\n",
-        sum("chunks", "bytes"),
-        task.seconds,
-        sum("hits", "hit_bytes"),
-        sum("fetched", "fetched_bytes"),
-        by_source(&sources(task)),
-    )
-}
-
-/// Sources of the bytes that a task moved, gaps between chunks included; empty if none moved.
-fn sources(task: &Task) -> SourceBytes {
-    let sources = task.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
-    let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
-    SourceBytes {
-        agent: bytes("agent"),
-        cache: bytes("cache"),
-        site: bytes("site"),
-        remote: bytes("remote"),
-        repository: bytes("repository"),
-    }
 }
 
 /// The pins as a table.
@@ -478,38 +330,6 @@ mod tests {
         let text = figures(&cache);
         assert!(text.contains("3 found (75 %), 1 not") && text.contains("of 1.0 GiB"), "{text}");
         assert!(figures(&Cache::default()).contains("0 found, 0 not"));
-    }
-
-    #[test]
-    fn what_is_warm_is_told_with_what_is_missing() {
-        let task: Task = serde_json::from_value(serde_json::json!({
-            "id": "A", "kind": "warm", "name": "run/1", "state": "running", "started": "", "seconds": 1.0,
-            "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
-        }))
-        .unwrap();
-        let mut begun = AgentAnswer { at: None, what: task };
-        assert_eq!(warmed(&begun), "warming run/1: A\n");
-        let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
-        begun.what.report = Some(serde_json::json!({
-            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 512, "fetched": 2, "fetched_bytes": 1024, "missing": 3,
-            "missing_bytes": 512, "sources": sources,
-        }));
-        let text = warmed(&begun);
-        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
-                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no source that answers has \
-                        them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the policy, --from)\n";
-        assert_eq!(text, expected);
-        begun.what.report.as_mut().unwrap()["full"] = true.into();
-        assert!(
-            warmed(&begun).contains("512 B in 3 chunks: the cache is full (capacity, free_floor)"),
-            "{}",
-            warmed(&begun)
-        );
-        begun.what.report.as_mut().unwrap()["full"] = false.into();
-        begun.what.report.as_mut().unwrap()["sources"]["remote"] = 1536.into();
-        assert!(warmed(&begun).contains("512 B in 3 chunks: they came and were evicted again"), "{}", warmed(&begun));
-        begun.at = Some("cloud/b".into());
-        assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }
 
     #[test]

@@ -53,6 +53,8 @@ mod undelete;
 #[cfg(feature = "agent")]
 mod usage;
 mod verbs;
+#[cfg(feature = "agent")]
+mod warm;
 mod watch;
 
 use std::ffi::OsString;

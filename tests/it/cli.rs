@@ -159,7 +159,7 @@ impl User {
     }
 }
 
-fn ran(command: &mut Command) -> Ran {
+pub(crate) fn ran(command: &mut Command) -> Ran {
     let output = command.output().unwrap();
     Ran { code: output.status.code(), out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
 }

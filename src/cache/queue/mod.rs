@@ -6,7 +6,8 @@
 //! directly. At the end of the main queue, chunks that were read since go around once more, at most three times. So data that is
 //! read once (a scan) passes through a tenth of the space and does not displace the rest.
 //!
-//! *Held* chunks are pinned ones: they are in no queue and are never evicted.
+//! *Held* chunks are in no queue and are never evicted: pinned ones, and those of a warm that runs, which enter the main queue at its
+//! end.
 //!
 //! A node takes 24 bytes and 7 to 13 in the table: about 34 bytes a chunk, and as much a ghost, of which there are about as many
 //! as chunks in the main queue. Ten million chunks take 340 MB, and up to 300 MB for ghosts.
@@ -31,7 +32,7 @@ pub(crate) enum QueueKind {
     Small,
     /// In the main queue.
     Main,
-    /// Pinned: in no queue.
+    /// In no queue: pinned, or a part of a warm that runs.
     Held,
 }
 
@@ -231,6 +232,11 @@ impl Queue {
     /// Moves a held chunk to the small queue, like a new one.
     pub(crate) fn release(&mut self, key: u64) -> bool {
         self.move_to(key, |line| line == NodeList::Held, NodeList::Small)
+    }
+
+    /// Moves a held chunk to the main queue, as its newest.
+    pub(crate) fn release_to_main(&mut self, key: u64) -> bool {
+        self.move_to(key, |line| line == NodeList::Held, NodeList::Main)
     }
 
     /// Moves a chunk from the small queue to the main one.

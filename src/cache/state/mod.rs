@@ -58,6 +58,8 @@ pub(super) struct State {
     pub(super) allocator: Allocator,
     /// Pinned chunks.
     pub(super) ledger: Ledger,
+    /// Chunks of warms that run.
+    pub(super) holds: Ledger,
     /// Whose chunks they are.
     pub(super) quotas: Quotas,
     /// The journal names tenants that are not known.
@@ -72,8 +74,8 @@ impl State {
     /// An empty one.
     pub(super) fn new(slab_units: u32, seed: u64) -> Self {
         let (queue, allocator) = (Queue::new(seed), Allocator::new(slab_units));
-        let (ledger, quotas, pending) = Default::default();
-        Self { queue, allocator, ledger, quotas, has_unknown_tenants: false, pending, evictions: 0 }
+        let (ledger, holds, quotas, pending) = Default::default();
+        Self { queue, allocator, ledger, holds, quotas, has_unknown_tenants: false, pending, evictions: 0 }
     }
 
     /// Finds a place for a chunk; evicts others if needed and if no slab may be added.
@@ -195,11 +197,13 @@ impl State {
             self.allocator.give(place, weight);
             return false;
         }
-        let standing = if self.ledger.wants(key) {
+        let is_pinned = self.ledger.wants(key);
+        let standing = if is_pinned || self.holds.wants(key) {
             self.ledger.arrived(key, weight);
-            let standing = QueueKind::Held;
-            self.queue.put(Resident { key, place, weight, standing, frequency: 0 });
-            standing
+            self.holds.arrived(key, weight);
+            self.queue.put(Resident { key, place, weight, standing: QueueKind::Held, frequency: 0 });
+            // Its queue after a restart.
+            if is_pinned { QueueKind::Held } else { QueueKind::Main }
         } else {
             self.queue.admit(key, place, weight)
         };
@@ -349,12 +353,49 @@ impl State {
     pub(super) fn unpin(&mut self, id: PinId) -> bool {
         let Some(free) = self.ledger.remove(id) else { return false };
         for key in free {
-            self.queue.release(key);
-            if let Some(tenant) = self.quotas.holder(key) {
-                self.quotas.queue(key, tenant);
+            if self.holds.wants(key) {
+                continue;
             }
+            self.queue.release(key);
+            self.make_evictable(key);
         }
         true
+    }
+
+    /// Holds the chunks of a warm, present or not, if all of them fit beside the pinned and the held ones: of two warms that only fit
+    /// alone, one is to be complete. `most` are the units that may be kept altogether. False if they do not fit.
+    pub(super) fn hold(&mut self, hold: Pin, chunks: &mut [(u64, u16)], most: u64) -> bool {
+        self.weigh(chunks);
+        let new = chunks.iter().filter(|(key, _)| !self.ledger.wants(*key) && !self.holds.wants(*key));
+        let added: u64 = new.map(|(_, weight)| u64::from(*weight)).sum();
+        if self.ledger.weight() + self.holds.weight() + added > most {
+            return false;
+        }
+        self.holds.add(hold, chunks);
+        for &mut (key, _) in chunks {
+            if self.queue.peek(key).is_some_and(|chunk| chunk.standing == QueueKind::Small) {
+                self.pending.push(Record::Promote(key));
+            }
+            self.queue.hold(key);
+        }
+        true
+    }
+
+    /// Ends a hold: its chunks are the newest of the main queue, unless they are pinned or held otherwise.
+    pub(super) fn end_hold(&mut self, id: PinId) {
+        for key in self.holds.remove(id).unwrap_or_default() {
+            if !self.ledger.wants(key) {
+                self.queue.release_to_main(key);
+                self.make_evictable(key);
+            }
+        }
+    }
+
+    /// Puts a chunk back into the order in which its tenant, if it has one, lets go of chunks.
+    fn make_evictable(&mut self, key: u64) {
+        if let Some(tenant) = self.quotas.holder(key) {
+            self.quotas.queue(key, tenant);
+        }
     }
 
     fn evicted(&mut self, chunk: Resident) {

@@ -1,6 +1,7 @@
 //! The cache beside a model: in peace, on a disk that is full, lying or shared, and when the power goes at any step.
 
 mod faults;
+mod holds;
 mod medium;
 mod power;
 mod quotas;

@@ -25,6 +25,7 @@ mod together;
 mod tokens;
 mod trust;
 mod usage;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
