@@ -515,7 +515,7 @@ fn pin_of(cache: &Cache, hint: &str, owner: &str) -> Option<Pin> {
 fn absent(hint: &str) -> Error {
     Error::not_found("hint is not committed here")
         .at(hint)
-        .help("it was released, or its lease is over: `towline hint NAME --commit` makes another")
+        .help("it was released, its lease is over, or it is of another owner or agent: `towline hint NAME --commit` makes another")
 }
 
 fn read(path: &Path) -> Result<Record> {

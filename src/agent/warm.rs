@@ -142,6 +142,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         seconds: begun.elapsed().as_secs_f64(),
     };
     if options.dry_run {
+        check_limit(exchange, &chunks, options).await?;
         return Ok(warmed);
     }
     if shortfall_bytes > 0 && options.pin.is_none() {
@@ -151,8 +152,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         Some(pinning) => Some(pinned(exchange, (&saved.name, &chunks), options, pinning).await?),
         None => None,
     };
-    let hold =
-        if options.policy.priority == Priority::Warm && pin.is_none() { held(exchange, &chunks).await? } else { None };
+    let hold = held(exchange, &chunks, options).await?;
     options.progress.phase("warming", plain_len(&saved, &lacking));
     let fetched = exchange.warm(repository, &saved, &plan, &options.policy, &options.progress).await;
     exchange.end_transfer(&transfer);
@@ -206,8 +206,19 @@ async fn pinned(
     Ok(blocking(move || pin(&name, &chunks, reason, &cache, pinning)).await?.id.to_string())
 }
 
-/// Keeps `chunks` from being evicted while they are warmed, if there is room for all of them.
-async fn held(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>) -> Result<Option<Hold>> {
+/// Checks that the pin that is asked for would be within the limit of the caller.
+async fn check_limit(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>, options: &WarmOptions) -> Result<()> {
+    let Some(limit) = options.pin.as_ref().and_then(|pin| pin.limit.clone()) else { return Ok(()) };
+    let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
+    blocking(move || cache.check_limit(&chunks, &limit)).await
+}
+
+/// Keeps `chunks` from being evicted while they are warmed, if there is room for all of them. Pinned ones need no hold, and what is only
+/// read once should displace nothing.
+async fn held(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>, options: &WarmOptions) -> Result<Option<Hold>> {
+    if options.pin.is_some() || options.policy.priority != Priority::Warm {
+        return Ok(None);
+    }
     let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
     blocking(move || Ok(cache.hold(&chunks))).await
 }

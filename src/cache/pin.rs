@@ -14,9 +14,25 @@ use crate::id::PinId;
 use crate::size;
 
 /// Cure of a pin beyond a limit.
-const RAISE: &str = "end other pins (towline pins, towline unpin), or have the limit of the caching agent raised";
+const RAISE: &str = "end other pins (towline pins, towline unpin), or have the limit raised: [caller_pins], or [token_pins] for tokens, in the settings of the agent that caches";
+
+/// Index key and space of each chunk, each once.
+fn weights(chunks: &[PinChunk]) -> Vec<(u64, u16)> {
+    let weight = |chunk: &PinChunk| (chunk.id.prefix(), extent::weight(chunk.stored_len.into()));
+    let mut chunks: Vec<_> = chunks.iter().map(weight).collect();
+    chunks.sort_unstable();
+    chunks.dedup_by_key(|(key, _)| *key);
+    chunks
+}
 
 impl PinLimit {
+    /// Checks that one more pin, of `chunks`, is allowed.
+    fn check(&self, state: &State, chunks: &[(u64, u16)]) -> Result<()> {
+        let (pins, listed) = state.ledger.listed_by(&self.owners);
+        self.check_count(pins, listed + chunks.len() as u64)?;
+        self.check_bytes(state.ledger.held_by(&self.owners, chunks) * UNIT)
+    }
+
     /// Checks that one more than `pins` is allowed, and that all may list `chunks`.
     fn check_count(&self, pins: usize, chunks: u64) -> Result<()> {
         let owner = self.owner();
@@ -73,9 +89,7 @@ impl Cache {
             let mut state = self.state();
             state.weigh(&mut chunks);
             if let Some(limit) = limit {
-                let (pins, listed) = state.ledger.listed_by(&limit.owners);
-                limit.check_count(pins, listed + chunks.len() as u64)?;
-                limit.check_bytes(state.ledger.held_by(&limit.owners, &chunks) * UNIT)?;
+                limit.check(&state, &chunks)?;
             }
             let wanted = state.ledger.weight() + state.ledger.added_by(&chunks);
             let most = State::pinnable(possible);
@@ -98,16 +112,25 @@ impl Cache {
         Ok(Pinned::Kept(promise))
     }
 
+    /// Checks that a pin of `chunks` would be within `limit`.
+    ///
+    /// # Errors
+    /// Exhausted, above the limit.
+    pub fn check_limit(&self, chunks: &[PinChunk], limit: &PinLimit) -> Result<()> {
+        self.expire();
+        let mut chunks = weights(chunks);
+        let state = self.state();
+        state.weigh(&mut chunks);
+        limit.check(&state, &chunks)
+    }
+
     /// Bytes missing to hold `chunks` besides the pinned ones, if all others are evicted; 0 if there is space. Blocks on the
     /// disk.
     #[must_use]
     pub fn shortage(&self, chunks: &[PinChunk]) -> u64 {
         self.expire();
         let possible = self.possible_units();
-        let mut chunks: Vec<_> =
-            chunks.iter().map(|chunk| (chunk.id.prefix(), extent::weight(chunk.stored_len.into()))).collect();
-        chunks.sort_unstable();
-        chunks.dedup_by_key(|(key, _)| *key);
+        let mut chunks = weights(chunks);
         let state = self.state();
         state.weigh(&mut chunks);
         (state.ledger.weight() + state.ledger.added_by(&chunks)).saturating_sub(possible) * UNIT

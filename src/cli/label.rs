@@ -30,6 +30,9 @@ impl Context {
             recorded.end(repository.tighten(name, &given).await, |_| 0).await?
         };
         let state = repository.state().await?;
+        if !state.refs.keys().any(|other| other.is_under(name)) {
+            self.output.remark(&format!("nothing is saved as {} or below it yet", printable(name.as_str())));
+        }
         // All names below a prefix have its labels, so the first one is checked.
         let bound = state.refs.iter().find(|(other, _)| other.is_under(name)).filter(|_| !given.is_empty());
         if let Some((bound, value)) = bound

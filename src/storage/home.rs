@@ -15,6 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use thiserror::Error as ThisError;
 
 use crate::error;
+use crate::format::envelope::MAGIC;
 
 /// The object that names a repository, in its directory.
 pub(super) const MARK: &str = "repository";
@@ -112,6 +113,14 @@ pub(super) fn plain(root: &Path, location: &ObjectPath) -> object_store::Result<
         }
     }
     Ok(())
+}
+
+/// The repository in whose folder `path` lies, or which it is. What does not exist yet lies where its parent does.
+pub(crate) fn enclosing_repository(path: &Path) -> Option<PathBuf> {
+    let path = std::path::absolute(path).ok()?;
+    let there = path.ancestors().find_map(|path| path.canonicalize().ok())?;
+    let is_repository = |folder: &&Path| mark(folder).is_some_and(|mark| mark.starts_with(&MAGIC));
+    there.ancestors().find(is_repository).map(Path::to_owned)
 }
 
 /// Opens the object at `location` below `root` for reading.

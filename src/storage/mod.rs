@@ -29,7 +29,7 @@ mod watchdog;
 
 pub use bucket::{Bucket, LifecycleRule, ObjectLock, UnfinishedUpload, Versioning};
 pub use credentials::ChainCredentials;
-pub(crate) use home::open_object;
+pub(crate) use home::{enclosing_repository, open_object};
 pub use location::Location;
 pub use metered::Metered;
 pub use modes::Sharing;

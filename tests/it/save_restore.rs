@@ -11,6 +11,7 @@ use towline::ops::{CutChoice, Expected, RestoreOptions, SaveOptions};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Store, StoreOptions};
 
+use crate::cli::User;
 use crate::data::{name, noise, safetensors, tree_digest};
 
 async fn in_memory(cache: &Path) -> Repository {
@@ -157,6 +158,23 @@ async fn what_is_in_the_way_is_a_conflict_before_anything_is_written() {
     let delete = RestoreOptions { overwrite: true, delete: true, ..RestoreOptions::default() };
     repository.restore(&name("n"), None, &dest, &delete).await.unwrap();
     assert_eq!(tree_digest(&source), tree_digest(&dest));
+}
+
+/// F12: "A DEST in the folder of a repository is a conflict."
+#[test]
+fn nothing_is_put_into_a_repository() {
+    let user = User::with_repository();
+    user.write("tree/a", b"a");
+    user.ok(&["save", "tree", "n"]);
+    for dest in ["../repo", "../repo/log", "../repo/new/folder", "../repo/pack/"] {
+        for more in [&["--delete"][..], &["--delete", "--dry-run"], &[]] {
+            let error = user.fails(&[&["restore", "n", dest], more].concat(), 5);
+            assert!(error["message"].as_str().unwrap().starts_with("destination lies in a repository"), "{error}");
+        }
+    }
+    assert!(!user.repository().join("new").exists());
+    user.ok(&["verify", "--data"]);
+    user.ok(&["restore", "n", "out"]);
 }
 
 /// F12: "A folder with content in the place of a file is a conflict unless both are given".

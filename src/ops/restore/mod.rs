@@ -27,6 +27,7 @@ use crate::format::EntryKind;
 use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::{Gaps, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
+use crate::storage::enclosing_repository;
 use crate::tree::{Durability, Target};
 use crate::work::blocking;
 
@@ -86,6 +87,15 @@ pub struct RestoreReport {
     pub seconds: f64,
 }
 
+/// Refuses a destination in the folder of a repository, where files would be among its own, or replace them.
+fn check_outside(folder: &Path) -> Result<()> {
+    let Some(repository) = enclosing_repository(folder) else { return Ok(()) };
+    Err(Error::conflict("destination lies in a repository")
+        .at(folder.display())
+        .got(repository.display())
+        .help("restore to another folder"))
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_zero(count: &u64) -> bool {
     *count == 0
@@ -97,7 +107,7 @@ impl Repository {
     ///
     /// # Errors
     /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
-    /// conflict, before anything is written, if a file in the way differs, or if a tree without any file would empty a folder;
+    /// conflict, before anything is written, if `dest` lies in a repository, if a file in the way differs, or if a tree without any file would empty a folder;
     /// damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed.
     ///
     /// # Cancel safety
@@ -124,6 +134,7 @@ impl Repository {
         let items = Arc::new(items);
         let (folder, dry_run) = (items.folder.clone(), options.dry_run);
         let target = blocking(move || {
+            check_outside(&folder)?;
             let target = if dry_run {
                 Target::there(&folder, Durability::Process)?
             } else {

@@ -129,7 +129,7 @@ impl Repository {
     /// events. Ends at a request by `options.stop`, or with `options.once`.
     ///
     /// # Errors
-    /// Usage, for permanent problems. With `once`, the error of a failed save; otherwise failed saves are reported and
+    /// Usage, for permanent problems. With `once`, the first error of a save, after the other checkpoints were saved; otherwise failed saves are reported and
     /// retried. Errors of `restore_latest`, so that no training starts from scratch because the store was unavailable.
     ///
     /// # Cancel safety
@@ -169,6 +169,7 @@ impl Repository {
             unreadable: None,
             handed_off: BTreeMap::new(),
             failures: BTreeMap::new(),
+            first_error: None,
             saved: 0,
         };
         watching.rest();
@@ -199,6 +200,8 @@ struct Watching<'a> {
     handed_off: BTreeMap<String, String>,
     /// Last failure of each checkpoint that is not saved.
     failures: BTreeMap<String, WatchFailure>,
+    /// First error of a save; only with `once`.
+    first_error: Option<Error>,
     saved: u64,
 }
 
@@ -244,7 +247,12 @@ impl Watching<'_> {
                     && (self.state.pending(now).is_empty() || now > self.watched.options.settle + 2 * self.interval)
             };
             if done {
-                return Ok(self.end(now, tell));
+                let error = self.first_error.take();
+                let report = self.end(now, tell);
+                return match error {
+                    Some(error) if !report.unsaved.is_empty() => Err(error),
+                    _ => Ok(report),
+                };
             }
             ending.pause(self.interval).await;
         }
@@ -417,7 +425,12 @@ impl Watching<'_> {
                     self.failed(entry, &error, wait, tell);
                 }
             }
-            Err(error) if self.watched.options.once => return Err(error),
+            // The others are saved first.
+            Err(error) if self.watched.options.once => {
+                self.state.failed(&entry, now);
+                self.failures.insert(entry, WatchFailure::from(&error));
+                self.first_error.get_or_insert(error);
+            }
             Err(error) => {
                 let wait = self.state.failed(&entry, now);
                 self.failed(entry, &error, wait, tell);

@@ -127,7 +127,9 @@ fn a_read_only_repository_is_read_and_not_written() {
     for line in ["save g n", "rm n", "cp n new", "collect --grace 0s", "sync other repo --memory 128M"] {
         fixture.fails(line, 7, &[repo.to_str().unwrap()]);
     }
-    fixture.fails("restore n repo/dest", 7, &["at repo/dest"]);
+    let Some(target) = Tmpfs::mount(&fixture.path("target"), "1m") else { return };
+    target.remount("ro");
+    fixture.fails("restore n target/dest", 7, &["at target/dest"]);
     assert_eq!(tree_digest(&repo), before);
 }
 

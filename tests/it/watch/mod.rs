@@ -1,6 +1,8 @@
 //! Watching a folder that a training writes to: every way of finishing a checkpoint, folders that come and go, signals,
 //! restarts, and bringing the latest back.
 
+mod full;
+
 use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
@@ -20,7 +22,6 @@ use towline::storage::{Location, StoreOptions, open};
 
 use crate::cli::User;
 use crate::data::{name, noise, safetensors, tree_digest};
-use crate::semantics::Tmpfs;
 
 /// How long a test waits for what must come.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -317,28 +318,6 @@ async fn a_step_of_somebody_else_is_replaced_and_that_is_said() {
     };
     let replaced = events.iter().find_map(replaced).unwrap();
     assert_eq!((replaced.manifest, replaced.bytes), (theirs.manifest, 1000));
-}
-
-/// W4: "Checkpoints that could not be saved in time are named". A store that was full is the reason then, and time is
-/// not.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_repository_is_the_reason_that_is_given() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(_disk) = Tmpfs::mount(&dir.path().join("repo"), "1m") else { return };
-    let fixture = Fixture::within(dir).await;
-    let progress = Progress::default();
-    let going = fixture.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
-    fs::create_dir_all(fixture.out().join("checkpoint-1")).unwrap();
-    fs::write(fixture.out().join("checkpoint-1/model.bin"), noise(1, 4 << 20)).unwrap();
-    let failure =
-        |event: &WatchEvent| if let WatchEvent::Failed { failure, .. } = event { Some(failure.kind) } else { None };
-    assert_eq!(going.until(failure).await, ErrorKind::Exhausted);
-    assert_eq!(progress.snapshot().phase, "watching", "it rests until the next try");
-    going.stop.send(Stop::Within { grace: Duration::from_millis(200), linger: false }).unwrap();
-    let report = going.task.await.unwrap().unwrap();
-    let error = report.error(&fixture.out(), "more time", String::clone).unwrap();
-    assert!(error.causes()[0].contains("disk full"), "{error:?}");
-    assert!(error.help_text().unwrap().contains("free some space"), "{error:?}");
 }
 
 /// W3: "`--restore-latest` restores the latest step under its original name, whole or not at all".
