@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::sync::watch::{Sender, channel};
 use tokio::task::JoinHandle;
-use towline::error::{ErrorKind, Result};
+use towline::error::Result;
 use towline::ops::{RestoreOptions, SaveOptions, Stop, WatchEvent, WatchOptions, WatchReport};
 use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository};
