@@ -279,6 +279,21 @@ def test_what_cannot_be_kept_is_an_error_and_saves_nothing(repository):
         towline.Checkpointer(repository, "run", stage="never")
 
 
+def test_a_save_that_waits_for_one_that_fails_raises_its_failure(repository, tmp_path):
+    checkpointer = towline.Checkpointer(repository, "run")
+    checkpointer.save(1, {"a": torch.ones(4)}).wait()
+    (tmp_path / "repository").rename(tmp_path / "gone")
+    (tmp_path / "repository").write_text("a file where the repository was")
+    checkpointer.save(2, {"a": torch.ones(4)})
+    with pytest.raises(towline.SaveFailed, match="run/step-2"):
+        checkpointer.save(3, {"a": torch.ones(4)})
+    (tmp_path / "repository").unlink()
+    (tmp_path / "gone").rename(tmp_path / "repository")
+    checkpointer.save(4, {"a": torch.ones(4)}).wait()
+    assert checkpointer.steps() == [1, 4]
+    checkpointer.close()
+
+
 def test_a_failed_background_save_raises_at_the_next_call(repository, tmp_path):
     checkpointer = towline.Checkpointer(repository, "run")
     handle = checkpointer.save(1, {"a": torch.ones(4)})

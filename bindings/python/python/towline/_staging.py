@@ -113,6 +113,8 @@ class Job:
         self.length = length - len(self.header)
         self.stage: _towline.StagingBuffer | None = None
         self.staged = False
+        #: Set once the state is durable, is left to the backlog, or could not be saved.
+        self.settled = threading.Event()
         self.devices = _devices.Devices(_devices.gpus(leaf.tensor for leaf in described.leaves))
 
     def taken(self) -> _towline.StagingBuffer:

@@ -118,6 +118,9 @@ class Checkpointer:
         self._work: queue.Queue[Any] = queue.Queue()
         self._handles: list[Handle] = []
         self._protected: Handle | None = None
+        #: Of the last step that was staged.
+        self._settled = threading.Event()
+        self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
         self._backlog = Backlog(self.repository, self._expire)
@@ -201,6 +204,9 @@ class Checkpointer:
         if job.stage is None:
             return None
         try:
+            # The step before may have failed since this call began.
+            self._settled.wait()
+            self._check()
             job.options.update(self._part(name))
             if stage == "blocking":
                 job.fill(self._staging)
@@ -211,6 +217,7 @@ class Checkpointer:
             self._protected = job.handle
         self._made(name)
         self._handles.append(job.handle)
+        self._settled = job.settled
         self._start()
         self._work.put(job)
         return job.handle
@@ -428,6 +435,7 @@ class Checkpointer:
                 if job.stage is not None:
                     job.stage.release()
                 job.handle._fail(error)
+                job.settled.set()
 
     def _save(self, job: Job) -> None:
         engine, handle, options, stage = self.repository._engine, job.handle, job.options, job.taken()
@@ -447,6 +455,7 @@ class Checkpointer:
             # Steps are uploaded in their order.
             stage.release()
             self._backlog.add(handle, kept)
+            job.settled.set()
             return
         files: list[_towline.File] = [
             (self._path(TENSORS), [job.header, stage]),
@@ -463,11 +472,13 @@ class Checkpointer:
             # The state is in the spool: its memory is free for the next step.
             stage.release()
             self._backlog.add(handle, kept, error)
+            job.settled.set()
             return
         if kept is not None:
             spool.remove(kept)
         handle.error = None
         handle._reach("local", "durable")
+        job.settled.set()
         self._expire()
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
