@@ -32,8 +32,14 @@ impl Name {
     #[must_use]
     pub fn step_warning(&self) -> Option<String> {
         let last = self.0.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-        let rest = last.strip_prefix("step")?;
-        let meant = rest.is_empty() || rest.starts_with(|c: char| c.is_ascii_digit() || "-_.=".contains(c));
+        let is_separator = |c: char| "-_.=".contains(c);
+        let is_step = |rest: &str| rest.is_empty() || rest.starts_with(|c: char| c.is_ascii_digit() || is_separator(c));
+        let is_number = |rest: &str| {
+            let digits = rest.trim_start_matches(is_separator);
+            !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        let meant = last.strip_prefix("step").is_some_and(is_step)
+            || ["checkpoint", "ckpt"].iter().any(|word| last.strip_prefix(word).is_some_and(is_number));
         (meant && self.step().is_none()).then(|| {
             format!("{self} is no step of a run: that is RUN/step-N, N a number, and RUN@latest finds nothing else")
         })
@@ -115,12 +121,28 @@ mod tests {
     #[test]
     fn what_looks_like_a_step_and_is_none_is_warned_about() {
         let warned = |text: &str| text.parse::<Name>().unwrap().step_warning().is_some();
-        for odd in
-            ["run/step-abc", "run/step_7", "run/step7", "run/Step-7", "step-7", "run/step-", "run/step-7b", "a/step"]
-        {
+        for odd in [
+            "run/step-abc",
+            "run/step_7",
+            "run/step7",
+            "run/Step-7",
+            "step-7",
+            "run/step-",
+            "run/checkpoint-10",
+            "a/step",
+        ] {
             assert!(warned(odd), "{odd}");
         }
-        for fine in ["run/step-7", "run/stepwise", "run/best", "run/7", "step-7/best", "run/steps"] {
+        for fine in [
+            "run/step-7",
+            "run/stepwise",
+            "run/best",
+            "run/7",
+            "step-7/best",
+            "run/steps",
+            "a/checkpoint",
+            "a/ckpt-best",
+        ] {
             assert!(!warned(fine), "{fine}");
         }
     }

@@ -62,7 +62,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::error::ErrorKind as Parsing;
+use clap::error::{ContextKind, ErrorKind as Parsing};
 use clap::{CommandFactory, Parser};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -94,7 +94,7 @@ pub fn run_with(args: Vec<OsString>) -> u8 {
     let json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(error) => return not_parsed(&error, json),
+        Err(error) => return not_parsed(error, json),
     };
     let output = Output::new(cli.globals.json, cli.globals.quiet);
     log::start(&cli.globals);
@@ -109,7 +109,11 @@ pub fn run_with(args: Vec<OsString>) -> u8 {
 }
 
 /// Help and version are answers; the rest is wrong usage.
-fn not_parsed(error: &clap::Error, json: bool) -> u8 {
+fn not_parsed(mut error: clap::Error, json: bool) -> u8 {
+    if error.kind() == Parsing::UnknownArgument {
+        // How to pass an unknown option as a name, which nobody means.
+        error.remove(ContextKind::Suggested);
+    }
     let asked = matches!(error.kind(), Parsing::DisplayHelp | Parsing::DisplayVersion);
     if json && !asked {
         let text = error.render().to_string();

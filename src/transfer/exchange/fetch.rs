@@ -165,14 +165,14 @@ impl Exchange {
         let near = self.is_near(request.repository.id(), link.peer());
         let far = !through && !near;
         let metered = if far { self.link_rates.begin(link.peer().site()) } else { None };
-        let mut timed = (!through).then(|| peer.begin_request());
+        let timed = (!through).then(|| peer.begin_request());
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
         let mut came = ReceivedCounts { chunks: 0, bytes: 0 };
         let taking = self.receive(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
             asked.received(frame.bytes().len() as u64);
-            if let Some(timed) = &mut timed {
+            if let Some(timed) = &timed {
                 timed.received(frame.bytes().len() as u64);
             }
             if let Some(metered) = &metered {

@@ -216,7 +216,7 @@ impl Peer {
     /// Counts a request for chunks that it has, until the value is dropped.
     pub fn begin_request(&self) -> PeerRequest<'_> {
         self.state().busy.begin(Instant::now());
-        PeerRequest { peer: self, bytes: 0 }
+        PeerRequest { peer: self }
     }
 
     /// Records that `bytes` of frames came, in `time` if the peer alone took that time.
@@ -354,19 +354,18 @@ impl Peer {
 #[derive(Debug)]
 pub struct PeerRequest<'p> {
     peer: &'p Peer,
-    bytes: u64,
 }
 
 impl PeerRequest<'_> {
     /// Counts bytes of frames that came.
-    pub fn received(&mut self, bytes: u64) {
-        self.bytes += bytes;
+    pub fn received(&self, bytes: u64) {
+        self.peer.state().busy.came(bytes, Instant::now());
     }
 }
 
 impl Drop for PeerRequest<'_> {
     fn drop(&mut self) {
-        self.peer.state().busy.end(self.bytes, Instant::now());
+        self.peer.state().busy.end(Instant::now());
     }
 }
 

@@ -58,10 +58,19 @@ impl BusyRate {
         self.open += 1;
     }
 
-    /// Counts a request that ends, with its `bytes`.
-    pub(super) fn end(&mut self, bytes: u64, now: Instant) {
-        self.open = self.open.saturating_sub(1);
+    /// Counts `bytes` of a request when they come: at its end they would count for the time since another one ended.
+    pub(super) fn came(&mut self, bytes: u64, now: Instant) {
         self.bytes += bytes;
+        self.measure(now);
+    }
+
+    /// Counts a request that ends.
+    pub(super) fn end(&mut self, now: Instant) {
+        self.open = self.open.saturating_sub(1);
+        self.measure(now);
+    }
+
+    fn measure(&mut self, now: Instant) {
         let Some(since) = self.since else { return };
         let time = now.duration_since(since);
         if self.open == 0 || time >= MEASURED_FOR {
@@ -85,17 +94,32 @@ mod tests {
         let (mut rate, start) = (BusyRate::default(), Instant::now());
         let at = |millis| start + Duration::from_millis(millis);
         (0..4).for_each(|_| rate.begin(at(0)));
-        (0..4).for_each(|_| rate.end(2 << 20, at(500)));
+        (0..4).for_each(|_| rate.came(2 << 20, at(500)));
+        (0..4).for_each(|_| rate.end(at(500)));
         assert!(rate.get().is_some_and(|rate| (rate / f64::from(16 << 20) - 1.0).abs() < 0.01), "{rate:?}");
         // Nothing is measured while nobody asks.
         rate.begin(at(60_000));
-        rate.end(8 << 20, at(60_500));
+        rate.came(8 << 20, at(60_500));
+        rate.end(at(60_500));
         assert!(rate.get().is_some_and(|rate| (rate / f64::from(16 << 20) - 1.0).abs() < 0.01), "{rate:?}");
         // Nor lost while somebody always asks.
         rate.begin(at(70_000));
         rate.begin(at(70_900));
-        rate.end(64 << 20, at(71_000));
+        rate.came(64 << 20, at(71_000));
         assert!(rate.get().is_some_and(|rate| rate > f64::from(20 << 20)), "{rate:?}");
+    }
+
+    /// Long requests that end one shortly after the other: the last one did not bring its bytes in that time.
+    #[test]
+    fn requests_that_end_one_after_the_other_do_not_raise_the_rate() {
+        let (mut rate, start) = (BusyRate::default(), Instant::now());
+        let at = |millis| start + Duration::from_millis(millis);
+        (0..3).for_each(|_| rate.begin(at(0)));
+        for tick in 1..=50 {
+            (0..3).for_each(|_| rate.came(1 << 20, at(tick * 100)));
+        }
+        (1..=3).for_each(|request| rate.end(at(5_000 + request)));
+        assert!(rate.get().is_some_and(|rate| (rate / f64::from(30 << 20) - 1.0).abs() < 0.05), "{rate:?}");
     }
 
     #[test]
