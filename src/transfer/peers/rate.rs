@@ -6,6 +6,8 @@ use tokio::time::Instant;
 
 /// Time after which a rate is taken while requests follow each other.
 const MEASURED_FOR: Duration = Duration::from_secs(1);
+/// Time after which a rate is taken when no request is left.
+const SHORT: Duration = Duration::from_millis(100);
 /// Weight of a new measurement, for one of this many bytes or more.
 const GAIN: f64 = 0.25;
 const FULL: f64 = 4.0 * (1 << 20) as f64;
@@ -45,9 +47,11 @@ pub(super) struct BusyRate {
     rate: Rate,
     /// Requests in progress.
     open: u32,
-    /// Begin of the measurement, while there are requests.
+    /// Last look at the time, while there are requests.
     since: Option<Instant>,
-    /// Bytes since then.
+    /// Time with requests before that which is not measured yet.
+    busy: Duration,
+    /// Bytes that are not measured yet.
     bytes: u64,
 }
 
@@ -72,10 +76,12 @@ impl BusyRate {
 
     fn measure(&mut self, now: Instant) {
         let Some(since) = self.since else { return };
-        let time = now.duration_since(since);
-        if self.open == 0 || time >= MEASURED_FOR {
-            self.rate.add(std::mem::take(&mut self.bytes), time);
-            self.since = (self.open > 0).then_some(now);
+        self.busy += now.duration_since(since);
+        self.since = (self.open > 0).then_some(now);
+        // A rest of a few milliseconds says nothing for itself.
+        let is_long = self.busy >= MEASURED_FOR || (self.open == 0 && self.busy >= SHORT);
+        if is_long || (self.open == 0 && self.rate.get().is_none()) {
+            self.rate.add(std::mem::take(&mut self.bytes), std::mem::take(&mut self.busy));
         }
     }
 

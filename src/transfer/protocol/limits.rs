@@ -56,6 +56,10 @@ pub const GREETING_MAX: Duration = Duration::from_secs(10);
 pub const PING_AFTER: Duration = Duration::from_secs(3);
 /// Time without receiving after which a side gives up.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time without receiving after which a side that waits for an answer sends PING.
+pub const ANSWER_PING_AFTER: Duration = Duration::from_secs(1);
+/// Time without receiving after which a side that waits for an answer gives up: a machine that has died costs no more than this.
+pub const ANSWER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Time without progress on any open request after which a side gives up.
 pub const STALL_MAX: Duration = Duration::from_secs(30);
 /// Time of reading without an answer after which a provider sends FETCHING.

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::closed::{Closed, Violation};
 use super::framing::{Announced, Assembler};
 use super::limits::{
-    CONTROL_LEN_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX, PING_AFTER, PROGRESS_MIN,
-    SILENCE_MAX, TEXT_LEN_MAX,
+    ANSWER_PING_AFTER, ANSWER_SILENCE_MAX, CONTROL_LEN_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM,
+    LANES_MAX, PING_AFTER, PROGRESS_MIN, SILENCE_MAX, TEXT_LEN_MAX,
 };
 use super::message::{ErrorCode, Hello, Kind, Message};
 use crate::identity::Identity;
@@ -249,26 +249,41 @@ impl Link {
         self.send(Message::Ping { nonce: self.pings });
     }
 
-    /// Time at which [`Link::expire`] must be called.
-    pub(super) fn timeout(&self) -> Option<Duration> {
+    /// Time at which [`Link::expire`] must be called. `awaits_answer` is true if the other side owes one.
+    pub(super) fn timeout(&self, awaits_answer: bool) -> Option<Duration> {
         if self.over.is_some() {
             return None;
         }
         if self.theirs.is_none() {
             return Some(self.progress + GREETING_MAX);
         }
-        let keep_alive = self.heard + SILENCE_MAX;
-        Some(self.ping_due().map_or(keep_alive, |ping| ping.min(keep_alive)))
+        let end = self.silence_end(awaits_answer);
+        Some(self.ping_due(awaits_answer).map_or(end, |ping| ping.min(end)))
+    }
+
+    /// Time at which a side that stays silent is given up.
+    fn silence_end(&self, awaits_answer: bool) -> Duration {
+        let end = self.heard + SILENCE_MAX;
+        if awaits_answer { end.min(self.awaiting_since() + ANSWER_SILENCE_MAX) } else { end }
+    }
+
+    /// Time since which an answer is owed, if one is, and nothing came.
+    fn awaiting_since(&self) -> Duration {
+        self.heard.max(self.progress)
     }
 
     /// Time of the next PING: it detects a silent side even if this side only listens.
-    fn ping_due(&self) -> Option<Duration> {
+    fn ping_due(&self, awaits_answer: bool) -> Option<Duration> {
         // One PING in the queue is enough.
-        let waits = self.control.iter().any(|message| matches!(message, Message::Ping { .. }));
-        (!waits).then_some(self.spoken + PING_AFTER)
+        if self.control.iter().any(|message| matches!(message, Message::Ping { .. })) {
+            return None;
+        }
+        let due = self.spoken + PING_AFTER;
+        let is_asked = self.ping.is_some();
+        Some(if awaits_answer && !is_asked { due.min(self.awaiting_since() + ANSWER_PING_AFTER) } else { due })
     }
 
-    pub(super) fn expire(&mut self, now: Duration) {
+    pub(super) fn expire(&mut self, now: Duration, awaits_answer: bool) {
         if self.over.is_some() {
             return;
         }
@@ -277,9 +292,9 @@ impl Link {
             if now >= self.progress + GREETING_MAX {
                 self.close_with_error(ErrorCode::Silent, "no hello");
             }
-        } else if now >= self.heard + SILENCE_MAX {
+        } else if now >= self.silence_end(awaits_answer) {
             self.close_with_error(ErrorCode::Silent, "nothing received");
-        } else if self.ping_due().is_some_and(|due| now >= due) {
+        } else if self.ping_due(awaits_answer).is_some_and(|due| now >= due) {
             self.ping(now);
         }
     }

@@ -411,7 +411,7 @@ impl Provider {
     pub fn timeout(&self) -> Option<Duration> {
         let stall = self.has_output().then_some(self.moved + STALL_MAX);
         let fetching = (!self.reads.is_empty()).then_some(self.reported + FETCHING_AFTER);
-        [self.link.timeout()?].into_iter().chain(stall).chain(fetching).min()
+        [self.link.timeout(false)?].into_iter().chain(stall).chain(fetching).min()
     }
 
     /// Handles timeouts at the time `now`.
@@ -426,7 +426,7 @@ impl Provider {
             }
             (self.reported, self.bytes_received.1) = (now, Some(received));
         }
-        self.link.expire(now);
+        self.link.expire(now, false);
     }
 
     fn has_output(&self) -> bool {

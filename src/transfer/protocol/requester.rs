@@ -452,7 +452,7 @@ impl Requester {
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         let stall = self.owed().then_some(self.link.progress + STALL_MAX);
-        let link = self.link.timeout()?;
+        let link = self.link.timeout(self.owed())?;
         Some(stall.map_or(link, |stall| stall.min(link)))
     }
 
@@ -461,7 +461,7 @@ impl Requester {
         if self.owed() && now >= self.link.progress + STALL_MAX {
             self.link.close_with_error(ErrorCode::Stalled, "open requests made no progress");
         }
-        self.link.expire(now);
+        self.link.expire(now, self.owed());
     }
 
     /// True if the other side owes an answer; false while so much of the window is in use that a frame may not fit.

@@ -453,6 +453,8 @@ async fn an_agent_that_does_not_read_holds_half_of_the_memory_for_frames() {
     let attacker = world.credentials("west", "attacker");
     let links: Vec<Client> =
         join_all((0..24).map(|_| dial(false, through, &attacker))).await.into_iter().map(Result::unwrap).collect();
+    // A hello that is lost would make the requests of the others wait.
+    join_all(links.iter().map(Client::may_ask_alone)).await;
     stopped.cancel();
     let wanted = || Wanted { chunks: Runs::of(0..CHUNKS), bases: Vec::new(), ..Wanted::default() };
     let fetching = join_all(links.iter().map(|link| link.fetch(Priority::Restore, unknown(0), wanted()))).await;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::super::limits::{
-    BASES_MAX, CHUNKS_MAX, CONTROL_LEN_MAX, EXTENSION_LEN_MAX, EXTENSIONS_MAX, FETCHING_AFTER, FETCHING_MAX,
-    FRAME_HEAD_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX, NAME_LEN_MAX, PING_AFTER,
-    PROGRESS_MIN, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, RUNS_MAX, SILENCE_MAX, STALL_MAX, TEXT_LEN_MAX, VERSIONS,
-    VERSIONS_MAX, WINDOW_MAX, WINDOW_MIN,
+    ANSWER_PING_AFTER, ANSWER_SILENCE_MAX, BASES_MAX, CHUNKS_MAX, CONTROL_LEN_MAX, EXTENSION_LEN_MAX, EXTENSIONS_MAX,
+    FETCHING_AFTER, FETCHING_MAX, FRAME_HEAD_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX,
+    NAME_LEN_MAX, PING_AFTER, PROGRESS_MIN, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, RUNS_MAX, SILENCE_MAX, STALL_MAX,
+    TEXT_LEN_MAX, VERSIONS, VERSIONS_MAX, WINDOW_MAX, WINDOW_MIN,
 };
 use super::super::{EndCode, ErrorCode, Frame, Hello, Kind, Message, Priority, Request, Runs, Wanted};
 use super::bytes_of;
@@ -35,7 +35,7 @@ fn assert_table(heading: &str, expected: &[(String, String)]) {
 #[test]
 fn every_limit_is_the_documents() {
     let seconds = |time: std::time::Duration| (time.as_secs(), " s");
-    let limits: [(&str, (u64, &str)); 28] = [
+    let limits: [(&str, (u64, &str)); 30] = [
         ("HEADER_LEN", (HEADER_LEN as u64, " bytes")),
         ("VERSIONS_MAX", (VERSIONS_MAX as u64, "")),
         ("IGNORABLE_FROM", (IGNORABLE_FROM.into(), "")),
@@ -59,6 +59,8 @@ fn every_limit_is_the_documents() {
         ("GREETING_MAX", seconds(GREETING_MAX)),
         ("PING_AFTER", seconds(PING_AFTER)),
         ("SILENCE_MAX", seconds(SILENCE_MAX)),
+        ("ANSWER_PING_AFTER", seconds(ANSWER_PING_AFTER)),
+        ("ANSWER_SILENCE_MAX", seconds(ANSWER_SILENCE_MAX)),
         ("STALL_MAX", seconds(STALL_MAX)),
         ("FETCHING_AFTER", seconds(FETCHING_AFTER)),
         ("FETCHING_MAX", seconds(FETCHING_MAX)),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::limits::{FETCHING_MAX, READ_AHEAD_MAX, SILENCE_MAX, STALL_MAX, WINDOW_MIN};
+use super::super::limits::{ANSWER_SILENCE_MAX, FETCHING_MAX, READ_AHEAD_MAX, SILENCE_MAX, STALL_MAX, WINDOW_MIN};
 use super::super::{Closed, EndCode, ErrorCode, Message, Priority, RequestOutcome, Runs, Wanted};
 use super::network::{LinkProperties, Rng};
 use super::seconds;
@@ -164,6 +164,24 @@ fn a_line_that_swallows_everything_is_given_up_by_both() {
     assert!(world.now <= at + SILENCE_MAX + seconds(1));
     for closed in [&world.seen.closed, &world.seen.provider_closed] {
         assert!(matches!(closed, Some(Closed::GaveUp { code: ErrorCode::Silent, .. })), "{closed:?}");
+    }
+}
+
+/// A provider that owes nothing may be silent for longer than one that does.
+#[test]
+fn a_dead_provider_is_given_up_soon_while_it_owes_an_answer() {
+    for (asked, silence) in [(true, ANSWER_SILENCE_MAX), (false, SILENCE_MAX)] {
+        let mut world = World::calm(Store::of_sizes(100, 100 * KIB, &[]), 1, 3);
+        world.run(|world| world.seen.opened);
+        if asked {
+            world.ask(RESTORE, world.store.every());
+            world.run(|world| world.seen.chunks.len() >= 20);
+        }
+        let at = world.now;
+        (world.up.black, world.down.black) = (true, true);
+        world.run(|world| world.seen.closed.is_some());
+        let (earliest, latest) = (at + silence.saturating_sub(seconds(1)), at + silence + seconds(1));
+        assert!((earliest..latest).contains(&world.now), "{asked}: {:?}", world.now.saturating_sub(at));
     }
 }
 
