@@ -4,6 +4,8 @@
 //! A request is a JSON string that holds JSON that holds YAML, and so is the answer; a rejection has status 400
 //! (<https://github.com/skypilot-org/skypilot/blob/master/sky/admin_policy.py>, read in version 0.14.1).
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -150,7 +152,7 @@ impl ReadingTask {
             None => 0.0,
             Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars", text))?,
         };
-        if let Some(number) = task.get(RESOURCES).and_then(|value| changed_number(value, &resources.join("\n"))) {
+        if let Some(number) = task.get(RESOURCES).and_then(|value| changed_number(value, &words(&resources))) {
             return Err(Error::usage("number in the resources of the task is not in decimal notation")
                 .got(number)
                 .help("write it as 0.5 or 300, or quote it if it is a text"));
@@ -215,16 +217,21 @@ fn split(text: &str) -> Option<(Vec<String>, Vec<String>, Vec<String>)> {
     (!after.iter().any(is_resources)).then(|| (own(&lines[..start]), own(block), own(after)))
 }
 
-/// A number of `value` that is not written in `text` as JSON writes it, so that `SkyPilot` may have taken it for something else.
-fn changed_number(value: &Value, text: &str) -> Option<String> {
+/// Words of `lines` that may be numbers.
+fn words(lines: &[String]) -> HashSet<&str> {
+    let is_between = |letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter));
+    lines.iter().flat_map(|line| line.split(is_between)).collect()
+}
+
+/// A number of `value` that is not among `words` as JSON writes it, so that `SkyPilot` may have taken it for something else.
+fn changed_number(value: &Value, words: &HashSet<&str>) -> Option<String> {
     match value {
         Value::Number(number) => {
             let number = number.to_string();
-            let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter)));
-            (!words.into_iter().any(|word| word == number)).then_some(number)
+            (!words.contains(number.as_str())).then_some(number)
         }
-        Value::Array(list) => list.iter().find_map(|value| changed_number(value, text)),
-        Value::Object(map) => map.values().find_map(|value| changed_number(value, text)),
+        Value::Array(list) => list.iter().find_map(|value| changed_number(value, words)),
+        Value::Object(map) => map.values().find_map(|value| changed_number(value, words)),
         _ => None,
     }
 }
@@ -452,5 +459,15 @@ mod tests {
             )
         );
         assert!(SkyPilotTask::read(b"{}").is_err() && SkyPilotTask::read(b"\"{}\"").is_err());
+    }
+
+    /// It would take minutes if each number were looked for in the text.
+    #[test]
+    fn a_task_with_very_many_numbers_is_read_in_linear_time() {
+        let numbers: Vec<String> = (100_000..300_000).map(|number| number.to_string()).collect();
+        let task = format!("envs:\n  TOWLINE_INPUTS: a\nresources:\n  x: [{}]\n", numbers.join(","));
+        let inner = serde_json::json!({ "task": task, "skypilot_config": "{}", "user": "name: a\n" });
+        let body = serde_json::to_vec(&inner.to_string()).unwrap();
+        assert_eq!(SkyPilotTask::read(&body).unwrap().inputs(), ["a"]);
     }
 }

@@ -10,7 +10,7 @@ use super::render::{by_source, counted};
 use super::target::Target;
 use super::verbs::Context;
 use crate::agent::Client;
-use crate::agent::view::Task;
+use crate::agent::view::{Cache, Task};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::SourceBytes;
 use crate::selector::Selector;
@@ -135,11 +135,17 @@ impl Context {
         ended
     }
 
-    /// True if chunks of one name were evicted by those of another one, which is told. Pinned ones are not.
+    /// True if chunks of one name were evicted by those of another one, which is told. It looks only if all names together may be more
+    /// than a cache holds; pinned ones are not evicted.
     async fn evicted(&self, begun: &[Begun]) -> Result<bool> {
         let mut any = false;
+        let bytes: u64 = begun.iter().map(|one| one.task.reported("bytes")).sum();
         for one in begun.iter().filter(|one| begun.len() > 1 && one.request.pin.is_none() && !one.task.is_incomplete())
         {
+            let cache: Cache = one.agent.get("/v1/cache").await?;
+            if bytes <= cache.stat.capacity / 10 * 9 {
+                continue;
+            }
             // The step that was chosen, whatever is the latest by now.
             let name = one.chosen().to_owned();
             let request = WarmRequest { name, dry_run: true, ..one.request.clone() };

@@ -1,13 +1,14 @@
 //! Disk space that a repository in a folder keeps, to free space on a full disk: removing names and collecting write to the log first.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 use super::Store;
+use super::modes::Modes;
 use crate::work::blocking;
 
 /// The file, in the folder of the repository. No object: only its space matters.
@@ -75,7 +76,10 @@ fn keep(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
+    let mode = Modes::recorded(folder).map_or(0o600, |modes| modes.file);
+    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&file)?;
+    // Whatever the umask is.
+    opened.set_permissions(Permissions::from_mode(mode))?;
     let kept = fallocate(&opened, FallocateFlags::empty(), 0, LEN);
     if kept.is_err() {
         fs::remove_file(&file)?;

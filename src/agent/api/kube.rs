@@ -13,7 +13,6 @@ use crate::agent::state::AgentState;
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::placement::Hint;
-use crate::work::blocking;
 
 /// Maximum bytes of a call: a thousand nodes whole, or far more by name.
 pub(super) const KUBE_BODY_LEN_MAX: usize = 16 << 20;
@@ -80,9 +79,9 @@ async fn read(state: &AgentState, request: Request) -> Result<UnauthenticatedCal
 /// # Errors
 /// Usage, if it is not what a scheduler sends, or the pod has a malformed annotation.
 async fn question(state: &AgentState, call: &UnauthenticatedCall) -> Result<KubeQuestion> {
-    let (body, sites) = (call.body.clone(), state.advisor(state.origin(None)?)?.sites());
-    blocking(move || {
-        let args: ExtenderArgs = serde_json::from_slice(&body)
+    let sites = state.advisor(state.origin(None)?)?.sites();
+    call.parsed(move |body| {
+        let args: ExtenderArgs = serde_json::from_slice(body)
             .map_err(|source| Error::usage("request body is not ExtenderArgs of kube-scheduler").source(source))?;
         KubeQuestion::of(args, &sites.sites)
     })

@@ -13,7 +13,6 @@ use crate::agent::skypilot::SkyPilotTask;
 use crate::agent::state::AgentState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
-use crate::work::blocking;
 
 /// Maximum bytes of a request: a task with its files.
 pub(super) const SKYPILOT_BODY_LEN_MAX: usize = 4 << 20;
@@ -38,8 +37,7 @@ pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Reques
             .into());
     }
     let call = UnauthenticatedCall::read(&state, request, SKYPILOT_BODY_LEN_MAX as u64).await?;
-    let body = call.body.clone();
-    let task = match blocking(move || SkyPilotTask::read(&body)).await {
+    let task = match call.parsed(|body| SkyPilotTask::read(body)).await {
         Ok(task) => task,
         Err(error) => return Ok(rejected(&error)),
     };

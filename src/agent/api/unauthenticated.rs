@@ -1,5 +1,6 @@
 //! Calls of schedulers on loopback, which cannot send a token.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -22,6 +23,7 @@ use crate::placement::{Hint, HintRequest};
 use crate::policy::LocalCaller;
 use crate::repository::ReadableNames;
 use crate::selector::Selector;
+use crate::work::blocking;
 
 /// Calls that are read or answered at a time. Further ones are refused: whoever may use the path must not make others wait.
 static CALLS: Semaphore = Semaphore::const_new(8);
@@ -35,7 +37,12 @@ const CALL_WEIGHT: u64 = 3;
 
 /// A call that is answered.
 pub(super) struct UnauthenticatedCall {
-    pub(super) body: Bytes,
+    body: Bytes,
+    held: Arc<CallHeld>,
+}
+
+/// Permit and memory of a call.
+struct CallHeld {
     _permit: SemaphorePermit<'static>,
     _memory: Retained,
 }
@@ -65,7 +72,28 @@ impl UnauthenticatedCall {
         let body = body_within(request, &(), BODY_WITHIN).await?;
         let memory = state.origin(None)?.budget().keep((body.len() as u64).saturating_mul(CALL_WEIGHT))?;
         drop(arriving);
-        Ok(Self { body, _permit: permit, _memory: memory })
+        Ok(Self { body, held: Arc::new(CallHeld { _permit: permit, _memory: memory }) })
+    }
+
+    /// The result of `parse` for the body, on a thread for work that blocks. The call counts until that has ended, also if its client is
+    /// gone by then: others could otherwise be begun without end.
+    ///
+    /// # Errors
+    /// As `parse`.
+    ///
+    /// # Cancel safety
+    /// Safe: `parse` goes on, and its result is dropped.
+    pub(super) async fn parsed<T: Send + 'static>(
+        &self,
+        parse: impl FnOnce(&Bytes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (body, held) = (self.body.clone(), Arc::clone(&self.held));
+        blocking(move || {
+            let parsed = parse(&body);
+            drop(held);
+            parsed
+        })
+        .await
     }
 }
 

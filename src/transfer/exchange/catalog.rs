@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -246,6 +246,11 @@ impl Catalog {
     /// True if neither labels nor a policy restricted any reader of `repository` at the last read.
     pub(super) fn is_open(&self, repository: &Repository) -> bool {
         self.served_as(repository).is_some_and(|served| served.is_open())
+    }
+
+    /// Lists of the trees that are open.
+    pub(super) fn open_grants(&self) -> Vec<Weak<Grant>> {
+        lock(&self.open).iter().map(|entry| Arc::downgrade(&entry.grant)).collect()
     }
 
     /// Tree of `grant`, if it is still open.
