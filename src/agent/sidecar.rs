@@ -48,6 +48,8 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
         });
     }
     if warm.is_empty() && stage.is_empty() && restore.is_empty() && watch.is_empty() {
+        let state_of_pins = Arc::clone(state);
+        api.spawn(async move { release_pins(&state_of_pins).await });
         state.mark_prepared();
         return Ok(());
     }
@@ -65,9 +67,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
     let state = Arc::clone(state);
     api.spawn(async move {
         let prepared = async {
-            if let Err(error) = release_pins(&state).await {
-                tracing::warn!("pins of inputs of before are not released: {error:?}");
-            }
+            release_pins(&state).await;
             for name in warm {
                 let start = || {
                     let request = WarmRequest {
@@ -77,7 +77,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                         from: From::Anywhere,
                         or_repository: true,
                         // One input must not evict another one.
-                        pin: Some(Pinning { owner: PIN_OWNER.to_owned(), expires: None, limit: None }),
+                        pin: Some(Pinning { owner: PIN_OWNER.to_owned(), expires: None }),
                         dry_run: false,
                         caller: None,
                         by: by.clone(),
@@ -106,15 +106,17 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
     Ok(())
 }
 
-/// Releases the inputs of an earlier process, which may be others than those of now.
-async fn release_pins(state: &AgentState) -> Result<()> {
-    let Ok(exchange) = state.exchange() else { return Ok(()) };
+/// Ends the pins of the inputs of an earlier process, which may be others than those of now.
+async fn release_pins(state: &AgentState) {
+    let Ok(exchange) = state.exchange() else { return };
     let cache = Arc::clone(exchange.cache());
-    blocking(move || {
-        let pins = cache.pins().into_iter().filter(|pin| pin.owner == PIN_OWNER);
-        pins.into_iter().try_for_each(|pin| cache.unpin(pin.id).map(drop))
-    })
-    .await
+    let released = blocking(move || {
+        let mut pins = cache.pins().into_iter().filter(|pin| pin.owner == PIN_OWNER);
+        pins.try_for_each(|pin| cache.unpin(pin.id).map(drop))
+    });
+    if let Err(error) = released.await {
+        tracing::warn!("pins of the inputs of an earlier process stay: {error:?}");
+    }
 }
 
 /// Reads the tensors of `name` into memory. A failure delays nothing: processes then read them themselves.

@@ -27,6 +27,8 @@ pub struct WarmOptions {
     pub policy: FetchPolicy,
     /// Pin to create, if any.
     pub pin: Option<Pinning>,
+    /// Limit of what the caller keeps in the cache, by pins and while its warms run; none for this node's own.
+    pub limit: Option<PinLimit>,
     /// Plan of how its chunks come, if it was planned together with other trees.
     pub plan: Option<Arc<TravelPlan>>,
     /// Dry run: only report what is missing, fetch and pin nothing.
@@ -42,8 +44,6 @@ pub struct Pinning {
     pub owner: String,
     /// Expiry, if it expires.
     pub expires: Option<Timestamp>,
-    /// Limit of all pins of the caller, if there is one.
-    pub limit: Option<PinLimit>,
 }
 
 /// Result of a warm or of its dry run. The requested chunks are `hits + fetched + missing`, in bytes as well. `lacking` is
@@ -82,7 +82,7 @@ pub struct Warmed {
     pub missing: u64,
     /// Their stored bytes.
     pub missing_bytes: u64,
-    /// True if the cache refused chunks because it is full: missing chunks were not stored, or not requested any more.
+    /// True if the cache is full: missing chunks were not stored, were not requested any more, or were there and have been evicted.
     pub full: bool,
     /// Bytes that the cache is short of for the whole tree. Only a dry run reports it; a warm fails instead.
     pub shortfall_bytes: u64,
@@ -156,10 +156,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     options.progress.phase("warming", plain_len(&saved, &lacking));
     let fetched = exchange.warm(repository, &saved, &plan, &options.policy, &options.progress).await;
     exchange.end_transfer(&transfer);
-    // Also what was there at the start, and was evicted meanwhile.
-    let is_left = |&chunk: &u32| is_missing(&saved, chunk, exchange.cache());
-    let left: Vec<u32> = plan.needed.iter().copied().filter(is_left).collect();
-    drop(hold);
+    let left = left_of(exchange, (&saved, &plan), hold).await?;
     let sums = sum(&plan.needed, &chunks, &lacking, &left);
     Ok(Warmed {
         hits: sums.hits.chunks,
@@ -170,7 +167,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         fetched_bytes: sums.fetched.bytes,
         missing: sums.missing.chunks,
         missing_bytes: sums.missing.bytes,
-        full: fetched.full,
+        full: fetched.full || is_evicted(&left, &lacking),
         sources: fetched.sources,
         pin,
         seconds: begun.elapsed().as_secs_f64(),
@@ -202,13 +199,14 @@ async fn pinned(
     pinning: Pinning,
 ) -> Result<String> {
     let (name, cache, chunks) = (name.clone(), Arc::clone(exchange.cache()), Arc::clone(chunks));
-    let reason = reason(&name, options.below.as_deref());
-    Ok(blocking(move || pin(&name, &chunks, reason, &cache, pinning)).await?.id.to_string())
+    let (reason, limit) = (reason(&name, options.below.as_deref()), options.limit.clone());
+    let pin = blocking(move || pin((&name, &chunks), reason, &cache, pinning, limit.as_ref())).await?;
+    Ok(pin.id.to_string())
 }
 
 /// Checks that the pin that is asked for would be within the limit of the caller.
 async fn check_limit(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>, options: &WarmOptions) -> Result<()> {
-    let Some(limit) = options.pin.as_ref().and_then(|pin| pin.limit.clone()) else { return Ok(()) };
+    let Some(limit) = options.limit.clone().filter(|_| options.pin.is_some()) else { return Ok(()) };
     let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
     blocking(move || cache.check_limit(&chunks, &limit)).await
 }
@@ -220,7 +218,29 @@ async fn held(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>, options: &WarmOp
         return Ok(None);
     }
     let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
-    blocking(move || Ok(cache.hold(&chunks))).await
+    let limit = options.limit.clone();
+    blocking(move || Ok(cache.hold(&chunks, limit.as_ref()))).await
+}
+
+/// Needed chunks that the cache lacks at the end of a warm, also such as were there at its start. Then the hold ends.
+async fn left_of(
+    exchange: &Exchange,
+    (saved, plan): (&Arc<Saved>, &Arc<TravelPlan>),
+    hold: Option<Hold>,
+) -> Result<Vec<u32>> {
+    let (saved, plan, cache) = (Arc::clone(saved), Arc::clone(plan), Arc::clone(exchange.cache()));
+    blocking(move || {
+        let left = plan.needed.iter().copied().filter(|&chunk| is_missing(&saved, chunk, &cache)).collect();
+        drop(hold);
+        Ok(left)
+    })
+    .await
+}
+
+/// True if one of `left` was in the cache at the start, and so is not one of `lacking`.
+fn is_evicted(left: &[u32], lacking: &[u32]) -> bool {
+    let lacking: BTreeSet<&u32> = lacking.iter().collect();
+    left.iter().any(|chunk| !lacking.contains(chunk))
 }
 
 /// Bytes that the cache is short of for `chunks`.
@@ -274,12 +294,17 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
     below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
 }
 
-/// Pins `chunks` of the tree `name` for `pinning`, replacing the pin of the same owner for the same reason.
-fn pin(name: &Name, chunks: &[PinChunk], reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
-    let Pinning { owner, expires, limit } = pinning;
+/// Pins `chunks` of the tree `name` for `pinning` within `limit`, replacing the pin of the same owner for the same reason.
+fn pin(
+    (name, chunks): (&Name, &[PinChunk]),
+    reason: String,
+    cache: &Cache,
+    Pinning { owner, expires }: Pinning,
+    limit: Option<&PinLimit>,
+) -> Result<Pin> {
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
     let request = PinRequest { owner, reason, expires, chunks: chunks.to_vec() };
-    match cache.pin_within(request, limit.as_ref())? {
+    match cache.pin_within(request, limit)? {
         Pinned::Kept(pin) => {
             for earlier in before {
                 cache.unpin(earlier.id)?;

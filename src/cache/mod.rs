@@ -22,9 +22,9 @@
 //! has one lock, held for lookups and decisions (microseconds), never during I/O. The journal is rewritten after as many changes
 //! as there are chunks. Insertions wait for the whole rewrite, reads only while the chunks are listed (about 0.05 s per million).
 //!
-//! **Eviction.** S3-FIFO decides what is evicted (queue/), but nothing that a running warm has fetched (hold.rs); first fit decides the place of a new extent (allocator/). A
-//! tenant beyond its quota makes way itself (quotas.rs). A disk that
-//! is full, or has less free space than the floor, makes the cache smaller; this is never an error.
+//! **Eviction.** S3-FIFO decides what is evicted (queue/). What a running warm has fetched is not (hold.rs). First fit decides the place
+//! of a new extent (allocator/). A tenant beyond its quota makes way itself (quotas.rs). A disk that is full, or has less free space
+//! than the floor, makes the cache smaller; this is never an error.
 
 mod allocator;
 mod check;

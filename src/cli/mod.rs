@@ -111,7 +111,7 @@ pub fn run_with(args: Vec<OsString>) -> u8 {
 /// Help and version are answers; the rest is wrong usage.
 fn not_parsed(mut error: clap::Error, json: bool) -> u8 {
     if error.kind() == Parsing::UnknownArgument {
-        // How to pass an unknown option as a name, which nobody means.
+        // A tip on how to pass the unknown option as a value.
         error.remove(ContextKind::Suggested);
     }
     let asked = matches!(error.kind(), Parsing::DisplayHelp | Parsing::DisplayVersion);

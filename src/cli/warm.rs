@@ -67,8 +67,7 @@ impl Context {
         if warm.wait || warm.dry_run {
             begun = self.followed(begun, &mut failed).await;
         }
-        let evicted = if warm.wait && !warm.dry_run { self.evicted(&begun).await? } else { false };
-        let said = begun.into_iter().map(|one| AgentAnswer::by(&one.agent, one.task));
+        let said = begun.iter().map(|one| AgentAnswer::by(&one.agent, one.task.clone()));
         let all = All { tasks: said.collect() };
         if !all.tasks.is_empty() {
             self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
@@ -78,6 +77,7 @@ impl Context {
             failed.for_each(|other| self.output.remark(&printable(&other.to_string())));
             return Err(error);
         }
+        let evicted = warm.wait && !warm.dry_run && self.evicted(&begun).await?;
         let lacks: Vec<Lack> = all.tasks.iter().filter_map(|said| Lack::of(&said.what)).collect();
         Ok(if lacks.contains(&Lack::Source) {
             ErrorKind::Unreachable.exit_code()

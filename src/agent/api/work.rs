@@ -351,7 +351,7 @@ pub(super) async fn warm(
                 check_scope(grant, Need::Scope(Scope::Pins))?;
             }
             match state.pin_bounds(requester.as_ref(), Some(span)) {
-                Ok((expires, limit)) => Some(Pinning { owner: caller.owner(body.owner), expires, limit }),
+                Ok((expires, _)) => Some(Pinning { owner: caller.owner(body.owner), expires }),
                 Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
             }
         }

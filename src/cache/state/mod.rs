@@ -364,15 +364,14 @@ impl State {
 
     /// Holds the chunks of a warm, present or not, if all of them fit beside the pinned and the held ones: of two warms that only fit
     /// alone, one is to be complete. `most` are the units that may be kept altogether. False if they do not fit.
-    pub(super) fn hold(&mut self, hold: Pin, chunks: &mut [(u64, u16)], most: u64) -> bool {
-        self.weigh(chunks);
+    pub(super) fn hold(&mut self, hold: Pin, chunks: &[(u64, u16)], most: u64) -> bool {
         let new = chunks.iter().filter(|(key, _)| !self.ledger.wants(*key) && !self.holds.wants(*key));
         let added: u64 = new.map(|(_, weight)| u64::from(*weight)).sum();
         if self.ledger.weight() + self.holds.weight() + added > most {
             return false;
         }
         self.holds.add(hold, chunks);
-        for &mut (key, _) in chunks {
+        for &(key, _) in chunks {
             if self.queue.peek(key).is_some_and(|chunk| chunk.standing == QueueKind::Small) {
                 self.pending.push(Record::Promote(key));
             }

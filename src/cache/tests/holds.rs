@@ -6,7 +6,7 @@ use super::*;
 const WARMED: std::ops::Range<u64> = 1000..1040;
 
 fn hold(cache: &Arc<Cache>, numbers: std::ops::Range<u64>) -> Option<Hold> {
-    cache.hold(&request(numbers).chunks)
+    cache.hold(&request(numbers).chunks, None)
 }
 
 fn present(cache: &Cache, numbers: std::ops::Range<u64>) -> usize {
@@ -89,4 +89,24 @@ fn pins_and_holds_of_the_same_chunks_end_in_any_order() {
     drop(held);
     assert!(cache.evict(u64::MAX) > 0);
     assert_eq!(present(&cache, 0..10), 0);
+}
+
+/// A caller whose pins are limited keeps no more by warms that it makes last.
+#[test]
+fn holds_count_in_the_limit_of_pins() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = full(dir.path());
+    let limit = |units: u64| PinLimit { owners: "a/".into(), bytes: units * UNIT, pins: 9, chunks: 999 };
+    let hold = |numbers, units| cache.hold(&request(numbers).chunks, Some(&limit(units)));
+    assert!(hold(WARMED, 40).is_none());
+    let held = hold(WARMED, 110).unwrap();
+    assert!(hold(3000..3002, 110).is_some(), "it is within the rest");
+    assert!(hold(3000..3010, 110).is_none(), "both together are not");
+    drop(held);
+    let pin = PinRequest { owner: "a/me".into(), ..request(WARMED) };
+    let pin = kept(cache.pin(pin).unwrap());
+    assert!(hold(3000..3010, 110).is_none(), "pins count, too");
+    assert!(cache.hold(&request(3000..3005).chunks, None).is_some());
+    assert!(cache.unpin(pin.id).unwrap());
+    assert!(hold(3000..3010, 110).is_some());
 }

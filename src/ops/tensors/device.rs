@@ -20,7 +20,7 @@ pub const PINNED_MAX: u64 = 64 * MIB;
 /// Bytes that are copied at a time, at most, unless one chunk is longer: some calls of the driver for each copy of this length take much
 /// less time than the copy.
 const SLOT_MAX: u64 = 8 * MIB;
-/// Minimum of these, for reads of tiny chunks.
+/// Minimum length of the longest part of a slot, in bytes: chunks may be tiny.
 const PART_MIN: u64 = 64 << 10;
 /// Minimum number of slots of pinned memory, unless one chunk is longer: threads fill some while others are copied.
 const SLOTS_MIN: u64 = 8;

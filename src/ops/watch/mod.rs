@@ -129,8 +129,8 @@ impl Repository {
     /// events. Ends at a request by `options.stop`, or with `options.once`.
     ///
     /// # Errors
-    /// Usage, for permanent problems. With `once`, the first error of a save, after the other checkpoints were saved; otherwise failed saves are reported and
-    /// retried. Errors of `restore_latest`, so that no training starts from scratch because the store was unavailable.
+    /// Usage, for permanent problems. With `once`, the first error of a save, after the other checkpoints were saved; otherwise failed
+    /// saves are reported and retried. Errors of `restore_latest`, so that no training starts from scratch because the store was unavailable.
     ///
     /// # Cancel safety
     /// Safe, as for a save and a restore.
@@ -200,8 +200,8 @@ struct Watching<'a> {
     handed_off: BTreeMap<String, String>,
     /// Last failure of each checkpoint that is not saved.
     failures: BTreeMap<String, WatchFailure>,
-    /// First error of a save; only with `once`.
-    first_error: Option<Error>,
+    /// First error of a save, and its checkpoint; only with `once`.
+    first_error: Option<(String, Error)>,
     saved: u64,
 }
 
@@ -247,10 +247,11 @@ impl Watching<'_> {
                     && (self.state.pending(now).is_empty() || now > self.watched.options.settle + 2 * self.interval)
             };
             if done {
-                let error = self.first_error.take();
+                let failed = self.first_error.take();
                 let report = self.end(now, tell);
-                return match error {
-                    Some(error) if !report.unsaved.is_empty() => Err(error),
+                return match failed {
+                    // Unless it was saved at a later try.
+                    Some((entry, error)) if report.unsaved.contains(&shown(entry.as_bytes())) => Err(error),
                     _ => Ok(report),
                 };
             }
@@ -428,8 +429,8 @@ impl Watching<'_> {
             // The others are saved first.
             Err(error) if self.watched.options.once => {
                 self.state.failed(&entry, now);
-                self.failures.insert(entry, WatchFailure::from(&error));
-                self.first_error.get_or_insert(error);
+                self.failures.insert(entry.clone(), WatchFailure::from(&error));
+                self.first_error.get_or_insert((entry, error));
             }
             Err(error) => {
                 let wait = self.state.failed(&entry, now);

@@ -89,11 +89,11 @@ impl ServedChunks for Exchange {
         manifest: &ManifestId,
     ) -> Result<Option<Arc<Grant>>> {
         let entry = self.granted(identity, route, manifest).await?;
-        self.record(Requester::Agent(identity), manifest, entry.is_some()).await?;
         let grant = entry.map(|entry| Arc::clone(&entry.grant));
         if let Some(grant) = &grant {
             self.held_grants.hold(identity, grant, &self.catalog.open_grants(), self.budget.kept_max() / HELD_PART)?;
         }
+        self.record(Requester::Agent(identity), manifest, grant.is_some()).await?;
         Ok(grant)
     }
 

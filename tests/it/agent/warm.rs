@@ -98,6 +98,11 @@ fn inputs_of_a_sidecar_are_there_when_it_is_ready() {
     assert_eq!(pins(&agent).len(), 4);
     agent.stop();
 
+    // None any more: nothing stays pinned.
+    let agent = start(&user, "");
+    until("pins are released", || pins(&agent).is_empty());
+    agent.stop();
+
     // Too many: it is never ready, and says why.
     let agent = start(&user, &sidecar("'data/0', 'data/1', 'data/2', 'data/3', 'data/4', 'data/5'"));
     until("the last input failed", || {

@@ -171,7 +171,7 @@ async fn pins_are_renewed_and_refused_with_what_they_lack() {
     let agent = world.agent("west", "a").await;
     world.save(&agent.plain, "run/step-1", 11, 12).await;
     let pinned = |owner: &str| WarmOptions {
-        pin: Some(Pinning { owner: owner.to_owned(), expires: None, limit: None }),
+        pin: Some(Pinning { owner: owner.to_owned(), expires: None }),
         ..WarmOptions::default()
     };
     let mut pins = Vec::new();
