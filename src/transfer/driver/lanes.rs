@@ -1,12 +1,13 @@
 //! Lanes as tasks: a reader and a writer for each stream, with small bounded queues to the driver.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, WriteHalf};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::task::JoinSet;
@@ -46,6 +47,46 @@ pub(in crate::transfer) struct Lanes {
     writers: JoinSet<()>,
     /// Set once the end of the transport was reported.
     ended: bool,
+}
+
+/// Stream that a lane is written to.
+pub(in crate::transfer) trait LaneStream: Send + 'static {
+    /// Writes a piece of a head, or of a control message. What the transport keeps of it counts nowhere else.
+    ///
+    /// # Cancel safety
+    /// Part of it may have been written: drop it only with the connection.
+    fn write_head(&mut self, piece: Bytes) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Writes a piece of stored bytes, whose memory is released when its last clone is dropped.
+    ///
+    /// # Cancel safety
+    /// As [`LaneStream::write_head`].
+    fn write_body(&mut self, piece: Bytes) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Sends what is buffered.
+    fn flush(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Ends the stream, once all is sent.
+    fn end(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+/// Half of a stream of bytes, which copies what is written.
+impl<S: AsyncRead + AsyncWrite + Send + 'static> LaneStream for Pin<Box<WriteHalf<S>>> {
+    async fn write_head(&mut self, piece: Bytes) -> io::Result<()> {
+        self.write_all(&piece).await
+    }
+
+    async fn write_body(&mut self, piece: Bytes) -> io::Result<()> {
+        self.write_all(&piece).await
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        tokio::io::AsyncWriteExt::flush(self).await
+    }
+
+    async fn end(&mut self) -> io::Result<()> {
+        self.shutdown().await
+    }
 }
 
 /// Queue that readers write to.
@@ -137,7 +178,7 @@ impl Lanes {
     }
 
     /// Writes the next lane to `stream`: 0 first, then 1, ...
-    pub(in crate::transfer) fn write(&mut self, stream: impl AsyncWrite + Unpin + Send + 'static) {
+    pub(in crate::transfer) fn write(&mut self, stream: impl LaneStream) {
         let (sender, receiver) = mpsc::channel(AHEAD);
         self.outboxes.push(sender);
         let moved = Arc::clone(&self.moved);
@@ -212,24 +253,22 @@ impl Lanes {
 }
 
 /// Writes messages to `stream` until there are no more to come, then ends it.
-async fn write(
-    mut messages: Receiver<Transmit>,
-    mut stream: impl AsyncWrite + Unpin,
-    moved: &ProgressFlag,
-) -> io::Result<()> {
-    while let Some(Transmit { head, body }) = messages.recv().await {
+async fn write(mut messages: Receiver<Transmit>, mut stream: impl LaneStream, moved: &ProgressFlag) -> io::Result<()> {
+    while let Some(Transmit { mut head, mut body }) = messages.recv().await {
         moved.tell();
-        for part in [head, body] {
-            for piece in part.chunks(WRITE_MAX) {
-                stream.write_all(piece).await?;
-                moved.tell();
-            }
+        while !head.is_empty() {
+            stream.write_head(head.split_to(head.len().min(WRITE_MAX))).await?;
+            moved.tell();
+        }
+        while !body.is_empty() {
+            stream.write_body(body.split_to(body.len().min(WRITE_MAX))).await?;
+            moved.tell();
         }
         if messages.is_empty() {
             stream.flush().await?;
         }
     }
-    stream.shutdown().await
+    stream.end().await
 }
 
 #[cfg(test)]

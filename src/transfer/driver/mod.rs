@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 pub(super) use self::client::Window;
 pub use self::client::{Client, Fetching, Received, Reply};
-pub(super) use self::lanes::{Feeder, Lanes};
+pub(super) use self::lanes::{Feeder, LaneStream, Lanes};
 pub(super) use self::server::{ServedConnection, serve};
 use super::identity::Credentials;
 use super::protocol::Hello;

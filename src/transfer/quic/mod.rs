@@ -2,13 +2,13 @@
 
 mod endpoint;
 mod reset;
+mod streams;
 
-use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{Connection, Endpoint, Incoming, RecvStream};
+use quinn::{Connection, Endpoint, Incoming};
 use rustls::pki_types::CertificateDer;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use self::endpoint::{client, flow, server};
+use self::streams::{StreamWriter, UnacknowledgedMemory, gather};
 use super::connection_error::{broken_quic, displaced};
-use super::driver::{Client, ConnectionClock, Feeder, Lanes, ServedConnection, Window, hello_of, serve};
+use super::driver::{Client, ConnectionClock, Lanes, ServedConnection, Window, hello_of, serve};
 use super::gate::{PendingConnection, Unfinished};
 use super::guarded;
 use super::identity::{CertificateCheck, Credentials, SERVER_NAME, Side, peer_identity, refused};
@@ -63,7 +64,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let opened = connection.open_bi().await;
     let (writer, reader) = opened.map_err(|error| broken_quic(error).at(address))?;
     let mut lanes = Lanes::new();
-    lanes.write(writer);
+    lanes.write(StreamWriter::new(writer, UnacknowledgedMemory::default()));
     let feeder = lanes.feeder();
     lanes.spawn(feeder.read(CONTROL, reader));
     let feeder = lanes.feeder();
@@ -108,26 +109,6 @@ async fn count(connection: Connection, wire: Arc<ByteCounters>) {
         counting.copy();
         sleep(COUNT_EVERY).await;
     }
-}
-
-/// Reads the streams that the provider opens, each as the lane of its number.
-async fn gather(connection: Connection, feeder: Feeder) {
-    let mut streams = JoinSet::new();
-    loop {
-        match connection.accept_uni().await {
-            Ok(stream) => streams.spawn(feeder.clone().read(lane_of(&stream), stream)),
-            Err(error) => return feeder.fail(broken_io(error)).await,
-        };
-    }
-}
-
-/// Lane of a stream that a provider has opened.
-fn lane_of(stream: &RecvStream) -> u32 {
-    u32::try_from(stream.id().index()).map_or(u32::MAX, |index| index.saturating_add(CONTROL + 1))
-}
-
-fn broken_io(error: quinn::ConnectionError) -> io::Error {
-    error.into()
 }
 
 /// Route of a connection.
@@ -317,12 +298,12 @@ impl Listening {
 /// Streams of a connection: the one that its peer opens, and those for frames.
 async fn open(connection: &Connection) -> Result<Lanes, quinn::ConnectionError> {
     let (writer, reader) = connection.accept_bi().await?;
-    let mut lanes = Lanes::new();
-    lanes.write(writer);
+    let (mut lanes, memory) = (Lanes::new(), UnacknowledgedMemory::default());
+    lanes.write(StreamWriter::new(writer, memory.clone()));
     let feeder = lanes.feeder();
     lanes.spawn(feeder.read(CONTROL, reader));
     for _ in 0..LANES.min(LANES_MAX) {
-        lanes.write(connection.open_uni().await?);
+        lanes.write(StreamWriter::new(connection.open_uni().await?, memory.clone()));
     }
     Ok(lanes)
 }

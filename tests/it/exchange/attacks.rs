@@ -7,26 +7,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::future::join_all;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::runtime::Handle;
-use towline::codec::{Codec, Encoded};
-use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::UndeleteOptions;
 use towline::transfer::calls::call;
 use towline::transfer::protocol::{
     AskedChunk, EndCode, FrameRequest, Grant, OutgoingFrame, Priority, RequestOutcome, Runs, Survey, Wanted,
 };
-use towline::transfer::{self, Admission, Client, Dial, Gate, ReadAhead, ReadAheadShare, Reply, quic, tcp};
+use towline::transfer::{self, Admission, Client, Dial, Gate, Reply, quic, tcp};
 use towline::{ErrorKind, Result};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_mins(1);
-const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
+/// Time limit for what must happen at some time.
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 /// Never finds out what anybody may read; counts how often it is asked, and how many it works for.
 #[derive(Default)]
@@ -64,7 +62,11 @@ impl ServedChunks for Stuck {
 }
 
 /// Serves on both transports through one gate.
-async fn serve_through(credentials: &Credentials, served_chunks: Arc<dyn ServedChunks>, gate: &Gate) -> SocketAddr {
+pub(super) async fn serve_through(
+    credentials: &Credentials,
+    served_chunks: Arc<dyn ServedChunks>,
+    gate: &Gate,
+) -> SocketAddr {
     let (tcp, quic) = transfer::listen(SocketAddr::from(ANY), credentials).await.unwrap();
     let (mut tcp, quic) = (tcp.through(gate.clone()), quic.through(gate.clone()));
     let address = tcp.address().unwrap();
@@ -81,13 +83,13 @@ async fn serve_through(credentials: &Credentials, served_chunks: Arc<dyn ServedC
     address
 }
 
-async fn dial(quic: bool, to: SocketAddr, credentials: &Credentials) -> Result<Client> {
+pub(super) async fn dial(quic: bool, to: SocketAddr, credentials: &Credentials) -> Result<Client> {
     let budget = Budget::new(64 * MIB).unwrap();
     let dial = Dial { expected: None, budget: &budget, window: 8 * MIB };
     if quic { quic::connect(to, credentials, &dial).await } else { tcp::connect(to, credentials, &dial).await }
 }
 
-fn unknown(n: u64) -> ManifestId {
+pub(super) fn unknown(n: u64) -> ManifestId {
     ManifestId::of(&n.to_le_bytes())
 }
 
@@ -95,7 +97,7 @@ fn some_chunks() -> Wanted {
     Wanted { chunks: Runs::of(0..10), bases: Vec::new(), ..Wanted::default() }
 }
 
-async fn until(what: &str, done: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, done: impl Fn() -> bool) {
     let waited = async {
         while !done() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -364,116 +366,6 @@ async fn long_requests_of_one_agent_take_so_much_memory_and_no_more() {
         }
     };
     tokio::time::timeout(PATIENCE, again).await.expect("it is served again");
-}
-
-/// Gives chunks of a MiB to all, and counts the bytes that are in memory.
-struct Counting {
-    ahead: Arc<ReadAhead>,
-    held: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
-}
-
-struct CountedBytes(Vec<u8>, Arc<AtomicUsize>);
-
-impl AsRef<[u8]> for CountedBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for CountedBytes {
-    fn drop(&mut self) {
-        self.1.fetch_sub(self.0.len(), Ordering::SeqCst);
-    }
-}
-
-const CHUNK: usize = 1 << 20;
-const CHUNK_LEN: u32 = 1 << 20;
-const CHUNKS: u32 = 16;
-
-#[async_trait]
-impl ServedChunks for Counting {
-    fn read_ahead_share(&self, identity: &Identity) -> ReadAheadShare {
-        self.ahead.share(Some(identity))
-    }
-
-    async fn authorise(&self, _: &Identity, _: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        let ids = (0..CHUNKS).map(|n| ChunkId::of(&n.to_le_bytes())).collect();
-        let chunks = Arc::new(ChunkList { ids, lens: vec![CHUNK_LEN; CHUNKS as usize] });
-        Ok(Some(Arc::new(Grant { chunks, bases: Vec::new() })))
-    }
-
-    async fn survey(&self, _: &Grant, _: u32) -> Result<Survey> {
-        Ok(Survey::default())
-    }
-
-    async fn frame(&self, _: &Identity, _: &FrameRequest, _: AskedChunk) -> Result<Option<OutgoingFrame>> {
-        let held = self.held.fetch_add(CHUNK, Ordering::SeqCst) + CHUNK;
-        self.most.fetch_max(held, Ordering::SeqCst);
-        let bytes = Bytes::from_owner(CountedBytes(vec![0; CHUNK], Arc::clone(&self.held)));
-        Ok(Some(OutgoingFrame { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: CHUNK_LEN }))
-    }
-}
-
-/// Passes connections on to `to`; once `stopped`, nothing comes back to whoever connected.
-async fn one_way(to: SocketAddr, stopped: CancellationToken) -> SocketAddr {
-    let socket = TcpListener::bind(ANY).await.unwrap();
-    let address = socket.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((near, _)) = socket.accept().await {
-            let (far, stopped) = (TcpStream::connect(to).await.unwrap(), stopped.clone());
-            tokio::spawn(async move {
-                let ((mut from_near, mut to_near), (mut from_far, mut to_far)) = (near.into_split(), far.into_split());
-                let back = async {
-                    tokio::select! {
-                        _ = tokio::io::copy(&mut from_far, &mut to_near) => {}
-                        () = stopped.cancelled() => std::future::pending().await,
-                    }
-                };
-                tokio::select! {
-                    _ = tokio::io::copy(&mut from_near, &mut to_far) => {}
-                    () = back => {}
-                }
-            });
-        }
-    });
-    address
-}
-
-/// S5 of docs/security.md.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_does_not_read_holds_half_of_the_memory_for_frames() {
-    let world = Fixture::new();
-    let memory = Budget::new(64 * MIB).unwrap().carve(16 * MIB).await.unwrap();
-    let (held, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-    let counting = Counting { ahead: ReadAhead::new(memory), held: Arc::clone(&held), most: Arc::clone(&most) };
-    let to = serve_through(&world.credentials("east", "server"), Arc::new(counting), &Gate::default()).await;
-    let stopped = CancellationToken::new();
-    let through = one_way(to, stopped.clone()).await;
-    let attacker = world.credentials("west", "attacker");
-    let links: Vec<Client> =
-        join_all((0..24).map(|_| dial(false, through, &attacker))).await.into_iter().map(Result::unwrap).collect();
-    // A hello that is lost would make the requests of the others wait.
-    join_all(links.iter().map(Client::may_ask_alone)).await;
-    stopped.cancel();
-    let wanted = || Wanted { chunks: Runs::of(0..CHUNKS), bases: Vec::new(), ..Wanted::default() };
-    let fetching = join_all(links.iter().map(|link| link.fetch(Priority::Restore, unknown(0), wanted()))).await;
-    until("nothing is read", || held.load(Ordering::SeqCst) >= 6 * CHUNK).await;
-    // Sockets take a part of it, and then nothing moves.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let (stuck, peak) = (held.load(Ordering::SeqCst), most.load(Ordering::SeqCst));
-    assert!(stuck >= 6 * CHUNK && peak <= 8 * CHUNK, "{stuck} bytes are held, {peak} were");
-    // Others are served meanwhile.
-    let other = dial(false, to, &world.credentials("west", "other")).await.unwrap();
-    let mut reading = other.fetch(Priority::Restore, unknown(0), wanted()).await.unwrap();
-    let mut came = 0;
-    while let Some(reply) = reading.next().await {
-        came += u32::from(matches!(reply, Reply::Frame(_)));
-    }
-    assert_eq!(came, CHUNKS);
-    assert!(most.load(Ordering::SeqCst) <= 16 * CHUNK);
-    drop((fetching, links));
-    until("what nobody takes is kept", || held.load(Ordering::SeqCst) == 0).await;
 }
 
 /// Sends the first packet of `count` handshakes of QUIC to `to`, and nothing after it.

@@ -6,6 +6,7 @@ mod cold;
 mod denied;
 mod faults;
 mod finding;
+mod memory;
 mod mesh;
 mod moving;
 mod policy;
