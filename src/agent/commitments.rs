@@ -5,9 +5,6 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -24,11 +21,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::name::Name;
 use crate::repository::Saved;
-use crate::tree::{Readers, replace_file};
+use crate::tree::OwnFolder;
 use crate::work::blocking;
 
 /// Folder of the records, in the cache's.
 const FOLDER: &str = "commitments";
+/// Ending of their names.
+const ENDING: &str = ".json";
 /// Maximum bytes of a record.
 const RECORD_LEN_MAX: u64 = 1 << 20;
 
@@ -41,7 +40,7 @@ type Key = (String, String);
 /// All commitments of an agent.
 #[derive(Debug)]
 pub(super) struct Commitments {
-    dir: PathBuf,
+    folder: OwnFolder,
     cache: Arc<Cache>,
     budget: Budget,
     clock: Arc<dyn Clock>,
@@ -156,27 +155,32 @@ impl Commitments {
     /// Reads the records in the folder of `cache`; those without a pin were never committed, or have ended. Blocking.
     ///
     /// # Errors
-    /// Errors of the file system. A record that cannot be read is removed, and its pin stays.
+    /// Denied, if others may have planted the folder; errors of the file system. A record that cannot be read is removed, and its pin stays.
     pub(super) fn open(cache: Arc<Cache>, budget: Budget, clock: Arc<dyn Clock>) -> Result<Self> {
-        let dir = cache.dir().join(FOLDER);
-        let io = |source| Error::io("cannot read the commitments", &dir, source);
-        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
+        let folder = OwnFolder::open(&cache.dir().join(FOLDER))?;
         let mut known = BTreeMap::new();
-        for entry in fs::read_dir(&dir).map_err(io)? {
-            let path = entry.map_err(io)?.path();
-            match read(&path) {
+        let files = folder.files().map_err(|source| Error::io("cannot read the commitments", folder.path(), source))?;
+        for (file, _) in files {
+            if OwnFolder::is_staged(&file) {
+                remove(&folder, &file);
+                continue;
+            }
+            if !file.ends_with(ENDING) {
+                continue;
+            }
+            match read(&folder, &file) {
                 Ok(record) if pin_of(&cache, &record.hint, &record.owner).is_some() => {
                     known.insert((record.hint.clone(), record.owner.clone()), Known { record, task: None });
                 }
-                Ok(_) => remove(&path),
+                Ok(_) => remove(&folder, &file),
                 Err(error) => {
                     tracing::warn!("a commitment cannot be read and is removed: {error:?}");
-                    remove(&path);
+                    remove(&folder, &file);
                 }
             }
         }
         Ok(Self {
-            dir,
+            folder,
             cache,
             budget,
             clock,
@@ -236,7 +240,7 @@ impl Commitments {
             Err(error) => Some(error),
         };
         if let Some(error) = refused {
-            remove(&self.path(&key));
+            remove(&self.folder, &file_of(&key));
             return Err(error);
         }
         let known = Known { record, task: None };
@@ -309,7 +313,7 @@ impl Commitments {
     /// Writes the file of a record.
     fn write(&self, key: &Key, record: &Record) -> Result<()> {
         let text = serde_json::to_string(record).map_err(|source| Error::other("record is not JSON").source(source))?;
-        replace_file(&self.path(key), &text, Readers::Owner)
+        self.folder.replace(&file_of(key), &text)
     }
 
     /// The commitment of `hint` by `owner`, as it is now. One is counted at a time.
@@ -426,17 +430,12 @@ impl Commitments {
     }
 
     fn forget(&self, key: &Key) {
-        remove(&self.path(key));
+        remove(&self.folder, &file_of(key));
         self.known().remove(key);
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Key, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn path(&self, (hint, owner): &Key) -> PathBuf {
-        let owner = blake3::hash(owner.as_bytes()).to_hex();
-        self.dir.join(format!("{hint}-{}.json", &owner[..16]))
     }
 }
 
@@ -518,21 +517,22 @@ fn absent(hint: &str) -> Error {
         .help("it was released, its lease is over, or it is of another owner or agent: `towline hint NAME --commit` makes another")
 }
 
-fn read(path: &Path) -> Result<Record> {
-    let io = |source| Error::io("cannot read a commitment", path, source);
-    if fs::metadata(path).map_err(io)?.len() > RECORD_LEN_MAX {
-        return Err(Error::damaged("commitment is too long").at(path.display()));
-    }
-    let text = fs::read_to_string(path).map_err(io)?;
-    serde_json::from_str(&text)
-        .map_err(|source| Error::damaged("commitment is malformed").at(path.display()).source(source))
+/// Name of the file of a record.
+fn file_of((hint, owner): &Key) -> String {
+    let owner = blake3::hash(owner.as_bytes()).to_hex();
+    format!("{hint}-{}{ENDING}", &owner[..16])
 }
 
-fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::warn!("the commitment {} cannot be removed: {error}", path.display());
+fn read(folder: &OwnFolder, file: &str) -> Result<Record> {
+    let text = folder.read(file, RECORD_LEN_MAX)?;
+    let malformed =
+        |source| Error::damaged("commitment is malformed").at(folder.path().join(file).display()).source(source);
+    serde_json::from_str(&text).map_err(malformed)
+}
+
+fn remove(folder: &OwnFolder, file: &str) {
+    if let Err(error) = folder.remove(file) {
+        tracing::warn!("a commitment cannot be removed: {error:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, flock};
 
 use super::allocator::UNIT;
 use super::extent::Secret;
@@ -132,12 +132,12 @@ fn check_folder(dir: &Path) -> Result<()> {
 /// # Errors
 /// Conflict, with the process that has it open.
 pub(super) fn lock(dir: &Path) -> Result<File> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir.join("pins"));
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| Error::io("cannot make the cache's folder", dir, error))?;
     check_folder(dir)?;
     let path = dir.join("lock");
     let failed = |error| Error::io("cannot open the cache's lock", &path, error);
-    let mut file = match open_own(&path, false) {
+    let mut file = match open_own(CWD, &path, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // Another process may create it first.
             let created = File::options().write(true).create_new(true).mode(0o600).open(&path);
@@ -146,7 +146,7 @@ pub(super) fn lock(dir: &Path) -> Result<File> {
             {
                 return Err(failed(error));
             }
-            open_own(&path, false).map_err(failed)?
+            open_own(CWD, &path, false).map_err(failed)?
         }
         opened => opened.map_err(failed)?,
     };

@@ -3,12 +3,17 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, fsync, openat, renameat, statvfs, unlinkat};
 use rustix::io::{Errno, pwritev, retry_on_intr};
+
+use super::pins;
+use crate::error::Result;
+use crate::tree::OwnFolder;
 
 /// Storage of a cache.
 pub(super) trait Medium: fmt::Debug + Send + Sync {
@@ -41,25 +46,48 @@ pub(super) trait MediumFile: fmt::Debug + Send + Sync {
 }
 
 /// The local file system.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Disk;
+#[derive(Debug)]
+pub(super) struct Disk {
+    /// Folder of the pins. Others may be able to put a link in its place: it is opened once.
+    pins: OwnFolder,
+}
 
-/// Opens a file of the cache for reading and writing, or creates it in place of any other. Whoever may write to the folder can put a
-/// link to a file elsewhere there, which must not be written: links are not followed, and an existing file must be this user's and have
-/// no other name.
+impl Disk {
+    /// Opens the folder at `dir`, and that of the pins in it.
+    ///
+    /// # Errors
+    /// Denied, if others may have planted that of the pins; errors of the file system.
+    pub(super) fn open(dir: &Path) -> Result<Self> {
+        Ok(Self { pins: OwnFolder::open(&pins::folder(dir))? })
+    }
+
+    /// Open folder of `path`, and its path from there.
+    fn place<'p>(&self, path: &'p Path) -> (BorrowedFd<'_>, &'p Path) {
+        match path.strip_prefix(self.pins.path()) {
+            Ok(name) if !name.as_os_str().is_empty() => (self.pins.as_fd(), name),
+            _ => (CWD, path),
+        }
+    }
+}
+
+/// Opens a file of the cache for reading and writing, or creates it in place of any other. `path` is from `folder`. Whoever may write to
+/// the cache's folder can put a link to a file elsewhere there, which must not be written: links are not followed, and an existing file
+/// must be this user's and have no other name.
 ///
 /// # Errors
 /// Permission denied, if it is another's; errors of the file system.
-pub(super) fn open_own(path: &Path, create: bool) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create_new(create).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    let file = match options.open(path) {
-        Err(error) if create && error.kind() == io::ErrorKind::AlreadyExists => {
-            std::fs::remove_file(path)?;
-            options.open(path)?
+pub(super) fn open_own(folder: BorrowedFd<'_>, path: &Path, create: bool) -> io::Result<File> {
+    let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    flags.set(OFlags::CREATE | OFlags::EXCL, create);
+    let mode = Mode::RUSR | Mode::WUSR;
+    let opened = match openat(folder, path, flags, mode) {
+        Err(Errno::EXIST) if create => {
+            unlinkat(folder, path, AtFlags::empty())?;
+            openat(folder, path, flags, mode)
         }
-        opened => opened?,
+        opened => opened,
     };
+    let file = File::from(opened?);
     let found = file.metadata()?;
     if found.is_file() && found.uid() == rustix::process::geteuid().as_raw() && found.nlink() <= 1 {
         return Ok(file);
@@ -69,10 +97,14 @@ pub(super) fn open_own(path: &Path, create: bool) -> io::Result<File> {
 
 impl Medium for Disk {
     fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>> {
-        Ok(Arc::new(open_own(path, create)?))
+        let (folder, path) = self.place(path);
+        Ok(Arc::new(open_own(folder, path, create)?))
     }
 
     fn names(&self, folder: &Path) -> io::Result<Vec<(String, u64)>> {
+        if folder == self.pins.path() {
+            return self.pins.files();
+        }
         let mut names = Vec::new();
         for entry in std::fs::read_dir(folder)? {
             let entry = entry?;
@@ -87,14 +119,19 @@ impl Medium for Disk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        std::fs::rename(from, to)
+        let ((from_folder, from), (to_folder, to)) = (self.place(from), self.place(to));
+        Ok(renameat(from_folder, from, to_folder, to)?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_file(path)
+        let (folder, path) = self.place(path);
+        Ok(unlinkat(folder, path, AtFlags::empty())?)
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        if folder == self.pins.path() {
+            return Ok(fsync(&self.pins)?);
+        }
         File::open(folder)?.sync_all()
     }
 

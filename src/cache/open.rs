@@ -1,5 +1,6 @@
 //! Opening a cache, recovery after a crash, and writing its journal.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,15 +33,19 @@ impl Cache {
     /// [`super::CacheStat::damaged`]. Opening takes about 0.2 s per million chunks.
     ///
     /// # Errors
-    /// Conflict, if another process has it open; usage, if the capacity is less than one slab; unsupported, if a later
-    /// version wrote it; errors of the file system.
+    /// Conflict, if another process has it open; denied, if others may have planted its folder of pins; usage, if the capacity is less
+    /// than one slab; unsupported, if a later version wrote it; errors of the file system.
     pub fn open(dir: &Path, options: CacheOptions) -> Result<Self> {
-        Self::open_on(Arc::new(Disk), dir, options)
+        Self::open_locked(identity::lock(dir)?, Arc::new(Disk::open(dir)?), dir, options)
     }
 
     /// As [`Cache::open`], on any medium.
+    #[cfg(test)]
     pub(super) fn open_on(medium: Arc<dyn Medium>, dir: &Path, options: CacheOptions) -> Result<Self> {
-        let lock = identity::lock(dir)?;
+        Self::open_locked(identity::lock(dir)?, medium, dir, options)
+    }
+
+    fn open_locked(lock: File, medium: Arc<dyn Medium>, dir: &Path, options: CacheOptions) -> Result<Self> {
         let identity = identify(&*medium, dir, &options)?;
         let slab_units = u32::try_from(identity.slab_len / UNIT).unwrap_or(u32::MAX);
         // Units are numbered with 32 bits, which is enough for 16 TiB.
@@ -207,8 +212,10 @@ fn load_pins(medium: &dyn Medium, dir: &Path, state: &mut State) -> Result<()> {
     for (name, len) in medium.names(&folder).map_err(io)? {
         let path = folder.join(&name);
         let Ok(id) = name.parse::<PinId>() else {
-            // An incomplete pin, which was never confirmed.
-            medium.remove(&path).map_err(io)?;
+            if name.strip_suffix(".new").is_some_and(|name| name.parse::<PinId>().is_ok()) {
+                // An incomplete pin, which was never confirmed.
+                medium.remove(&path).map_err(io)?;
+            }
             continue;
         };
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];

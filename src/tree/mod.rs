@@ -12,6 +12,7 @@ mod file_stamp;
 mod folders;
 mod holes;
 mod memory;
+mod own_folder;
 mod path;
 mod private;
 mod rules;
@@ -28,6 +29,7 @@ pub use atomic::{Readers, create_file, replace_file};
 pub use file_stamp::FileStamp;
 pub use holes::{HOLE_MIN, extents};
 pub use memory::{MemoryFile, Opened};
+pub use own_folder::OwnFolder;
 pub use path::check_path;
 pub use private::{
     check_own_folder, check_private_folder, is_own_file, make_private_folder, read_own_file, read_own_target,

@@ -24,7 +24,7 @@ fn records(range: std::ops::Range<u64>) -> Vec<Record> {
 
 fn read(dir: &Path, id: &CacheId) -> (Vec<Record>, Option<Journal>) {
     let mut found = Vec::new();
-    let journal = replay(&Disk, dir, id, |records, _| {
+    let journal = replay(&Disk::open(dir).unwrap(), dir, id, |records, _| {
         found.extend_from_slice(records);
         true
     });
@@ -34,7 +34,7 @@ fn read(dir: &Path, id: &CacheId) -> (Vec<Record>, Option<Journal>) {
 #[test]
 fn what_was_appended_is_read_in_order_and_continued() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::rewrite(&Disk, dir.path(), &ID, &records(0..70_000)).unwrap();
+    let mut journal = Journal::rewrite(&Disk::open(dir.path()).unwrap(), dir.path(), &ID, &records(0..70_000)).unwrap();
     journal.append(&records(70_000..70_010)).unwrap();
     let (found, journal) = read(dir.path(), &ID);
     assert_eq!(found, records(0..70_010));
@@ -47,7 +47,7 @@ fn what_was_appended_is_read_in_order_and_continued() {
 #[test]
 fn another_caches_journal_is_none() {
     let dir = tempfile::tempdir().unwrap();
-    Journal::rewrite(&Disk, dir.path(), &ID, &records(0..10)).unwrap();
+    Journal::rewrite(&Disk::open(dir.path()).unwrap(), dir.path(), &ID, &records(0..10)).unwrap();
     let (found, journal) = read(dir.path(), &[8; 16]);
     assert!(found.is_empty() && journal.is_none());
 }
@@ -61,7 +61,7 @@ proptest! {
         tail in proptest::collection::vec(any::<u8>(), 0..50),
     ) {
         let dir = tempfile::tempdir().unwrap();
-        Journal::rewrite(&Disk, dir.path(), &ID, &records(0..count)).unwrap();
+        Journal::rewrite(&Disk::open(dir.path()).unwrap(), dir.path(), &ID, &records(0..count)).unwrap();
         let whole = std::fs::read(path(dir.path())).unwrap();
         let mut bytes = whole.clone();
         if let Some((at, bit)) = bent.filter(|(at, _)| *at < bytes.len()) {

@@ -247,7 +247,14 @@ fn links_that_others_put_into_the_folder_are_not_followed() {
     link("lock");
     assert!(Cache::open(dir.path(), options()).is_err());
     std::fs::remove_file(dir.path().join("lock")).unwrap();
+    let pins = dir.path().join("pins");
+    std::os::unix::fs::symlink(elsewhere.path(), &pins).unwrap();
+    assert_eq!(Cache::open(dir.path(), options()).unwrap_err().kind(), ErrorKind::Denied);
+    std::fs::remove_file(&pins).unwrap();
+    std::fs::create_dir(&pins).unwrap();
+    std::fs::write(pins.join("notes"), "of somebody who names the wrong folder").unwrap();
     let cache = Cache::open(dir.path(), options()).unwrap();
+    assert!(pins.join("notes").exists());
     link("slab-000000");
     assert_eq!(cache.insert(&frame(0)), Inserted::Kept, "a new slab takes the place of the link");
     drop(cache);
