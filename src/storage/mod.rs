@@ -11,32 +11,26 @@
 
 mod bucket;
 mod credentials;
-mod direct;
+mod directory;
 mod endpoint;
-mod home;
 mod http;
 mod location;
 mod metered;
-mod modes;
 mod options;
 mod probe;
-mod reserve;
 mod routed;
 mod s3;
-mod staging;
 mod store;
 mod watchdog;
 
 pub use bucket::{Bucket, LifecycleRule, ObjectLock, UnfinishedUpload, Versioning};
 pub use credentials::ChainCredentials;
-pub(crate) use home::{enclosing_repository, open_object};
+pub(crate) use directory::{RESERVE, enclosing_repository, open_object};
+pub use directory::{Sharing, StagingFile, staging_files};
 pub use location::Location;
 pub use metered::Metered;
-pub use modes::Sharing;
 pub use options::{Keys, STALL, StoreOptions};
 pub use probe::{Capabilities, Effort, Verdict, probe, scratch};
-pub(crate) use reserve::RESERVE;
 pub use routed::Routed;
-pub use staging::{StagingFile, staging_files};
 pub use store::{Store, connect, open};
 pub use watchdog::Watchdog;

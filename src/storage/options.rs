@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::modes::Sharing;
+use super::directory::Sharing;
 
 /// A request without progress for this long fails.
 pub const STALL: Duration = Duration::from_mins(1);

@@ -137,11 +137,11 @@ impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        watched(self.inner.list(prefix), self.limit.stall)
+        ending(watched(self.inner.list(prefix), self.limit.stall))
     }
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
-        watched(self.inner.list_with_offset(prefix, offset), self.limit.stall)
+        ending(watched(self.inner.list_with_offset(prefix, offset), self.limit.stall))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
@@ -182,6 +182,24 @@ impl MultipartUpload for WatchedUpload {
 
 fn watched<T: Send + 'static>(inner: BoxStream<'static, Result<T>>, stall: Duration) -> BoxStream<'static, Result<T>> {
     WatchdogStream { inner: Some(inner), stall, alarm: None }.boxed()
+}
+
+/// The listing, which fails if it begins again: a store that answers each page with the same token would be listed for ever. One key
+/// is compared with those after it, each time twice as many (<https://doi.org/10.1007/BF01933190>).
+fn ending(listing: BoxStream<'static, Result<ObjectMeta>>) -> BoxStream<'static, Result<ObjectMeta>> {
+    let (mut kept, mut listed, mut keep_at) = (None, 0u64, 1u64);
+    let mut check = move |meta: ObjectMeta| {
+        if kept.as_ref() == Some(&meta.location) {
+            let source = format!("listing has {} twice: it would never end", meta.location).into();
+            return Err(Error::Generic { store: "watchdog", source });
+        }
+        listed += 1;
+        if listed == keep_at {
+            (kept, keep_at) = (Some(meta.location.clone()), 2 * keep_at);
+        }
+        Ok(meta)
+    };
+    listing.map(move |found| found.and_then(&mut check)).boxed()
 }
 
 /// A stream that ends with an error once its next item is overdue. The timer runs only while an item is awaited: ready items need
@@ -229,6 +247,27 @@ mod tests {
         let error = body.next().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("no progress for 200ms"), "{error}");
         assert!(body.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_listing_without_end_fails_and_a_long_one_does_not() {
+        let meta = |key: u32| ObjectMeta {
+            location: Path::from(format!("log/{key}")),
+            last_modified: std::time::SystemTime::UNIX_EPOCH.into(),
+            size: 1,
+            e_tag: None,
+            version: None,
+        };
+        for before in [0, 1, 7, 1000] {
+            for page in [1, 2, 1000] {
+                let keys = (0..before).chain((before..before + page).cycle());
+                let listed: Vec<_> = ending(stream::iter(keys.map(meta).map(Ok)).boxed()).take(9000).collect().await;
+                let error = listed.iter().find_map(|found| found.as_ref().err()).expect("it ends");
+                assert!(error.to_string().contains("would never end"), "{error}");
+            }
+        }
+        let long = ending(stream::iter((0..9000).map(meta).map(Ok)).boxed());
+        assert!(long.all(|found| std::future::ready(found.is_ok())).await);
     }
 
     #[tokio::test]

@@ -2,19 +2,21 @@
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
-use super::Store;
 use super::modes::Modes;
+use crate::storage::Store;
 use crate::work::blocking;
 
 /// The file, in the folder of the repository. No object: only its space matters.
 pub(crate) const RESERVE: &str = "reserve";
 /// Its bytes: some 250 log entries.
 const LEN: u64 = 1 << 20;
+/// Bytes of a block, as `stat` counts them.
+const BLOCK: u64 = 512;
 /// Free bytes of a disk below which no reserve is made there.
 const FREE_MIN: u64 = 16 * LEN;
 
@@ -65,7 +67,8 @@ fn free_bytes(folder: &Path) -> io::Result<u64> {
 
 fn keep(folder: &Path) -> io::Result<()> {
     let file = reserve(folder);
-    if fs::symlink_metadata(&file).is_ok_and(|found| found.is_file() && found.len() >= LEN) {
+    // A sparse file takes no space.
+    if fs::symlink_metadata(&file).is_ok_and(|found| found.is_file() && found.blocks() * BLOCK >= LEN) {
         return Ok(());
     }
     if free_bytes(folder)? < FREE_MIN {
@@ -101,6 +104,12 @@ mod tests {
         store.keep_reserve().await;
         let found = fs::metadata(reserve(folder.path())).unwrap();
         assert_eq!(found.len(), LEN);
+        assert!(found.blocks() * BLOCK >= LEN);
+        fs::write(reserve(folder.path()), []).unwrap();
+        fs::File::options().write(true).open(reserve(folder.path())).unwrap().set_len(LEN).unwrap();
+        store.keep_reserve().await;
+        let found = fs::metadata(reserve(folder.path())).unwrap();
+        assert!(found.blocks() * BLOCK >= LEN, "one without space is replaced");
         assert!(store.spend_reserve().await);
         assert!(!store.spend_reserve().await);
         assert!(!Store::memory().spend_reserve().await);

@@ -4,14 +4,15 @@
 //! folders the matching one, independent of their umask. Git does the same with `core.sharedRepository`
 //! (<https://git-scm.com/docs/git-config#Documentation/git-config.txt-coresharedRepository>), which it keeps in a file.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
-use rustix::fs::OFlags;
-use rustix::process::geteuid;
+use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
 
 use super::home::MARK;
 use crate::error::Error;
@@ -21,8 +22,6 @@ const READ: u32 = 0o444;
 const ACCESS: u32 = 0o666;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_WRITES: u32 = 0o020;
-/// Flags that follow no link, and do not block on a pipe.
-const NO_LINK: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
 
 /// Sharing of a new repository in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,55 +76,25 @@ impl Modes {
         Self { file, folder: file | (file & READ) >> 2 | group }
     }
 
-    /// Creates `folder` and its parents up to `root`, durably, independent of the umask.
-    pub(super) fn make_folders(self, root: &Path, folder: &Path) -> io::Result<()> {
-        let lacking: Vec<&Path> = folder.ancestors().take_while(|folder| *folder != root && !folder.exists()).collect();
-        for folder in lacking.into_iter().rev() {
-            match fs::create_dir(folder) {
-                Ok(()) => {
-                    let flags = NO_LINK | OFlags::DIRECTORY.bits().cast_signed();
-                    let made = OpenOptions::new().read(true).custom_flags(flags).open(folder)?;
-                    made.set_permissions(Permissions::from_mode(self.folder))?;
-                }
-                // Another writer created it first.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-            if let Some(parent) = folder.parent() {
-                File::open(parent)?.sync_all()?;
-            }
-        }
-        Ok(())
-    }
-
     /// Sets the mode of the repository's root folder.
     pub(super) fn set_folder(self, folder: &Path) -> io::Result<()> {
         fs::set_permissions(folder, Permissions::from_mode(self.folder))
     }
 
-    /// Sets the mode of the file at `path`.
-    pub(super) fn set_file(self, path: &Path) -> io::Result<()> {
-        // Follows no link: another user with write access to the folder could have put one there.
-        let opened = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path);
-        let own = |file: &File| {
-            file.metadata()
-                .is_ok_and(|found| found.is_file() && found.uid() == geteuid().as_raw() && found.nlink() == 1)
-        };
-        match opened {
-            Ok(file) if own(&file) => self.set_open_file(&file),
-            // A collector deleted it, or another writer replaced it.
-            _ => Ok(()),
-        }
-    }
-
-    /// As [`Modes::set_file`], of an open file.
+    /// Sets the mode of an open file.
     pub(super) fn set_open_file(self, file: &File) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(self.file))
+    }
+
+    /// Sets the mode of an open folder.
+    pub(super) fn set_open_folder(self, folder: &OwnedFd) -> Result<(), Errno> {
+        fchmod(folder, Mode::from_raw_mode(self.folder))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::root::Root;
     use super::*;
 
     #[test]
@@ -142,9 +111,9 @@ mod tests {
         assert_eq!(Modes::recorded(dir.path()), None);
         let modes = Modes::of(Sharing::Group);
         fs::write(dir.path().join(MARK), "x").unwrap();
-        modes.set_file(&dir.path().join(MARK)).unwrap();
+        modes.set_open_file(&File::open(dir.path().join(MARK)).unwrap()).unwrap();
         assert_eq!(Modes::recorded(dir.path()), Some(modes));
-        modes.make_folders(dir.path(), &dir.path().join("pack/a/b")).unwrap();
+        Root::open(dir.path()).unwrap().make_place(&"pack/a/b/object".into(), modes).unwrap();
         for folder in ["pack", "pack/a", "pack/a/b"] {
             assert_eq!(fs::metadata(dir.path().join(folder)).unwrap().permissions().mode() & 0o7777, 0o2770);
         }
