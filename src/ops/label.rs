@@ -249,15 +249,15 @@ impl Repository {
         self.labels(name).await
     }
 
-    /// The chunks that a save under `name` may rely on. Where some name has stricter labels, those that are stored as differences are
-    /// not among them: a base may be that name's.
-    pub(super) async fn stored_for(&self, name: &Name) -> Result<StoredChunks> {
+    /// The chunks that a save under `name` may rely on. Where some name has stricter labels, or the saver has limited rights, those that
+    /// are stored as differences are not among them: whoever reads a chunk may read its base, which may be another name's.
+    pub(super) async fn stored_for(&self, name: &Name, scope: &LabelScope) -> Result<StoredChunks> {
         let known = StoredChunks::load(self).await?;
         let stricter = {
             let view = self.label_view(known.state());
             view.has_stricter_than(&view.of(name))
         };
-        Ok(if stricter { known.without_differences() } else { known })
+        Ok(if stricter || scope.is_limited() { known.without_differences() } else { known })
     }
 }
 

@@ -23,6 +23,11 @@ impl LabelScope {
     pub fn only(names: impl Fn(&Name) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(names)))
     }
+
+    /// True if it is not all names.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.0.is_some()
+    }
 }
 
 impl fmt::Debug for LabelScope {

@@ -24,18 +24,18 @@ use crate::data::{name, noise, tree_digest};
 /// Elements of each tensor: a chunk of 32-bit ones.
 const LEN: usize = 256 << 10;
 
-struct Fixture {
-    dir: tempfile::TempDir,
+pub(crate) struct Fixture {
+    pub(crate) dir: tempfile::TempDir,
     objects: Arc<dyn ObjectStore>,
 }
 
 impl Fixture {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
     }
 
     /// A handle that knows nothing yet.
-    async fn open(&self) -> Repository {
+    pub(crate) async fn open(&self) -> Repository {
         let options = OpenOptions {
             cache: Some(self.dir.path().join("cache")),
             memory: Some(64 << 20),
@@ -44,12 +44,12 @@ impl Fixture {
         Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
     }
 
-    fn path(&self, number: u32) -> PathBuf {
+    pub(crate) fn path(&self, number: u32) -> PathBuf {
         self.dir.path().join(format!("step-{number}"))
     }
 
     /// The folder of a step as a trainer writes it: its files are called otherwise in each.
-    fn write(&self, number: u32) -> PathBuf {
+    pub(crate) fn write(&self, number: u32) -> PathBuf {
         let path = self.path(number);
         fs::create_dir_all(&path).unwrap();
         let weights = weights(number);
@@ -66,7 +66,7 @@ impl Fixture {
         path
     }
 
-    async fn save(&self, number: u32) -> SaveReport {
+    pub(crate) async fn save(&self, number: u32) -> SaveReport {
         self.save_with(number, &SaveOptions::default()).await
     }
 
@@ -75,7 +75,7 @@ impl Fixture {
         self.open().await.save(&path, &name(&format!("run/step-{number}")), options).await.unwrap()
     }
 
-    async fn saved(&self, number: u32) -> Saved {
+    pub(crate) async fn saved(&self, number: u32) -> Saved {
         self.open().await.saved(&name(&format!("run/step-{number}"))).await.unwrap()
     }
 
@@ -144,7 +144,7 @@ pub(crate) fn file(tensors: &[(&str, &str, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// How many of a tree's chunks are stored by a codec.
-fn stored_by(saved: &Saved, codec: Codec) -> usize {
+pub(crate) fn stored_by(saved: &Saved, codec: Codec) -> usize {
     saved.map.frames[..saved.map.chunks()].iter().filter(|frame| frame.codec == codec).count()
 }
 
@@ -554,35 +554,4 @@ async fn a_map_with_bases_mixed_up_is_told() {
     let told = fixture.verify(true).await.damaged;
     assert_eq!(told.iter().flat_map(|damage| &damage.names).collect::<Vec<_>>(), ["run/step-2"]);
     fixture.assert_restores(&fixture.open().await, 2).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_copy_that_stands_alone_needs_no_other_names_chunks() {
-    let fixture = Fixture::new();
-    let repository = fixture.open().await;
-    for number in [1, 2] {
-        let step = name(&format!("run/step-{number}"));
-        repository.save(&fixture.write(number), &step, &SaveOptions::default()).await.unwrap();
-    }
-    let (step, copy, alone) = (name("run/step-2"), name("copy"), name("alone"));
-    repository.copy(&step, &copy).await.unwrap();
-    let outside = |saved: &Saved| saved.map.further.len();
-    assert!(outside(&repository.saved(&copy).await.unwrap()) > 0, "a step is stored as differences");
-    let progress = towline::progress::Progress::default();
-    let replaced = repository.copy_stand_alone(&step, &alone, false, &progress).await.unwrap();
-    assert_eq!(replaced, None);
-    let saved = repository.saved(&alone).await.unwrap();
-    assert_eq!(outside(&saved), 0, "all that its chunks need is its own");
-    assert_eq!(saved.value.manifest, repository.saved(&step).await.unwrap().value.manifest, "it is the same tree");
-    let refused = repository.copy_stand_alone(&step, &alone, true, &progress).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Conflict);
-    assert!(repository.copy_stand_alone(&step, &alone, false, &progress).await.unwrap().is_some());
-
-    repository.remove_all(&[name("run"), copy], true).await.unwrap();
-    repository.collect(&CollectOptions::at_once()).await.unwrap();
-    let dest = fixture.dir.path().join("restored");
-    fixture.open().await.restore(&alone, None, &dest, &RestoreOptions::default()).await.unwrap();
-    assert_eq!(tree_digest(&dest), tree_digest(&fixture.path(2)));
-    let options = VerifyOptions { data: true, ..VerifyOptions::default() };
-    assert!(fixture.open().await.verify(None, &options).await.unwrap().damaged.is_empty());
 }

@@ -47,6 +47,7 @@ mod rights;
 mod runs;
 mod save_restore;
 mod semantics;
+mod stand_alone;
 mod stolen_key;
 mod stores;
 mod sync;

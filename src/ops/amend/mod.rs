@@ -142,7 +142,7 @@ impl Amending<'_> {
     }
 
     async fn attempt(&mut self, writer: &mut Writer) -> Result<TryOutcome> {
-        let mut known = self.repository.stored_for(self.name).await?;
+        let mut known = self.repository.stored_for(self.name, &LabelScope::default()).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {
             Some(value) => match self.repository.saved_as(self.name, value).await {
