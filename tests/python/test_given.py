@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 import towline
+from towline.handle import raise_failed
 
 STATE = {"a": torch.ones(4)}
 
@@ -114,17 +115,13 @@ def test_a_failure_that_nobody_heard_of_is_raised_by_the_next_save_and_once(chec
         handle.wait()
 
 
-def test_all_that_failed_is_named(checkpointer, tmp_path):
-    first, second = (failed(checkpointer, tmp_path, 2), None)
-    (tmp_path / "repository").rename(tmp_path / "gone")
-    (tmp_path / "repository").write_text("a file where the repository was")
+def test_all_that_failed_is_named_and_once(checkpointer, tmp_path):
+    first = failed(checkpointer, tmp_path, 5)
+    # Else the next save raises it, and is not made.
     first._raised = True
-    second, third = checkpointer.save(5, STATE), checkpointer.save(6, STATE)
-    while not (second.done() and third.done()):
-        time.sleep(0.01)
-    (tmp_path / "repository").unlink()
-    (tmp_path / "gone").rename(tmp_path / "repository")
+    second = failed(checkpointer, tmp_path, 6)
+    first._raised = False
     with pytest.raises(towline.SaveFailed, match=r"run/step-5 was not saved: .* \(and neither were run/step-6\)"):
-        checkpointer.wait()
+        raise_failed([first, second])
     checkpointer.save(7, STATE).wait()
     assert checkpointer.steps() == [7]

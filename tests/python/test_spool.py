@@ -353,6 +353,37 @@ def test_what_was_left_does_not_replace_what_was_saved_since(far, tmp_path):
         assert checkpointer.restore(1) == "later"
 
 
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"name": "models/base", "options": {}}, "is of 'models/base', expected 'run/step-1'"),
+        ({"name": "run/step-1", "options": {"metrics": 5}}, "options of another version"),
+        ({"name": "run/step-1"}, "cannot be read"),
+        ([], "cannot be read"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_record_counts_only_for_its_step(far, tmp_path, record, told):
+    left = leave(far, tmp_path / "spool", b"planted")
+    Path(left + ".json").write_text(record if record == "{" else json.dumps(record))
+    with pytest.warns(UserWarning, match=told), towline.Checkpointer(far, "run", spool=tmp_path / "spool") as later:
+        assert later.steps() == []
+    assert far.ls() == [] and os.path.exists(left), "nothing is saved, and nothing is lost"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act for another user")
+def test_a_spool_that_another_user_made_is_not_used(far, tmp_path):
+    left = leave(far, tmp_path / "spool", b"planted")
+    os.chown(Path(left).parents[1], 4711, 4711)
+    with pytest.warns(UserWarning, match="belongs to user 4711"):
+        later = towline.Checkpointer(far, "run", spool=tmp_path / "spool")
+    assert far.ls() == []
+    with pytest.warns(UserWarning, match="the save continues without it"):
+        later.save(2, {"a": 1}).wait()
+    assert later.steps() == [2]
+    later.close()
+
+
 def test_what_is_local_survives_the_loss_of_the_cache(far, tmp_path):
     """The cache may be removed at any time; steps that wait are no cache."""
     with towline.Checkpointer(far, "run") as checkpointer:

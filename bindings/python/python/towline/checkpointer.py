@@ -118,7 +118,7 @@ class Checkpointer:
         self._work: queue.Queue[Any] = queue.Queue()
         self._handles: list[Handle] = []
         self._protected: Handle | None = None
-        #: Of the last step that was staged.
+        #: `Job.settled` of the step that was staged last.
         self._settled = threading.Event()
         self._settled.set()
         self._process = os.getpid()
@@ -489,7 +489,12 @@ class Checkpointer:
         """Uploads the steps that an earlier process of this run left in the spool."""
         if self._spool is None or not os.path.isdir(self._spool):
             return
-        for kept in spool.pending(_private.given(self._spool), self.run, self.rank):
+        try:
+            pending = spool.pending(_private.given(self._spool, own=True), self.run, self.rank)
+        except OSError as error:
+            warnings.warn(f"towline: steps left in {self._spool} are not looked at: {error}", stacklevel=3)
+            return
+        for kept in pending:
             try:
                 if spool.outdated(self.repository, kept):
                     warnings.warn(
@@ -501,7 +506,10 @@ class Checkpointer:
             except Error as error:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
                 continue
-            spool.remove(kept)
+            try:
+                spool.remove(kept)
+            except OSError as error:
+                warnings.warn(f"towline: a step that was saved from {kept} cannot be removed there: {error}", stacklevel=3)
 
     def _expire(self) -> None:
         if self.rank == 0:

@@ -16,10 +16,10 @@ import stat
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from . import _private, _torch
-from .errors import NotFound
+from .errors import Damaged, Error, NotFound
 from .reports import SaveReport
 
 if TYPE_CHECKING:
@@ -36,16 +36,21 @@ class SpooledStep:
         self.run, self.name = run, name
         self.record = name + ".json"
 
+    @property
+    def step(self) -> str:
+        """Name of the step in the repository."""
+        step = self.name.partition("-")[2].rpartition(".")[0]
+        return f"{unquote(os.path.basename(self.run.shown))}/{step}"
+
     def __str__(self) -> str:
         return os.path.join(self.run.shown, self.name)
 
 
 def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> SpooledStep:
     """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
-    If this fails, nothing is left behind."""
-    # Only this user may read states.
-    os.makedirs(spool, mode=0o700, exist_ok=True)
-    kept = _place(_private.given(spool), name, options)
+    If this fails, nothing is left behind. Raises Denied if another user made the spool."""
+    # Only this user may read states, and write what a later process saves.
+    kept = _place(_private.given(spool, own=True), name, options)
     try:
         os.mkdir(kept.name, 0o700, dir_fd=kept.run.descriptor)
         for path, pieces in files:
@@ -111,12 +116,18 @@ def outdated(repository: Repository, kept: SpooledStep) -> bool:
 
 
 def save(repository: Repository, kept: SpooledStep) -> SaveReport:
-    """Saves the step `kept` to the repository."""
+    """Saves the step `kept` to the repository. Raises Damaged if its record is not one that `put` or `link` wrote."""
     record = _read_record(kept)
-    if "part" in record["options"]:
-        record["options"]["part"] = tuple(record["options"]["part"])
     place = kept.run.at(kept.name)
-    return SaveReport.read(json.loads(repository._engine.save(place, record["name"], record["options"])))
+    try:
+        if "part" in record["options"]:
+            record["options"]["part"] = tuple(record["options"]["part"])
+        report = repository._engine.save(place, record["name"], record["options"])
+    except (TypeError, ValueError) as error:
+        if isinstance(error, Error):
+            raise
+        raise Damaged(f"record of {kept} has options of another version: {error}") from error
+    return SaveReport.read(json.loads(report))
 
 
 def remove(kept: SpooledStep) -> None:
@@ -137,7 +148,13 @@ def _read_record(kept: SpooledStep) -> dict[str, Any]:
     text = _private.read(kept.record, _RECORD_MAX, inside=kept.run)
     if text is None:
         raise NotFound(f"{kept} has no record of at most {_RECORD_MAX} bytes")
-    record: dict[str, Any] = json.loads(text)
+    try:
+        record: dict[str, Any] = json.loads(text)
+        name, _ = record["name"], record["options"].keys()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(f"record of {kept} cannot be read: {error!r}") from error
+    if name != kept.step:
+        raise Damaged(f"record of {kept} is of {name!r}, expected {kept.step!r}")
     return record
 
 
