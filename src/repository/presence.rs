@@ -65,7 +65,7 @@ impl Repository {
         Ok(self.store().objects().delete(&layout::agent(identity.site(), identity.agent())).await?)
     }
 
-    /// Announcements of the last `age`. Unreadable ones are ignored.
+    /// Announcements of the last `age`. Unreadable ones are ignored, and those from as far in the future, which would never be old.
     ///
     /// # Errors
     /// Denied or unreachable, as the store says.
@@ -92,9 +92,10 @@ impl Repository {
         {
             tracing::warn!(%key, unreadable, kept_back, "agents cannot be read, this one first: {error:?}");
         }
-        let oldest = self.clock().now().0 - i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
-        let announced = all.into_iter().filter_map(|read| read.ok()?);
-        Ok(announced.filter(|announced| announced.at.0 >= oldest).collect())
+        let (now, age) = (self.clock().now().0, i64::try_from(age.as_nanos()).unwrap_or(i64::MAX));
+        let is_recent =
+            |announced: &Announced| (now.saturating_sub(age)..=now.saturating_add(age)).contains(&announced.at.0);
+        Ok(all.into_iter().filter_map(|read| read.ok()?).filter(is_recent).collect())
     }
 }
 

@@ -23,7 +23,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::stat::Stat;
@@ -148,7 +148,9 @@ impl StatCache {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let part = self.file.with_extension("part");
-        let mut file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&part)?;
+        let no_link = OFlags::NOFOLLOW.bits().cast_signed();
+        let mut file =
+            File::options().create(true).truncate(false).write(true).mode(0o600).custom_flags(no_link).open(&part)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(());
         }

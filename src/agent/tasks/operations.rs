@@ -75,10 +75,12 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
     let spec = TaskSpec { caller: caller.clone(), ..spec(kind, &called, &repository) };
     let priority = if kind == TaskKind::Fetch { Priority::Restore } else { Priority::Warm };
+    let (_, limit) = state.pin_bounds(caller.as_ref(), None)?;
     state.tasks.begin(spec, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
-        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, plan: None, dry_run, progress };
+        let below = below.map(String::into_bytes);
+        let options = WarmOptions { below, policy, pin, limit, plan: None, dry_run, progress };
         match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
             Ok(warmed) => Ok(TaskReport::Warm(Box::new(warmed))),
             Err(error) if caller.is_some() => Err(without_offers(&repository, &name, error).await),
@@ -296,7 +298,7 @@ pub(in crate::agent) fn save_handoff(
             let options = if *name == names[0] { options.clone() } else { derived(&options, &names[0]) };
             match Box::pin(repository.save(&path, name, &options)).await {
                 // Another writer took the name first.
-                Err(error) if error.kind() == ErrorKind::Conflict => {}
+                Err(error) if error.kind() == ErrorKind::Conflict && is_taken(&*repository.state().await?, name) => {}
                 saved => {
                     let saved = saved?;
                     if let Some(ledger) = &ledger {
