@@ -62,12 +62,14 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(value: D) -> Result<Duratio
     #[serde(untagged, expecting = "a time such as \"25s\" or \"24h\", or a number of seconds")]
     enum Written {
         Seconds(u64),
+        /// With a fraction; also a negative one, which is refused.
         Part(f64),
         Text(String),
     }
     match Written::deserialize(value)? {
         Written::Seconds(seconds) => Ok(Duration::from_secs(seconds)),
-        Written::Part(seconds) => Duration::try_from_secs_f64(seconds).map_err(D::Error::custom),
+        Written::Part(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|_| D::Error::custom(format!("{seconds} is not a number of seconds from 0 to {}", u64::MAX))),
         Written::Text(text) => parse(&text).map_err(D::Error::custom),
     }
 }

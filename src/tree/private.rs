@@ -32,11 +32,16 @@ pub fn check_private_folder(folder: &Path) -> Result<()> {
     if found.is_dir() && found.uid() == user && found.mode() & OTHERS == 0 {
         return Ok(());
     }
+    let help = if found.is_dir() && found.uid() == user {
+        format!("if you trust what is in it: chmod 700 {}; or name another place", folder.display())
+    } else {
+        "remove it, or name another place".to_owned()
+    };
     Err(Error::denied("folder can be used by others")
         .at(folder.display())
         .expected(format!("a folder of user {user} with mode 0700"))
         .got(format!("owner {}, mode {:04o}", found.uid(), found.mode() & 0o7777))
-        .help("remove it, or name another place"))
+        .help(help))
 }
 
 /// Checks that only this user and root can replace entries of `folder`: it belongs to one of them, and others cannot write there,
@@ -80,7 +85,7 @@ pub fn read_own_target(path: &Path, len_max: u64) -> Result<String> {
 /// checks are made on the open file. Blocking.
 ///
 /// # Errors
-/// Denied, if it is no regular file, or others own it or may write it; usage, if it is longer; errors of the file system.
+/// Denied, if it is no regular file, or others own it or may write it; usage, if it is longer, or not UTF-8; errors of the file system.
 pub fn read_own_file(path: &Path, len_max: u64) -> Result<String> {
     read_own(path, len_max, GUARDED)
 }
@@ -95,14 +100,14 @@ fn read_own(path: &Path, len_max: u64, flags: OFlags) -> Result<String> {
         Err(error) => return Err(io(error.into())),
     };
     check_own_file(&file.metadata().map_err(io)?, path)?;
-    let mut text = String::new();
-    let len = file.take(len_max + 1).read_to_string(&mut text).map_err(io)?;
+    let mut bytes = Vec::new();
+    let len = file.take(len_max + 1).read_to_end(&mut bytes).map_err(io)?;
     if len as u64 > len_max {
         return Err(Error::usage("file is too long")
             .at(path.display())
             .expected(format!("at most {}", size::show(len_max))));
     }
-    Ok(text)
+    String::from_utf8(bytes).map_err(|source| Error::usage("file is not UTF-8").at(path.display()).source(source))
 }
 
 /// Whether only this user and root may write the file that `found` is of.
@@ -210,8 +215,10 @@ mod tests {
             assert!(read().unwrap_err().to_string().contains("user 4711"));
         }
         fs::remove_file(&path).unwrap();
-        fs::write(&path, "seventeen letters").unwrap();
-        assert_eq!(read().unwrap_err().kind(), ErrorKind::Usage);
+        for wrong in [b"seventeen letters".as_slice(), b"\xff\xfe"] {
+            fs::write(&path, wrong).unwrap();
+            assert_eq!(read().unwrap_err().kind(), ErrorKind::Usage);
+        }
     }
 
     #[test]

@@ -98,6 +98,20 @@ def test_runs_and_retention(repository, tree):
         repository.undelete("run/step-0")
 
 
+def test_a_settled_step_is_read_without_others(repository):
+    weights = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1))
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": weights + step * 1e-4}).wait()
+    settled = repository.settle("run@latest")
+    assert settled.name == "run/step-2" and settled.chunks > 0 and settled.stored_bytes > 0
+    assert settled.read_bytes[1] < settled.read_bytes[0]
+    again = repository.settle("run/step-2")
+    assert again.chunks == 0 and again.read_bytes == [settled.read_bytes[1]] * 2
+    repository.remove("run/step-1", now=True)
+    assert torch.equal(repository.load("run/step-2")["w"], weights + 2e-4)
+
+
 def test_tensors_are_read_when_asked_for(repository, tree):
     repository.save(tree / "model.safetensors", "model")
     tensors = repository.tensors("model")

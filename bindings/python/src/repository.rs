@@ -469,6 +469,17 @@ impl Repository {
         })
     }
 
+    /// Stores a tree without the steps that it is stored as differences to.
+    #[pyo3(signature = (name, progress=None))]
+    fn settle(&self, py: Python<'_>, name: &str, progress: Option<Py<ProgressCounters>>) -> PyResult<String> {
+        let (selector, progress) = (parsed::<Selector>(py, name)?, progress_of(progress));
+        self.report(py, |engine| async move {
+            let name = engine.resolve(&selector).await?;
+            let recorded = record_all(&engine, Action::Copy, &[name.to_string()], None).await?;
+            recorded.end(engine.settle(&name, &progress).await, |_| 0).await
+        })
+    }
+
     /// Checks for damage, and optionally repairs it.
     #[pyo3(signature = (name=None, data=false, repair=false))]
     fn verify(&self, py: Python<'_>, name: Option<&str>, data: bool, repair: bool) -> PyResult<String> {

@@ -65,7 +65,7 @@ use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::chunk::Chunk;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::LinkRate;
 use crate::id::ChunkId;
 use crate::identity::Identity;
@@ -248,7 +248,7 @@ impl Exchange {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner).get()
     }
 
-    /// Checks that the source that `policy` names answers.
+    /// Checks that the source that `policy` names answers. Agents without a link are tried once more.
     ///
     /// # Errors
     /// Not found, naming the known ones, for an unknown site or agent; unreachable, if none of its agents answers and
@@ -257,6 +257,16 @@ impl Exchange {
     /// # Cancel safety
     /// Safe.
     pub async fn check_reachable(&self, policy: &FetchPolicy) -> Result<()> {
+        match self.check_live(policy).await {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {
+                self.peers.retry().await;
+                self.check_live(policy).await
+            }
+            checked => checked,
+        }
+    }
+
+    async fn check_live(&self, policy: &FetchPolicy) -> Result<()> {
         let live = self.peers.live().await;
         let live: Vec<Identity> = live.iter().filter_map(|peer| peer.identity()).collect();
         let (mut known, mut nameless) = (BTreeSet::new(), Vec::new());

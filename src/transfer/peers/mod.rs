@@ -206,6 +206,16 @@ impl Peers {
         }
     }
 
+    /// Tries peers without a link again, at once, and waits briefly for them: one may have just been restarted.
+    ///
+    /// # Cancel safety
+    /// Safe: they are tried in any case.
+    pub async fn retry(&self) {
+        self.known().values().filter(|known| known.peer.link().is_err()).for_each(|known| known.peer.mark_untried());
+        self.wake();
+        self.live().await;
+    }
+
     /// Peers that are avoided at present, as they sent wrong data.
     #[must_use]
     pub fn banned(&self) -> BTreeSet<Identity> {

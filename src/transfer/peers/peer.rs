@@ -243,7 +243,7 @@ impl Peer {
         state.link = None;
     }
 
-    /// Waits until the first attempt to connect has ended.
+    /// Waits until the first attempt to connect has ended, or the first after [`Peer::mark_untried`].
     pub(super) async fn tried(&self) {
         // The sender lives as long as the peer.
         let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
@@ -251,6 +251,11 @@ impl Peer {
 
     pub(super) fn mark_tried(&self) {
         self.tried.send_replace(true);
+    }
+
+    /// Makes [`Peer::tried`] wait for the next attempt.
+    pub(super) fn mark_untried(&self) {
+        self.tried.send_replace(false);
     }
 
     pub(super) fn stat(&self) -> PeerStat {

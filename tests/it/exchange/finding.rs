@@ -43,3 +43,34 @@ async fn agents_find_each_other_by_what_they_say_in_the_repository() {
     }
     assert!(first.plain.announced(Duration::from_mins(1)).await.unwrap().is_empty());
 }
+
+/// Serves at an address where another agent has just stopped.
+async fn serve_again(address: &str, credentials: &Credentials, served_chunks: Arc<dyn ServedChunks>) {
+    let listeners = loop {
+        match transfer::listen(address.parse().unwrap(), credentials).await {
+            Ok(listeners) => break listeners,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let (tcp, quic) = listeners;
+    tokio::spawn(tcp.serve(Arc::clone(&served_chunks), CancellationToken::new()));
+    tokio::spawn(quic.serve(served_chunks, CancellationToken::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_runs_again_is_found_when_it_is_asked_for() {
+    let world = Fixture::new();
+    let (asker, other) = (world.agent("west", "a").await, world.agent("east", "b").await);
+    asker.knows(&[&other]);
+    linked(&asker, 1).await;
+    let policy = FetchPolicy { from: From::Site("east".into()), ..FetchPolicy::default() };
+    asker.exchange.check_reachable(&policy).await.unwrap();
+    other.leaving.cancel();
+    linked(&asker, 0).await;
+    let error = asker.exchange.check_reachable(&policy).await.unwrap_err();
+    assert_eq!(error.kind(), towline::ErrorKind::Unreachable, "{error}");
+    // By now the asker tries it again every few seconds.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    serve_again(&other.address, &world.credentials("east", "b"), Arc::clone(&other.exchange) as _).await;
+    asker.exchange.check_reachable(&policy).await.unwrap();
+}

@@ -88,8 +88,8 @@ class Folder:
 
 
 def given(path: str, *, own: bool = False) -> Folder:
-    """Opens the folder `path`, created if there is none. A link to one is followed: the path is the user's choice. `own` is as for
-    `Folder.inside`."""
+    """Opens the folder `path`, created if there is none. A link to one is followed: the path is the user's choice. `own` is as
+    for `Folder.inside`."""
     path = path or "."
     os.makedirs(path, mode=0o700 if own else 0o777, exist_ok=True)
     found = Folder(os.open(path, _FOLDER), path, own)

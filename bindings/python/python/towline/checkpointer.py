@@ -509,7 +509,9 @@ class Checkpointer:
             try:
                 spool.remove(kept)
             except OSError as error:
-                warnings.warn(f"towline: a step that was saved from {kept} cannot be removed there: {error}", stacklevel=3)
+                warnings.warn(
+                    f"towline: a step that was saved from {kept} cannot be removed there: {error}", stacklevel=3
+                )
 
     def _expire(self) -> None:
         if self.rank == 0:

@@ -319,6 +319,19 @@ class ExpireReport(_Report):
 
 
 @dataclass(frozen=True)
+class SettleReport(_Report):
+    """Result of `Repository.settle`."""
+
+    #: Name of the tree.
+    name: str = ""
+    #: Chunks that were stored again, and the bytes that they take.
+    chunks: int = 0
+    stored_bytes: int = 0
+    #: Stored bytes that a restore of all of it reads: before, and now.
+    read_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class CollectReport(_Report):
     """Result of a collect; with `dry_run`, the expected result."""
 

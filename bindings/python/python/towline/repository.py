@@ -21,6 +21,7 @@ from .reports import (
     Run,
     Saved,
     SaveReport,
+    SettleReport,
     SyncReport,
     Tree,
     Undeleted,
@@ -309,6 +310,13 @@ class Repository:
         """Checks one tree, or all, for damage: the structure, or with `data` every byte. The report lists the damage. `repair`
         repairs what it can."""
         return VerifyReport.read(json.loads(self._engine.verify(name, data, repair)))
+
+    def settle(self, name: str, *, progress: _progress.Progress = None) -> SettleReport:
+        """Stores the tree `name`, such as `"RUN@latest"`, without the steps that it is stored as differences to: a restore then
+        reads nothing else. For a step that will be read from a bucket at a site without an agent. `progress` is as for `restore`.
+        Raises Conflict if the name changes meanwhile."""
+        with _progress.counting(progress, name) as counters:
+            return SettleReport.read(json.loads(self._engine.settle(name, counters)))
 
     def sync(
         self,
