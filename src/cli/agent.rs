@@ -256,13 +256,14 @@ pub(super) fn pinned(pins: &[Pinned]) -> String {
             printable(&pin.id),
             printable(&pin.owner),
             expires,
+            show(pin.bytes),
             pin.chunks.to_string(),
             pin.created.clone(),
             printable(&pin.reason),
         ]
     };
     let rows: Vec<_> = pins.iter().map(row).collect();
-    table(&["PIN", "OWNER", "EXPIRES", ">CHUNKS", "CREATED", "REASON"], &rows)
+    table(&["PIN", "OWNER", "EXPIRES", ">BYTES", ">CHUNKS", "CREATED", "REASON"], &rows)
 }
 
 fn figures(cache: &Cache) -> String {

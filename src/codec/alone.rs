@@ -6,9 +6,12 @@ use super::{Codec, Element, Encoded, GAIN, Width, difference, planes};
 
 /// Encodes `plain`, which is stored as `stored` with a base, in byte planes; raw, if that gains too little.
 #[must_use]
-pub fn encode_alone(plain: &Bytes, stored: &Encoded) -> Encoded {
+pub fn encode_alone(plain: &[u8], stored: &Encoded) -> Encoded {
     let planes = element(stored).and_then(|element| planes::encode(plain, element, worth(plain.len())));
-    planes.map_or_else(|| Encoded::alone(Codec::Raw, plain.clone()), |planes| Encoded::alone(Codec::Planes, planes))
+    match planes {
+        Some(planes) => Encoded::alone(Codec::Planes, planes),
+        None => Encoded::alone(Codec::Raw, Bytes::copy_from_slice(plain)),
+    }
 }
 
 /// Bytes that [`encode_alone`] makes of them, up to four for each plane of its numbers.

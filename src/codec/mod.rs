@@ -18,6 +18,7 @@ use bytes::Bytes;
 pub use self::alone::{alone_len, encode_alone};
 pub use self::derived::rounded;
 pub use self::planes::{Element, Width};
+use crate::blocks::Block;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::CHUNK_LEN_MAX;
@@ -223,9 +224,9 @@ pub fn decode(codec: Codec, stored: &Bytes, base: Option<&[u8]>, plain_len: u32)
     if codec == Codec::Raw && stored.len() == plain_len as usize {
         return Ok(stored.clone());
     }
-    let mut plain = vec![0; plain_len as usize];
+    let mut plain = Block::new(plain_len as usize);
     decode_into(codec, stored, base, &mut plain)?;
-    Ok(plain.into())
+    Ok(plain.freeze())
 }
 
 /// True if a sample is compressible. It is spread over the chunk, so that a compressible header alone does not decide.

@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::names::{Replaced, exists};
 use crate::budget::Buffer;
 use crate::codec::{Encoded, encode_alone};
@@ -126,11 +124,10 @@ impl Repository {
             let sink = |delivered: Delivered<'_>| {
                 let chunk = delivered.chunk?;
                 if delivered.wanted {
-                    let plain = Bytes::copy_from_slice(chunk.bytes());
                     let located = &delivered.located;
                     let bytes = frames.slice(delivered.stored);
                     let stored = Encoded { codec: located.place.codec, bytes, base: located.place.base };
-                    taken.push((located.id, located.place.plain_len, encode_alone(&plain, &stored)));
+                    taken.push((located.id, located.place.plain_len, encode_alone(chunk.bytes(), &stored)));
                 }
                 Ok(())
             };

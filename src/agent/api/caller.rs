@@ -143,6 +143,7 @@ mod tests {
             created: Timestamp(0),
             expires: None,
             chunks: 0,
+            bytes: 0,
         };
         let here = Caller::Socket(getuid());
         for own in [&here, &Caller::Loopback] {

@@ -446,6 +446,9 @@ pub struct Pinned {
     pub expires: Option<String>,
     /// Number of chunks.
     pub chunks: u64,
+    /// Bytes that these take in the cache, once they are there; what several pins keep counts for each.
+    #[serde(default)]
+    pub bytes: u64,
 }
 
 impl From<&Pin> for Pinned {
@@ -457,6 +460,7 @@ impl From<&Pin> for Pinned {
             created: pin.created.to_string(),
             expires: pin.expires.map(|at| at.to_string()),
             chunks: pin.chunks,
+            bytes: pin.bytes,
         }
     }
 }

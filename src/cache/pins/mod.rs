@@ -14,6 +14,7 @@ mod ledger;
 use std::path::{Path, PathBuf};
 
 pub(super) use self::ledger::Ledger;
+use super::allocator::UNIT;
 use super::extent;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -68,6 +69,8 @@ pub struct Pin {
     pub expires: Option<Timestamp>,
     /// Chunks it keeps.
     pub chunks: u64,
+    /// Bytes on the disk for these, by the lengths that the map tells; what several pins keep counts for each.
+    pub bytes: u64,
 }
 
 /// Limit of the pins of some owners together.
@@ -114,7 +117,9 @@ impl PinRequest {
     /// Converts to a pin.
     pub(super) fn promise(&self, id: PinId, created: Timestamp) -> Pin {
         let (owner, reason) = (self.owner.clone(), self.reason.clone());
-        Pin { id, owner, reason, created, expires: self.expires, chunks: self.chunks.len() as u64 }
+        let units: u64 = self.weights().iter().map(|(_, weight)| u64::from(*weight)).sum();
+        let chunks = self.chunks.len() as u64;
+        Pin { id, owner, reason, created, expires: self.expires, chunks, bytes: units * UNIT }
     }
 
     /// Index key and space of each chunk.

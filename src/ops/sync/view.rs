@@ -3,8 +3,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::budget::Buffer;
 use crate::codec::encode_alone;
 use crate::error::Result;
@@ -91,7 +89,7 @@ impl View {
             buffer,
             |number, chunk, stored| {
                 let is_alone = self.alone.contains(&number);
-                is_alone.then(|| encode_alone(&Bytes::copy_from_slice(chunk.bytes()), stored))
+                is_alone.then(|| encode_alone(chunk.bytes(), stored))
             },
         )
     }

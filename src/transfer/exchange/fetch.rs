@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
@@ -343,7 +342,7 @@ impl Exchange {
                         let mut encoded = Encoded { codec: place.codec, bytes: stored, base: place.base };
                         let chunk = delivered.chunk?;
                         if alone.contains(&delivered.index) {
-                            encoded = encode_alone(&Bytes::copy_from_slice(chunk.bytes()), &encoded);
+                            encoded = encode_alone(chunk.bytes(), &encoded);
                         }
                         let frame = Frame::decoded(chunk, encoded)?;
                         if needed.contains(&delivered.index) {

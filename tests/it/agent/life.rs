@@ -15,7 +15,8 @@ fn pins_outlive_the_agent() {
     user.ok(&["save", "tree", "run/step-1"]);
     let agent = Running::start(&user, "");
     let pinned = told_json(&user, &agent, &["pin", "run@latest", "--for", "24h", "--owner", "me"]);
-    has_members(&pinned, "id owner reason created expires chunks");
+    has_members(&pinned, "id owner reason created expires chunks bytes");
+    assert!(pinned["bytes"].as_u64().unwrap() > 20 << 20);
     assert_eq!((&pinned["owner"], &pinned["reason"]), (&json!("me"), &json!("run/step-1")));
     let told_name = told(&user, &agent, &["pin", "run@latest", "--for", "1ms"]);
     assert!(told_name.starts_with("pinned run/step-1 until "), "{told_name}");

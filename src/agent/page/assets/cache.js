@@ -81,6 +81,7 @@ function pinTable(pins) {
     [
       { title: "Owner", cell: ({ owner }) => owner },
       { title: "Reason", cell: ({ reason }) => reason },
+      { title: "Bytes", number: true, cell: (pin) => bytes(pin.bytes) },
       { title: "Chunks", number: true, cell: ({ chunks }) => count(chunks) },
       { title: "Since", cell: ({ created }) => [when(created)] },
       { title: "Until", cell: ({ expires }) => (expires ? time(expires) : "no expiry") },
