@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
+use chrono::DateTime;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::signal::unix::SignalKind;
@@ -21,6 +22,7 @@ use crate::agent::view::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
+use crate::span;
 
 /// Interval of drawing.
 const EVERY: Duration = Duration::from_secs(1);
@@ -266,8 +268,8 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
     }
     if let Some(sites) = sites {
         let _ = writeln!(text, "\nSites: {}", sites.sites.len());
-        let rows: Vec<_> = sites.sites.iter().map(placed).collect();
-        text += &table(&["SITE", "WHERE", ">AGENTS", ">USED", ">OF CACHE", ">PINNED", ">CHUNKS"], &rows);
+        let rows: Vec<_> = sites.sites.iter().map(|site| placed(site, &sites.generated_at)).collect();
+        text += &table(&["SITE", "WHERE", ">AGENTS", ">USED", ">OF CACHE", ">PINNED", ">CHUNKS", ">TOLD AGO"], &rows);
         for note in &sites.notes {
             let _ = writeln!(text, "  note: {}", printable(note));
         }
@@ -291,7 +293,8 @@ fn committed(hint: &Commitment) -> Vec<String> {
     ]
 }
 
-fn placed(site: &Site) -> Vec<String> {
+/// Row of a site, as it was known at the time `now`.
+fn placed(site: &Site, now: &str) -> Vec<String> {
     let sum = |of: fn(&SiteAgent) -> u64| site.agents.iter().map(of).fold(0, u64::saturating_add);
     let place = [&site.provider, &site.region].into_iter().filter(|text| !text.is_empty());
     vec![
@@ -302,7 +305,16 @@ fn placed(site: &Site) -> Vec<String> {
         show(sum(|agent| agent.capacity)),
         show(sum(|agent| agent.promised)),
         sum(|agent| agent.chunks).to_string(),
+        oldest(site, now).map_or_else(|| "-".to_owned(), span::show),
     ]
+}
+
+/// Age of the oldest inventory of a site, at the time `now`.
+fn oldest(site: &Site, now: &str) -> Option<Duration> {
+    let time = |text: &str| DateTime::parse_from_rfc3339(text).ok();
+    let oldest = site.agents.iter().filter_map(|agent| time(&agent.at)).min()?;
+    // Clocks differ.
+    Some((time(now)? - oldest).to_std().unwrap_or_default())
 }
 
 fn linked(peer: &Peer) -> Vec<String> {
@@ -393,7 +405,15 @@ mod tests {
             jurisdictions: Vec::new(),
             has_repository: false,
             gpus: Vec::new(),
-            agents: Vec::new(),
+            agents: vec![SiteAgent {
+                agent: "cloud/a".into(),
+                at: "2025-12-31T23:58:30Z".into(),
+                capacity: 4 << 20,
+                used: 1 << 20,
+                promised: 0,
+                chunks: 2,
+                is_false: false,
+            }],
         };
         SiteList {
             generated_at: "2026-01-01T00:00:00Z".into(),
@@ -468,6 +488,7 @@ mod tests {
             "Committed hints: 1",
             "fetching",
             "aws/us-east-1",
+            "1m 30s",
             "  note: the inventory of cloud/a cannot be used",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
