@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -28,8 +28,10 @@ use crate::transfer::protocol::Grant;
 const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 /// Bytes of memory of a chunk of an opened tree, beside those of the tree: its number by its id, and its place in the grant.
 const CHUNK_WEIGHT: u64 = 96;
-/// Maximum number of trees that are opened at the same time.
-const OPENING_MAX: usize = 8;
+/// Chunks of the trees that are opened at the same time, at most, unless one alone has more; and what each counts at least, so that they
+/// are few.
+const OPENING_MAX: u32 = 1 << 19;
+const OPENING_MIN: u32 = OPENING_MAX / 8;
 /// Maximum number of maps of one tree that are opened for a request.
 const MAPS_MAX: usize = 4;
 /// Age up to which a repository's state counts as current, for requests in quick succession.
@@ -117,7 +119,7 @@ pub(super) struct Catalog {
 impl Default for Catalog {
     fn default() -> Self {
         let (served, open, opening) = Default::default();
-        Self { served, open, opening, permits: Arc::new(Semaphore::new(OPENING_MAX)) }
+        Self { served, open, opening, permits: Arc::new(Semaphore::new(OPENING_MAX as usize)) }
     }
 }
 
@@ -220,7 +222,8 @@ impl Catalog {
         let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
         let key = (value.map_key, repository.caller().cloned());
         let opened = self.opening.get(&key, || async move {
-            let _permit = permits.acquire_owned().await;
+            let chunks = u32::try_from(value.chunks).unwrap_or(u32::MAX).clamp(OPENING_MIN, OPENING_MAX);
+            let _permit = permits.acquire_many_owned(chunks).await;
             let saved = match repository.saved_as(&name, &value).await {
                 // Repacked since: look it up by name.
                 Err(error) if error.kind() == ErrorKind::NotFound => repository.saved(&name).await?,
@@ -246,11 +249,6 @@ impl Catalog {
     /// True if neither labels nor a policy restricted any reader of `repository` at the last read.
     pub(super) fn is_open(&self, repository: &Repository) -> bool {
         self.served_as(repository).is_some_and(|served| served.is_open())
-    }
-
-    /// Lists of the trees that are open.
-    pub(super) fn open_grants(&self) -> Vec<Weak<Grant>> {
-        lock(&self.open).iter().map(|entry| Arc::downgrade(&entry.grant)).collect()
     }
 
     /// Tree of `grant`, if it is still open.

@@ -15,7 +15,6 @@ mod audited;
 mod catalog;
 mod fetch;
 mod get;
-mod held_grants;
 mod in_flight;
 mod limit;
 mod limiter;
@@ -44,7 +43,6 @@ use async_trait::async_trait;
 use self::audited::Audited;
 use self::catalog::Catalog;
 use self::get::ChunkRequest;
-use self::held_grants::HeldGrants;
 use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
@@ -106,7 +104,6 @@ pub struct Exchange {
     allow: AllowList,
     policies: Arc<Policies>,
     grants: Mutex<HashMap<GrantKey, GrantedAt>>,
-    held_grants: HeldGrants,
     limits: Limits,
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
@@ -184,7 +181,6 @@ impl Exchange {
             allow,
             policies,
             grants: Mutex::default(),
-            held_grants: HeldGrants::default(),
             limits,
             verifier,
             transcoding: Arc::new(Turns::new(available_parallelism().map_or(1, usize::from).div_ceil(2))),

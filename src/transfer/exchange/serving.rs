@@ -36,8 +36,6 @@ const SURVEY_MAX: u32 = 1 << 18;
 const TRANSCODING_WEIGHT: u64 = 5;
 /// Distance in the manifest's list up to which missing chunks are fetched together with one that is asked for.
 const NEAR: u32 = 2_048;
-/// Part of the memory for structures that lists of chunks may take which requests of peers hold: one in this many.
-const HELD_PART: u64 = 4;
 /// Maximum number of grants that are remembered.
 const GRANTS_MAX: usize = 4096;
 /// Validity of a grant, with labels or a policy, and without.
@@ -90,9 +88,6 @@ impl ServedChunks for Exchange {
     ) -> Result<Option<Arc<Grant>>> {
         let entry = self.granted(identity, route, manifest).await?;
         let grant = entry.map(|entry| Arc::clone(&entry.grant));
-        if let Some(grant) = &grant {
-            self.held_grants.hold(identity, grant, &self.catalog.open_grants(), self.budget.kept_max() / HELD_PART)?;
-        }
         self.record(Requester::Agent(identity), manifest, grant.is_some()).await?;
         Ok(grant)
     }

@@ -17,7 +17,7 @@ use crate::transfer::protocol::limits::REQUESTS_MAX;
 /// Approximate maximum number of remembered agents: those without a link go first.
 const KNOWN_MAX: usize = 1024;
 
-/// Memory limit of an agent's open requests, over all of its connections: 40 of the longest.
+/// Memory limit of an agent's open requests, over all of its connections: those of some hundred thousand chunks.
 const REQUESTED_MAX: u64 = 4 * MIB;
 
 /// All remote agents.

@@ -165,7 +165,7 @@ impl Provider {
             Message::Request(asked) => {
                 let (request, priority, manifest) = (asked.request, asked.priority, asked.manifest);
                 let asked = FrameRequest { priority, manifest, wanted: Arc::new(asked.wanted) };
-                if self.begin(request, priority, Work::Frames { asked, grant: None })? {
+                if self.begin(request, priority, Work::Frames { asked, chunks: None })? {
                     self.demands.push_back(Demand::Authorise { request, manifest });
                 }
             }
@@ -258,7 +258,9 @@ impl Provider {
         self.wake(now);
         self.settled(request);
         match (self.serving.get_mut(&request), grant) {
-            (Some(Serving { what: Work::Frames { grant, .. }, .. }), Some(found)) => *grant = Some(found),
+            (Some(Serving { what: Work::Frames { asked, chunks }, .. }), Some(found)) => {
+                *chunks = Some(found.chunks_of(&asked.wanted));
+            }
             _ => self.refuse(request, EndCode::NotHere, ""),
         }
     }

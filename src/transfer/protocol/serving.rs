@@ -20,8 +20,15 @@ pub struct Grant {
     pub bases: Vec<(ChunkId, u32)>,
 }
 
+/// Chunk that a request asks for, with its plain length; none if the grant does not cover it.
+pub(super) type GrantedChunk = Option<(ChunkId, u32)>;
+
 impl Grant {
-    /// Chunk of `wanted` with the given ordinal, and its plain length, if the grant covers it.
+    /// Chunks of `wanted`, in its order. A request keeps these, not the list of its whole tree: how long it is open is up to its peer.
+    pub(super) fn chunks_of(&self, wanted: &Wanted) -> Vec<GrantedChunk> {
+        (0..wanted.len()).map(|ordinal| self.find(wanted, ordinal)).collect()
+    }
+
     fn find(&self, wanted: &Wanted, ordinal: u64) -> Option<(ChunkId, u32)> {
         if let Some(base) = wanted.base(ordinal) {
             let at = self.bases.binary_search_by_key(&base, |(id, _)| *id).ok()?;
@@ -86,7 +93,7 @@ pub(super) struct Serving {
 #[derive(Debug)]
 pub(super) enum Work {
     /// Frames, once a grant says which.
-    Frames { asked: FrameRequest, grant: Option<Arc<Grant>> },
+    Frames { asked: FrameRequest, chunks: Option<Vec<GrantedChunk>> },
     /// A survey.
     Survey,
     /// Nothing: it has ended early, or was answered.
@@ -105,7 +112,7 @@ pub(super) enum NextAction {
 impl Serving {
     pub(super) fn new(request: u64, priority: Priority, what: Work) -> Self {
         let memory = match &what {
-            Work::Frames { asked, .. } => asked.wanted.memory(),
+            Work::Frames { asked, .. } => asked.wanted.memory() + asked.wanted.len() * size_of::<GrantedChunk>() as u64,
             Work::Survey | Work::Nothing => 0,
         };
         let (out, missing) = (VecDeque::new(), BTreeSet::new());
@@ -119,17 +126,18 @@ impl Serving {
 
     /// True if it requests frames and a grant was found.
     pub(super) fn is_granted(&self) -> bool {
-        matches!(&self.what, Work::Frames { grant: Some(_), .. })
+        matches!(&self.what, Work::Frames { chunks: Some(_), .. })
     }
 
     /// Next read. Notes chunks that will not be sent, among them those larger than `most` bytes.
     pub(super) fn next(&mut self, most: u64) -> NextAction {
-        let Work::Frames { asked, grant: Some(grant) } = &self.what else { return NextAction::Nothing };
+        let Work::Frames { asked, chunks: Some(chunks) } = &self.what else { return NextAction::Nothing };
         let wanted = &asked.wanted;
         // Pending reports of missing chunks are bounded, too.
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
-            match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
+            let found = chunks.get(ordinal as usize).copied().flatten();
+            match found.map(|(id, plain_len)| (id, bound(plain_len))) {
                 Some((id, bound)) if bound <= most => {
                     let chunk = AskedChunk { id, alone: wanted.alone.contains(ordinal) };
                     return NextAction::Read { ordinal, chunk, bound };
@@ -233,7 +241,7 @@ impl Serving {
     /// True if everything was answered.
     pub(super) fn is_done(&self) -> bool {
         let all = match &self.what {
-            Work::Frames { asked, grant } => grant.is_some() && self.next >= asked.wanted.len(),
+            Work::Frames { asked, chunks } => chunks.is_some() && self.next >= asked.wanted.len(),
             Work::Survey | Work::Nothing => false,
         };
         !self.working && !self.is_ready() && (self.ended || (all && self.reading == 0))

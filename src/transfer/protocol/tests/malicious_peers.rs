@@ -13,6 +13,7 @@ use super::super::{
 };
 use super::world::Store;
 use super::{asker, bytes_of, hello, seconds, server, split};
+use crate::format::ChunkList;
 use crate::id::{ChunkId, ManifestId};
 
 const NOW: Duration = Duration::from_secs(7);
@@ -471,7 +472,7 @@ proptest! {
 #[test]
 fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
     let store = Store::new(&[1000], &[]);
-    let chunks = Arc::new(crate::format::ChunkList { lens: vec![10], ..(*store.grant.chunks).clone() });
+    let chunks = Arc::new(ChunkList { lens: vec![10], ..(*store.grant.chunks).clone() });
     let mut provider = provider();
     let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new(), ..Wanted::default() };
     let request = Request { request: 1, priority: Priority::Restore, manifest: store.open, wanted };
@@ -504,10 +505,25 @@ fn what_is_refused_or_cancelled_takes_no_memory() {
         provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
         assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
     }
-    assert!(provider.requested() >= 2 * 96 * 1024 && !provider.has_open_requests());
+    let both = provider.requested();
+    assert!(both >= 2 * (4096 + 1024) * size_of::<ChunkId>() as u64 && !provider.has_open_requests());
     // The answer waits for a peer that does not read.
     provider.granted(1, None, NOW);
-    assert!((96 * 1024..2 * 96 * 1024).contains(&provider.requested()));
+    assert_eq!(provider.requested(), both / 2);
     provider.handle(0, &bytes_of(&Message::Cancel { request: 2 }), NOW);
     assert_eq!(provider.requested(), 0);
+}
+
+#[test]
+fn an_open_request_keeps_no_list_of_its_tree() {
+    let mut provider = provider();
+    let wanted = Wanted { chunks: Runs::of(0..1), ..Wanted::default() };
+    let request = Request { request: 1, priority: Priority::Restore, manifest: ManifestId::of(b"any"), wanted };
+    provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
+    assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
+    let chunks = ChunkList { ids: vec![ChunkId::of(b"chunk"); 1000], lens: vec![1; 1000] };
+    let grant = Arc::new(Grant { chunks: Arc::new(chunks), bases: Vec::new() });
+    provider.granted(1, Some(Arc::clone(&grant)), NOW);
+    assert!(provider.has_open_requests());
+    assert_eq!((Arc::strong_count(&grant), Arc::strong_count(&grant.chunks)), (1, 1));
 }
