@@ -13,6 +13,7 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use super::path_memory::HeldPaths;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::wire::{Reader, Writer};
@@ -27,6 +28,8 @@ const HEAD_LEN_MAX: usize = 2 * PATH_LEN_MAX + 64;
 const PIECE: usize = 1 << 20;
 /// Space charged for each file, folder or link besides its bytes, so that names alone cannot fill a disk.
 const ENTRY_SPACE: u64 = 4096;
+/// Memory for each entry besides its path, in bytes.
+const ENTRY_MEMORY: u64 = 96;
 /// Limit of folders in a checkpoint: they are in memory until the end.
 const FOLDERS_MAX: usize = 16_384;
 /// Limits of files, folders and links of a checkpoint, and of the bytes of their paths and targets: all are in memory when it is saved.
@@ -54,6 +57,7 @@ pub(super) struct Received {
     /// Its file name or folder name.
     pub(super) entry: Vec<u8>,
     pub(super) modes: Modes,
+    _held: HeldPaths,
 }
 
 /// Files to send.
@@ -170,9 +174,10 @@ fn send_head(head: Writer, out: &mut impl Write) -> Result<()> {
 /// # Errors
 /// Damaged, for a malformed or corrupted archive; exhausted, for more than was announced, or a full disk; unreachable, if it ends
 /// too early.
-pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Result<Received> {
-    let (mut piece, mut folders, mut left) = (vec![0; PIECE], Vec::new(), space);
-    let (mut top, mut modes): (Option<Vec<u8>>, _) = (None, Modes::new());
+pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64, mut held: HeldPaths) -> Result<Received> {
+    let (mut piece, mut folders, mut left) = (vec![0; PIECE], 0, space);
+    // Modes of all, and times of folders, which are set at the end.
+    let (mut top, mut found) = (None::<Vec<u8>>, BTreeMap::<Vec<u8>, (u32, Option<Timestamp>)>::new());
     let (mut entries, mut paths_len) = (0, 0);
     while let Some(Head { kind, path, mode, mtime }) = Head::receive(input)? {
         let len = if let Kind::File(len) = kind { len } else { 0 };
@@ -181,6 +186,7 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Res
             Error::exhausted("checkpoint is larger than announced").expected(format!("{space} bytes"))
         })?;
         entries += 1;
+        held.add(path.len() as u64 + ENTRY_MEMORY)?;
         paths_len += path.len() + if let Kind::Link(to) = &kind { to.len() } else { 0 };
         if entries > ENTRIES_MAX || paths_len > PATHS_LEN_MAX {
             return Err(Error::exhausted("checkpoint has too many files, or their paths are too long")
@@ -202,11 +208,11 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Res
             Some(_) => return Err(malformed("record is outside of the checkpoint")),
         }
         match kind {
-            Kind::Folder if folders.len() == FOLDERS_MAX => return Err(malformed("too many folders")),
+            Kind::Folder if folders == FOLDERS_MAX => return Err(malformed("too many folders")),
             Kind::Folder => {
                 target.make_folder(&path)?;
-                modes.insert(below_top(&path), mode);
-                folders.push((path, mtime));
+                folders += 1;
+                found.insert(below_top(&path), (mode, Some(mtime)));
             }
             Kind::Link(to) => target.symlink(&path, &to, mtime)?,
             Kind::File(len) => {
@@ -214,19 +220,23 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Res
                 receive_file(input, &path, len, &mut piece, staged.file())?;
                 staged.finish(FILE_MODE, mtime)?;
                 let is_top = top.as_ref() == Some(&path);
-                modes.insert(if is_top { path } else { below_top(&path) }, mode);
+                found.insert(if is_top { path } else { below_top(&path) }, (mode, None));
             }
         }
     }
     if left > 0 {
         return Err(malformed("checkpoint is smaller than announced"));
     }
-    for (path, mtime) in folders.iter().rev() {
-        target.set_folder(path, FOLDER_MODE, *mtime)?;
+    let entry = top.ok_or_else(|| malformed("empty archive"))?;
+    // What is in a folder comes after it in the order of paths.
+    for (path, (_, mtime)) in found.iter().rev() {
+        let Some(mtime) = mtime else { continue };
+        let path = if path.is_empty() { entry.clone() } else { [&entry, b"/".as_slice(), path].concat() };
+        target.set_folder(&path, FOLDER_MODE, *mtime)?;
     }
     target.flush()?;
-    let entry = top.ok_or_else(|| malformed("empty archive"))?;
-    Ok(Received { entry, modes })
+    let modes = found.into_iter().map(|(path, (mode, _))| (path, mode)).collect();
+    Ok(Received { entry, modes, _held: held })
 }
 
 /// Path of a record, relative to the checkpoint.
@@ -344,8 +354,10 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
+    use super::super::path_memory::PathMemory;
     use super::*;
     use crate::error::ErrorKind;
+    use crate::identity::Identity;
     use crate::tree::Durability;
 
     /// The room of [`checkpoint`]: two files, three folders, a link.
@@ -358,7 +370,8 @@ mod tests {
     }
 
     fn put(bytes: &[u8], to: &Path, space: u64) -> Result<Received> {
-        receive(&mut &*bytes, &Target::open(to, Durability::Power).unwrap(), space)
+        let held = PathMemory::default().of(&Identity::new("west", "a").unwrap());
+        receive(&mut &*bytes, &Target::open(to, Durability::Power).unwrap(), space, held)
     }
 
     fn checkpoint(dir: &Path) -> PathBuf {

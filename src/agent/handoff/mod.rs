@@ -7,6 +7,7 @@
 //! ```
 
 mod archive;
+mod path_memory;
 mod receiver;
 mod register;
 mod sender;

@@ -44,16 +44,18 @@ pub(in crate::agent) struct ReceiverOptions {
 enum Failure {
     /// Retried without limit: the repository is unreachable or full, or this agent is shutting down.
     Passing,
-    /// Retried up to a limit.
+    /// Retried up to a limit. Also what takes more memory than there is.
     Counted,
     /// Never retried: it would fail again.
     Lasting,
 }
 
 impl Failure {
-    fn of(kind: ErrorKind) -> Self {
-        match kind {
-            ErrorKind::Unreachable | ErrorKind::Cancelled | ErrorKind::Exhausted => Self::Passing,
+    fn of(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::Unreachable | ErrorKind::Cancelled => Self::Passing,
+            // Of a disk or a store; this agent's own limits have no cause.
+            ErrorKind::Exhausted if std::error::Error::source(error).is_some() => Self::Passing,
             ErrorKind::Usage | ErrorKind::Unsupported => Self::Lasting,
             _ => Self::Counted,
         }
@@ -86,7 +88,7 @@ pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<Ha
         }
         let Some((id, due)) = next else { continue };
         if let Err(error) = save_unless_fatal(&state, &store, id, options.tries).await {
-            let failure = Failure::of(error.kind());
+            let failure = Failure::of(&error);
             let failed = due.failed + u32::from(failure != Failure::Passing);
             if failure == Failure::Lasting || failed >= options.tries {
                 set_aside(&state, &store, id, failed, &error).await;
@@ -187,12 +189,18 @@ mod tests {
 
     #[test]
     fn what_passes_by_itself_is_waited_for_and_what_lasts_is_not_tried_again() {
-        for passing in [ErrorKind::Unreachable, ErrorKind::Cancelled, ErrorKind::Exhausted] {
-            assert_eq!(Failure::of(passing), Failure::Passing);
+        let of = |kind| Failure::of(&Error::new(kind, "it failed"));
+        for passing in [ErrorKind::Unreachable, ErrorKind::Cancelled] {
+            assert_eq!(of(passing), Failure::Passing);
         }
-        for counted in [ErrorKind::NotFound, ErrorKind::Damaged, ErrorKind::Conflict, ErrorKind::Denied] {
-            assert_eq!(Failure::of(counted), Failure::Counted);
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let full = Error::io("cannot be written", std::path::Path::new("disk"), full);
+        assert_eq!(Failure::of(&full), Failure::Passing);
+        for counted in
+            [ErrorKind::NotFound, ErrorKind::Damaged, ErrorKind::Conflict, ErrorKind::Denied, ErrorKind::Exhausted]
+        {
+            assert_eq!(of(counted), Failure::Counted);
         }
-        assert_eq!(Failure::of(ErrorKind::Usage), Failure::Lasting, "a name that is no step stays none");
+        assert_eq!(of(ErrorKind::Usage), Failure::Lasting, "a name that is no step stays none");
     }
 }

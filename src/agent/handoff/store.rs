@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use super::archive::receive;
+use super::path_memory::PathMemory;
 use super::register::{Deleting, Promise, Register};
 use super::stored::{Announced, BegunSave, StoredCheckpoint, names, write_modes};
 use crate::agent::audit::outcome;
@@ -52,6 +53,7 @@ pub(in crate::agent) struct HandoffStore {
     register: Arc<Mutex<Register>>,
     /// Notified when a checkpoint was added or removed.
     pub(super) changed: Notify,
+    path_memory: PathMemory,
 }
 
 /// An upload in progress. Dropping it frees its space.
@@ -100,7 +102,8 @@ impl HandoffStore {
             }
         }
         let register = Arc::new(Mutex::new(register));
-        let store = Self { dir, capacity, accept, deadline, register, changed: Notify::new() };
+        let (changed, path_memory) = Default::default();
+        let store = Self { dir, capacity, accept, deadline, register, changed, path_memory };
         store.delete_in_background(&mut store.register());
         Ok(store)
     }
@@ -186,7 +189,8 @@ impl HandoffStore {
             .create(part.path())
             .map_err(|error| Error::io("cannot store a handed-off checkpoint", &part.path(), error))?;
         let io = |error| Error::io("cannot store a handed-off checkpoint", &part.path(), error);
-        let received = receive(input, &Target::open(&part.path().join(FILES), Durability::Power)?, stored.what.bytes)?;
+        let target = Target::open(&part.path().join(FILES), Durability::Power)?;
+        let received = receive(input, &target, stored.what.bytes, self.path_memory.of(&stored.from))?;
         stored.entry = PathBuf::from(OsString::from_vec(received.entry));
         write_modes(&received.modes, &part.path())?;
         stored.write(id, &part.path())?;

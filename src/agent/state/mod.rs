@@ -27,7 +27,7 @@ use super::problems::Problems;
 use super::requester::Requester;
 use super::rules::Rules;
 use super::staged::StagedTrees;
-use super::tasks::Tasks;
+use super::tasks::{LargeTrees, Tasks};
 use super::tokens::Tokens;
 use super::user_rules::UserRules;
 use super::view;
@@ -99,6 +99,8 @@ pub(super) struct AgentState {
     pub(super) windows: FileWindows,
     /// Recently used trees.
     pub(super) open_trees: OpenTrees,
+    /// Places of the large trees that are warmed.
+    pub(super) large_trees: Arc<LargeTrees>,
     /// Tensors in memory for the processes of this node, if there is memory for them.
     staged: Option<Arc<StagedTrees>>,
     /// Connections of processes that use these tensors.
@@ -135,8 +137,7 @@ impl AgentState {
             None => None,
             Some(settings) => Some(open_cache(settings.clone()).await?),
         };
-        let store = handoff_store(config).await?;
-        let tokens = tokens(config, &clock).await?;
+        let (store, tokens) = (handoff_store(config).await?, tokens(config, &clock).await?);
         let policies = Policies::new(credentials.clone(), seen_folder());
         let origins = repositories(config, share, &policies).await?;
         let commitments = open_commitments(cache.as_ref(), &origins, &clock).await?;
@@ -183,6 +184,7 @@ impl AgentState {
             gate: Gate::new(config.admission),
             windows: FileWindows::new(share)?,
             open_trees: OpenTrees::default(),
+            large_trees: Arc::new(LargeTrees::new(share)),
             staged: config.staging.map(|settings| Arc::new(StagedTrees::new(settings, Arc::clone(&clock)))),
             file_bytes_sent: AtomicU64::new(0),
             staged_users: Arc::new(Semaphore::new(STAGED_USERS_MAX)),

@@ -6,6 +6,7 @@
 
 mod failures;
 mod histograms;
+mod large_trees;
 mod operations;
 mod outcome;
 mod registry;
@@ -13,6 +14,7 @@ mod watch;
 
 use std::time::Duration;
 
+pub(super) use self::large_trees::LargeTrees;
 pub(super) use self::operations::{
     RestoreRequest, WarmRequest, not_readable, resolve, resolve_for, restore, save_handoff, warm, warm_commitment,
     without_offers,

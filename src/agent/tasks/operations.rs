@@ -76,8 +76,11 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     let spec = TaskSpec { caller: caller.clone(), ..spec(kind, &called, &repository) };
     let priority = if kind == TaskKind::Fetch { Priority::Restore } else { Priority::Warm };
     let (_, limit) = state.pin_bounds(caller.as_ref(), None)?;
+    let large_trees = Arc::clone(&state.large_trees);
     state.tasks.begin(spec, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
+        let which = (kind == TaskKind::Fetch, caller.is_some());
+        let _place = large_trees.place(&*repository.state().await?, [&name], which).await;
         let policy = FetchPolicy { from, or_repository, priority };
         let below = below.map(String::into_bytes);
         let options = WarmOptions { below, policy, pin, limit, plan: None, dry_run, progress };
@@ -102,8 +105,10 @@ pub(in crate::agent) fn warm_commitment(
     let (exchange, repository) = (Arc::clone(state.exchange()?), repository.clone());
     let remote = caller.is_some();
     let spec = TaskSpec { caller, ..spec(TaskKind::Warm, &format!("hint {hint}"), &repository) };
-    let hint_id = hint.to_owned();
+    let (hint_id, large_trees) = (hint.to_owned(), Arc::clone(&state.large_trees));
     state.tasks.begin(spec, move |progress| async move {
+        let names = inputs.iter().map(CommittedInput::name).collect::<Result<Vec<_>>>()?;
+        let _place = large_trees.place(&*repository.state().await?, &names, (false, remote)).await;
         let policy = FetchPolicy { priority: Priority::Warm, ..FetchPolicy::default() };
         let plans = plan_commitment(&exchange, &repository, &inputs, &policy).await?;
         let mut warmed = Vec::with_capacity(inputs.len());
