@@ -200,6 +200,7 @@ async fn pinned(
 ) -> Result<String> {
     let (name, cache, chunks) = (name.clone(), Arc::clone(exchange.cache()), Arc::clone(chunks));
     let (reason, limit) = (reason(&name, options.below.as_deref()), options.limit.clone());
+    let _turn = exchange.cache().limit_turn(limit.as_ref()).await;
     let pin = blocking(move || pin((&name, &chunks), reason, &cache, pinning, limit.as_ref())).await?;
     Ok(pin.id.to_string())
 }
@@ -208,6 +209,7 @@ async fn pinned(
 async fn check_limit(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>, options: &WarmOptions) -> Result<()> {
     let Some(limit) = options.limit.clone().filter(|_| options.pin.is_some()) else { return Ok(()) };
     let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
+    let _turn = exchange.cache().limit_turn(Some(&limit)).await;
     blocking(move || cache.check_limit(&chunks, &limit)).await
 }
 
@@ -219,6 +221,7 @@ async fn held(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>, options: &WarmOp
     }
     let (cache, chunks) = (Arc::clone(exchange.cache()), Arc::clone(chunks));
     let limit = options.limit.clone();
+    let _turn = exchange.cache().limit_turn(limit.as_ref()).await;
     blocking(move || Ok(cache.hold(&chunks, limit.as_ref()))).await
 }
 

@@ -30,13 +30,13 @@ impl Cache {
         let (id, most) = (PinId::random(), State::pinnable(self.possible_units()));
         let (hold, mut weights) = (request.promise(id, self.clock.now()), request.weights());
         let held = {
-            let mut state = self.state();
-            state.weigh(&mut weights);
-            let is_allowed = |limit: &PinLimit| {
-                let pinned = state.ledger.held_by(&limit.owners, &[]);
-                (pinned + state.holds.held_by(&limit.owners, &weights)) * UNIT <= limit.bytes
-            };
-            limit.is_none_or(is_allowed) && state.hold(hold, &weights, most)
+            let _limited = self.limited(limit);
+            let is_allowed = |limit: &PinLimit| self.units_with(&limit.owners, chunks) * UNIT <= limit.bytes;
+            limit.is_none_or(is_allowed) && {
+                let mut state = self.state();
+                state.weigh(&mut weights);
+                state.hold(hold, &weights, most)
+            }
         };
         self.flush();
         held.then(|| Hold { cache: Arc::clone(self), id })

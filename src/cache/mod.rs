@@ -56,6 +56,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use self::allocator::UNIT;
 pub use self::check::{Checked, Damage};
@@ -170,6 +171,10 @@ pub struct Cache {
     slab_work: Mutex<()>,
     /// Held while the file of an existing pin changes.
     pin_work: Mutex<()>,
+    /// Held while the limit of a caller's pins is checked and used.
+    limit_work: Mutex<()>,
+    /// Turn of those who wait for that.
+    limit_turns: Arc<Semaphore>,
     /// Bytes inserted since the last check of the free space.
     unwatched: AtomicU64,
     counters: Counters,

@@ -6,6 +6,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
+
 use super::allocator::UNIT;
 use super::identity::{self, Identity};
 use super::journal::{self, Journal};
@@ -100,6 +102,8 @@ impl Cache {
             writing: Mutex::new(Writing { journal, failed: None }),
             slab_work: Mutex::new(()),
             pin_work: Mutex::new(()),
+            limit_work: Mutex::new(()),
+            limit_turns: Arc::new(Semaphore::new(1)),
             unwatched: AtomicU64::new(0),
             counters: Counters { damaged: AtomicU64::new(lost), ..Counters::default() },
             _lock: lock,

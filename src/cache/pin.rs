@@ -1,6 +1,8 @@
 //! Creating, renewing and ending pins.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Cache;
 use super::allocator::UNIT;
@@ -16,6 +18,9 @@ use crate::size;
 /// Cure of a pin beyond a limit.
 const RAISE: &str = "end other pins (towline pins, towline unpin), or have the limit raised: [caller_pins], or [token_pins] for tokens, in the settings of the agent that caches";
 
+/// Chunks that are looked up while the state is locked.
+const LOCKED_MAX: usize = 4096;
+
 /// Index key and space of each chunk, each once.
 fn weights(chunks: &[PinChunk]) -> Vec<(u64, u16)> {
     let weight = |chunk: &PinChunk| (chunk.id.prefix(), extent::weight(chunk.stored_len.into()));
@@ -27,10 +32,10 @@ fn weights(chunks: &[PinChunk]) -> Vec<(u64, u16)> {
 
 impl PinLimit {
     /// Checks that one more pin, of `chunks`, is allowed.
-    fn check(&self, state: &State, chunks: &[(u64, u16)]) -> Result<()> {
-        let (pins, listed) = state.ledger.listed_by(&self.owners);
+    fn check(&self, cache: &Cache, chunks: &[PinChunk]) -> Result<()> {
+        let (pins, listed) = cache.state().ledger.listed_by(&self.owners);
         self.check_count(pins, listed + chunks.len() as u64)?;
-        self.check_bytes(state.ledger.held_by(&self.owners, chunks) * UNIT)
+        self.check_bytes(cache.units_with(&self.owners, chunks) * UNIT)
     }
 
     /// Checks that one more than `pins` is allowed, and that all may list `chunks`.
@@ -86,11 +91,13 @@ impl Cache {
         let (id, now, possible) = (PinId::random(), self.clock.now(), self.possible_units());
         let (promise, mut chunks) = (request.promise(id, now), request.weights());
         {
+            // Of two pins that are within the limit only alone, one is refused.
+            let _limited = self.limited(limit);
+            if let Some(limit) = limit {
+                limit.check(self, &request.chunks)?;
+            }
             let mut state = self.state();
             state.weigh(&mut chunks);
-            if let Some(limit) = limit {
-                limit.check(&state, &chunks)?;
-            }
             let wanted = state.ledger.weight() + state.ledger.added_by(&chunks);
             let most = State::pinnable(possible);
             if wanted > most {
@@ -118,10 +125,49 @@ impl Cache {
     /// Exhausted, above the limit.
     pub fn check_limit(&self, chunks: &[PinChunk], limit: &PinLimit) -> Result<()> {
         self.expire();
-        let mut chunks = weights(chunks);
-        let state = self.state();
-        state.weigh(&mut chunks);
-        limit.check(&state, &chunks)
+        let _limited = self.limited(Some(limit));
+        limit.check(self, chunks)
+    }
+
+    /// Waits until no other pin or hold with a limit is checked: that takes time and memory for each chunk that the owners of the limit
+    /// keep. Callers on a runtime wait here, so that they take no threads meanwhile.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn limit_turn(&self, limit: Option<&PinLimit>) -> Option<OwnedSemaphorePermit> {
+        limit?;
+        // Never closed.
+        Arc::clone(&self.limit_turns).acquire_owned().await.ok()
+    }
+
+    /// Held while a limit is checked and used.
+    pub(super) fn limited(&self, limit: Option<&PinLimit>) -> Option<MutexGuard<'_, ()>> {
+        limit.map(|_| self.limit_work.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Units that `chunks` take together with those that owners whose names begin with `owners` pin or hold. The state is locked for
+    /// few of them at a time.
+    pub(super) fn units_with(&self, owners: &str, chunks: &[PinChunk]) -> u64 {
+        let lists = {
+            let state = self.state();
+            [state.ledger.lists_of(owners), state.holds.lists_of(owners)].concat()
+        };
+        let mut kept: Vec<u64> = lists.iter().flat_map(|keys| keys.iter().copied()).collect();
+        kept.sort_unstable();
+        kept.dedup();
+        let mut units = 0;
+        for keys in kept.chunks(LOCKED_MAX) {
+            let state = self.state();
+            let weight = |key: &u64| state.ledger.weight_of(*key).or_else(|| state.holds.weight_of(*key)).unwrap_or(0);
+            units += keys.iter().map(|key| u64::from(weight(key))).sum::<u64>();
+        }
+        for chunks in chunks.chunks(LOCKED_MAX) {
+            let mut new = weights(chunks);
+            new.retain(|(key, _)| kept.binary_search(key).is_err());
+            self.state().weigh(&mut new);
+            units += new.iter().map(|(_, weight)| u64::from(*weight)).sum::<u64>();
+        }
+        units
     }
 
     /// Bytes missing to hold `chunks` besides the pinned ones, if all others are evicted; 0 if there is space. Blocks on the

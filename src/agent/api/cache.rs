@@ -175,9 +175,11 @@ async fn pin_whole(
     let owner = caller.owner(body.owner.clone());
     let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
     let chunks = needed_chunks(state.exchange()?, repository, &[saved]).await?.concat();
+    let _turn = cache.limit_turn(limit.as_ref()).await;
+    let pinning = Arc::clone(&cache);
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks };
-        cache.pin_within(request, limit.as_ref())
+        pinning.pin_within(request, limit.as_ref())
     });
     match pinned.await? {
         Pinned::Kept(pin) => Ok(pin),

@@ -337,6 +337,7 @@ impl Committing<'_> {
             limit,
         };
         let commitments = self.state.commitments()?;
+        let _turn = self.state.cache()?.limit_turn(request.limit.as_ref()).await;
         blocking(move || commitments.commit(&request)).await
     }
 

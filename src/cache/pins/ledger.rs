@@ -1,6 +1,7 @@
 //! Ledger of pinned chunks: number of pins and size of each. Pure.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::Pin;
 use crate::clock::Timestamp;
@@ -17,7 +18,7 @@ struct Wanted {
 /// All pins of a cache.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    pins: BTreeMap<PinId, (Pin, Box<[u64]>)>,
+    pins: BTreeMap<PinId, (Pin, Arc<[u64]>)>,
     wanted: HashMap<u64, Wanted>,
     weight: u64,
 }
@@ -61,7 +62,7 @@ impl Ledger {
     pub(crate) fn remove(&mut self, id: PinId) -> Option<Vec<u64>> {
         let (_, keys) = self.pins.remove(&id)?;
         let mut free = Vec::new();
-        for key in keys {
+        for &key in &*keys {
             let Some(wanted) = self.wanted.get_mut(&key) else { continue };
             wanted.pins -= 1;
             if wanted.pins == 0 {
@@ -87,19 +88,15 @@ impl Ledger {
         theirs.fold((0, 0), |(pins, chunks), (_, held)| (pins + 1, chunks + held.len() as u64))
     }
 
-    /// Units that `chunks` take together with the pinned chunks of owners whose names begin with `owners`.
-    pub(crate) fn held_by(&self, owners: &str, chunks: &[(u64, u16)]) -> u64 {
+    /// Keys of the chunks of each pin of owners whose names begin with `owners`.
+    pub(crate) fn lists_of(&self, owners: &str) -> Vec<Arc<[u64]>> {
         let theirs = self.pins.values().filter(|(pin, _)| pin.owner.starts_with(owners));
-        let (mut keys, mut weight) = (HashSet::new(), 0);
-        for (_, held) in theirs {
-            for key in held {
-                if keys.insert(*key) {
-                    weight += self.wanted.get(key).map_or(0, |wanted| u64::from(wanted.weight));
-                }
-            }
-        }
-        let new = chunks.iter().filter(|(key, _)| keys.insert(*key));
-        weight + new.map(|(_, weight)| u64::from(*weight)).sum::<u64>()
+        theirs.map(|(_, keys)| Arc::clone(keys)).collect()
+    }
+
+    /// Units of a chunk, if it is pinned.
+    pub(crate) fn weight_of(&self, key: u64) -> Option<u16> {
+        self.wanted.get(&key).map(|wanted| wanted.weight)
     }
 
     /// Expired pins.
