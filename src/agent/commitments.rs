@@ -165,7 +165,7 @@ impl Commitments {
                 remove(&folder, &file);
                 continue;
             }
-            if !file.ends_with(ENDING) {
+            if !is_record(&file) {
                 continue;
             }
             match read(&folder, &file) {
@@ -523,6 +523,12 @@ fn file_of((hint, owner): &Key) -> String {
     format!("{hint}-{}{ENDING}", &owner[..16])
 }
 
+/// True for a name that [`file_of`] makes. Others' files are left alone, whoever moved them here.
+fn is_record(file: &str) -> bool {
+    let owner = file.strip_suffix(ENDING).and_then(|name| name.rsplit_once('-')).map(|(_, owner)| owner);
+    owner.is_some_and(|owner| owner.len() == 16 && owner.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 fn read(folder: &OwnFolder, file: &str) -> Result<Record> {
     let text = folder.read(file, RECORD_LEN_MAX)?;
     let malformed =
@@ -539,6 +545,14 @@ fn remove(folder: &OwnFolder, file: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_others_are_no_records() {
+        assert!(is_record(&file_of(&("hint-1".into(), "me".into()))));
+        for other in ["config.json", "generation-config.json", "a-0123456789abcdeg.json", "0123456789abcdef.json"] {
+            assert!(!is_record(other), "{other}");
+        }
+    }
 
     #[test]
     fn only_the_fetch_before_the_start_counts() {

@@ -223,15 +223,17 @@ fn a_commitment_survives_its_agent_and_is_fetched_to_its_end() {
     let folder = lab.user.work().join("cache/commitments");
     let record = fs::read_dir(&folder).unwrap().next().unwrap().unwrap();
     let other = fs::read_to_string(record.path()).unwrap().replace("h_", "h_0");
-    fs::write(folder.join("half.json"), other).unwrap();
-    fs::write(folder.join("torn.json"), "{").unwrap();
+    fs::write(folder.join("h_half-0123456789abcdef.json"), other).unwrap();
+    fs::write(folder.join("h_torn-0123456789abcdef.json"), "{").unwrap();
+    fs::write(folder.join("config.json"), "of somebody else").unwrap();
     fs::rename(&aside, &packs).unwrap();
 
     let agent = Running::from_file(&lab.user, "agent.toml");
     let there = ready(&agent, &said);
     assert_eq!((&there["pin"], &there["expires"]), (&committed["pin"], &committed["expires"]));
     assert_ne!(there["task"], committed["task"]);
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    assert!(folder.join("config.json").exists());
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
     // More than an agent has tasks at a time are no reason not to start.
     for at in 0..70 {
         agent.post(&format!("/v1/hints/h_{at:032}/commit"), &body, 202);
