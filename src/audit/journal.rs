@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::chain::{self, START};
@@ -19,7 +19,7 @@ use super::segments;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::{AuditLogId, EntryHash};
-use crate::tree::make_private_folder;
+use crate::tree::{OwnFolder, make_private_folder};
 
 /// Maximum length of a segment: a new one begins before that.
 pub const SEGMENT_LEN: u64 = 16 << 20;
@@ -27,13 +27,15 @@ pub const SEGMENT_LEN: u64 = 16 << 20;
 pub(super) const VERSION: u8 = 1;
 /// Name of the lock file.
 const LOCK: &str = "lock";
+/// Flag that follows no link.
+const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 /// Pause between two tries to lock it.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// An open log.
 #[derive(Debug)]
 pub struct Journal {
-    folder: PathBuf,
+    folder: OwnFolder,
     origin: String,
     log: AuditLogId,
     file: File,
@@ -80,8 +82,10 @@ impl Journal {
             return Err(Error::usage("name of an audit log is too long").got(origin));
         }
         make_private_folder(folder)?;
-        let lock = locked(&folder.join(LOCK), wait)?;
-        let mut all = segments::list(folder)?;
+        // Others may be able to put a link in its place meanwhile: all is done in the folder that is opened here.
+        let opened = OwnFolder::open(folder)?;
+        let lock = locked(&opened.open_path().join(LOCK), wait)?;
+        let mut all = segments::list(&opened.open_path())?;
         let mut torn = None;
         while let Some((first, path)) = all.pop() {
             let text = segments::read(first, &path)?;
@@ -101,20 +105,21 @@ impl Journal {
             if !rest.is_empty() {
                 torn = Some(set_aside(&path, sound.len, rest)?);
             }
-            let mut journal = Self::continue_segment(folder, path, sound, lock)?;
+            let mut journal = Self::continue_segment(opened, path, sound, lock)?;
             journal.note(torn.as_ref(), now)?;
             return Ok(journal);
         }
-        let mut journal = Self::begin(folder, origin, lock, now)?;
+        let mut journal = Self::begin(opened, origin, lock, now)?;
         journal.note(torn.as_ref(), now)?;
         Ok(journal)
     }
 
-    fn continue_segment(folder: &Path, path: PathBuf, sound: ValidPrefix, lock: File) -> Result<Self> {
-        let file = OpenOptions::new().write(true).open(&path).map_err(|source| unwritten(&path, source))?;
+    fn continue_segment(folder: OwnFolder, path: PathBuf, sound: ValidPrefix, lock: File) -> Result<Self> {
+        let file = OpenOptions::new().write(true).custom_flags(NO_LINK).open(&path);
+        let file = file.map_err(|source| unwritten(&path, source))?;
         let ValidPrefix { log, origin, last, hash, len } = sound;
         Ok(Self {
-            folder: folder.to_owned(),
+            folder,
             origin,
             log,
             file,
@@ -131,12 +136,12 @@ impl Journal {
         })
     }
 
-    fn begin(folder: &Path, origin: &str, lock: File, now: Timestamp) -> Result<Self> {
+    fn begin(folder: OwnFolder, origin: &str, lock: File, now: Timestamp) -> Result<Self> {
         let (log, origin) = (AuditLogId::random(), origin.to_owned());
         let (path, file, len, hash) =
-            create(folder, &Entry { seq: 1, time: now, what: first(log, &origin, &START) }, &START)?;
+            create(&folder.open_path(), &Entry { seq: 1, time: now, what: first(log, &origin, &START) }, &START)?;
         Ok(Self {
-            folder: folder.to_owned(),
+            folder,
             origin,
             log,
             file,
@@ -155,7 +160,7 @@ impl Journal {
     fn note(&mut self, torn: Option<&Torn>, now: Timestamp) -> Result<()> {
         let Some(Torn { bytes, digest }) = torn else { return Ok(()) };
         tracing::warn!(
-            folder = %self.folder.display(),
+            folder = %self.folder.path().display(),
             bytes,
             "audit log ended in an incomplete entry, which was moved to a file beside; entries continue after number {}",
             self.last
@@ -171,7 +176,7 @@ impl Journal {
     pub fn append(&mut self, now: Timestamp, what: &[EntryKind]) -> Result<u64> {
         if self.lost {
             return Err(Error::other("audit log could not be synced, so nothing more is recorded")
-                .at(self.path.display())
+                .at(real(&self.path).display())
                 .help("repair the disk, then restart"));
         }
         if self.ragged {
@@ -209,7 +214,7 @@ impl Journal {
     fn rotate(&mut self, now: Timestamp) -> Result<()> {
         self.sync()?;
         let entry = Entry { seq: self.last + 1, time: now, what: first(self.log, &self.origin, &self.hash) };
-        (self.path, self.file, self.len, self.hash) = create(&self.folder, &entry, &self.hash)?;
+        (self.path, self.file, self.len, self.hash) = create(&self.folder.open_path(), &entry, &self.hash)?;
         self.last += 1;
         Ok(())
     }
@@ -231,7 +236,7 @@ impl Journal {
 
     /// Folder of the log.
     pub(super) fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 
     /// Current head; not synced.
@@ -293,22 +298,25 @@ fn sound(first: u64, bytes: &[u8]) -> Option<ValidPrefix> {
 fn set_aside(segment: &Path, at: usize, bytes: &[u8]) -> Result<Torn> {
     let path = segment.with_extension(format!("torn-{at}"));
     let io = |source| unwritten(&path, source);
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).map_err(io)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(NO_LINK);
+    let file = options.open(&path).map_err(io)?;
     file.write_all_at(bytes, 0).and_then(|()| file.sync_all()).map_err(io)?;
     Ok(Torn { bytes: bytes.len() as u64, digest: blake3::hash(bytes) })
 }
 
 fn locked(path: &Path, wait: Duration) -> Result<File> {
-    let io = |source| Error::io("cannot lock the audit log", path, source);
+    let io = |source| Error::io("cannot lock the audit log", &real(path), source);
     let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false).mode(0o600).open(path).map_err(io)?;
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINK);
+    let file = options.open(path).map_err(io)?;
     let until = Instant::now() + wait;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
             Err(Errno::WOULDBLOCK) => {
-                return Err(Error::conflict("audit log is in use").at(path.display()).help(
+                return Err(Error::conflict("audit log is in use").at(real(path).display()).help(
                     "an agent has it open: use another folder ([audit] dir of an agent, TOWLINE_AUDIT of a command)",
                 ));
             }
@@ -319,5 +327,11 @@ fn locked(path: &Path, wait: Duration) -> Result<File> {
 
 /// Error of a write: the request to record must be refused.
 fn unwritten(path: &Path, source: std::io::Error) -> Error {
-    Error::io("cannot write the audit log, so requests are refused", path, source)
+    Error::io("cannot write the audit log, so requests are refused", &real(path), source)
+}
+
+/// The path of a file in an open folder, for display.
+fn real(path: &Path) -> PathBuf {
+    let folder = path.parent().and_then(|folder| std::fs::read_link(folder).ok());
+    folder.zip(path.file_name()).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name))
 }

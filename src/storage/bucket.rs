@@ -68,6 +68,9 @@ pub struct ObjectLock {
     pub years: Option<i32>,
 }
 
+/// Unfinished uploads that are listed at once, about: a later listing has the rest.
+const UPLOADS_MAX: usize = 100_000;
+
 /// A multipart upload that was neither completed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnfinishedUpload {
@@ -241,14 +244,21 @@ impl Bucket {
         let (mut key_marker, mut id_marker) = (None, None);
         loop {
             let request = self.client().list_multipart_uploads().bucket(self.name()).prefix(self.key_prefix());
-            let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
+            let request = request.set_key_marker(key_marker.clone()).set_upload_id_marker(id_marker.clone());
             let page = request.send().await.map_err(|e| self.failed("unfinished uploads cannot be listed", e))?;
             uploads.extend(page.uploads().iter().filter_map(unfinished).filter(is_ours));
             let more = page.is_truncated() == Some(true) && page.next_key_marker().is_some();
-            if !more {
+            if !more || uploads.len() >= UPLOADS_MAX {
                 return Ok(uploads);
             }
-            (key_marker, id_marker) = (page.next_key_marker, page.next_upload_id_marker);
+            let next = (page.next_key_marker, page.next_upload_id_marker);
+            // Keys are in order (ListMultipartUploads in the API reference of S3): otherwise the listing may never end.
+            if next.0 < key_marker || next == (key_marker, id_marker) {
+                return Err(Error::unreachable("listing of unfinished uploads does not get on")
+                    .at(self.name())
+                    .got(format!("again from {}", next.0.unwrap_or_default())));
+            }
+            (key_marker, id_marker) = next;
         }
     }
 

@@ -25,7 +25,7 @@ mod watchdog;
 
 pub use bucket::{Bucket, LifecycleRule, ObjectLock, UnfinishedUpload, Versioning};
 pub use credentials::ChainCredentials;
-pub(crate) use directory::{RESERVE, enclosing_repository, open_object};
+pub(crate) use directory::{DirectoryTrial, RESERVE, enclosing_repository, open_object, try_directory};
 pub use directory::{Sharing, StagingFile, staging_files};
 pub use location::Location;
 pub use metered::Metered;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, fstat, mkdir, open, openat, renameat, statat, unlinkat};
@@ -66,6 +66,12 @@ impl OwnFolder {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Path of the open folder, wherever it is now (`proc_pid_fd(5)`): valid in this process, as long as it is open.
+    #[must_use]
+    pub fn open_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
     }
 
     /// Names and lengths of the regular files of this user, sorted. Others have names that are not UTF-8, or were planted. Blocking.
@@ -202,6 +208,7 @@ mod tests {
         own.remove("file").unwrap();
         own.replace("new", "x").unwrap();
         assert_eq!(own.files().unwrap(), [("new".to_owned(), 1)]);
+        assert_eq!(fs::read(own.open_path().join("new")).unwrap(), b"x");
         assert_eq!(fs::read(other.join("file")).unwrap(), b"another's");
         assert!(!other.join("new").exists());
     }

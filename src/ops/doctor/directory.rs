@@ -1,12 +1,11 @@
 //! Checks of a directory: file system, free space, durability.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use super::{Check, size};
 use crate::limits::GIB;
-use crate::storage::scratch;
+use crate::storage::{DirectoryTrial, try_directory};
 
 /// Free bytes below which the next save may not fit.
 const FREE_MIN: u64 = GIB;
@@ -23,21 +22,12 @@ pub(super) fn directory(path: &Path) -> Vec<Check> {
         }
         Err(error) => vec![Check::warn("file system", format!("cannot be inspected: {error}"))],
     };
-    let folder = path.join(scratch().as_ref());
-    match fs::create_dir_all(&folder) {
-        Ok(()) => checks.extend([fsync(&folder), hard_links(&folder)]),
+    match try_directory(path) {
+        Ok(DirectoryTrial { fsync, hard_links }) => checks.extend([synced(fsync), linked(hard_links)]),
         Err(error) => checks.push(Check::warn("fsync", format!("not tried, the directory cannot be written: {error}"))),
     }
-    for name in [FILE, LINK] {
-        // A missing file is fine.
-        let _ = fs::remove_file(folder.join(name));
-    }
-    remove_empty(folder.parent().unwrap_or(path));
     checks
 }
-
-const FILE: &str = "file";
-const LINK: &str = "link";
 
 /// Suitability of a file system.
 enum FileSystemKind {
@@ -94,16 +84,9 @@ fn space(free: u64, total: u64) -> Check {
     Check::ok(WHAT, detail)
 }
 
-/// Checks that a file and its folder can be synced, as every put does.
-fn fsync(folder: &Path) -> Check {
+fn synced(tried: io::Result<()>) -> Check {
     const WHAT: &str = "fsync";
-    let synced = || {
-        let mut file = File::create(folder.join(FILE))?;
-        file.write_all(b"towline")?;
-        file.sync_all()?;
-        File::open(folder)?.sync_all()
-    };
-    match synced() {
+    match tried {
         Ok(()) => Check::ok(WHAT, "files and folders can be synced"),
         Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
             Check::warn(WHAT, format!("cannot be tried: {error}")).help(FULL)
@@ -112,30 +95,13 @@ fn fsync(folder: &Path) -> Check {
     }
 }
 
-/// Checks hard links: create-if-absent is a hard link to a finished file, which appears atomically for only one writer.
-fn hard_links(folder: &Path) -> Check {
+fn linked(tried: io::Result<()>) -> Check {
     const WHAT: &str = "hard links";
-    let (file, link) = (folder.join(FILE), folder.join(LINK));
-    let refused = match fs::hard_link(&file, &link).and_then(|()| match fs::hard_link(&file, &link) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-        Ok(()) => Err(io::Error::other("a second link of the same name replaced the first")),
-    }) {
-        Ok(()) => return Check::ok(WHAT, "work"),
-        Err(error) => error,
-    };
-    Check::bad(WHAT, format!("do not work: {refused}; commits stand on them"))
-        .help("use a file system that has them (not FAT, exFAT or most FUSE mounts)")
-}
-
-/// Removes the empty folders in `folder`, and then itself: a store leaves them, since removing them under a writer's feet
-/// makes it try again.
-fn remove_empty(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        // A folder that is in use is not empty and stays.
-        let _ = fs::remove_dir(entry.path());
+    match tried {
+        Ok(()) => Check::ok(WHAT, "work"),
+        Err(error) => Check::bad(WHAT, format!("do not work: {error}; commits stand on them"))
+            .help("use a file system that has them (not FAT, exFAT or most FUSE mounts)"),
     }
-    let _ = fs::remove_dir(folder);
 }
 
 #[cfg(test)]
@@ -146,11 +112,11 @@ mod tests {
     #[test]
     fn a_directory_is_left_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir_all(dir.path().join("probe/old")).unwrap();
+        std::fs::create_dir_all(dir.path().join("probe/01ARZ3NDEKTSV4RRFFQ69G5FAV")).unwrap();
         let checks = directory(dir.path());
         let outcome = |what: &str| checks.iter().find(|check| check.what == what).unwrap().outcome;
         assert_eq!((outcome("fsync"), outcome("hard links")), (Outcome::Ok, Outcome::Ok), "{checks:?}");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rustix::fs::statvfs;
+use rustix::fs::{Access, access, statvfs};
 use rustix::process::{Resource, getrlimit};
 
 use super::{Check, Outcome, size};
@@ -50,6 +50,10 @@ fn local_cache(folder: &Path) -> Check {
         Err(error) => return Check::warn(LOCAL_CACHE, format!("cannot be inspected: {error}: {}", there.display())),
     };
     let detail = format!("{} free at {}", size(free), folder.display());
+    if access(there, Access::WRITE_OK).is_err() {
+        return Check::warn(LOCAL_CACHE, format!("{} may not be written: nothing is cached", there.display()))
+            .help("change its mode, or set XDG_CACHE_HOME to a folder of your own");
+    }
     if free < CACHE_FREE_MIN {
         return Check::warn(LOCAL_CACHE, format!("{detail}: without it each command fetches the index from S3 again"))
             .help("free some space there, or set XDG_CACHE_HOME to a folder on another disk");

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, openat};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
@@ -53,7 +53,7 @@ impl FromStr for LoggedMetric {
 /// Adds to `facts` the metrics of the checkpoint in `folder`, of `step`: those `wanted`, each with its last logged value, or,
 /// without any, all that were logged at exactly this step. Existing metrics of `facts` stay. Blocking.
 pub(crate) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], facts: StepFacts) -> StepFacts {
-    let found = match read(&folder.join(TRAINER_STATE), Query { step, wanted }) {
+    let found = match read(folder, Query { step, wanted }) {
         Ok(Some(found)) => found,
         Ok(None) => return facts,
         Err(error) => {
@@ -83,10 +83,18 @@ pub(super) fn open(path: &Path) -> std::io::Result<File> {
     File::options().read(true).custom_flags(flags).open(path)
 }
 
+/// Opens the file in the checkpoint `folder`, in whose place others may have put a link.
+fn open_state(folder: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags | OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+    Ok(File::from(openat(folder, TRAINER_STATE, flags | OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?))
+}
+
 /// Reads the file; none if it does not exist.
-fn read(path: &Path, query: Query<'_>) -> Result<Option<Found>> {
-    let fault = |error| Error::io("cannot read what the trainer logged", path, error);
-    let file = match open(path) {
+fn read(folder: &Path, query: Query<'_>) -> Result<Option<Found>> {
+    let path = folder.join(TRAINER_STATE);
+    let fault = |error| Error::io("cannot read what the trainer logged", &path, error);
+    let file = match open_state(folder) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => return Ok(None),
         Err(error) => return Err(fault(error)),
@@ -384,7 +392,7 @@ mod tests {
         std::os::unix::fs::symlink("other", &state).unwrap();
         assert!(with_logged(folder.path(), 20, &[], StepFacts::default()).metrics().next().is_none());
         std::fs::remove_file(&state).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &state, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &state, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(with_logged(folder.path(), 20, &[], StepFacts::default()).metrics().next().is_none());
     }
 

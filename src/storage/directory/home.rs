@@ -58,6 +58,14 @@ impl Home {
         &self.0.root
     }
 
+    /// The error of an operation on `key`, with its path if it lacks a permission.
+    pub(super) fn located(&self, key: &ObjectPath, error: io::Error) -> io::Error {
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return error;
+        }
+        io::Error::new(error.kind(), format!("{error}: {}", self.0.root.join(key.as_ref()).display()))
+    }
+
     /// Opens the directory, if it is unchanged. Blocking.
     ///
     /// # Errors

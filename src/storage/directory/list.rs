@@ -12,11 +12,15 @@ use rustix::fs::{AtFlags, Dir, FileType, Stat, statat};
 use rustix::io::Errno;
 
 use super::blocking;
+use super::home::Home;
 use super::root::Root;
 use super::staging::published_name;
 
 /// Entries whose metadata is read at a time.
 const BATCH: usize = 1024;
+
+/// Segments of a key, at most: more than keys have. Deeper folders are left out, as each takes time in proportion to its depth.
+const DEPTH_MAX: usize = 32;
 
 /// Listing in progress.
 struct Walk {
@@ -31,11 +35,14 @@ struct Walk {
 
 /// Objects below `prefix`, in no order. What is no object is left out: links, devices, staging files, and names that are no keys. So is
 /// what disappears meanwhile.
-pub(super) fn list(root: Root, prefix: Key) -> BoxStream<'static, Result<ObjectMeta>> {
-    let walk = Walk { root, folders: vec![prefix], current: None, is_first: true };
-    stream::try_unfold(walk, |mut walk| async move {
-        blocking(Key::default(), move || Ok(walk.next()?.map(|found| (stream::iter(found.into_iter().map(Ok)), walk))))
-            .await
+pub(super) fn list(home: Home, root: Root, prefix: Key) -> BoxStream<'static, Result<ObjectMeta>> {
+    let walk = Walk { root, folders: vec![prefix.clone()], current: None, is_first: true };
+    stream::try_unfold((home, prefix, walk), |(home, prefix, mut walk)| async move {
+        let next = move || {
+            let found = walk.next().map_err(|error| home.located(&prefix, error))?;
+            Ok(found.map(|found| (stream::iter(found.into_iter().map(Ok)), (home, prefix, walk))))
+        };
+        blocking(Key::default(), next).await
     })
     .try_flatten()
     .boxed()
@@ -95,7 +102,7 @@ impl Walk {
             };
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile if published_name(&name).is_none() => found.push(object_meta(key, &stat)),
-                FileType::Directory => self.folders.push(key),
+                FileType::Directory => self.folders.extend(within_depth(key)),
                 _ => {}
             }
         }
@@ -110,6 +117,11 @@ impl Walk {
 pub(super) fn key_of(folder: &Key, name: &str) -> Option<Key> {
     let part = PathPart::parse(name).ok()?;
     Some(folder.clone().join(part))
+}
+
+/// The folder `key`, if keys may be in it.
+pub(super) fn within_depth(key: Key) -> Option<Key> {
+    (key.parts().count() < DEPTH_MAX).then_some(key)
 }
 
 /// Names in a folder. One that is not UTF-8 is no part of a key.

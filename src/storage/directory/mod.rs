@@ -11,6 +11,7 @@ mod reserve;
 mod root;
 mod staged;
 mod staging;
+mod trial;
 
 use std::fmt;
 use std::fs::File;
@@ -39,6 +40,7 @@ pub(crate) use self::reserve::RESERVE;
 use self::root::Root;
 use self::staged::StagedObject;
 pub use self::staging::{StagingFile, staging_files};
+pub(crate) use self::trial::{DirectoryTrial, try_directory};
 
 /// Objects that are deleted at the same time.
 const DELETES: usize = 10;
@@ -62,8 +64,8 @@ impl Directory {
         key: &Path,
         work: impl FnOnce(&Root) -> io::Result<T> + Send + 'static,
     ) -> Result<T> {
-        let home = self.home.clone();
-        blocking(key.clone(), move || work(&home.open()?)).await
+        let (home, at) = (self.home.clone(), key.clone());
+        blocking(key.clone(), move || work(&home.open()?).map_err(|error| home.located(&at, error))).await
     }
 
     /// Writes an object. It is not acknowledged if the root is another one by then.
@@ -99,7 +101,8 @@ impl ObjectStore for Directory {
             return Err(self.unsupported("put of an object with attributes"));
         }
         let (store, key) = (self.clone(), location.clone());
-        blocking(location.clone(), move || store.write(&key, &payload, replace)).await
+        let write = move || store.write(&key, &payload, replace).map_err(|error| store.home.located(&key, error));
+        blocking(location.clone(), write).await
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
@@ -158,8 +161,9 @@ impl ObjectStore for Directory {
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (home, prefix) = (self.home.clone(), prefix.cloned().unwrap_or_default());
         let open = async move {
-            let root = blocking(prefix.clone(), move || home.open()).await?;
-            Ok::<_, Error>(list::list(root, prefix))
+            let opened = home.clone();
+            let root = blocking(prefix.clone(), move || opened.open()).await?;
+            Ok::<_, Error>(list::list(home, root, prefix))
         };
         stream::once(open).try_flatten().boxed()
     }
@@ -453,6 +457,10 @@ mod tests {
             std::fs::write(dir.path().join(other), "x").unwrap();
         }
         std::os::unix::fs::symlink("1", dir.path().join("log/link")).unwrap();
+        let deep = dir.path().join(["d"; 100].join("/"));
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("object#1"), "x").unwrap();
+        assert_eq!(staging_files(dir.path()).unwrap().len(), 1, "log/3#1");
         let keys = |listed: Vec<ObjectMeta>| {
             let mut keys: Vec<_> = listed.into_iter().map(|meta| meta.location.to_string()).collect();
             keys.sort();
@@ -465,7 +473,7 @@ mod tests {
         assert_eq!(store.list(Some(&"none".into())).try_collect::<Vec<_>>().await.unwrap(), []);
         let top = store.list_with_delimiter(None).await.unwrap();
         assert_eq!(keys(top.objects), ["a"]);
-        assert_eq!(top.common_prefixes.len(), 2);
+        assert_eq!(top.common_prefixes.len(), 3);
         assert!(matches!(store.delete(&"log/9".into()).await.unwrap_err(), Error::NotFound { .. }));
         assert!(matches!(store.get(&"pack/s".into()).await.unwrap_err(), Error::NotFound { .. }));
     }

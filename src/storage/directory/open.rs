@@ -28,8 +28,9 @@ pub(in crate::storage) fn open_directory(
     }
     let modes = modes.unwrap_or(new);
     let found = path.canonicalize().map_err(|e| {
+        let is_missing = e.kind() == std::io::ErrorKind::NotFound;
         let error = Error::io("directory cannot be opened", path, e);
-        if create { error } else { error.help("`towline init` makes it") }
+        if is_missing && !create { error.help("`towline init` makes it") } else { error }
     })?;
     if !found.is_dir() {
         return Err(Error::usage("repository path is not a directory").at(path.display()));

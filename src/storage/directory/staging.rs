@@ -94,7 +94,7 @@ fn look(
             stat => stat?,
         };
         match (FileType::from_raw_mode(stat.st_mode), published_name(name)) {
-            (FileType::Directory, _) => folders.push(key),
+            (FileType::Directory, _) => folders.extend(list::within_depth(key)),
             (FileType::RegularFile, Some(object)) => {
                 let meta = list::object_meta(key, &stat);
                 found.push(StagingFile {
