@@ -147,12 +147,12 @@ impl Log {
             // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
             let numbers = state.seq + 1..=state.seq + ahead;
-            let mut entries = stream::iter(numbers)
-                .map(|number| self.sealed_entry(number))
-                .buffered(usize::try_from(AHEAD).unwrap_or(1));
+            // All of them first: a request that is not polled may hold memory for which the decoding below waits.
+            let requests = stream::iter(numbers).map(|number| self.sealed_entry(number));
+            let entries: Vec<_> = requests.buffered(usize::try_from(AHEAD).unwrap_or(1)).collect().await;
             let mut next = Arc::unwrap_or_clone(state);
-            while let Some(found) = entries.try_next().await? {
-                let Some(object) = found else { return Ok(Arc::new(next)) };
+            for found in entries {
+                let Some(object) = found? else { return Ok(Arc::new(next)) };
                 let number = next.seq + 1;
                 // One at a time: a small object may decompress to a large entry.
                 let entry = self.read_entry(number, &object).await?;
@@ -164,7 +164,6 @@ impl Log {
                         .help("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
                 })?;
             }
-            drop(entries);
             state = Arc::new(next);
         }
     }
