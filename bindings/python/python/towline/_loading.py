@@ -85,13 +85,17 @@ def _read_ahead(
     chosen: _Chosen, keys: Iterator[str], device: Device, gpu: _cuda.Gpu | None, ahead: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     groups = _groups(chosen.tensors, ahead, lambda one: int(one["bytes"]))
-    with ThreadPoolExecutor(1, "towline-load") as reader:
+    reader = ThreadPoolExecutor(1, "towline-load")
+    try:
         coming = reader.submit(chosen.read, next(groups, []), device, gpu)
         while found := coming.result():
             coming = reader.submit(chosen.read, next(groups, []), device, gpu)
             while found:
                 # The consumer alone holds what it gets: memory is free once it is done with it.
                 yield next(keys), found.pop(0)[1]
+    finally:
+        # Who interrupts it does not wait for a store that hangs.
+        reader.shutdown(wait=False, cancel_futures=True)
 
 
 def _on_device(found: list[Found], device: Device, gpu: _cuda.Gpu | None) -> list[Found]:

@@ -120,7 +120,7 @@ _FULL = (numbers.ENOSPC, numbers.EDQUOT, numbers.EFBIG)
 
 #: Command-line syntax in the engine's messages. A command without a method in Python is left unchanged, with its arguments.
 _COMMANDS = re.compile(
-    r"`?towline init (?P<new>[^\s`]+)`?"
+    r"`towline init (?P<new>[^`]+)`"
     r"|`towline (?P<named>[a-z]+) (?P<name>[^\s`-][^\s`]*)(?: --[a-z-]+)*`"
     r"|`?towline (?P<verb>[a-z]+)(?P<rest>(?: --[a-z-]+(?: [A-Z][A-Z=]*)?)*)`?(?P<more>[^;,)`]*)"
     r"|`?(?<![\w./-])--(?P<flag>[a-z][a-z-]*)(?: (?P<number>\d+))?`?"

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from ..errors import Damaged, Unsupported
+from . import _pickles
 from .metadata import StorageInfo
 
 #: Path of the metadata in such a checkpoint.
@@ -191,6 +192,7 @@ def _check_planner_data(data: Any, count_max: int) -> None:
 
 def read(held: bytes) -> torch.Tensor:
     """Tensor in a byte range of a `.distcp` file."""
+    _pickles.check(held)
     tensor: torch.Tensor = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
     return tensor
 

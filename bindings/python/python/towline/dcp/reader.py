@@ -21,7 +21,7 @@ from .._documents import read_document
 from ..errors import Conflict, NotFound, Unsupported, UsageError
 from ..repository import Repository, opened
 from ..tensors import read_request
-from . import folder
+from . import _pickles, folder
 from .metadata import METADATA, StorageInfo, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
 from .writer import StorageWriter
 
@@ -140,6 +140,7 @@ class StorageReader(TorchStorageReader):
         if self._pickle:
             return io.BytesIO(held)
         try:
+            _pickles.check(held)
             loaded = torch.load(io.BytesIO(held), weights_only=True)
         except pickling.UnpicklingError as error:
             raise Unsupported(
