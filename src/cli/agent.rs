@@ -224,7 +224,8 @@ impl Context {
                 let asked = serde_json::json!({ "bytes": bytes });
                 let evicted: Evicted = Client::required()?.post("/v1/cache/evict", &asked).await?;
                 self.output.report(&evicted, |evicted, _| {
-                    let rest = if evicted.freed_bytes < bytes { "; all that is left is pinned" } else { "" };
+                    let rest =
+                        if evicted.freed_bytes < bytes { "; the rest is pinned, or held by running warms" } else { "" };
                     format!("evicted {} of chunks{rest}; the space stays with the cache\n", show(evicted.freed_bytes))
                 })?;
             }

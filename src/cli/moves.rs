@@ -141,7 +141,7 @@ impl Context {
             opened => return opened,
         };
         if !init {
-            let help = format!("`towline sync --init` makes it as it syncs; or first: towline init {location}");
+            let help = format!("`towline sync --init` makes it as it syncs; or first: `towline init {location}`");
             return Err(Error::not_found("there is no repository to sync to").at(location).help(help).source(lacking));
         }
         let store = if dry_run { Store::memory() } else { storage::open(location, &self.settings.store(true)).await? };

@@ -1,7 +1,7 @@
 //! Watching a folder as a task: restarts after failures, reports checkpoints that are not saved.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -46,12 +46,13 @@ pub(in crate::agent) fn watch(
         stop,
         restored: restored.clone(),
         saved: Vec::new(),
-        handoffs: BTreeMap::new(),
+        handoffs: Handoffs::default(),
         failures: Failures::default(),
     };
     let spec = spec(TaskKind::Watch, &watching.watched.run, &repository);
     state.tasks.begin_lasting(spec, move |progress, failures, stopped| async move {
         let watching = Watching { failures, ..watching };
+        let handoffs = watching.handoffs.clone();
         let ending = watching.stop.clone();
         let stopped = async {
             stopped.cancelled().await;
@@ -61,7 +62,7 @@ pub(in crate::agent) fn watch(
         };
         tokio::select! {
             ended = watching.run(target, progress) => ended,
-            () = stopped => Err(Error::cancelled("watch was stopped")),
+            () = stopped => Err(handoffs.stopped()),
         }
     })?;
     Ok(restored)
@@ -77,10 +78,26 @@ struct Watching {
     /// Cancelled when the latest step is restored, or when no restore is needed.
     restored: CancellationToken,
     saved: Vec<String>,
-    /// Outcome of each handoff, by checkpoint.
-    handoffs: BTreeMap<String, String>,
+    handoffs: Handoffs,
     /// Failures that are being retried.
     failures: Failures,
+}
+
+/// Outcome of each handoff, by checkpoint, as long as that is not saved. Clones share it.
+#[derive(Clone, Debug, Default)]
+struct Handoffs(Arc<Mutex<BTreeMap<String, String>>>);
+
+impl Handoffs {
+    fn outcomes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Error of a watch that was stopped before it could report what is not saved.
+    fn stopped(&self) -> Error {
+        let error = Error::cancelled("watch was stopped");
+        let handed_off: Vec<_> = self.outcomes().iter().map(|(entry, how)| format!("{entry} ({how})")).collect();
+        if handed_off.is_empty() { error } else { error.got(format!("not saved: {}", handed_off.join(", "))) }
+    }
 }
 
 impl Watching {
@@ -144,17 +161,18 @@ impl Watching {
         }
         match event {
             WatchEvent::Restored { .. } | WatchEvent::NotRestored { .. } => self.restored.cancel(),
-            WatchEvent::Saved { report, .. } => {
+            WatchEvent::Saved { entry, report, .. } => {
+                self.handoffs.outcomes().remove(&entry);
                 if let Some(ledger) = &self.ledger {
                     count_saved(ledger, &self.repository, &report);
                 }
                 self.saved.push(report.name);
             }
             WatchEvent::HandedOff { entry, to } => {
-                self.handoffs.insert(entry, format!("handed off to {to}, which saves it"));
+                self.handoffs.outcomes().insert(entry, format!("handed off to {to}, which saves it"));
             }
             WatchEvent::NotHandedOff { entry, error } => {
-                self.handoffs.insert(entry, format!("handoff failed: {error}"));
+                self.handoffs.outcomes().insert(entry, format!("handoff failed: {error}"));
             }
             _ => {}
         }
@@ -162,7 +180,8 @@ impl Watching {
 
     /// Report of the watch; an error that names unsaved checkpoints if there are any.
     fn end(self, report: &WatchReport) -> Result<TaskReport> {
-        let described = |entry: &String| match self.handoffs.get(entry) {
+        let handoffs = self.handoffs.outcomes().clone();
+        let described = |entry: &String| match handoffs.get(entry) {
             Some(outcome) => format!("{entry} ({outcome})"),
             None => entry.clone(),
         };
