@@ -228,7 +228,7 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64, mut he
         return Err(malformed("checkpoint is smaller than announced"));
     }
     let entry = top.ok_or_else(|| malformed("empty archive"))?;
-    // What is in a folder comes after it in the order of paths.
+    // Entries of a folder come after it in the order of paths.
     for (path, (_, mtime)) in found.iter().rev() {
         let Some(mtime) = mtime else { continue };
         let path = if path.is_empty() { entry.clone() } else { [&entry, b"/".as_slice(), path].concat() };

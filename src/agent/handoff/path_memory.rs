@@ -76,7 +76,7 @@ impl Drop for HeldPaths {
     }
 }
 
-/// What counts of the `bytes` of one checkpoint.
+/// Counted part of the `bytes` of one checkpoint.
 const fn counted(bytes: u64) -> u64 {
     bytes.saturating_sub(FREE)
 }

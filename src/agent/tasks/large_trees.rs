@@ -18,7 +18,7 @@ const AT_ONCE: std::ops::RangeInclusive<usize> = 2..=16;
 #[derive(Debug)]
 pub(in crate::agent) struct LargeTrees {
     warms: Lane,
-    /// What a restore waits for does not wait for warms.
+    /// Fetches for readers, which do not wait for warms.
     fetches: Lane,
 }
 

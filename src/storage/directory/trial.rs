@@ -14,7 +14,7 @@ use crate::storage::scratch;
 const FILE: &str = "file";
 const LINK: &str = "link";
 
-/// What was tried in a directory.
+/// Results of a trial.
 #[derive(Debug)]
 pub(crate) struct DirectoryTrial {
     /// Whether a file and its folder can be synced, as every put does.
