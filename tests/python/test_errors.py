@@ -24,6 +24,7 @@ from .test_spool import MIB, fill, small_disk  # noqa: F401
         ("raise --memory", "raise the memory of towline.open"),
         ("run the same command again to resume", "do the same again to resume"),
         ("towline init /data/new", "towline.open('/data/new', create=True)"),
+        ("`towline init /data/a new one`; or", "towline.open('/data/a new one', create=True); or"),
         # What only the command line has stays its own.
         ("start one: towline agent --config FILE", "start one: towline agent --config FILE"),
         ("`towline doctor` tells what the store does", "`towline doctor` tells what the store does"),

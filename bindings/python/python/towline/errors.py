@@ -120,7 +120,7 @@ _FULL = (numbers.ENOSPC, numbers.EDQUOT, numbers.EFBIG)
 
 #: Command-line syntax in the engine's messages. A command without a method in Python is left unchanged, with its arguments.
 _COMMANDS = re.compile(
-    r"`towline init (?P<new>[^`]+)`"
+    r"`towline init (?P<quoted>[^`]+)`|towline init (?P<new>[^\s`]+)"
     r"|`towline (?P<named>[a-z]+) (?P<name>[^\s`-][^\s`]*)(?: --[a-z-]+)*`"
     r"|`?towline (?P<verb>[a-z]+)(?P<rest>(?: --[a-z-]+(?: [A-Z][A-Z=]*)?)*)`?(?P<more>[^;,)`]*)"
     r"|`?(?<![\w./-])--(?P<flag>[a-z][a-z-]*)(?: (?P<number>\d+))?`?"
@@ -148,8 +148,8 @@ def _in_python(text: str) -> str:
 
 
 def _translated(found: re.Match[str]) -> str:
-    if found["new"] is not None:
-        return f"towline.open({found['new']!r}, create=True)"
+    if new := found["quoted"] or found["new"]:
+        return f"towline.open({new!r}, create=True)"
     if found["named"] is not None:
         return f"Repository.{found['named']}({found['name']!r})" if found["named"] in _METHODS else found[0]
     flag, verb = found["flag"], found["verb"]
