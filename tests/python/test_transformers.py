@@ -233,20 +233,22 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
 
     from towline import _folders, _private, spool
 
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "large").write_bytes(os.urandom(64 << 20))
+    run = tmp_path / "run"
+    large = run / "0-step-1.x" / "large"
+    large.parent.mkdir(parents=True)
+    large.write_bytes(os.urandom(64 << 20))
     over = threading.Event()
 
     def come_and_go() -> None:
         other = tmp_path / "other"
         for _ in range(40):
-            os.link(tmp_path / "checkpoint" / "large", other)
+            os.link(large, other)
             other.unlink()
             if over.wait(0.01):
                 return
 
-    kept = spool.SpooledStep(_private.given(str(tmp_path)), "checkpoint")
-    (tmp_path / kept.record).write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
+    kept = spool.SpooledStep(_private.given(str(run)), large.parent.name)
+    (run / kept.record).write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
     thread = threading.Thread(target=come_and_go)
     thread.start()
     report = _folders._save_linked(repository, kept)
