@@ -155,7 +155,8 @@ impl Commitments {
     /// Reads the records in the folder of `cache`; those without a pin were never committed, or have ended. Blocking.
     ///
     /// # Errors
-    /// Denied, if others may have planted the folder; errors of the file system. A record that cannot be read is removed, and its pin stays.
+    /// Denied, if others may have planted the folder; errors of the file system. A record that cannot be read is removed, and its pin
+    /// stays.
     pub(super) fn open(cache: Arc<Cache>, budget: Budget, clock: Arc<dyn Clock>) -> Result<Self> {
         let folder = OwnFolder::open(&cache.dir().join(FOLDER))?;
         let mut known = BTreeMap::new();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::agent::view::TaskKind;
 use crate::limits::MIB;
 use crate::name::Name;
 use crate::repository::log::State;
@@ -45,28 +46,64 @@ impl LargeTrees {
         Self { warms: lane(), fetches: lane() }
     }
 
-    /// Place for the trees `names`, once there is one. `is_limited` is true for a token or another agent.
+    /// Chunks and files of the trees `names`.
+    pub(in crate::agent) fn size_of<'n>(state: &State, names: impl IntoIterator<Item = &'n Name>) -> u64 {
+        let values = names.into_iter().filter_map(|name| state.refs.get(name));
+        values.map(|value| value.chunks.saturating_add(value.files)).fold(0, u64::saturating_add)
+    }
+
+    /// Place for a task of `kind` with trees of `size` chunks and files, once there is one. `is_limited` is true for a token or another
+    /// agent.
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
-    pub(in crate::agent) async fn place<'n>(
-        &self,
-        state: &State,
-        names: impl IntoIterator<Item = &'n Name>,
-        (is_fetch, is_limited): (bool, bool),
-    ) -> TreePlace {
-        let values = names.into_iter().filter_map(|name| state.refs.get(name));
-        let size = values.map(|value| value.chunks.saturating_add(value.files)).fold(0, u64::saturating_add);
+    pub(in crate::agent) async fn place(&self, kind: TaskKind, is_limited: bool, size: u64) -> TreePlace {
         if size < LARGE_MIN {
             return TreePlace::default();
         }
-        let lane = if is_fetch { &self.fetches } else { &self.warms };
+        let lane = if kind == TaskKind::Fetch { &self.fetches } else { &self.warms };
         let mut places = Vec::new();
-        // The smaller limit first: who waits for it holds no place of others.
-        for places_of in is_limited.then_some(&lane.limited).into_iter().chain([&lane.all]) {
-            // Never closed.
-            places.extend(Arc::clone(places_of).acquire_owned().await.ok());
+        // The smaller limit first: a task that waits for it holds no place of others. Neither semaphore is ever closed.
+        if is_limited {
+            places.extend(Arc::clone(&lane.limited).acquire_owned().await.ok());
         }
+        places.extend(Arc::clone(&lane.all).acquire_owned().await.ok());
         TreePlace { _places: places }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::poll;
+
+    use super::*;
+    use crate::ops::SaveOptions;
+    use crate::repository::{OpenOptions, Repository};
+    use crate::storage::Store;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn large_trees_of_others_take_half_of_the_places_and_small_ones_none() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "text").unwrap();
+        let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
+        let repository = Repository::create(Store::memory(), options).await.unwrap().0;
+        let name: Name = "large".parse().unwrap();
+        repository.save(&dir.path().join("file"), &name, &SaveOptions::default()).await.unwrap();
+        let mut state = State::clone(&*repository.state().await.unwrap());
+        let small = LargeTrees::size_of(&state, [&name]);
+        state.refs.get_mut(&name).unwrap().chunks = LARGE_MIN;
+        let large = LargeTrees::size_of(&state, [&name]);
+        let trees = LargeTrees::new(2 * MEMORY_EACH);
+        let place = |kind, is_limited, size| Box::pin(trees.place(kind, is_limited, size));
+        let first = place(TaskKind::Warm, true, large).await;
+        let mut second = place(TaskKind::Warm, true, large);
+        assert!(poll!(&mut second).is_pending(), "the other place is for this node");
+        let own = place(TaskKind::Warm, false, large).await;
+        assert!(poll!(place(TaskKind::Warm, false, large)).is_pending(), "both are taken");
+        for free in [place(TaskKind::Warm, true, small), place(TaskKind::Fetch, true, large)] {
+            drop(free.await);
+        }
+        drop(first);
+        drop((second.await, own));
     }
 }

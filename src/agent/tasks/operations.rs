@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ulid::Ulid;
 
+use super::large_trees::LargeTrees;
 use super::outcome::{Already, TaskReport};
 use super::registry::{Task, TaskSpec};
 use crate::agent::commitments::CommittedInput;
@@ -79,8 +80,8 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     let large_trees = Arc::clone(&state.large_trees);
     state.tasks.begin(spec, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
-        let which = (kind == TaskKind::Fetch, caller.is_some());
-        let _place = large_trees.place(&*repository.state().await?, [&name], which).await;
+        let size = LargeTrees::size_of(&*repository.state().await?, [&name]);
+        let _place = large_trees.place(kind, caller.is_some(), size).await;
         let policy = FetchPolicy { from, or_repository, priority };
         let below = below.map(String::into_bytes);
         let options = WarmOptions { below, policy, pin, limit, plan: None, dry_run, progress };
@@ -108,7 +109,8 @@ pub(in crate::agent) fn warm_commitment(
     let (hint_id, large_trees) = (hint.to_owned(), Arc::clone(&state.large_trees));
     state.tasks.begin(spec, move |progress| async move {
         let names = inputs.iter().map(CommittedInput::name).collect::<Result<Vec<_>>>()?;
-        let _place = large_trees.place(&*repository.state().await?, &names, (false, remote)).await;
+        let size = LargeTrees::size_of(&*repository.state().await?, &names);
+        let _place = large_trees.place(TaskKind::Warm, remote, size).await;
         let policy = FetchPolicy { priority: Priority::Warm, ..FetchPolicy::default() };
         let plans = plan_commitment(&exchange, &repository, &inputs, &policy).await?;
         let mut warmed = Vec::with_capacity(inputs.len());

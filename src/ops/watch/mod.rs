@@ -130,7 +130,8 @@ impl Repository {
     ///
     /// # Errors
     /// Usage, for permanent problems. With `once`, the first error of a save, after the other checkpoints were saved; otherwise failed
-    /// saves are reported and retried. Errors of `restore_latest`, so that no training starts from scratch because the store was unavailable.
+    /// saves are reported and retried. Errors of `restore_latest`, so that no training starts from scratch because the store was
+    /// unavailable.
     ///
     /// # Cancel safety
     /// Safe, as for a save and a restore.

@@ -147,10 +147,8 @@ impl ObjectStore for Directory {
         let delete = move |location: Result<Path>| {
             let store = store.clone();
             async move {
-                let (location, key) = {
-                    let location = location?;
-                    (location.clone(), location)
-                };
+                let location = location?;
+                let key = location.clone();
                 store.within(&location, move |root| root.place(&key)?.remove()).await?;
                 Ok(location)
             }

@@ -17,9 +17,9 @@ const LINK: &str = "link";
 /// Results of a trial.
 #[derive(Debug)]
 pub(crate) struct DirectoryTrial {
-    /// Whether a file and its folder can be synced, as every put does.
+    /// Outcome of syncing a file and its folder, as every put does.
     pub(crate) fsync: io::Result<()>,
-    /// Whether hard links work: create-if-absent is a hard link to a finished file, which appears atomically for only one writer.
+    /// Outcome of making a hard link twice. A put that must replace nothing links a finished file, which succeeds for one writer only.
     pub(crate) hard_links: io::Result<()>,
 }
 

@@ -238,7 +238,7 @@ async fn a_rank_that_comes_again_with_the_same_is_welcome() {
     gang.holds(2, 1).await;
 }
 
-/// K2: "with other content it is refused (exit 5), once the step is complete if the step does not hold that content".
+/// K2: "With other content it is refused (exit 5); after the step is complete, only with content that the step does not hold".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_comes_again_with_something_else_is_refused() {
     let gang = Gang::new().await;

@@ -94,7 +94,7 @@ def _read_ahead(
                 # The consumer alone holds what it gets: memory is free once it is done with it.
                 yield next(keys), found.pop(0)[1]
     finally:
-        # Who interrupts it does not wait for a store that hangs.
+        # An interrupt must not wait for a store that hangs.
         reader.shutdown(wait=False, cancel_futures=True)
 
 
