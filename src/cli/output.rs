@@ -36,9 +36,8 @@ impl Output {
         if !self.json {
             return self.print(human(value, Colors::of(&io::stdout())).as_bytes());
         }
-        let mut line = serde_json::to_vec(value).map_err(|source| Error::other("report is not JSON").source(source))?;
-        line.push(b'\n');
-        self.print(&line)
+        let line = serde_json::to_string(value).map_err(|source| Error::other("report is not JSON").source(source))?;
+        self.print(format!("{}\n", printable_json(line)).as_bytes())
     }
 
     /// Prints a report: as [`Output::answer`], but `--quiet` suppresses the text.
@@ -190,7 +189,25 @@ fn error_text(error: &Error, paint: Colors) -> String {
 
 /// `{"error": {...}}` on one line.
 fn error_json(error: &Error) -> String {
-    serde_json::json!({ "error": error }).to_string()
+    printable_json(serde_json::json!({ "error": error }).to_string())
+}
+
+/// JSON with the characters escaped that JSON leaves as they are and a terminal obeys: those of [`printable`].
+fn printable_json(json: String) -> String {
+    let is_obeyed = |c: char| !c.is_ascii() && (c.is_control() || is_format(c)) || c == '\u{7f}';
+    if !json.contains(is_obeyed) {
+        return json;
+    }
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_obeyed(c) {
+            // All of them have four digits.
+            let _ = write!(shown, "\\u{:04x}", u32::from(c));
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
 }
 
 /// `text` with control characters escaped: names come from anywhere, and a terminal obeys what it is shown.
@@ -277,6 +294,15 @@ mod tests {
         assert_eq!(value["error"]["place"], "pack/A");
         assert_eq!(value["error"]["help"], "towline verify --repair");
         assert_eq!(value["error"]["causes"], serde_json::json!(["disk is\non fire"]));
+    }
+
+    #[test]
+    fn json_has_no_character_that_a_terminal_obeys_and_means_the_same() {
+        let text = "\u{7f}\u{85}\u{9b}31mred\u{202e}\u{1b}[0m \u{e9}\u{1f600}\n";
+        let json = printable_json(serde_json::to_string(text).unwrap());
+        assert!(!json.contains(|c: char| c.is_control() || is_format(c)), "{json:?}");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
+        assert!(json.contains("\u{e9}\u{1f600}") && json.contains("\\u009b"), "{json}");
     }
 
     #[test]

@@ -93,7 +93,7 @@ pub struct Labels {
 }
 
 /// Bytes of memory of a value besides its text: its place in a set, whose nodes are partly empty, and its allocation.
-const VALUE_WEIGHT: usize = 96;
+pub(crate) const LABEL_VALUE_WEIGHT: usize = 96;
 
 impl Labels {
     /// True if it has no labels.
@@ -325,7 +325,10 @@ impl Labels {
     /// Approximate bytes of memory beside its own size.
     #[must_use]
     pub fn weight(&self) -> usize {
-        self.pairs().iter().map(|(_, value)| 2 * value.len() + VALUE_WEIGHT).sum()
+        let weight = |value: &str| value.len() + LABEL_VALUE_WEIGHT;
+        let sets = [self.residency.as_ref(), Some(&self.tenant), Some(&self.purpose)].into_iter().flatten();
+        let values = sets.flatten().map(|value| weight(value));
+        values.chain(self.derived_from.iter().map(|name| weight(name.as_str()))).sum()
     }
 
     /// # Errors

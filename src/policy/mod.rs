@@ -15,6 +15,7 @@ pub use self::access::{AllowList, AllowRule, Callers, agents, pattern_text};
 pub use self::addresses::Prefix;
 pub use self::cases::{CaseReport, Cases, CheckedCase, UntestedRule};
 pub use self::document::POLICY_LEN_MAX;
+pub(crate) use self::labels::LABEL_VALUE_WEIGHT;
 pub use self::labels::{
     LABEL_KEYS, LABEL_VALUE_LEN_MAX, LABEL_VALUES_JOINED_MAX, LABEL_VALUES_MAX, Labels, Sensitivity,
 };

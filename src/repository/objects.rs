@@ -15,7 +15,7 @@ use object_store::{
 use tokio::io::AsyncWriteExt as _;
 
 use crate::backoff::Backoff;
-use crate::budget::Budget;
+use crate::budget::{Budget, Charge};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open, read_header, version};
 use crate::limits::MIB;
@@ -106,14 +106,24 @@ pub(crate) async fn versioned_body_required(
 /// Decodes `body`. The memory needed is only known by decoding, so each try reserves more memory and fails if it is too little;
 /// the last try has all of the budget.
 pub(crate) async fn decode<T>(budget: &Budget, body: &[u8], decode: impl Fn(&[u8], u64) -> Result<T>) -> Result<T> {
+    decode_held(budget, budget.total(), body, decode).await.map(|(decoded, _)| decoded)
+}
+
+/// As [`decode`], with at most `most` bytes of memory together with the body, which stay reserved until the charge is dropped.
+pub(crate) async fn decode_held<T>(
+    budget: &Budget,
+    most: u64,
+    body: &[u8],
+    decode: impl Fn(&[u8], u64) -> Result<T>,
+) -> Result<(T, Charge)> {
     let len = body.len() as u64;
-    let most = budget.total().saturating_sub(len);
+    let most = most.saturating_sub(len);
     let mut memory = len.saturating_mul(4).max(MIB).min(most);
     loop {
         let charge = budget.charge(len.saturating_add(memory)).await?;
         match decode(body, memory) {
             Err(error) if error.kind() == ErrorKind::Exhausted && memory < most => {}
-            decoded => return decoded,
+            decoded => return decoded.map(|decoded| (decoded, charge)),
         }
         drop(charge);
         memory = memory.saturating_mul(4).min(most);

@@ -11,7 +11,7 @@ use crate::format::envelope::{Kind, open, seal};
 use crate::format::wire::{Reader, Writer};
 use crate::id::RepositoryId;
 use crate::storage::{self, Effort, Location, Store, StoreOptions, probe};
-use crate::tree::make_private_folder;
+use crate::tree::{check_own_folder, make_private_folder};
 
 impl Repository {
     /// Creates a repository in `store`, or opens the existing one; the second value is true if it was created.
@@ -199,13 +199,23 @@ fn name_at(id: RepositoryId, address: &str) -> String {
 /// (<https://specifications.freedesktop.org/basedir-spec/latest/>), else a folder of this user among the temporary files.
 ///
 /// # Errors
-/// Denied, if there is no other place and somebody else may use the folder among the temporary files.
+/// Denied, if somebody else may use it.
 pub(crate) fn default_cache() -> Result<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || folder("HOME").map(|home| home.join(".cache"));
     match folder("XDG_CACHE_HOME").or_else(home) {
-        Some(folder) => Ok(folder.join("towline")),
+        Some(folder) => own_cache(folder.join("towline")),
         None => temporary_cache(&std::env::temp_dir()),
+    }
+}
+
+/// `folder`, unless others can replace what is in it. One that does not exist yet will be this user's.
+fn own_cache(folder: PathBuf) -> Result<PathBuf> {
+    match check_own_folder(&folder) {
+        Err(error) if error.kind() == ErrorKind::Denied && folder.exists() => {
+            Err(error.help("change its mode, or set XDG_CACHE_HOME to a folder of your own"))
+        }
+        _ => Ok(folder),
     }
 }
 

@@ -65,6 +65,25 @@ fn a_repository_in_a_folder_is_its_users_alone_unless_it_is_shared() {
 }
 
 #[test]
+fn only_an_empty_folder_becomes_a_shared_repository() {
+    let user = User::new();
+    user.write("home/.ssh/id", b"secret");
+    user.write("empty/file", b"");
+    let (home, empty, link) = (user.work().join("home"), user.work().join("empty"), user.work().join("link"));
+    fs::remove_file(empty.join("file")).unwrap();
+    for folder in [&home, &empty] {
+        fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+    }
+    std::os::unix::fs::symlink(&empty, link).unwrap();
+    let mode = |folder: &Path| fs::metadata(folder).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(user.fails(&["init", "--shared", "home"], 5)["got"], ".ssh");
+    assert_eq!(user.fails(&["init", "--shared", "link"], 5)["kind"], "conflict");
+    assert_eq!((mode(&home), mode(&empty)), (0o700, 0o700));
+    user.ok(&["init", "--shared", "empty"]);
+    assert_eq!(mode(&empty), 0o2770);
+}
+
+#[test]
 fn a_bucket_is_not_shared_by_modes() {
     let user = User::new();
     assert_eq!(user.fails(&["init", "--shared", "s3://bucket/x"], 2)["kind"], "usage");

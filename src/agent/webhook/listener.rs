@@ -35,12 +35,12 @@ impl HttpsListener {
     }
 
     fn begin(&mut self, stream: TcpStream, address: SocketAddr) {
-        let own = self.from.entry(address.ip()).or_default();
-        if *own >= HANDSHAKES_EACH || self.handshakes.len() >= HANDSHAKES_MAX {
+        let own = self.from.get(&address.ip()).copied().unwrap_or_default();
+        if own >= HANDSHAKES_EACH || self.handshakes.len() >= HANDSHAKES_MAX {
             tracing::debug!(%address, "closed a connection to the webhook: too many handshakes");
             return;
         }
-        *own += 1;
+        self.from.insert(address.ip(), own + 1);
         let tls = self.tls.clone();
         self.handshakes.spawn(async move {
             let shaken = timeout(HANDSHAKE_MAX, tls.accept(stream)).await.unwrap_or_else(|late| Err(late.into()));

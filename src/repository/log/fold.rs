@@ -1,6 +1,7 @@
 //! Reading the log: boundary, snapshot, entries, boundary again.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,7 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::time::Instant;
 
 use super::{Boundary, Log, LogEntry, State};
-use crate::budget::Retained;
+use crate::budget::{Charge, Retained};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open, version};
 use crate::format::wire::Reader;
@@ -147,15 +148,12 @@ impl Log {
             // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
             let numbers = state.seq + 1..=state.seq + ahead;
-            // All of them first: a request that is not polled may hold memory for which the decoding below waits.
-            let requests = stream::iter(numbers).map(|number| self.sealed_entry(number));
-            let entries: Vec<_> = requests.buffered(usize::try_from(AHEAD).unwrap_or(1)).collect().await;
+            let (entries, end) = self.sealed_entries(numbers).await?;
             let mut next = Arc::unwrap_or_clone(state);
-            for found in entries {
-                let Some(object) = found? else { return Ok(Arc::new(next)) };
+            for object in entries {
                 let number = next.seq + 1;
                 // One at a time: a small object may decompress to a large entry.
-                let entry = self.read_entry(number, &object).await?;
+                let (entry, _memory) = self.read_entry(number, &object).await?;
                 growth.expect(self, &next, entry.weight())?;
                 next.apply(&entry).map_err(|refusal| {
                     Error::damaged("log entry does not follow from the state before it")
@@ -164,14 +162,31 @@ impl Log {
                         .help("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
                 })?;
             }
+            if end {
+                return Ok(Arc::new(next));
+            }
             state = Arc::new(next);
         }
+    }
+
+    /// Entries of `numbers` as they are stored, and whether the log ends before the last of these numbers.
+    ///
+    /// None of them is decoded meanwhile: a request that is not polled may hold memory for which decoding would wait.
+    async fn sealed_entries(&self, numbers: RangeInclusive<u64>) -> Result<(Vec<Bytes>, bool)> {
+        let requests = stream::iter(numbers).map(|number| self.sealed_entry(number));
+        let mut requests = requests.buffered(usize::try_from(AHEAD).unwrap_or(1));
+        let mut entries = Vec::new();
+        while let Some(found) = requests.try_next().await? {
+            let Some(object) = found else { return Ok((entries, true)) };
+            entries.push(object);
+        }
+        Ok((entries, false))
     }
 
     /// Entry `number`, if there is one.
     pub(super) async fn entry(&self, number: u64) -> Result<Option<LogEntry>> {
         match self.sealed_entry(number).await? {
-            Some(object) => self.read_entry(number, &object).await.map(Some),
+            Some(object) => self.read_entry(number, &object).await.map(|(entry, _)| Some(entry)),
             None => Ok(None),
         }
     }
@@ -182,10 +197,12 @@ impl Log {
         objects::sealed(&*self.objects, &self.budget, Kind::Entry, &key).await.map_err(unreadable)
     }
 
-    async fn read_entry(&self, number: u64, object: &Bytes) -> Result<LogEntry> {
+    /// Decodes entry `number`, which takes at most half of the memory. It is reserved until the charge is dropped.
+    async fn read_entry(&self, number: u64, object: &Bytes) -> Result<(LogEntry, Charge)> {
         let key = Numbered::Entry.key(number);
         let body = objects::unseal(&self.budget, Kind::Entry, &key, object).await.map_err(unreadable)?;
-        let entry = objects::decode(&self.budget, &body, LogEntry::decode_within).await;
+        let most = self.budget.total() / 2;
+        let entry = objects::decode_held(&self.budget, most, &body, LogEntry::decode_within).await;
         entry.map_err(|error| unreadable(error.at(key)))
     }
 

@@ -11,7 +11,7 @@ use crate::format::wire::{Reader, Writer};
 use crate::id::ManifestId;
 use crate::limits::NAME_LEN_MAX;
 use crate::name::Name;
-use crate::policy::{LABEL_VALUE_LEN_MAX, LABEL_VALUES_JOINED_MAX, Labels};
+use crate::policy::{LABEL_VALUE_LEN_MAX, LABEL_VALUE_WEIGHT, LABEL_VALUES_JOINED_MAX, Labels};
 
 /// Maximum length of the reason of a declassification.
 pub const REASON_LEN_MAX: usize = 1024;
@@ -126,6 +126,8 @@ pub(super) fn read_labels(reader: &mut Reader<'_>) -> Result<Labels> {
         }
         last = tag;
         let longest = if *key == "derived-from" { NAME_LEN_MAX } else { LABEL_VALUE_LEN_MAX };
+        // Their texts, and their places in the set.
+        reader.keep(count * LABEL_VALUE_WEIGHT)?;
         let values = reader.kept_list(count, |reader| reader.kept_text(longest))?;
         let value = if values.is_empty() { "-".to_owned() } else { values.join(",") };
         let read = labels.clone().with_stored(key, &value);
@@ -394,6 +396,19 @@ mod tests {
         {
             assert_eq!(read(bad).unwrap_err().kind(), ErrorKind::Damaged, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn an_entry_of_many_short_values_is_not_decoded_with_less_than_they_take() {
+        let values: Vec<String> = (0..LABEL_VALUES_JOINED_MAX).map(|n| format!("{n:03}")).collect();
+        let given = Labels::default().with_stored("tenant", &values.join(",")).unwrap();
+        let label = |n: usize| Action::Label { name: name(&format!("run/{n}")), labels: given.clone() };
+        let actions: Vec<Action> = (0..100).map(label).collect();
+        let entry = LogEntry { write: WriteId::from_bytes([1; 16]), session: None, at: Timestamp(0), actions };
+        let (body, values) = (entry.encode(), (100 * LABEL_VALUES_JOINED_MAX) as u64);
+        assert!(entry.weight() > 64 * values && (body.len() as u64) < 5 * values);
+        assert_eq!(LogEntry::decode_within(&body, entry.weight() / 2).unwrap_err().kind(), ErrorKind::Exhausted);
+        assert_eq!(LogEntry::decode_within(&body, 2 * entry.weight()).unwrap(), entry);
     }
 
     #[test]

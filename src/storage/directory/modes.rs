@@ -76,11 +76,6 @@ impl Modes {
         Self { file, folder: file | (file & READ) >> 2 | group }
     }
 
-    /// Sets the mode of the repository's root folder.
-    pub(super) fn set_folder(self, folder: &Path) -> io::Result<()> {
-        fs::set_permissions(folder, Permissions::from_mode(self.folder))
-    }
-
     /// Sets the mode of an open file.
     pub(super) fn set_open_file(self, file: &File) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(self.file))

@@ -31,6 +31,8 @@ use crate::work::blocking;
 
 /// Maximum number of places in one survey.
 const SURVEY_MAX: u32 = 1 << 18;
+/// Places that are looked at before other tasks run.
+const SURVEY_TURN: u32 = 1 << 12;
 
 /// Memory to encode a chunk without its base, in chunks: itself, its base, the base of that, and both forms.
 const TRANSCODING_WEIGHT: u64 = 5;
@@ -423,6 +425,9 @@ impl Exchange {
                 break;
             }
             upto = place + 1;
+            if upto.is_multiple_of(SURVEY_TURN) {
+                tokio::task::yield_now().await;
+            }
         }
         Survey { chunks, upto, held: held.without(&Runs::of(upto..u32::MAX)) }
     }

@@ -3,13 +3,15 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
+use tokio::time::Instant;
 
 use super::get::{ChunkRequest, levels};
 use super::plan::UNIT_LEN;
 use super::stats::SourceCounters;
-use super::{Exchange, FetchPolicy};
+use super::{Exchange, FetchPolicy, From};
 use crate::codec::Encoded;
 use crate::progress::Progress;
 use crate::repository::{Repository, Saved, SourceBytes, TravelPlan};
@@ -18,6 +20,10 @@ use crate::repository::{Repository, Saved, SourceBytes, TravelPlan};
 const WINDOW: u64 = 16 * UNIT_LEN;
 /// Concurrent windows: while one ends, the next is in progress.
 const WINDOWS: usize = 3;
+
+/// Time in which a source that must be used may come back, and how often it is tried.
+const SOURCE_BACK_MAX: Duration = Duration::from_secs(30);
+const SOURCE_BACK_POLL: Duration = Duration::from_secs(1);
 
 /// Result of warming chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +37,8 @@ pub struct WarmedChunks {
 }
 
 impl Exchange {
-    /// Fetches the chunks of `plan`, bases first; `progress` moves as they arrive. The log has the reasons of failures.
+    /// Fetches the chunks of `plan`, bases first; `progress` moves as they arrive. The log has the reasons of failures. If the source that
+    /// must be used is gone, waits half a minute for it to come back.
     ///
     /// # Cancel safety
     /// Safe: arrived chunks are kept.
@@ -47,10 +54,42 @@ impl Exchange {
         let alone: HashSet<u32> = plan.alone.iter().copied().collect();
         let request =
             ChunkRequest { repository, saved, alone: &alone, policy, through: true, counters: &counters, tenant: None };
-        let chunks = [plan.as_stored.as_slice(), &plan.alone].concat();
+        let mut lacking = [plan.as_stored.as_slice(), &plan.alone].concat();
+        loop {
+            let before = lacking.len();
+            let (failed, full) = self.warm_once(&request, &lacking, progress).await;
+            if failed.is_empty() || full || !self.is_worth_another_try(policy, failed.len() < before).await {
+                return WarmedChunks { failed, full, sources: counters.read() };
+            }
+            lacking = failed;
+        }
+    }
+
+    /// True if the source that must be used lives, and has sent some of what was requested, or has come back: an agent that is
+    /// restarted is gone for some seconds.
+    async fn is_worth_another_try(&self, policy: &FetchPolicy, has_sent: bool) -> bool {
+        if policy.or_repository || matches!(policy.from, From::Anywhere | From::Repository) {
+            return false;
+        }
+        if self.check_live(policy).await.is_ok() {
+            return has_sent;
+        }
+        let until = Instant::now() + SOURCE_BACK_MAX;
+        while Instant::now() < until {
+            tokio::time::sleep(SOURCE_BACK_POLL).await;
+            if self.check_reachable(policy).await.is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Fetches `chunks` from whoever has them now; returns those that did not come, and whether the cache is full.
+    async fn warm_once(&self, request: &ChunkRequest<'_>, chunks: &[u32], progress: &Progress) -> (Vec<u32>, bool) {
+        let ChunkRequest { saved, alone, .. } = *request;
         let failed = Mutex::new(Vec::new());
         let (full, refused) = (AtomicBool::new(false), self.cache.stat().refusals);
-        for level in levels(saved, &chunks, &alone) {
+        for level in levels(saved, chunks, alone) {
             let windows = stream::iter(windows(saved, level)).map(|window| async {
                 let window = window;
                 if full.load(Ordering::Relaxed) {
@@ -61,7 +100,7 @@ impl Exchange {
                     progress.moved(encoded.bytes.len() as u64);
                     progress.advance(saved.locate(chunk).map_or(0, |located| located.place.plain_len.into()));
                 };
-                let lacking = self.get_chunks(&request, &window, &mut seen).await;
+                let lacking = self.get_chunks(request, &window, &mut seen).await;
                 if self.cache.stat().refusals > refused && self.lost_any(saved, &window, &lacking) {
                     full.store(true, Ordering::Relaxed);
                 }
@@ -69,8 +108,7 @@ impl Exchange {
             });
             windows.buffer_unordered(WINDOWS).collect::<()>().await;
         }
-        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        WarmedChunks { failed, full: full.into_inner(), sources: counters.read() }
+        (failed.into_inner().unwrap_or_else(PoisonError::into_inner), full.into_inner())
     }
 
     /// True if one of `chunks` arrived (is not `lacking`) but is not in the cache.

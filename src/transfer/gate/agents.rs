@@ -65,7 +65,9 @@ impl Agents {
     fn admit_at(self: &Arc<Self>, agent: &Identity, now: Duration) -> Result<ConnectionPermit, String> {
         let limits = self.limits;
         let mut known = self.known();
-        if known.values().map(|known| known.links).sum::<usize>() >= limits.links {
+        let taken = known.values().map(|known| known.links).sum::<usize>();
+        let free = limits.links.saturating_sub(taken);
+        if free == 0 {
             return Err(format!("all {} connections are taken", limits.links));
         }
         if known.len() >= KNOWN_MAX {
@@ -80,6 +82,10 @@ impl Agents {
         let own = known.entry(agent.clone()).or_insert_with(new);
         if own.links >= limits.links_per_agent {
             return Err(format!("too many connections of one agent: at most {}", limits.links_per_agent));
+        }
+        // A few agents do not take the last ones: who has many needs many free ones.
+        if 2 * own.links > free {
+            return Err(format!("too many connections of one agent, while few of all {} are free", limits.links));
         }
         // Connecting counts as a request, so reconnecting does not evade the rate.
         if !own.requests.take(now) {
@@ -184,6 +190,17 @@ mod tests {
         assert!(again.contains("too many requests"), "coming again gives no more");
         assert!(agents.admit_at(&agent("a"), now + Duration::from_secs(1)).is_ok());
         assert_eq!(agents.links(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_few_agents_do_not_take_all_links() {
+        let agents = Arc::new(Agents::new(Admission { requests_per_second: 100_000, ..Admission::default() }));
+        let mut held = Vec::new();
+        for n in 0..16 {
+            held.extend(std::iter::from_fn(|| agents.admit(&agent(&format!("a{n}"))).ok()));
+        }
+        assert!((500..512).contains(&agents.links()), "{}", agents.links());
+        assert!(agents.admit(&agent("late")).is_ok());
     }
 
     #[tokio::test]

@@ -549,3 +549,27 @@ fn who_goes_away_is_let_go_and_who_dies_is_named() {
     assert!(text(&error, "message").contains("agent cloud/c cannot be asked"), "{error}");
     home.stop();
 }
+
+#[test]
+fn a_source_that_is_restarted_is_waited_for() {
+    let user = with_tree();
+    // 20 MiB at four a second: there is time for a restart.
+    let slow = "transport = 'quic'\n[[limits]]\nsite = 'cloud'\nrate = '4M'";
+    let (home, cloud) = two_sites(&user, "'home/a'", (slow, ""));
+    linked(&cloud, "towline://home/a");
+    told(&user, &home, &["warm", "run/step-1", "--wait"]);
+    let begun = cloud.post("/v1/warm", &json!({ "name": "run/step-1", "from": "home" }), 202);
+    let until = Instant::now() + PATIENCE;
+    while cloud.get("/v1/tasks")["tasks"][0]["progress"]["done"].as_u64().unwrap_or(0) == 0 {
+        assert!(Instant::now() < until, "nothing comes");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    home.signal(Signal::KILL);
+    home.ended();
+    let home = Running::from_file(&user, "a.toml");
+    let (_, end) = cloud.events(&begun).pop().unwrap();
+    assert_eq!((&end["state"], &end["report"]["missing"]), (&json!("done"), &json!(0)), "{end}");
+    assert!(had(&cloud, "repository") == 0 && had(&cloud, "remote") >= 20 << 20, "{end}");
+    home.stop();
+    cloud.stop();
+}

@@ -14,9 +14,10 @@ async fn peers_beyond_those_planned_for_have_links_too() {
         let (served_chunks, leaving) = (Arc::clone(&server.exchange) as Arc<dyn ServedChunks>, server.leaving.clone());
         async move { serve(&credentials, served_chunks, &leaving).await }
     };
+    // Own addresses leave the list once an answer tells whose they are.
     let all_up = async |count: usize| {
         let linked = async {
-            while peers.live().await.len() < count {
+            while peers.live().await.len() < count || peers.list().len() > count {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -35,5 +36,4 @@ async fn peers_beyond_those_planned_for_have_links_too() {
     // A name that resolves to all agents of a site has this one, too.
     peers.add(&serve(own).await).unwrap();
     all_up(10).await;
-    assert_eq!(peers.list().len(), 10, "{:?}", peers.list());
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import collections
 import inspect
-import json
 import math
 import pickle as pickling
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import torch
 
 from . import _classes, _torch, _towline
 from ._devices import gpus
+from ._documents import distinct, parsed
 from ._tags import (
     DEPTH_MAX,
     DICTS,
@@ -30,7 +30,7 @@ from ._tags import (
     is_stateful,
     shown,
 )
-from .errors import Damaged, Mismatch, Unsupported, UsageError
+from .errors import Damaged, Error, Mismatch, Unsupported, UsageError
 
 #: Tags of values that contain a list of values.
 _LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
@@ -43,6 +43,19 @@ _BUILT = (
     "frozenset", "int", "namedtuple", "ndarray", "numpy", "pickle", "quantized", "set", "sparse", "tensor", "torch.Size",
     "torch.device", "torch.dtype", "tuple",
 )  # fmt: skip
+#: Those whose values no code of the caller builds: an error is one of the document.
+_CLOSED = frozenset(_BUILT) - {
+    "Counter",
+    "OrderedDict",
+    "dataclass",
+    "defaultdict",
+    "dict",
+    "namedtuple",
+    "pickle",
+    "tuple",
+}
+#: What a document that is not as described raises where it is read.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def restore(
@@ -81,10 +94,10 @@ class Restoring:
         strict: bool = True,
         cast: bool = False,
     ):
+        root = parsed(document, "the document of a state")
         try:
-            root = json.loads(document)
             version, node = root["towline"], root["state"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (TypeError, LookupError) as error:
             raise Damaged("this is not the document of a state") from error
         if version != VERSION:
             raise Unsupported(
@@ -161,9 +174,13 @@ class Restoring:
             self._compare(node, into, path)
         word = node.get("!") if isinstance(node, dict) else None
         if word == "tensor":
-            self._prepare_tensor(node, into, path)
+            try:
+                self._prepare_tensor(node, into, path)
+            except _MALFORMED as error:
+                raise _malformed(path, error) from error
         elif word in ("sparse", "quantized"):
-            for one in (*node.get("parts", ()), node.get("int"), node.get("scale"), node.get("zero_point")):
+            parts = node.get("parts", ())
+            for one in (*(parts if isinstance(parts, list) else ()), *map(node.get, ("int", "scale", "zero_point"))):
                 self.prepare(one, None, path, False)
         elif word is not None and "t" in node:
             self._want(node["t"])
@@ -176,11 +193,11 @@ class Restoring:
         word = node.get("!") if isinstance(node, dict) else None
         if isinstance(node, list) or word in _LISTS:
             inside = into if isinstance(into, (list, tuple, collections.deque)) else ()
-            for at, one in enumerate(node if isinstance(node, list) else node["v"]):
+            for at, one in enumerate(node if isinstance(node, list) else _listed(node)):
                 yield at, one, inside[at] if at < len(inside) else None
         elif word in _NAMED:
             holds = _classes.kind(type(into)) is not None or type(into) in NAMESPACES.values()
-            for name, one in node["v"]:
+            for name, one in _listed(node, pairs=True):
                 yield Attribute(name), one, getattr(into, name, None) if holds else None
         elif isinstance(node, dict) and (word is None or word in _PAIRS):
             mapping = into if isinstance(into, Mapping) and word != "Counter" else {}
@@ -190,11 +207,18 @@ class Restoring:
                 yield "__dict__", node["a"], None
 
     def _pairs(self, node: dict[str, Any], inside: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-        for key, one in node["v"]:
-            like = None
-            if isinstance(key, dict) and "class" in key:
-                like = next((other for other in inside if _classes.kind(type(other)) == key["!"]), None)
-            yield self.value(key, like), one
+        pairs = _listed(node, pairs=True)
+        try:
+            keys = distinct((self._key(key, inside) for key, _ in pairs), "a dict")
+        except TypeError as error:
+            raise Damaged(f"the document of a state has a key that cannot be one: {error}") from error
+        return zip(keys, (one for _, one in pairs), strict=True)
+
+    def _key(self, node: Any, inside: Mapping[Any, Any]) -> Any:
+        like = None
+        if isinstance(node, dict) and "class" in node:
+            like = next((other for other in inside if _classes.kind(type(other)) == node.get("!")), None)
+        return self.value(node, like)
 
     def _compare(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
         """Records missing and unexpected keys."""
@@ -206,7 +230,7 @@ class Restoring:
             self.missing += [shown((*path, key)) for key in into if key not in there]
             self.unexpected += [shown((*path, key)) for key in there if key not in into]
         elif isinstance(into, (list, tuple, collections.deque)) and is_list:
-            length = len(node if isinstance(node, list) else node["v"])
+            length = len(node if isinstance(node, list) else _listed(node))
             self.missing += [shown((*path, at)) for at in range(length, len(into)) if _is_filled(into[at])]
             # Of a list, only the first surplus element is reported.
             self.unexpected += [shown((*path, len(into)))] if length > len(into) else []
@@ -253,6 +277,8 @@ class Restoring:
 
     def _want(self, name: str, into: torch.Tensor | None = None) -> bool:
         """Adds a leaf to read; returns True if it is read directly into `into`."""
+        if not isinstance(name, str):
+            raise Damaged(f"the document of a state names a tensor by {name!r}")
         if name in self.leaves:
             return False
         self.leaves[name] = _torch.empty(*self._about(name)) if into is None else into
@@ -307,13 +333,23 @@ class Restoring:
         if word is None:
             return {key: self.value(one, other, (*path, key)) for key, one, other in self._parts(node, into)}
         if word in PLAIN:
-            return from_text(node)
+            try:
+                return from_text(node)
+            except _MALFORMED as error:
+                raise _malformed(path, error) from error
         if isinstance(word, str) and word in NAMESPACES:
             return NAMESPACES[word](**self._named(node, into, path))
         build = getattr(self, "_" + word.replace(".", "_")) if word in _BUILT else None
         if build is None:
             raise Unsupported(f"the state holds a {word!r}, which this towline does not know (use a newer one)")
-        return build(node, into, path)
+        if word not in _CLOSED:
+            return build(node, into, path)
+        try:
+            return build(node, into, path)
+        except Error:
+            raise
+        except _MALFORMED as error:
+            raise _malformed(path, error) from error
 
     def _values(self, node: Any, into: Any, path: tuple[Any, ...]) -> list[Any]:
         return [self.value(one, other, (*path, at)) for at, one, other in self._parts(node, into)]
@@ -347,13 +383,13 @@ class Restoring:
         if isinstance(factory, dict):
             if not isinstance(into, collections.defaultdict):
                 raise self._unknown(
-                    path, f"a defaultdict of {factory['other']}", "pass a defaultdict with this factory in `into`"
+                    path, f"a defaultdict of {factory.get('other')}", "pass a defaultdict with this factory in `into`"
                 )
             made = into.default_factory
-        elif factory is not None and factory not in FACTORIES:
+        elif factory is not None and str(factory) not in FACTORIES:
             raise Unsupported(f"the state holds a defaultdict of {factory!r}, which this towline does not know")
         else:
-            made = None if factory is None else FACTORIES[factory]
+            made = None if factory is None else FACTORIES[str(factory)]
         return collections.defaultdict(made, self._dict(node, into, path))
 
     def _tuple(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
@@ -363,10 +399,10 @@ class Restoring:
         return collections.deque(self._values(node, into, path), node.get("maxlen"))
 
     def _set(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        return set(self._values(node, None, path))
+        return set(distinct(self._values(node, None, path), shown(path)))
 
     def _frozenset(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        return frozenset(self._values(node, None, path))
+        return frozenset(distinct(self._values(node, None, path), shown(path)))
 
     def _torch_Size(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         return torch.Size(self._values(node, None, path))
@@ -391,6 +427,8 @@ class Restoring:
             raise self._unknown(path, f"a {node['class']} that the class lacks: {error}", None) from error
 
     def _class(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> type:
+        if not isinstance(node.get("class"), str):
+            raise Damaged(f"the document of a state has a {node['!']} without its class at {shown(path)}")
         cls = _classes.find(node["class"], node["!"], into, self.pickle)
         if cls is None:
             own = node["class"].rpartition(".")[2].rpartition(":")[2]
@@ -429,7 +467,10 @@ class Restoring:
         return _dtype(node["v"])
 
     def _torch_device(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        return torch.device(node["v"])
+        try:
+            return torch.device(str(node["v"]))
+        except RuntimeError as error:
+            raise _malformed(path, error) from error
 
     def _numpy(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         import numpy
@@ -462,20 +503,28 @@ class Restoring:
 
     def _sparse(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         parts, shape = [self.value(part, None, path) for part in node["parts"]], node["shape"]
-        if node["layout"] == "coo":
-            indices, values = parts
-            made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
-            return made._coalesced_(node["coalesced"])
-        layout = {word: layout for layout, (word, _) in SPARSE.items()}[node["layout"]]
-        compressed, plain, values = parts
-        return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
+        try:
+            if node["layout"] == "coo":
+                indices, values = parts
+                made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+                return made._coalesced_(node["coalesced"])
+            layout = {word: layout for layout, (word, _) in SPARSE.items()}[node["layout"]]
+            compressed, plain, values = parts
+            return torch.sparse_compressed_tensor(
+                compressed, plain, values, shape, layout=layout, check_invariants=True
+            )
+        except RuntimeError as error:
+            raise _malformed(path, error) from error
 
     def _quantized(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         held, scale, zero = (self.value(node[key], None, path) for key in ("int", "scale", "zero_point"))
         self._count(_torch.nbytes(held), path)
-        if "axis" in node:
-            return torch._make_per_channel_quantized_tensor(held, scale, zero, node["axis"])
-        return torch._make_per_tensor_quantized_tensor(held, scale, zero)
+        try:
+            if "axis" in node:
+                return torch._make_per_channel_quantized_tensor(held, scale, zero, node["axis"])
+            return torch._make_per_tensor_quantized_tensor(held, scale, zero)
+        except RuntimeError as error:
+            raise _malformed(path, error) from error
 
     def _tensor(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         target = self._targets.get(id(node))
@@ -491,6 +540,8 @@ class Restoring:
         self._count(max(0, _torch.nbytes(made) - _torch.nbytes(self.leaves[node["t"]])), path)
         if "stride" in node and node["t"] not in self._lent:
             made = self._with_strides(node, made)
+        if node.get("grad") and not (made.is_floating_point() or made.is_complex()):
+            raise Damaged(f"the document of a state has a gradient of {made.dtype} at {shown(path)}")
         if node.get("parameter"):
             return torch.nn.Parameter(made, requires_grad=node.get("grad", False))
         return made.requires_grad_() if node.get("grad") else made
@@ -552,6 +603,26 @@ class Restoring:
                 raise Damaged("the document of a state names an empty tensor that is not empty")
             return torch.empty(node["shape"], dtype=dtype, device=held.device)
         return held.view(dtype).reshape(node["shape"])
+
+
+def _malformed(path: tuple[Any, ...], error: Exception) -> Error:
+    if isinstance(error, Error):
+        return error
+    damaged = Damaged(f"the document of a state is malformed at {shown(path)}: {error!r}")
+    damaged.place = shown(path)
+    return damaged
+
+
+def _listed(node: dict[str, Any], *, pairs: bool = False) -> list[Any]:
+    """Values of a node that contains a list, or pairs."""
+    values = node.get("v")
+    if not isinstance(values, list) or (
+        pairs and not all(isinstance(pair, list) and len(pair) == 2 for pair in values)
+    ):
+        raise Damaged(
+            f"the document of a state has a {node.get('!')} without its list of {'pairs' if pairs else 'values'}"
+        )
+    return values
 
 
 def _update(into: Any, state: Any) -> None:

@@ -99,6 +99,10 @@ _OPCODES = (
 )  # fmt: skip
 
 
+#: Bytes of memory that the opcodes which make objects stand for, at most: lists, dicts, tuples, and instances.
+MARKS = {b"]": 64, b"}": 64, b"t": 64, b"\x85": 64, b"\x86": 64, b"\x87": 64, b"\x81": 256, b"R": 256}
+
+
 class _Unpickler(_Base):
     """Unpickler that only creates torch's metadata classes."""
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from .. import _torch
 from .. import state as states
+from .._documents import distinct, parsed
 from ..errors import Damaged, Error, NotFound, Unsupported, UnsupportedValue
 from ..repository import Repository
 
@@ -113,10 +114,10 @@ def encode(metadata: Metadata, results: Iterable[Iterable[WriteResult]], world_s
 
 def decode(document: bytes) -> Metadata:
     """Metadata from a JSON document, with a `StorageInfo` for each item as its storage data."""
+    node = parsed(document, "the metadata of a distributed checkpoint")
     try:
-        node = json.loads(document)
         version = node[_MARK]
-    except (ValueError, TypeError, KeyError) as error:
+    except (TypeError, LookupError) as error:
         raise Damaged("this is not the metadata of a distributed checkpoint") from error
     if version != VERSION:
         raise Unsupported(
@@ -127,10 +128,12 @@ def decode(document: bytes) -> Metadata:
     try:
         for fqn, entry in node["state"].items():
             held[fqn] = _read_entry(fqn, entry, stored)
-        planner = {"towline": states.VERSION, "state": node["planner"]}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Damaged(f"the metadata of a distributed checkpoint is not whole: {error!r}") from error
-    planner_data = states.restore(json.dumps(planner).encode(), {}, lambda _: None)
+        planner = json.dumps({"towline": states.VERSION, "state": node["planner"]}).encode()
+    except Error:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise Damaged(f"the metadata of a distributed checkpoint is malformed: {error!r}") from error
+    planner_data = states.restore(planner, {}, lambda _: None)
     return Metadata(held, planner_data, stored, StorageMeta())
 
 
@@ -223,8 +226,9 @@ def _read_entry(
         stored[MetadataIndex(fqn)] = StorageInfo(entry["file"], start=entry["start"], length=entry["length"])
         return BytesStorageMetadata()
     chunks = []
-    for node in entry["chunks"]:
-        chunk = ChunkStorageMetadata(torch.Size(node["offsets"]), torch.Size(node["sizes"]))
+    offsets = distinct((torch.Size(node["offsets"]) for node in entry["chunks"]), fqn)
+    for node, offset in zip(entry["chunks"], offsets, strict=True):
+        chunk = ChunkStorageMetadata(offset, torch.Size(node["sizes"]))
         dtype = node.get("dtype", entry["properties"]["dtype"])
         stored[MetadataIndex(fqn, chunk.offsets)] = StorageInfo(
             node["file"], node["tensor"], dtype, node.get("as_bytes", False)

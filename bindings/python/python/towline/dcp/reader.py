@@ -86,7 +86,7 @@ class StorageReader(TorchStorageReader):
             metadata = self._of_ranks(name, rank, files)
         elif folder.METADATA in files:
             tensors = self.repository.tensors(name)
-            metadata = folder.decode(read_document(self.repository, name, folder.METADATA), tensors)
+            metadata = folder.decode(read_document(self.repository, name, folder.METADATA, folder.MARKS), tensors)
         else:
             why = "its ranks saved without collectives" if rank_metadata(0) in files else "was it saved by towline.dcp?"
             raise NotFound(f"{name} has no {METADATA} ({why})")

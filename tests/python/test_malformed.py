@@ -1,0 +1,217 @@
+"""Documents that no Towline wrote: an error of Towline each, within the limit of memory and in the time of a good one."""
+
+import collections
+import copy
+import datetime
+import io
+import json
+import pathlib
+import pickle
+import types
+
+import numpy
+import pytest
+import torch
+import towline
+from towline import _documents, state
+from towline.dcp import metadata as dcp_metadata
+
+STRANGE = (None, 0, -1, 1 << 70, 1.5, "x", "U0", "O", True, [], [0], ["x"], {}, {"!": "set", "v": [[]]}, [[1, 2]])
+
+
+def saved():
+    """A state with every kind of value."""
+    grown = torch.nn.Parameter(torch.ones(2, 3))
+    held = {
+        "weights": torch.arange(6.0).reshape(2, 3),
+        "view": torch.arange(6.0).reshape(2, 3).t(),
+        "parameter": grown,
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "sparse": torch.eye(3).to_sparse(),
+        "rows": torch.eye(3).to_sparse_csr(),
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8),
+        "channels": torch.quantize_per_channel(
+            torch.ones(2, 3), torch.ones(2), torch.zeros(2, dtype=torch.int64), 0, torch.qint8
+        ),
+        "dtype": torch.float16,
+        "device": torch.device("cpu"),
+        "size": torch.Size([1, 2]),
+        "array": numpy.arange(4.0),
+        "number": numpy.float32(1.5),
+        "words": numpy.array(["a", "bc"]),
+        "list": [
+            1,
+            2.5,
+            True,
+            None,
+            "text",
+            float("nan"),
+            1 << 80,
+            3j,
+            b"bytes",
+            bytearray(b"more" * 300),
+            b"long" * 300,
+        ],
+        "tuple": (1, (2, 3)),
+        "set": {1, 2, 3},
+        "frozen": {frozenset({1, 2}): "value", (1, 2): "pair", 7: "number"},
+        "ordered": collections.OrderedDict(a=1),
+        "counter": collections.Counter("abca"),
+        "default": collections.defaultdict(list, a=[1]),
+        "deque": collections.deque([1, 2], maxlen=4),
+        "path": pathlib.PurePosixPath("/a/b"),
+        "when": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
+        "day": datetime.date(2026, 1, 2),
+        "duration": datetime.timedelta(seconds=5),
+        "names": types.SimpleNamespace(a=1),
+    }
+    described = state.describe(held, False)
+    tensors = {leaf.name: leaf.tensor for leaf in described.leaves}
+
+    def read(wanted):
+        for name, tensor in wanted:
+            if tensor.numel():
+                saved = tensors[name].contiguous().reshape(-1).view(torch.uint8)
+                tensor.reshape(-1).view(torch.uint8).copy_(saved)
+
+    return json.loads(described.document), {leaf.name: (leaf.word, leaf.shape) for leaf in described.leaves}, read
+
+
+def places(node, path=()):
+    """Paths of everything in a JSON document."""
+    yield path
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, one in items:
+        yield from places(one, (*path, key))
+
+
+def changed(document, path, value):
+    """A copy with `value` at `path`; without it, for Ellipsis."""
+    made = copy.deepcopy(document)
+    inside = made
+    for key in path[:-1]:
+        inside = inside[key]
+    if value is ...:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = value
+    return made
+
+
+def test_whatever_changes_in_a_document_of_a_state_is_an_error_of_towline_or_another_state():
+    document, held, read = saved()
+    state.restore(json.dumps(document).encode(), held, read)
+    refused = 0
+    for path in list(places(document))[1:]:
+        for value in (*STRANGE, ...):
+            try:
+                state.restore(json.dumps(changed(document, path, value)).encode(), held, read)
+            except towline.Error:
+                refused += 1
+            except BaseException as error:
+                raise AssertionError(f"{path} = {value!r}") from error
+    assert refused > 1000
+
+
+def dcp_document():
+    entry = {
+        "shape": [4, 2],
+        "properties": {
+            "dtype": "float32",
+            "layout": "strided",
+            "memory_format": "preserve_format",
+            "requires_grad": False,
+        },
+        "chunks": [{"offsets": [0, 0], "sizes": [4, 2], "file": "f", "tensor": "t"}],
+    }
+    return {
+        "towline-dcp": 1,
+        "torch": torch.__version__,
+        "world_size": 1,
+        "state": {"w": entry, "epoch": {"file": "b", "start": 0, "length": 9}},
+        "planner": {"!": "dict", "v": [[1, {"!": "tuple", "v": ["a"]}]]},
+    }
+
+
+def test_whatever_changes_in_the_metadata_of_a_distributed_checkpoint_is_an_error_of_towline():
+    document = dcp_document()
+    dcp_metadata.decode(json.dumps(document).encode())
+    for path in list(places(document))[1:]:
+        for value in (*STRANGE, ...):
+            try:
+                dcp_metadata.decode(json.dumps(changed(document, path, value)).encode())
+            except towline.Error:
+                pass
+            except BaseException as error:
+                raise AssertionError(f"{path} = {value!r}") from error
+    nested = json.dumps(document).encode().replace(b'"planner": {', b'"planner": ' + b"[" * 20_000 + b"{")
+    for bad in (b"", b"[]", b"5", nested, nested + b"]" * 20_000):
+        with pytest.raises(towline.Damaged):
+            dcp_metadata.decode(bad)
+
+
+PRIME = (1 << 61) - 1
+
+
+@pytest.mark.parametrize("many", [[n * PRIME for n in range(100_000)], [[n * PRIME, 1] for n in range(100_000)]])
+def test_keys_of_one_hash_are_refused_before_they_are_compared_with_each_other(many):
+    keys = [{"!": "tuple", "v": one} if isinstance(one, list) else one for one in many]
+    nodes = [
+        {"!": "set", "v": keys},
+        {"!": "dict", "v": [[key, 0] for key in keys]},
+        {"!": "dict", "v": [[{"!": "frozenset", "v": keys}, 0]]},
+        {"!": "Counter", "v": [[key, 1] for key in keys]},
+    ]
+    for node in nodes:
+        with pytest.raises(towline.Damaged, match="same hash"):
+            state.restore(json.dumps({"towline": 1, "state": node}).encode(), {}, lambda _: None)
+
+
+def test_boxes_of_one_hash_are_refused():
+    document = dcp_document()
+    signs = [[PRIME * (n >> bit & 1) for bit in range(12)] for n in range(1 << 12)]
+    document["state"]["w"]["chunks"] = [{"offsets": at, "sizes": [1] * 12, "file": "f", "tensor": "t"} for at in signs]
+    with pytest.raises(towline.Damaged, match="same hash"):
+        dcp_metadata.decode(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("kind", ["state.json", "metadata.json"])
+def test_a_document_of_more_objects_than_the_memory_holds_is_refused(tmp_path, kind):
+    folder = tmp_path / "step"
+    folder.mkdir()
+    (folder / kind).write_bytes(b'{"towline":1,"towline-dcp":1,"state":[' + b"[]," * 4_000_000 + b"0]}")
+    repository = towline.open(tmp_path / "repository", memory="64M")
+    repository.save(folder, "run/step-1")
+    with pytest.raises(towline.Exhausted, match=f"{kind} of run/step-1 needs up to .* MiB of memory"):
+        _documents.read_document(repository, "run/step-1", kind)
+
+
+def test_the_estimate_of_memory_is_not_below_what_objects_take():
+    for text in ("[]", "{}", '{"a":0}', '{"a":0,"b":[{"c":"word"}]}', "[1,2.5,null]", '"word"', "123456"):
+        document = f"[{','.join([text] * 20_000)}]".encode()
+        assert held_by(json.loads(document)) <= _documents.memory_of(document), text
+    wide = ('["' + "a" * 100_000 + '\U0001f600"]').encode()
+    assert held_by(json.loads(wide)) <= _documents.memory_of(wide) + 256
+    escaped = ('["' + "a" * 100_000 + '\\ud83d\\ude00"]').encode()
+    assert held_by(json.loads(escaped)) <= _documents.memory_of(escaped) + 256
+
+
+def held_by(value, seen=None):
+    """Bytes of all objects in a value, each counted once."""
+    import sys
+
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    inside = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sys.getsizeof(value) + sum(held_by(one, seen) for one in inside)
+
+
+def test_a_pickle_of_metadata_counts_its_objects(tmp_path):
+    from towline.dcp import folder
+
+    held = io.BytesIO()
+    pickle.dump({"a": [(1, 2), [], {}]}, held, protocol=2)
+    few = _documents.memory_of(held.getvalue(), folder.MARKS)
+    assert few < 4096 and _documents.memory_of(b"]0" * 1_000_000, folder.MARKS) > 64_000_000
