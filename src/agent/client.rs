@@ -99,7 +99,7 @@ impl Client {
     /// As [`Client::find`], for operations that need an agent.
     ///
     /// # Errors
-    /// Not found, if there is none; it says how to start one.
+    /// Unreachable, if there is none; it says how to start one.
     pub fn required() -> Result<Self> {
         Self::find()?.ok_or_else(|| none(std::env::var_os(VARIABLE)))
     }
@@ -406,7 +406,7 @@ fn none(named: Option<OsString>) -> Error {
         return Error::not_found("no agent is used: TOWLINE_AGENT is `none`")
             .help(format!("unset TOWLINE_AGENT, or set it to the socket of an agent; {START}"));
     }
-    Error::not_found("no agent is running here").at(well_known().display()).help(START)
+    Error::unreachable("no agent is running here").at(well_known().display()).help(START)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import _classes, _torch, _towline
+from ._comparing import Comparison
 from ._devices import gpus
 from ._documents import distinct, parsed
 from ._tags import (
@@ -20,7 +21,10 @@ from ._tags import (
     DICTS,
     EXPANSION_MAX,
     FACTORIES,
+    LISTS,
+    NAMED,
     NAMESPACES,
+    PAIRS,
     PLAIN,
     SPARSE,
     VERSION,
@@ -28,15 +32,11 @@ from ._tags import (
     from_text,
     is_gapless,
     is_stateful,
+    listed,
     shown,
 )
 from .errors import Damaged, Error, Mismatch, Unsupported, UsageError
 
-#: Tags of values that contain a list of values.
-_LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
-#: Tags of values that contain pairs of a key, or a name, and a value.
-_PAIRS = tuple(cls.__name__ for cls in DICTS)
-_NAMED = ("dataclass", "namedtuple", *NAMESPACES)
 #: Tags of values that a method of the same name builds.
 _BUILT = (
     "Counter", "Enum", "OrderedDict", "bytearray", "bytes", "complex", "dataclass", "defaultdict", "deque", "dict", "float",
@@ -107,13 +107,7 @@ class Restoring:
         self.device = None if map_location is None else torch.device(map_location)
         #: Tensors of the file to be filled, by name.
         self.leaves: dict[str, torch.Tensor] = {}
-        #: Paths in `into` that the state lacks, and paths in the state that `into` lacks, as in torch's load_state_dict.
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
-        #: Those of the missing paths that have a value in the state, where `into` has a tensor.
-        self._plain: list[str] = []
-        #: True if a module would refuse an unexpected key.
-        self._refused = False
+        self._compared = Comparison(self._pairs)
         #: Tensor of `into` for each node, by id of the node.
         self._targets: dict[int, torch.Tensor] = {}
         #: Nodes that are read directly into the memory of their target, and the names of these leaves.
@@ -130,7 +124,18 @@ class Restoring:
         self._node, self._into = node, into
         self.prepare(node, into, (), into is not None)
         self._stored = sum(map(_torch.nbytes, self.leaves.values()))
-        self._check()
+        if strict:
+            self._compared.check()
+
+    @property
+    def missing(self) -> list[str]:
+        """Paths in `into` that the state lacks, as in torch's load_state_dict."""
+        return self._compared.missing
+
+    @property
+    def unexpected(self) -> list[str]:
+        """Paths in the state that `into` lacks."""
+        return self._compared.unexpected
 
     def use(self, ready: Mapping[str, torch.Tensor]) -> set[str]:
         """Takes leaves that are in memory already, and returns their names; others remain to be read. Those of `into` are
@@ -168,10 +173,10 @@ class Restoring:
             raise Damaged("the document of a state is nested too deeply")
         if is_stateful(into):
             # Its load_state_dict decides which keys it needs.
-            self._compare_module(node, into, path)
+            self._compared.module(node, into, path)
             into, compared = into.state_dict(), False
         if compared:
-            self._compare(node, into, path)
+            self._compared.value(node, into, path)
         word = node.get("!") if isinstance(node, dict) else None
         if word == "tensor":
             try:
@@ -191,15 +196,15 @@ class Restoring:
     def _parts(self, node: Any, into: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Yields the children of a node: key or position, child node, and the value of `into` there."""
         word = node.get("!") if isinstance(node, dict) else None
-        if isinstance(node, list) or word in _LISTS:
+        if isinstance(node, list) or word in LISTS:
             inside = into if isinstance(into, (list, tuple, collections.deque)) else ()
-            for at, one in enumerate(node if isinstance(node, list) else _listed(node)):
+            for at, one in enumerate(node if isinstance(node, list) else listed(node)):
                 yield at, one, inside[at] if at < len(inside) else None
-        elif word in _NAMED:
+        elif word in NAMED:
             holds = _classes.kind(type(into)) is not None or type(into) in NAMESPACES.values()
-            for name, one in _listed(node, pairs=True):
+            for name, one in listed(node, pairs=True):
                 yield Attribute(name), one, getattr(into, name, None) if holds else None
-        elif isinstance(node, dict) and (word is None or word in _PAIRS):
+        elif isinstance(node, dict) and (word is None or word in PAIRS):
             mapping = into if isinstance(into, Mapping) and word != "Counter" else {}
             for key, one in node.items() if word is None else self._pairs(node, mapping):
                 yield key, one, mapping.get(key)
@@ -207,7 +212,7 @@ class Restoring:
                 yield "__dict__", node["a"], None
 
     def _pairs(self, node: dict[str, Any], inside: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-        pairs = _listed(node, pairs=True)
+        pairs = listed(node, pairs=True)
         try:
             keys = distinct((self._key(key, inside) for key, _ in pairs), "a dict")
         except TypeError as error:
@@ -219,61 +224,6 @@ class Restoring:
         if isinstance(node, dict) and "class" in node:
             like = next((other for other in inside if _classes.kind(type(other)) == node.get("!")), None)
         return self.value(node, like)
-
-    def _compare(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
-        """Records missing and unexpected keys."""
-        word = node.get("!") if isinstance(node, dict) else None
-        is_list = isinstance(node, list) or word in _LISTS
-        is_dict = isinstance(node, dict) and (word is None or word in _PAIRS)
-        if isinstance(into, Mapping) and is_dict:
-            there = dict(self._pairs(node, into)) if word is not None else node
-            self.missing += [shown((*path, key)) for key in into if key not in there]
-            self.unexpected += [shown((*path, key)) for key in there if key not in into]
-        elif isinstance(into, (list, tuple, collections.deque)) and is_list:
-            length = len(node if isinstance(node, list) else _listed(node))
-            self.missing += [shown((*path, at)) for at in range(length, len(into)) if _is_filled(into[at])]
-            # Of a list, only the first surplus element is reported.
-            self.unexpected += [shown((*path, len(into)))] if length > len(into) else []
-        elif isinstance(into, torch.Tensor):
-            if word not in ("tensor", "sparse", "quantized"):
-                self.missing.append(shown(path))
-                self._plain += [shown(path)] if node is not None else []
-        elif _is_filled(into) and word not in _NAMED:
-            self.missing.append(shown(path))
-
-    def _compare_module(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
-        """As `_compare`, for an object with load_state_dict. Keys of a module are compared before any is filled, unless the
-        module customizes how it loads them."""
-        if node is None:
-            self.missing.append(shown(path))
-        is_dict = isinstance(node, dict) and node.get("!", "dict") in _PAIRS
-        if not is_dict or not isinstance(into, torch.nn.Module) or not _is_plain_module(into):
-            return
-        inside = into.state_dict()
-        there = dict(self._pairs(node, {})) if "!" in node else node
-        # Batch norms of old torch versions had no counts; load_state_dict does not need them.
-        counts = ".num_batches_tracked"
-        missing = [shown((*path, key)) for key in inside if key not in there and not f".{key}".endswith(counts)]
-        unexpected = [shown((*path, key)) for key in there if key not in inside]
-        self.missing += missing
-        self.unexpected += unexpected
-        self._refused = self._refused or bool(unexpected)
-
-    def _check(self) -> None:
-        if not self.strict or not (self.missing or self._refused):
-            return
-        faults = []
-        lacking = [path for path in self.missing if path not in self._plain]
-        if lacking:
-            faults.append(f"it lacks {_some(lacking)}")
-        if self._plain:
-            faults.append(f"it holds no tensor, as `into` does, but a plain value at {_some(self._plain)}")
-        if self.unexpected:
-            faults.append(f"it holds {_some(self.unexpected)}, which `into` lacks")
-        error = Mismatch(f"the state does not fit `into`: {'; '.join(faults)} (strict=False restores the rest)")
-        error.missing_keys, error.unexpected_keys = self.missing, self.unexpected
-        error.help = "strict=False restores the rest"
-        raise error
 
     def _want(self, name: str, into: torch.Tensor | None = None) -> bool:
         """Adds a leaf to read; returns True if it is read directly into `into`."""
@@ -613,18 +563,6 @@ def _malformed(path: tuple[Any, ...], error: Exception) -> Error:
     return damaged
 
 
-def _listed(node: dict[str, Any], *, pairs: bool = False) -> list[Any]:
-    """Values of a node that contains a list, or pairs."""
-    values = node.get("v")
-    if not isinstance(values, list) or (
-        pairs and not all(isinstance(pair, list) and len(pair) == 2 for pair in values)
-    ):
-        raise Damaged(
-            f"the document of a state has a {node.get('!')} without its list of {'pairs' if pairs else 'values'}"
-        )
-    return values
-
-
 def _update(into: Any, state: Any) -> None:
     """Updates dicts in `into`, and dicts in these, as torch.distributed.checkpoint.load does."""
     if type(into) not in DICTS or not isinstance(state, Mapping):
@@ -649,34 +587,10 @@ def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int,
     return start + (last + 1) * itemsize <= nbytes
 
 
-def _is_filled(value: Any) -> bool:
-    """True if a value is filled in place (a tensor, or an object with load_state_dict), or contains such a value."""
-    if isinstance(value, (list, tuple, collections.deque)):
-        return any(map(_is_filled, value))
-    if isinstance(value, Mapping):
-        return any(map(_is_filled, value.values()))
-    return isinstance(value, torch.Tensor) or is_stateful(value)
-
-
-def _is_plain_module(module: torch.nn.Module) -> bool:
-    """True if no submodule customizes load_state_dict, so that a module accepts exactly the keys of its state_dict."""
-    own = (torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict)
-    return type(module).load_state_dict is torch.nn.Module.load_state_dict and all(
-        type(one)._load_from_state_dict in own
-        and not one._load_state_dict_pre_hooks
-        and not one._load_state_dict_post_hooks
-        for one in module.modules()
-    )
-
-
 def _are_castable(saved: torch.dtype, wanted: torch.dtype) -> bool:
     """True if both are floating-point dtypes, or both complex ones."""
     both = (saved, wanted)
     return all(one.is_floating_point for one in both) or all(one.is_complex for one in both)
-
-
-def _some(paths: list[str]) -> str:
-    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
 def _numpy_dtype(description: Any) -> Any:

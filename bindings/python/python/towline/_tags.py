@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .errors import Unsupported
+from .errors import Damaged, Unsupported
 
 #: Version of the document's layout, stored in it.
 VERSION = 1
@@ -48,6 +48,11 @@ _PATHS = {
 }
 _TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
 
+#: Tags of values that contain a list of values.
+LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
+#: Tags of values that contain pairs of a key, or a name, and a value.
+PAIRS = tuple(cls.__name__ for cls in DICTS)
+NAMED = ("dataclass", "namedtuple", *NAMESPACES)
 #: Tags of values that are stored as text.
 PLAIN = ("Path", "PurePosixPath", "PureWindowsPath", "datetime", "date", "time", "timedelta")
 
@@ -62,6 +67,18 @@ def shown(path: tuple[Any, ...]) -> str:
     if len(parts) > 16:
         parts[8:-4] = [" ... "]
     return "state" + "".join(parts)
+
+
+def listed(node: dict[str, Any], *, pairs: bool = False) -> list[Any]:
+    """Values of a node that contains a list, or pairs."""
+    values = node.get("v")
+    if not isinstance(values, list) or (
+        pairs and not all(isinstance(pair, list) and len(pair) == 2 for pair in values)
+    ):
+        raise Damaged(
+            f"the document of a state has a {node.get('!')} without its list of {'pairs' if pairs else 'values'}"
+        )
+    return values
 
 
 def is_stateful(value: Any) -> bool:
