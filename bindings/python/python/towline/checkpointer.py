@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
@@ -27,7 +27,7 @@ from ._attempts import Attempts
 from ._backlog import SILENCE, Backlog, finish
 from ._devices import gpus
 from ._documents import read_document
-from ._loading import STAGED_MIN, mapped
+from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
@@ -37,8 +37,6 @@ from .retention import Branch, Retention
 
 if TYPE_CHECKING:
     import torch
-
-TENSORS, DOCUMENT = "state.safetensors", "state.json"
 
 
 class Checkpointer:
@@ -585,55 +583,6 @@ def _saved_by_another(name: str) -> Conflict:
     )
     error.place, error.help = name, "give each process its own run, or its rank and world_size"
     return error
-
-
-class Reading(NamedTuple):
-    """Options for reading a state: see `Checkpointer.restore`."""
-
-    into: Any = None
-    map_location: str | torch.device | None = None
-    pickle: bool = False
-    strict: bool = True
-    cast: bool = False
-    progress: _progress.Progress = None
-
-
-class Read(NamedTuple):
-    """A state that was read: bytes of its tensors, the GPUs that they were copied to, and the missing and unexpected keys."""
-
-    state: Any
-    bytes: int
-    gpus: set[torch.device]
-    missing: list[str]
-    unexpected: list[str]
-
-
-def read_state(
-    repository: Repository,
-    name: str,
-    path: str,
-    document: bytes,
-    how: Reading,
-) -> Read:
-    """Reads a state from its JSON document and its safetensors file, `path` in the tree `name`."""
-    engine = repository._engine
-    tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
-    held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
-
-    restoring = states.Restoring(
-        document, held, how.into, how.map_location, how.pickle, strict=how.strict, cast=how.cast
-    )
-    length = sum(tensor["bytes"] for tensor in tensors)
-    with _progress.counting(how.progress, name) as counters:
-        staged = engine.stage(name, path, [], counters) if length >= STAGED_MIN else None
-        ready = {} if staged is None else {key: tensor for (_, key), tensor in mapped(staged)}
-        taken = restoring.use(ready)
-        leaves = [(key, tensor) for key, tensor in restoring.leaves.items() if key not in taken]
-        wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
-        wants = [want for want in wants if want[-1]]
-        if wants:
-            engine.read_tensors(name, wants, counters)
-    return Read(restoring.state(), length, restoring.gpus, restoring.missing, restoring.unexpected)
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:

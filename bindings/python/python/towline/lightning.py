@@ -35,7 +35,8 @@ import torch
 from . import _arguments, _pointer_files
 from ._collecting import Collector
 from ._documents import read_document
-from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Reading, read_state
+from ._reading import DOCUMENT, TENSORS, Reading, read_state
+from .checkpointer import Checkpointer
 from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
 from .repository import Compression, Repository, check_compression, opened

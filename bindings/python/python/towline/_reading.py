@@ -1,0 +1,66 @@
+"""Reading of a saved state: its JSON document, and the tensors in its safetensors file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _progress, _torch
+from . import state as states
+from ._loading import STAGED_MIN, mapped
+from .repository import Repository
+
+if TYPE_CHECKING:
+    import torch
+
+#: Files of a saved state.
+TENSORS, DOCUMENT = "state.safetensors", "state.json"
+
+
+class Reading(NamedTuple):
+    """Options for reading a state: see `Checkpointer.restore`."""
+
+    into: Any = None
+    map_location: str | torch.device | None = None
+    pickle: bool = False
+    strict: bool = True
+    cast: bool = False
+    progress: _progress.Progress = None
+
+
+class Read(NamedTuple):
+    """A state that was read: bytes of its tensors, the GPUs that they were copied to, and the missing and unexpected keys."""
+
+    state: Any
+    bytes: int
+    gpus: set[torch.device]
+    missing: list[str]
+    unexpected: list[str]
+
+
+def read_state(
+    repository: Repository,
+    name: str,
+    path: str,
+    document: bytes,
+    how: Reading,
+) -> Read:
+    """Reads a state from its JSON document and its safetensors file, `path` in the tree `name`."""
+    engine = repository._engine
+    tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
+    held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
+
+    restoring = states.Restoring(
+        document, held, how.into, how.map_location, how.pickle, strict=how.strict, cast=how.cast
+    )
+    length = sum(tensor["bytes"] for tensor in tensors)
+    with _progress.counting(how.progress, name) as counters:
+        staged = engine.stage(name, path, [], counters) if length >= STAGED_MIN else None
+        ready = {} if staged is None else {key: tensor for (_, key), tensor in mapped(staged)}
+        taken = restoring.use(ready)
+        leaves = [(key, tensor) for key, tensor in restoring.leaves.items() if key not in taken]
+        wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
+        wants = [want for want in wants if want[-1]]
+        if wants:
+            engine.read_tensors(name, wants, counters)
+    return Read(restoring.state(), length, restoring.gpus, restoring.missing, restoring.unexpected)
