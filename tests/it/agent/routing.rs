@@ -364,7 +364,7 @@ fn calls_count_as_requests_and_one_too_many_is_told() {
 #[test]
 fn silent_calls_do_not_keep_out_who_asks() {
     let user = with_tree();
-    let (home, cloud) = two_sites(&user, "'home/*'", ("", "[admission]\nlinks_per_agent = 400"));
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", "[admission]\nlinks = 1024\nlinks_per_agent = 400"));
     let address = cloud.listen.clone().unwrap();
     let credentials = Credentials::open(&user.work().join("b"), Arc::new(SystemClock)).unwrap();
     let callee = Identity::new("cloud", "c").unwrap();
