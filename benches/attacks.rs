@@ -22,6 +22,7 @@ use towline::clock::{Clock as _, SystemClock};
 use towline::id::ManifestId;
 use towline::identity::Identity;
 use towline::metrics::Metric;
+use towline::name::Name;
 use towline::ops::SaveOptions;
 use towline::pattern::Patterns;
 use towline::policy::{AllowList, AllowRule};
@@ -84,7 +85,7 @@ async fn agent(folder: &Path) {
     tokio::spawn(tcp.serve(Arc::clone(&served_chunks), over.clone()));
     tokio::spawn(quic.serve(served_chunks, over));
     let state = repository.state().await.unwrap();
-    let manifest = |name: &str| state.refs[&name.parse().unwrap()].manifest;
+    let manifest = |name: &str| state.refs[&name.parse::<Name>().unwrap()].manifest;
     println!("{address} {} {}", manifest("secret/one"), manifest("public/one"));
     let told = tokio::task::spawn_blocking(move || {
         for _ in std::io::stdin().lines() {

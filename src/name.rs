@@ -1,5 +1,6 @@
 //! Names that users give: `/`-separated segments of `[A-Za-z0-9._+=-]`, none `.` or `..`.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -55,6 +56,13 @@ impl Name {
     #[must_use]
     pub fn is_under(&self, prefix: &Self) -> bool {
         self.0.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+}
+
+/// Ordered and hashed as its text.
+impl Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 

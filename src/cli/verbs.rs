@@ -1,5 +1,7 @@
 //! Each command: open what it needs, call one verb, show what came of it.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +20,7 @@ use crate::ops::{
     self, CollectOptions, Expected, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RemoveOptions, RestoreOptions,
     RestoreTensorsOptions, SaveOptions, SaveReport, TensorSelector, VerifyOptions,
 };
-use crate::policy::LocalCaller;
+use crate::policy::{LABEL_KEYS, Labels, LocalCaller};
 use crate::progress::Progress;
 #[cfg(feature = "agent")]
 use crate::repository::Guard;
@@ -487,13 +489,30 @@ pub(super) fn manner(manner: SaveFlags) -> Result<SaveOptions> {
     }
     Ok(SaveOptions {
         cut: manner.cut.into(),
-        labels: manner.labels.into_iter().collect(),
+        labels: joined_labels(manner.labels)?,
         facts,
         exclude: manner.exclude,
         compression: manner.compression.into(),
         key_every: manner.key_every,
         ..SaveOptions::default()
     })
+}
+
+/// Labels given one by one. Those that bind are joined, as `towline label` joins them: none is lost.
+fn joined_labels(given: Vec<(String, String)>) -> Result<BTreeMap<String, String>> {
+    let (mut binding, mut others) = (Labels::default(), BTreeMap::new());
+    for (key, value) in given {
+        if LABEL_KEYS.contains(&&*key) {
+            binding = binding.with(&key, &value)?;
+        } else if let Some(before) = others.insert(key.clone(), value.clone()) {
+            return Err(Error::usage("label is given twice")
+                .at(key)
+                .got(format!("{before:?} and {value:?}"))
+                .help("give each label one value; residency, sensitivity, tenant and purpose may be repeated"));
+        }
+    }
+    others.extend(binding.pairs().into_iter().map(|(key, value)| (key.to_owned(), value)));
+    Ok(others)
 }
 
 /// Path of the file of a tree that holds only one.

@@ -149,10 +149,10 @@ impl Labels {
         self
     }
 
-    /// The same, with the origins of `other`.
+    /// The same, derived from `origins`.
     #[must_use]
-    pub fn with_origins_of(mut self, other: &Self) -> Self {
-        self.derived_from.clone_from(&other.derived_from);
+    pub fn with_origins(mut self, origins: BTreeSet<Name>) -> Self {
+        self.derived_from = origins;
         self
     }
 

@@ -19,6 +19,7 @@ use crate::identity::Identity;
 use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::policy::{Basis, Labels, LocalCaller, Ruling};
+use crate::work::blocking;
 
 /// Destination of content.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +170,13 @@ impl Repository {
     pub fn labels_in(&self, state: &State, name: &Name, tree: Option<&ManifestId>) -> Labels {
         let view = self.label_view(state);
         let labels = view.of(name);
-        tree.map_or(labels.clone(), |tree| labels.joined(&view.of_tree(tree)))
+        match tree {
+            // Those of its tree are among them.
+            Some(tree) if state.refs.get(name).is_none_or(|value| value.manifest != *tree) => {
+                labels.joined(&view.of_tree(tree))
+            }
+            _ => labels,
+        }
     }
 
     /// The action that gives `to`, in `state`, the labels of the tree that `from` stands or stood for; none if it has them already.
@@ -223,7 +230,9 @@ impl Repository {
         if is_open(&state) {
             return self.guard().check_version(self.id(), None);
         }
-        let labels = self.labels_in(&state, name, Some(tree));
+        let (repository, of, asked, tree) = (self.clone(), Arc::clone(&state), name.clone(), *tree);
+        // Takes long where a tree has very many names.
+        let labels = blocking(move || Ok(repository.labels_in(&of, &asked, Some(&tree)))).await?;
         self.check_access(&state, &Access { repository: self.id(), name, labels: &labels, to: Destination::Here }).await
     }
 

@@ -70,13 +70,41 @@ pub(crate) async fn sealed(
     kind: Kind,
     key: &Path,
 ) -> Result<Option<Bytes>> {
+    match sealed_within(objects, budget, kind, key, u64::MAX).await? {
+        Sealed::Object(object) => Ok(Some(object)),
+        Sealed::Absent | Sealed::Longer => Ok(None),
+    }
+}
+
+/// Outcome of [`sealed_within`].
+#[derive(Debug)]
+pub(crate) enum Sealed {
+    /// The object.
+    Object(Bytes),
+    /// There is none.
+    Absent,
+    /// It is longer than asked for, and was not fetched.
+    Longer,
+}
+
+/// As [`sealed`], but fetches no object of more than `most` bytes.
+pub(crate) async fn sealed_within(
+    objects: &dyn ObjectStore,
+    budget: &Budget,
+    kind: Kind,
+    key: &Path,
+    most: u64,
+) -> Result<Sealed> {
     let found = retry(|| async {
         let result = objects.get(key).await?;
         let expected = checked_len(kind, key, result.meta.size)?;
+        if expected > most {
+            return Ok(Sealed::Longer);
+        }
         let _charge = budget.charge(expected).await.map_err(|error| error.at(key))?;
-        whole(key, expected, result.bytes().await?)
+        whole(key, expected, result.bytes().await?).map(Sealed::Object)
     });
-    found_or_none(found.await)
+    Ok(found_or_none(found.await)?.unwrap_or(Sealed::Absent))
 }
 
 /// Decompresses the body of `object`, of `kind` at `key`. Its length is charged to `budget` during that.

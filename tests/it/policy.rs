@@ -121,6 +121,10 @@ fn labels_are_inherited_and_only_tightened() {
     lab.user.fails(&["save", "data", "run/step-3", "--label", "residency=FR"], 5);
     lab.user.fails(&["label", "run", "sensitivity=high"], 2);
     lab.user.fails(&["label", "run", "colour=red"], 2);
+    // Repeated labels are joined, in any order.
+    lab.save("twice/a", &["sensitivity=restricted", "sensitivity=public", "residency=DE,EU", "residency=EU"]);
+    assert_eq!(lab.labels("twice/a"), json!({"residency": ["EU"], "sensitivity": "restricted"}));
+    lab.user.fails(&["save", "data", "twice/b", "--label", "license=mit", "--label", "license=gpl"], 2);
     // A tree has the strictest labels of all its names.
     lab.save("open/a", &[]);
     lab.user.ok(&["cp", "open/a", "closed/a"]);

@@ -44,7 +44,7 @@ class Far:
         return False
 
     def __getattr__(self, name):
-        if self.away and name in ("begin_save_files", "save"):
+        if self.away and name in ("begin_save_files", "find", "save"):
             raise towline.Unreachable("no answer")
         return getattr(self._engine, name)
 
@@ -397,3 +397,46 @@ def test_what_is_local_survives_the_loss_of_the_cache(far, tmp_path):
     far._engine.away = False
     with towline.Checkpointer(far, "run") as later:
         assert later.steps() == [1]
+
+
+def in_spool(spool: Path) -> list[Path]:
+    return list(spool.rglob("0-step-*"))
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_step_that_another_process_saved_is_refused_and_leaves_the_spool(far, tmp_path, monkeypatch, away):
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.05)
+    late = towline.Checkpointer(far, "run", spool=tmp_path / "spool")
+    with towline.Checkpointer(far.url, "run") as first:
+        far._engine.away = away
+        if away:
+            # It is spooled before the other process saves the step, and uploaded after it.
+            late.save(1, a_state(10)).wait("local")
+        first.save(1, a_state(1)).wait()
+        far._engine.away = False
+    handle = late._handles[-1] if away else late.save(1, a_state(10))
+    while not handle.done():
+        time.sleep(0.01)
+    with pytest.raises(towline.SaveConflict, match="saved by another process"):
+        late.close()
+    assert isinstance(handle.error, towline.Conflict) and in_spool(tmp_path / "spool") == []
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as after:
+        check(after, 1)
+
+
+def test_the_next_process_replaces_no_step_that_another_one_saved_before_it_was_spooled(far, tmp_path):
+    late = towline.Checkpointer(far, "run", spool=tmp_path / "spool")
+    with towline.Checkpointer(far.url, "run") as first:
+        first.save(1, a_state(1)).wait()
+    far._engine.away = True
+    late.save(1, a_state(10)).wait("local")
+    with pytest.warns(UserWarning, match="on this node's disk"):
+        late.close()
+    assert in_spool(tmp_path / "spool") != []
+    far._engine.away = False
+    with (
+        pytest.warns(UserWarning, match="dropped: another process saved it"),
+        towline.Checkpointer(far, "run", spool=tmp_path / "spool") as after,
+    ):
+        check(after, 1)
+    assert in_spool(tmp_path / "spool") == []

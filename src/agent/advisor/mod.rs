@@ -435,7 +435,7 @@ impl Epoch {
 fn step_seconds(log: &State, name: &Name, value: &RefValue) -> Option<f64> {
     let (run, step) = name.step()?;
     let below: Name = format!("{run}/step-").parse().ok()?;
-    let steps = log.refs.range(&below..).take_while(|(other, _)| other.as_str().starts_with(below.as_str()));
+    let steps = log.refs.range::<Name, _>(&below..).take_while(|(other, _)| other.as_str().starts_with(below.as_str()));
     let earlier = steps.filter_map(|(other, value)| Some((other.step()?.1, value))).filter(|(other, _)| *other < step);
     let (before, saved) = earlier.map(|(before, value)| (before, value.saved)).max()?;
     let seconds = value.saved.since(saved).as_secs_f64();

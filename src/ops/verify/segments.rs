@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
+use super::trees::grouped;
 use super::{Subject, Verifying};
 use crate::error::{Error, Result};
 use crate::format::PackRef;
 use crate::repository::SegmentAudit;
 use crate::repository::layout::{self, Family};
 use crate::work::blocking;
-
-/// Packs whose footers are in memory at once.
-const GROUP: usize = 64;
 
 impl Verifying<'_> {
     pub(super) async fn check_segments(&mut self) -> Result<()> {
@@ -46,7 +44,7 @@ impl Verifying<'_> {
         }
         let live: Vec<(u32, PackRef)> =
             (0u32..).zip(packs.iter().copied()).filter(|(_, pack)| self.state.is_target(&pack.id)).collect();
-        for group in live.chunks(GROUP) {
+        for group in grouped(&live, self.repository.budget().total(), |(_, pack)| pack.chunks) {
             let wanted: Vec<PackRef> = group.iter().map(|(_, pack)| *pack).collect();
             let footers = self.footers(&wanted).await?;
             let (segment, group) = (Arc::clone(&segment), group.to_vec());

@@ -14,8 +14,28 @@ use crate::repository::log::RefValue;
 
 /// Footers read at once.
 const FOOTERS: usize = 16;
-/// Packs whose footers are in memory while one map is compared with them.
+/// Packs whose footers are in memory at once, if the memory suffices.
 const GROUP: usize = 64;
+/// Bytes of memory of a chunk in a footer, about.
+const CHUNK_IN_FOOTER: u64 = 64;
+
+/// Items in groups, in their order: the footers of the packs of one, with `chunks` each, take a quarter of `memory`, unless it is a
+/// single one.
+pub(super) fn grouped<T>(items: &[T], memory: u64, chunks: impl Fn(&T) -> u32) -> Vec<&[T]> {
+    let most = memory / 4 / CHUNK_IN_FOOTER;
+    let (mut groups, mut rest) = (Vec::new(), items);
+    while !rest.is_empty() {
+        let mut sum = 0;
+        let fit = rest.iter().take(GROUP).take_while(|item| {
+            sum += u64::from(chunks(item));
+            sum <= most
+        });
+        let (group, after) = rest.split_at(fit.count().max(1));
+        groups.push(group);
+        rest = after;
+    }
+    groups
+}
 
 impl Verifying<'_> {
     /// Opens the tree of each name; names with the same value are checked once.
@@ -55,11 +75,12 @@ impl Verifying<'_> {
         let frame = |chunk: u32| map.frames.get(chunk as usize);
         order.sort_by_key(|&chunk| frame(chunk).map_or(0, |frame| frame.pack));
         let mut order = order.into_iter().peekable();
-        for (group, packs) in (0u32..).zip(map.packs.chunks(GROUP)) {
+        let mut end = 0;
+        for packs in grouped(&map.packs, self.repository.budget().total(), |pack| pack.chunks) {
             let footers = self.footers(packs).await?;
             self.judge(packs);
             let mut wrong = None;
-            let end = group.saturating_add(1).saturating_mul(u32::try_from(GROUP).unwrap_or(u32::MAX));
+            end = u32::try_from(packs.len()).unwrap_or(u32::MAX).saturating_add(end);
             while let Some(chunk) = order.next_if(|&chunk| frame(chunk).is_some_and(|frame| frame.pack < end)) {
                 let Some(frame) = frame(chunk) else { continue };
                 let footer = map.pack(frame).ok().and_then(|pack| footers.get(&pack.id));

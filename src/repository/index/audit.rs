@@ -2,13 +2,15 @@
 
 use bytes::Bytes;
 
+use crate::budget::Retained;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::{PackFooter, PackRef, Row, SegmentView};
 use crate::id::SegmentId;
+use crate::repository::Repository;
 use crate::repository::layout::{self, Family};
 use crate::repository::log::SegmentInfo;
-use crate::repository::{Repository, objects};
+use crate::repository::objects::{self, Sealed};
 
 /// A fully verified segment.
 #[derive(Debug)]
@@ -16,6 +18,7 @@ pub struct SegmentAudit {
     id: SegmentId,
     view: SegmentView,
     object: Bytes,
+    _memory: Retained,
 }
 
 /// A damaged segment.
@@ -37,10 +40,22 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn audit_segment(&self, id: SegmentId, info: &SegmentInfo) -> Result<Result<SegmentAudit, BadSegment>> {
         let key = layout::owned(Family::Index, id);
-        let Some(object) = objects::get(&**self.store().objects(), Kind::Segment, &key).await? else {
-            let error = Error::not_found("index segment is gone").at(key);
-            return Ok(Err(BadSegment { error, packs: Vec::new() }));
+        let (objects, budget) = (self.store().objects(), self.budget());
+        let memory = budget.keep(info.len).map_err(|error| error.at(&key))?;
+        let error = match objects::sealed_within(&**objects, budget, Kind::Segment, &key, info.len).await? {
+            Sealed::Object(object) => return Ok(Self::audited_segment(id, info, object, memory)),
+            Sealed::Absent => Error::not_found("index segment is gone"),
+            Sealed::Longer => Error::damaged("index segment is longer than the log says"),
         };
+        Ok(Err(BadSegment { error: error.at(key), packs: Vec::new() }))
+    }
+
+    fn audited_segment(
+        id: SegmentId,
+        info: &SegmentInfo,
+        object: Bytes,
+        memory: Retained,
+    ) -> Result<SegmentAudit, BadSegment> {
         // Parses first, to refuse a compressed segment before it is decompressed.
         let checked = SegmentView::parse(&object).and_then(|view| {
             open(Kind::Segment, &object)?;
@@ -55,13 +70,13 @@ impl Repository {
                 .expected(show(expected))
                 .got(show(found)))
         });
-        Ok(match checked {
-            Ok(view) => Ok(SegmentAudit { id, view, object }),
+        match checked {
+            Ok(view) => Ok(SegmentAudit { id, view, object, _memory: memory }),
             Err(error) => {
                 let packs = SegmentView::parse(&object).map(|view| view.packs(&object).collect()).unwrap_or_default();
-                Err(BadSegment { error: error.at(key), packs })
+                Err(BadSegment { error: error.at(layout::owned(Family::Index, id)), packs })
             }
-        })
+        }
     }
 }
 

@@ -110,9 +110,14 @@ impl Log {
         // Gaps between listed numbers, kept as ranges: they may be of any length.
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut next = floor.saturating_add(1);
-        let read = stream::iter(&entries | &snapshots).map(|number| async move { (number, self.entry(number).await) });
+        let read = stream::iter(&entries | &snapshots);
+        let read = read.map(|number| async move { (number, self.sealed_entry_ahead(number).await) });
         let mut read = read.buffered(AHEAD).boxed();
-        while let Some((number, entry)) = read.next().await {
+        while let Some((number, found)) = read.next().await {
+            let entry = match found {
+                Ok(found) => self.opened_entry(number, found).await,
+                Err(error) => Err(error),
+            };
             let key = Numbered::Entry.key(number);
             replay.lose_unless_before(number);
             let entry = note(key.clone(), entry, damaged)?;

@@ -15,10 +15,12 @@ use crate::format::envelope::{Kind, open, version};
 use crate::format::wire::Reader;
 use crate::limits::MIB;
 use crate::repository::layout::Numbered;
-use crate::repository::objects;
+use crate::repository::objects::{self, Sealed};
 
 /// Entries requested at once.
 const AHEAD: u64 = 8;
+/// Maximum bytes of an entry that is fetched before it is its turn.
+const AHEAD_LEN_MAX: u64 = MIB;
 /// Minimum bytes of states and entries that are counted in the memory budget.
 const COUNTED_FROM: u64 = MIB;
 /// Maximum folds that a moving boundary may interrupt; more are an error.
@@ -155,12 +157,13 @@ impl Log {
                 // One at a time: a small object may decompress to a large entry.
                 let (entry, _memory) = self.read_entry(number, &object).await?;
                 growth.expect(self, &next, entry.weight())?;
-                next.apply(&entry).map_err(|refusal| {
+                let kept = next.apply_weighed(&entry).map_err(|refusal| {
                     Error::damaged("log entry does not follow from the state before it")
                         .at(Numbered::Entry.key(number))
                         .got(refusal)
                         .help("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
                 })?;
+                growth.expect(self, &next, kept)?;
             }
             if end {
                 return Ok(Arc::new(next));
@@ -169,32 +172,53 @@ impl Log {
         }
     }
 
-    /// Entries of `numbers` as they are stored, and whether the log ends before the last of these numbers.
+    /// Entries of `numbers` as they are stored, up to a large one after the first, and whether the log ends before the last of these
+    /// numbers.
     ///
     /// None of them is decoded meanwhile: a request that is not polled may hold memory for which decoding would wait.
     async fn sealed_entries(&self, numbers: RangeInclusive<u64>) -> Result<(Vec<Bytes>, bool)> {
-        let requests = stream::iter(numbers).map(|number| self.sealed_entry(number));
+        let first = *numbers.start();
+        let most = move |number| if number == first { u64::MAX } else { AHEAD_LEN_MAX };
+        let requests = stream::iter(numbers).map(|number| self.sealed_entry(number, most(number)));
         let mut requests = requests.buffered(usize::try_from(AHEAD).unwrap_or(1));
         let mut entries = Vec::new();
         while let Some(found) = requests.try_next().await? {
-            let Some(object) = found else { return Ok((entries, true)) };
-            entries.push(object);
+            match found {
+                Sealed::Object(object) => entries.push(object),
+                Sealed::Absent => return Ok((entries, true)),
+                Sealed::Longer => break,
+            }
         }
         Ok((entries, false))
     }
 
     /// Entry `number`, if there is one.
     pub(super) async fn entry(&self, number: u64) -> Result<Option<LogEntry>> {
-        match self.sealed_entry(number).await? {
-            Some(object) => self.read_entry(number, &object).await.map(|(entry, _)| Some(entry)),
-            None => Ok(None),
-        }
+        let found = self.sealed_entry(number, u64::MAX).await?;
+        self.opened_entry(number, found).await
     }
 
-    /// Entry `number` as it is stored, if there is one.
-    async fn sealed_entry(&self, number: u64) -> Result<Option<Bytes>> {
+    /// Entry `number` as it is stored, if it has no more than `most` bytes.
+    async fn sealed_entry(&self, number: u64, most: u64) -> Result<Sealed> {
         let key = Numbered::Entry.key(number);
-        objects::sealed(&*self.objects, &self.budget, Kind::Entry, &key).await.map_err(unreadable)
+        objects::sealed_within(&*self.objects, &self.budget, Kind::Entry, &key, most).await.map_err(unreadable)
+    }
+
+    /// Entry `number` as it is stored, to be [opened](Self::opened_entry) when those before it are: large ones are fetched only then.
+    pub(super) async fn sealed_entry_ahead(&self, number: u64) -> Result<Sealed> {
+        self.sealed_entry(number, AHEAD_LEN_MAX).await
+    }
+
+    /// Decodes entry `number`, found before.
+    pub(super) async fn opened_entry(&self, number: u64, found: Sealed) -> Result<Option<LogEntry>> {
+        let found = match found {
+            Sealed::Longer => self.sealed_entry(number, u64::MAX).await?,
+            found => found,
+        };
+        match found {
+            Sealed::Object(object) => self.read_entry(number, &object).await.map(|(entry, _)| Some(entry)),
+            Sealed::Absent | Sealed::Longer => Ok(None),
+        }
     }
 
     /// Decodes entry `number`, which takes at most half of the memory. It is reserved until the charge is dropped.

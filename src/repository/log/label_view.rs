@@ -1,4 +1,7 @@
 //! Labels of content: those of all its names, and of all names that these were made from; the strictest apply.
+//!
+//! Very many names may have very many labels by a few records above them, so records are gathered by reference, and each set of
+//! records is joined once.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -16,6 +19,17 @@ enum Holder {
     Tree(ManifestId),
     /// A name without a tree.
     Name(Name),
+}
+
+/// Maximum bytes of the different labels of all trees together. Content whose labels would be beyond it is nowhere.
+const ALL_LABELS_MAX: usize = 16 << 20;
+
+/// Records of labels that bind a holder itself: labelled names at and above its names, and its names with declassifications that count
+/// instead.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Records<'a> {
+    labelled: BTreeSet<&'a Name>,
+    declassified: BTreeSet<&'a Name>,
 }
 
 /// True if a declassification is validly signed.
@@ -72,7 +86,7 @@ impl<'a> LabelView<'a> {
         if self.state.labels.is_empty() {
             return HashMap::new();
         }
-        let graph = self.graph();
+        let mut graph = self.graph();
         let labels = graph.labels();
         let of_tree = |(holder, labels)| match holder {
             Holder::Tree(tree) => Some((tree, labels)),
@@ -94,15 +108,18 @@ impl<'a> LabelView<'a> {
                 place
             }
         };
-        for tree in self.names.keys() {
-            place_of(&mut graph, Holder::Tree(*tree));
+        // In order: which ones find no room for their labels is the same each time.
+        for tree in self.names.keys().copied().collect::<BTreeSet<_>>() {
+            place_of(&mut graph, Holder::Tree(tree));
         }
         // Origins are appended while the list is walked.
-        let mut place = 0;
+        let (mut place, mut joined) = (0, HashMap::new());
         while let Some(holder) = graph.holders.get(place).cloned() {
-            let (own, origins) = self.own_of(&holder);
-            let origins = origins.iter().map(|origin| place_of(&mut graph, self.holder_of(origin))).collect();
-            graph.own.push(Arc::new(own.demands()));
+            let records = self.records_of(&holder);
+            let origins = self.origins_of(&records);
+            let origins = origins.into_iter().map(|origin| place_of(&mut graph, self.holder_of(origin))).collect();
+            let own = joined.entry(records).or_insert_with_key(|records| graph.shared.keep(self.demands_of(records)));
+            graph.own.push(Arc::clone(own));
             graph.origins.push(origins);
             place += 1;
         }
@@ -117,23 +134,40 @@ impl<'a> LabelView<'a> {
         }
     }
 
-    /// Labels of a holder itself, and the names that it was made from.
-    fn own_of(&self, holder: &Holder) -> (Labels, BTreeSet<Name>) {
-        let names = match holder {
-            Holder::Tree(tree) => self.names.get(tree).cloned().unwrap_or_default(),
-            Holder::Name(name) => vec![name],
-        };
-        let (mut own, mut origins) = (Labels::default(), BTreeSet::new());
-        for name in names {
-            if let Some(signed) = self.declassified_labels(name) {
-                own.join(signed);
-            } else {
-                let labels = self.state.own_labels(name);
-                origins.extend(labels.origins().iter().cloned());
-                own.join(&labels);
+    /// Records that bind a holder itself.
+    fn records_of(&self, holder: &Holder) -> Records<'a> {
+        let mut records = Records::default();
+        match holder {
+            Holder::Tree(tree) => {
+                self.names.get(tree).into_iter().flatten().for_each(|name| self.add_records(name, &mut records));
             }
+            Holder::Name(name) => self.add_records(name, &mut records),
         }
-        (own, origins)
+        records
+    }
+
+    fn add_records(&self, name: &Name, records: &mut Records<'a>) {
+        match self.state.declassified.get_key_value(name) {
+            Some((name, _)) if self.declassified_labels(name).is_some() => drop(records.declassified.insert(name)),
+            _ => records.labelled.extend(self.state.labelled_above(name)),
+        }
+    }
+
+    /// Names that a holder with these records was made from.
+    fn origins_of(&self, records: &Records<'a>) -> BTreeSet<&'a Name> {
+        records.labelled.iter().filter_map(|name| self.state.labels.get(*name)).flat_map(Labels::origins).collect()
+    }
+
+    /// The labels of each record.
+    fn labels_of(&self, records: &Records<'a>) -> impl Iterator<Item = &'a Labels> {
+        let signed = records.declassified.iter().filter_map(|name| self.state.declassified.get(*name));
+        let labelled = records.labelled.iter().filter_map(|name| self.state.labels.get(*name));
+        labelled.chain(signed.map(|signed| &signed.labels))
+    }
+
+    /// Demands of all records together.
+    fn demands_of(&self, records: &Records<'a>) -> Labels {
+        self.labels_of(records).fold(Labels::default(), with_demands_of)
     }
 
     /// Labels of the declassification of `name`, if it has one that counts.
@@ -162,22 +196,26 @@ impl<'a> LabelView<'a> {
         if self.state.labels.is_empty() {
             return demands;
         }
-        let mut direct = Labels::default();
+        let mut direct: BTreeSet<&Name> = BTreeSet::new();
         let mut seen: HashSet<Holder> = HashSet::new();
+        let mut joined = Records::default();
         let mut queue: Vec<Holder> = names.into_iter().map(|name| self.holder_of(name)).collect();
         let asked: HashSet<Holder> = queue.iter().cloned().collect();
         while let Some(holder) = queue.pop() {
-            if !seen.insert(holder.clone()) {
+            if seen.contains(&holder) {
                 continue;
             }
-            let (own, origins) = self.own_of(&holder);
+            let records = self.records_of(&holder);
             if asked.contains(&holder) {
-                direct.join(&own);
+                direct.extend(self.labels_of(&records).flat_map(Labels::origins));
             }
-            demands = demands.joined(&own.demands()).demands();
-            queue.extend(origins.iter().map(|origin| self.holder_of(origin)));
+            queue.extend(self.origins_of(&records).into_iter().map(|origin| self.holder_of(origin)));
+            joined.labelled.extend(records.labelled);
+            joined.declassified.extend(records.declassified);
+            seen.insert(holder);
         }
-        demands.with_origins_of(&direct)
+        demands.join(&self.demands_of(&joined));
+        demands.with_origins(direct.into_iter().cloned().collect())
     }
 
     /// True if a signed declassification replaces the labels of `name`.
@@ -193,6 +231,53 @@ impl<'a> LabelView<'a> {
     }
 }
 
+/// Labels, each kept once, up to a number of bytes.
+#[derive(Default)]
+struct SharedLabels {
+    known: HashSet<Arc<Labels>>,
+    bytes: usize,
+}
+
+impl SharedLabels {
+    /// `labels`; those of [`Labels::nowhere`], if there is no room for them.
+    fn keep(&mut self, labels: Labels) -> Arc<Labels> {
+        if let Some(known) = self.known.get(&labels) {
+            return Arc::clone(known);
+        }
+        let weight = size_of::<Labels>() + labels.weight();
+        if self.bytes + weight > ALL_LABELS_MAX {
+            return self.nowhere();
+        }
+        self.bytes += weight;
+        let labels = Arc::new(labels);
+        self.known.insert(Arc::clone(&labels));
+        labels
+    }
+
+    fn nowhere(&mut self) -> Arc<Labels> {
+        let nowhere = Labels::nowhere().demands();
+        match self.known.get(&nowhere) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let nowhere = Arc::new(nowhere);
+                self.known.insert(Arc::clone(&nowhere));
+                nowhere
+            }
+        }
+    }
+
+    /// Demands of both; one of them, without a copy, where it implies the other.
+    fn stricter(&mut self, one: Arc<Labels>, other: &Arc<Labels>) -> Arc<Labels> {
+        if Arc::ptr_eq(&one, other) || one.imply(other) {
+            return one;
+        }
+        if other.imply(&one) {
+            return Arc::clone(other);
+        }
+        self.keep(Labels::clone(&one).joined(other).demands())
+    }
+}
+
 /// Holders of labels, and the places of those that each was made from.
 #[derive(Default)]
 struct OriginGraph {
@@ -200,6 +285,7 @@ struct OriginGraph {
     /// Demands of the labels of each itself.
     own: Vec<Arc<Labels>>,
     origins: Vec<Vec<usize>>,
+    shared: SharedLabels,
 }
 
 /// Place of a holder in the search, in which none is yet.
@@ -210,7 +296,7 @@ impl OriginGraph {
     ///
     /// The components come in an order in which origins are first (R. Tarjan, Depth-first search and linear graph algorithms, 1972,
     /// <https://doi.org/10.1137/0201010>), so each edge is looked at once.
-    fn labels(&self) -> Vec<Arc<Labels>> {
+    fn labels(&mut self) -> Vec<Arc<Labels>> {
         let count = self.holders.len();
         let mut labels: Vec<Arc<Labels>> = self.own.clone();
         let (mut order, mut lowest, mut done) = (vec![UNSEEN; count], vec![UNSEEN; count], vec![false; count]);
@@ -254,13 +340,13 @@ impl OriginGraph {
     }
 
     /// Gives all `members` of a component the same labels.
-    fn settle(&self, members: &[usize], labels: &mut [Arc<Labels>], done: &mut [bool]) {
-        let mut all = Arc::new(Labels::default());
+    fn settle(&mut self, members: &[usize], labels: &mut [Arc<Labels>], done: &mut [bool]) {
+        let mut all = self.shared.keep(Labels::default());
         for &member in members {
-            all = stricter(all, &labels[member]);
+            all = self.shared.stricter(all, &labels[member]);
             for &origin in &self.origins[member] {
                 if done[origin] {
-                    all = stricter(all, &labels[origin]);
+                    all = self.shared.stricter(all, &labels[origin]);
                 }
             }
         }
@@ -271,13 +357,7 @@ impl OriginGraph {
     }
 }
 
-/// Demands of both; one of them, without a copy, where it implies the other.
-fn stricter(one: Arc<Labels>, other: &Arc<Labels>) -> Arc<Labels> {
-    if Arc::ptr_eq(&one, other) || one.imply(other) {
-        return one;
-    }
-    if other.imply(&one) {
-        return Arc::clone(other);
-    }
-    Arc::new(Labels::clone(&one).joined(other).demands())
+/// `demands`, and those of `labels`.
+fn with_demands_of(demands: Labels, labels: &Labels) -> Labels {
+    if demands.imply(labels) { demands } else { demands.joined(labels).demands() }
 }

@@ -309,6 +309,11 @@ impl State {
     /// # Errors
     /// As [`State::check`]; the state stays unchanged.
     pub fn apply(&mut self, entry: &LogEntry) -> Result<(), Refusal> {
+        self.apply_weighed(entry).map(drop)
+    }
+
+    /// As [`Self::apply`]; returns the bytes of memory of labels that names keep because of it, beside what is in the entry.
+    pub(super) fn apply_weighed(&mut self, entry: &LogEntry) -> Result<u64, Refusal> {
         self.check(entry)?;
         self.seq += 1;
         let swaps = Swaps::of(&entry.actions);
@@ -320,13 +325,13 @@ impl State {
         for (at, action) in entry.actions.iter().enumerate() {
             self.apply_action(entry, at, action, &swaps);
         }
-        self.keep_labels(&leaving);
+        let kept = self.keep_labels(&leaving);
         if let Some(session) = entry.session.and_then(|id| self.sessions.get_mut(&id)) {
             session.last_write = entry.write;
             session.touched = self.seq;
         }
         self.forget();
-        Ok(())
+        Ok(kept as u64)
     }
 
     fn apply_action(&mut self, entry: &LogEntry, at: usize, action: &Action, swaps: &Swaps) {
@@ -504,7 +509,8 @@ mod tests {
         let swap = |old, new| Action::SwapMap { old, new };
         // A name that is set between two swaps is swapped by the later one alone.
         state.apply(&entry(vec![swap(a, b), set("four", a), swap(b, c), swap(a, d), set("five", b)])).unwrap();
-        let maps = ["one", "two", "three", "four", "five"].map(|name| state.refs[&name.parse().unwrap()].map_key);
+        let maps =
+            ["one", "two", "three", "four", "five"].map(|name| state.refs[&name.parse::<Name>().unwrap()].map_key);
         assert_eq!(maps, [c, c, d, d, b]);
         let again = state.clone();
         state.apply(&entry(vec![swap(c, a), swap(a, c)])).unwrap();

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use tokio::time::Instant;
 
 use super::get::{ChunkRequest, levels};
 use super::plan::UNIT_LEN;
@@ -21,9 +20,18 @@ const WINDOW: u64 = 16 * UNIT_LEN;
 /// Concurrent windows: while one ends, the next is in progress.
 const WINDOWS: usize = 3;
 
-/// Time in which a source that must be used may come back, and how often it is tried.
+/// Time that a warm waits for the source that it must use, how often it looks for it, and how many times that may come back. A warm may
+/// have a place that others wait for.
 const SOURCE_BACK_MAX: Duration = Duration::from_secs(30);
 const SOURCE_BACK_POLL: Duration = Duration::from_secs(1);
+const RETURNS_MAX: u32 = 3;
+
+/// Patience with a source that goes away and comes back.
+#[derive(Debug, Default)]
+struct Patience {
+    waited: Duration,
+    returns: u32,
+}
 
 /// Result of warming chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,10 +63,12 @@ impl Exchange {
         let request =
             ChunkRequest { repository, saved, alone: &alone, policy, through: true, counters: &counters, tenant: None };
         let mut lacking = [plan.as_stored.as_slice(), &plan.alone].concat();
+        let mut patience = Patience::default();
         loop {
             let before = lacking.len();
             let (failed, full) = self.warm_once(&request, &lacking, progress).await;
-            if failed.is_empty() || full || !self.is_worth_another_try(policy, failed.len() < before).await {
+            let has_sent = failed.len() < before;
+            if failed.is_empty() || full || !self.is_worth_another_try(policy, has_sent, &mut patience).await {
                 return WarmedChunks { failed, full, sources: counters.read() };
             }
             lacking = failed;
@@ -67,16 +77,17 @@ impl Exchange {
 
     /// True if the source that must be used lives, and has sent some of what was requested, or has come back: an agent that is
     /// restarted is gone for some seconds.
-    async fn is_worth_another_try(&self, policy: &FetchPolicy, has_sent: bool) -> bool {
+    async fn is_worth_another_try(&self, policy: &FetchPolicy, has_sent: bool, patience: &mut Patience) -> bool {
         if policy.or_repository || matches!(policy.from, From::Anywhere | From::Repository) {
             return false;
         }
         if self.check_live(policy).await.is_ok() {
             return has_sent;
         }
-        let until = Instant::now() + SOURCE_BACK_MAX;
-        while Instant::now() < until {
+        patience.returns += 1;
+        while patience.returns <= RETURNS_MAX && patience.waited < SOURCE_BACK_MAX {
             tokio::time::sleep(SOURCE_BACK_POLL).await;
+            patience.waited += SOURCE_BACK_POLL;
             if self.check_reachable(policy).await.is_ok() {
                 return true;
             }

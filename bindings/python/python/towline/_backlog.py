@@ -6,16 +6,20 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _towline, spool
-from .errors import Error, Exhausted, Unreachable
+from .errors import Conflict, Error, Exhausted, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 
 if TYPE_CHECKING:
     from .repository import Repository
+
+#: Options for a save of a name that make it fail rather than replace another process's step. The time is for the store to answer.
+Own = Callable[[str, timedelta], AbstractContextManager[dict[str, Any]]]
 
 #: Seconds before the first and between later tries.
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
@@ -26,8 +30,8 @@ SILENCE = timedelta(seconds=20)
 class Backlog:
     """Steps of one Checkpointer, used by its saver thread alone."""
 
-    def __init__(self, repository: Repository, durable: Callable[[], None]):
-        self._repository, self._durable = repository, durable
+    def __init__(self, repository: Repository, durable: Callable[[], None], own: Own):
+        self._repository, self._durable, self._own = repository, durable, own
         self._steps: deque[tuple[Handle, spool.SpooledStep]] = deque()
         self._pause = _PAUSE
 
@@ -48,12 +52,20 @@ class Backlog:
         while self._steps:
             handle, kept = self._steps[0]
             try:
-                report = spool.save(self._repository, kept)
+                with self._own(handle.name, SILENCE) as expected:
+                    report = spool.save(self._repository, kept, expected)
             except (Unreachable, Exhausted) as error:
                 for waiting, _ in self._steps:
                     waiting._fail(error, over=False)
                 self._pause = min(self._pause * 2, _PAUSE_MAX)
                 return
+            except Conflict as error:
+                # Another process has the step: the next one on this node must not replace it.
+                self._steps.popleft()
+                spool.remove(kept)
+                handle._drop()
+                handle._fail(error)
+                continue
             except BaseException as error:
                 # It stays in the spool for the next process.
                 self._steps.popleft()

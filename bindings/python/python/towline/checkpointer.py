@@ -121,7 +121,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(self.repository, self._expire)
+        self._backlog = Backlog(self.repository, self._expire, self._own)
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
@@ -440,7 +440,9 @@ class Checkpointer:
         kept = None
         if self._spool is not None:
             try:
-                kept = spool.put(self._spool, handle.name, options, self._files_on_disk(job))
+                kept = spool.put(
+                    self._spool, handle.name, {**options, **self._known(handle.name)}, self._files_on_disk(job)
+                )
                 handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
@@ -472,6 +474,12 @@ class Checkpointer:
             self._backlog.add(handle, kept, error)
             job.settled.set()
             return
+        except Conflict:
+            if kept is not None:
+                # Another process has the step: the next one on this node must not replace it.
+                spool.remove(kept)
+                handle._drop()
+            raise
         if kept is not None:
             spool.remove(kept)
         handle.error = None
@@ -492,6 +500,7 @@ class Checkpointer:
         except OSError as error:
             warnings.warn(f"towline: steps left in {self._spool} are not looked at: {error}", stacklevel=3)
             return
+        uploaded: set[str] = set()
         for kept in pending:
             try:
                 if spool.outdated(self.repository, kept):
@@ -500,7 +509,14 @@ class Checkpointer:
                         stacklevel=3,
                     )
                 else:
-                    spool.save(self.repository, kept)
+                    # A step that was saved twice replaces itself.
+                    again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
+                    spool.save(self.repository, kept, again)
+                    uploaded.add(kept.step)
+            except Conflict as error:
+                warnings.warn(
+                    f"towline: a step left at {kept} is dropped: another process saved it: {error}", stacklevel=3
+                )
             except Error as error:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
                 continue
@@ -568,6 +584,17 @@ class Checkpointer:
         with contextlib.suppress(Error):
             self._seen[name] = self._version(name, limit)
             self._unsure.discard(name)
+
+    def _known(self, name: str) -> dict[str, Any]:
+        """As `_own`, for a save by a later process: by what this one knows, without asking the store."""
+        if (
+            self._attempts is not None
+            or self._seen is None
+            or name in self._unsure
+            or not name.startswith(f"{self.run}/")
+        ):
+            return {}
+        return {"version": self._seen.get(name, 0)}
 
     def _version(self, name: str, limit: timedelta | None) -> int:
         """Current version of a name; 0 if it does not exist."""

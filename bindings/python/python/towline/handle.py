@@ -103,6 +103,11 @@ class Handle:
             self._ended = self._ended or "durable" in levels
             self._changed.notify_all()
 
+    def _drop(self) -> None:
+        """Records that the state is no longer on this node's disk: another process has the step, and this one is not saved."""
+        with self._changed:
+            self._reached.discard("local")
+
     def _fail(self, error: BaseException, over: bool = True) -> None:
         with self._changed:
             self.error, self._ended = error, over

@@ -15,6 +15,7 @@ import os
 import stat
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -115,9 +116,11 @@ def outdated(repository: Repository, kept: SpooledStep) -> bool:
     return False
 
 
-def save(repository: Repository, kept: SpooledStep) -> SaveReport:
-    """Saves the step `kept` to the repository. Raises Damaged if its record is not one that `put` or `link` wrote."""
+def save(repository: Repository, kept: SpooledStep, options: Mapping[str, Any] | None = None) -> SaveReport:
+    """Saves the step `kept` to the repository; `options` go before those of its record. Raises Conflict if another process saved
+    the step since it was spooled, and Damaged if its record is not one that `put` or `link` wrote."""
     record = _read_record(kept)
+    record["options"] |= options or {}
     place = kept.run.at(kept.name)
     try:
         if "part" in record["options"]:

@@ -4,7 +4,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
+use std::sync::Arc;
 
 use super::entry::{Action, LogEntry};
 use super::fields::read_name;
@@ -75,7 +77,7 @@ impl Declassified {
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     names: BTreeMap<Name, ManifestId>,
-    labels: BTreeMap<ManifestId, Labels>,
+    labels: BTreeMap<ManifestId, Arc<Labels>>,
 }
 
 /// Version of the policy in force, and the digest of its text.
@@ -159,10 +161,11 @@ impl State {
     pub(super) fn apply_label(&mut self, name: &Name, labels: &Labels) {
         let own = self.labels.entry(name.clone()).or_default();
         *own = std::mem::take(own).joined(labels).bounded();
-        // Names below it follow it, among others that begin alike.
-        let alike = self.declassified.range(name.clone()..).map(|(other, _)| other);
-        let alike = alike.take_while(|other| other.as_str().starts_with(name.as_str()));
-        for other in alike.filter(|other| other.is_under(name)).cloned().collect::<Vec<_>>() {
+        self.declassified.remove(name);
+        // All that begins with the name and a slash, whose successor is `0`.
+        let (from, to) = (format!("{name}/"), format!("{name}0"));
+        let below = self.declassified.range::<str, _>((Bound::Excluded(&*from), Bound::Excluded(&*to)));
+        for other in below.map(|(other, _)| other.clone()).collect::<Vec<_>>() {
             self.declassified.remove(&other);
         }
     }
@@ -175,6 +178,7 @@ impl State {
             return leaving;
         }
         let origins: HashSet<&Name> = self.labels.values().flat_map(Labels::origins).collect();
+        let mut records: BTreeMap<ManifestId, BTreeSet<&Name>> = BTreeMap::new();
         for action in &entry.actions {
             let (name, now) = match action {
                 Action::SetRef { name, value, .. } => (name, Some(value.manifest)),
@@ -182,32 +186,71 @@ impl State {
                 _ => continue,
             };
             let Some(tree) = self.refs.get(name).map(|value| value.manifest) else { continue };
-            if Some(tree) != now && (origins.contains(name) || !self.own_labels(name).is_empty()) {
+            if Some(tree) != now && (origins.contains(name) || self.is_labelled(name)) {
                 leaving.names.insert(name.clone(), tree);
-                leaving.labels.insert(tree, Labels::default());
+                records.entry(tree).or_default();
             }
         }
-        if !leaving.names.is_empty() {
-            for (name, value) in &self.refs {
-                if let Some(labels) = leaving.labels.get_mut(&value.manifest) {
-                    *labels = std::mem::take(labels).joined(&self.own_labels(name)).bounded();
-                }
+        if leaving.names.is_empty() {
+            return leaving;
+        }
+        for (name, value) in &self.refs {
+            if let Some(records) = records.get_mut(&value.manifest) {
+                records.extend(self.labelled_above(name));
             }
+        }
+        // Trees below one labelled name share its labels.
+        let (mut shared, mut weight) = (HashMap::new(), 0);
+        for (tree, records) in records {
+            let labels = shared.entry(records).or_insert_with_key(|records| {
+                let labels = if weight > KEPT_LABELS_MAX { Labels::nowhere() } else { self.joined_records(records) };
+                weight += labels.weight();
+                Arc::new(labels)
+            });
+            leaving.labels.insert(tree, Arc::clone(labels));
         }
         leaving
     }
 
+    /// Labels of all `records` together, [bounded](Labels::bounded).
+    fn joined_records(&self, records: &BTreeSet<&Name>) -> Labels {
+        let mut joined = Labels::default();
+        for labels in records.iter().filter_map(|record| self.labels.get(*record)) {
+            joined.join(labels);
+            if !joined.fit_one_name() {
+                return Labels::nowhere();
+            }
+        }
+        joined
+    }
+
     /// Keeps the labels of the trees that lost names, so that nothing loses a label because a name is removed or replaced: the other
     /// names of these trees get them, also those that can be undeleted, and the names that were made from the lost ones. If that
-    /// would take more than [`KEPT_LABELS_MAX`] bytes, all of them may be nowhere instead.
-    pub(super) fn keep_labels(&mut self, leaving: &Leaving) {
+    /// would take more than [`KEPT_LABELS_MAX`] bytes, all of them may be nowhere instead. Returns the bytes of labels that were given.
+    pub(super) fn keep_labels(&mut self, leaving: &Leaving) -> usize {
         if leaving.names.is_empty() {
-            return;
+            return 0;
         }
-        let mut given: BTreeMap<Name, BTreeSet<ManifestId>> = BTreeMap::new();
-        let mut give = |name: &Name, tree: &ManifestId| {
+        let given = self.lacking_labels(leaving);
+        let too_many = given.iter().map(|(_, labels)| labels.weight()).sum::<usize>() > KEPT_LABELS_MAX;
+        let mut bytes = 0;
+        for (name, labels) in given {
+            let labels = if too_many { Labels::nowhere() } else { Labels::clone(&labels).without_origin(&name) };
+            let own = self.own_labels(&name);
+            if own.clone().joined(&labels) != own {
+                bytes += size_of::<(Name, Labels)>() + name.as_str().len() + labels.weight();
+                self.apply_label(&name, &labels);
+            }
+        }
+        bytes
+    }
+
+    /// Names that must get labels of `leaving`, because they do not have all of them.
+    fn lacking_labels(&self, leaving: &Leaving) -> Vec<(Name, Arc<Labels>)> {
+        let mut given: BTreeMap<&Name, BTreeSet<ManifestId>> = BTreeMap::new();
+        let mut give = |name, tree: &ManifestId| {
             if leaving.labels.get(tree).is_some_and(|labels| !labels.is_empty()) {
-                given.entry(name.clone()).or_default().insert(*tree);
+                given.entry(name).or_default().insert(*tree);
             }
         };
         self.refs.iter().for_each(|(name, value)| give(name, &value.manifest));
@@ -215,22 +258,25 @@ impl State {
         for (name, labels) in &self.labels {
             labels.origins().iter().filter_map(|origin| leaving.names.get(origin)).for_each(|tree| give(name, tree));
         }
-        let weights: BTreeMap<ManifestId, usize> =
-            leaving.labels.iter().map(|(tree, labels)| (*tree, labels.weight())).collect();
-        let of_trees = |trees: &BTreeSet<ManifestId>| trees.iter().filter_map(|tree| weights.get(tree)).sum::<usize>();
-        let too_many = given.values().map(of_trees).sum::<usize>() > KEPT_LABELS_MAX;
+        // Most names are labelled by the same names above them.
+        let mut of_trees: HashMap<BTreeSet<ManifestId>, Arc<Labels>> = HashMap::new();
+        let mut has_all: HashMap<(BTreeSet<&Name>, BTreeSet<ManifestId>), bool> = HashMap::new();
+        let mut lacking = Vec::new();
         for (name, trees) in given {
-            let labels = if too_many {
-                Labels::nowhere()
-            } else {
+            let labels = of_trees.entry(trees.clone()).or_insert_with_key(|trees| {
                 let labels = trees.iter().filter_map(|tree| leaving.labels.get(tree));
-                labels.fold(Labels::default(), Labels::joined).bounded().without_origin(&name)
-            };
-            let own = self.own_labels(&name);
-            if own.clone().joined(&labels) != own {
-                self.apply_label(&name, &labels);
+                Arc::new(labels.fold(Labels::default(), |joined, labels| joined.joined(labels).bounded()))
+            });
+            let records: BTreeSet<&Name> = self.labelled_above(name).into_iter().collect();
+            let has_all = has_all.entry((records, trees)).or_insert_with_key(|(records, _)| {
+                let own = self.joined_records(records);
+                own.clone().joined(labels) == own
+            });
+            if !*has_all {
+                lacking.push((name.clone(), Arc::clone(labels)));
             }
         }
+        lacking
     }
 
     pub(super) fn write_labels(&self, out: &mut Writer) {
@@ -279,15 +325,40 @@ impl State {
     #[must_use]
     pub fn own_labels(&self, name: &Name) -> Labels {
         let mut labels = Labels::default();
-        if self.labels.is_empty() {
-            return labels;
-        }
-        for prefix in name.and_above() {
-            if let Some(own) = self.labels.get(&prefix) {
-                labels.join(own);
-            }
+        for record in self.labelled_above(name) {
+            labels.join(&self.labels[record]);
         }
         labels
+    }
+
+    /// True if `name` or a prefix of it has labels.
+    fn is_labelled(&self, name: &Name) -> bool {
+        self.labelled_above(name).into_iter().any(|record| !self.labels[record].is_empty())
+    }
+
+    /// The labelled ones of `name` and its prefixes, the longest first. Looks only at labelled names, however many prefixes there are.
+    pub(super) fn labelled_above(&self, name: &Name) -> Vec<&Name> {
+        let (mut found, text) = (Vec::new(), name.as_str());
+        let mut longest = text;
+        loop {
+            // The last one at or before a prefix of the name: a labelled prefix that is shorter sorts before it.
+            let Some((record, _)) =
+                self.labels.range::<str, _>((Bound::Unbounded, Bound::Included(longest))).next_back()
+            else {
+                break;
+            };
+            let same = text.bytes().zip(record.as_str().bytes()).take_while(|(one, other)| one == other).count();
+            let end = if name.is_under(record) {
+                found.push(record);
+                same - 1
+            } else {
+                same
+            };
+            // The rest begins alike as far as this one does.
+            let Some(slash) = text.get(..=end).and_then(|prefix| prefix.rfind('/')) else { break };
+            longest = &text[..slash];
+        }
+        found
     }
 
     /// Action that gives `name` the labels `given`, unless it has them.
