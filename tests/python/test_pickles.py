@@ -31,10 +31,10 @@ def test_values_that_take_for_ever_are_refused_before_torch_reads_them():
     nested = begin + pickle.TUPLE1 * 300_000 + end
     for bomb in (pickle.dumps([shared], 2), doubled, nested, b"\x80\x02.", b"", b"garbage"):
         with pytest.raises(pickle.UnpicklingError):
-            _pickles.check(archive(bomb))
+            _pickles.checked(archive(bomb))
     for wrong in (b"", b"PK", pickle.dumps(1)):
         with pytest.raises(pickle.UnpicklingError):
-            _pickles.check(wrong)
+            _pickles.checked(wrong)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,54 @@ def test_values_that_take_for_ever_are_refused_before_torch_reads_them():
         collections.OrderedDict(a=torch.ones(2), b=torch.ones(2)),
         [{"step": n, "name": f"layer.{n}", "parts": (n, n + 1)} for n in range(20_000)],
         ["x" * 1000] * 100_000,
+        {
+            "random": tuple(range(1 << 31, (1 << 31) + 624)),
+            "set": {1, 2},
+            "bytes": b"\xff" * 1000,
+            "array": bytearray(b"ab" * 500),
+        },
+        [torch.float16, torch.Size([2]), torch.device("cpu"), 2j, torch.nn.Parameter(torch.ones(2))],
     ],
 )
 def test_what_torch_saves_is_read(value):
     made = io.BytesIO()
     torch.save(value, made)
-    _pickles.check(made.getbuffer())
+    assert repr(torch.load(_pickles.checked(made.getbuffer()), weights_only=True)) == repr(value)
+
+
+def call(name: str, arguments: bytes) -> bytes:
+    return archive(b"\x80\x02c" + name.replace(" ", "\n").encode() + b"\n" + arguments + b"R.")
+
+
+@pytest.mark.parametrize("name", ["torch Tensor", "torch FloatStorage", "builtins bytearray", "torch._utils getattr"])
+def test_calls_with_a_size_are_refused(name):
+    with pytest.raises(pickle.UnpicklingError, match="calls"):
+        _pickles.checked(call(name, b"J\x00\x00\x00\x7f\x85"))
+
+
+def test_what_other_readers_of_archives_would_find_is_refused_or_left_out():
+    good = archive(pickle.dumps(1, 2))
+    bomb = b"\x80\x02" + pickle.EMPTY_DICT + pickle.EMPTY_TUPLE + (pickle.DUP + pickle.TUPLE2) * 60 + b"Ns."
+    with pytest.raises(pickle.UnpicklingError, match="begins with something else"):
+        _pickles.checked(bomb + good)
+    for extra, compressed in [("archive/DATA.PKL", False), ("archive/data.pkl", False), ("archive/data/0", True)]:
+        made = io.BytesIO(good)
+        with zipfile.ZipFile(made, "a") as added:
+            kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+            added.writestr(extra, bomb + bytes(10_000), compress_type=kind)
+        with pytest.raises(pickle.UnpicklingError):
+            _pickles.checked(made.getvalue())
+
+
+def test_bytes_that_are_made_of_one_text_again_and_again_are_counted():
+    text = b"X" + (100_000).to_bytes(4, "little") + b"x" * 100_000
+    begin = b"\x80\x02]q\x00(" + text + b"q\x01c_codecs\nencode\nq\x02"
+    many = begin + b"h\x02h\x01X\x06\x00\x00\x00latin1\x86R" * 1000 + b"e."
+    with pytest.raises(pickle.UnpicklingError, match="too many"):
+        _pickles.checked(archive(many))
+
+
+def test_integers_of_one_hash_are_counted():
+    many = {n * ((1 << 61) - 1): 0 for n in range(1, 1000)}
+    with pytest.raises(pickle.UnpicklingError, match="large integers"):
+        _pickles.checked(archive(pickle.dumps(many, 2)))

@@ -21,21 +21,24 @@ DOCUMENT_MAX = 256 << 20
 #: list, a dict of up to five keys, a number or short string and its place.
 JSON = {b"[": 88, b"{": 240, b",": 80, b":": 80}
 #: Bytes of memory that are not worth a refusal.
-_ALWAYS_READ = 1 << 20
+ALWAYS_READ = 1 << 20
 #: Maximum keys of one hash. All multiples of 2**61 - 1 have the same one, and to look up n of them takes n * n steps.
-_SAME_HASH_MAX = 256
+SAME_HASH_MAX = 256
 
 
 def read_document(repository: Repository, name: str, path: str, marks: Mapping[bytes, int] = JSON) -> bytes:
     """Reads the document `path` in the tree `name`. Raises Exhausted if it is longer than the maximum, or its objects could take
-    more memory than the limit of `repository`: `marks` has the most that each occurrence of a mark stands for."""
-    document = bytes(repository._engine.cat(name, path, 0, DOCUMENT_MAX + 1))
-    if len(document) > DOCUMENT_MAX:
+    more memory than the limit of `repository`: `marks` has the most that each occurrence of a mark, and any byte, stands for."""
+    most = max(repository._engine.memory(), ALWAYS_READ)
+    longest = min(most, DOCUMENT_MAX)
+    document = bytes(repository._engine.cat(name, path, 0, longest + 1))
+    if len(document) > longest:
         raise Exhausted(
-            f"{path} of {name} is longer than {DOCUMENT_MAX >> 20} MiB: no such document was saved by towline"
+            f"{path} of {name} is longer than {longest >> 20} MiB (open the repository with a larger `memory`, if you trust "
+            "whoever saved it)"
         )
-    needed, most = memory_of(document, marks), repository._engine.memory()
-    if needed > max(most, _ALWAYS_READ):
+    needed = memory_of(document, marks)
+    if needed > most:
         raise Exhausted(
             f"{path} of {name} needs up to {needed >> 20} MiB of memory, and the limit is {most >> 20} MiB "
             "(open the repository with a larger `memory`, if you trust whoever saved it)"
@@ -47,7 +50,8 @@ def memory_of(document: bytes, marks: Mapping[bytes, int] = JSON) -> int:
     """Bytes of memory that the objects of a document take, at most."""
     # One character beyond ASCII makes all of its string wide.
     wide = not document.isascii() or b"\\u" in document
-    return (4 if wide else 1) * len(document) + sum(size * document.count(mark) for mark, size in marks.items())
+    each = max(4 if wide else 1, marks.get(b"", 0))
+    return each * len(document) + sum(size * document.count(mark) for mark, size in marks.items() if mark)
 
 
 def parsed(document: bytes, what: str) -> Any:
@@ -62,6 +66,6 @@ def distinct(keys: Iterable[Key], where: str) -> list[Key]:
     """Lists `keys` of a dict or set. Raises Damaged if so many have the same hash that it would take very long to build."""
     listed = list(keys)
     most = max(collections.Counter(map(hash, listed)).values(), default=0)
-    if most > _SAME_HASH_MAX:
+    if most > SAME_HASH_MAX:
         raise Damaged(f"{most} keys of {where} have the same hash: no such document was saved by towline")
     return listed

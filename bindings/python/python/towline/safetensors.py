@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _loading, _towline
+from ._documents import ALWAYS_READ, memory_of
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
 from .tensors import Tensor, Tensors, read_request
@@ -202,10 +203,14 @@ class SavedFile:
     def _head(self) -> dict[str, Any]:
         self._check()
         if self._header is None:
+            most = max(self._engine.memory(), ALWAYS_READ)
             length = int.from_bytes(self._engine.cat(self._name, self._path, 0, 8), "little")
+            header = bytes(self._engine.cat(self._name, self._path, 8, 8 + min(length, 100_000_000, most)))
+            if memory_of(header) > most:
+                raise SafetensorError(f"the header of {self._path} of {self._name} needs more memory than the limit")
             try:
-                self._header = json.loads(self._engine.cat(self._name, self._path, 8, 8 + min(length, 100_000_000)))
-            except ValueError:
+                self._header = json.loads(header)
+            except (ValueError, RecursionError):
                 raise SafetensorError(f"{self._path} of {self._name} is not a safetensors file") from None
         return self._header
 

@@ -6,6 +6,7 @@ that are quick to hash: a pickle of a few hundred bytes can hold a tuple whose h
 
 from __future__ import annotations
 
+import collections
 import enum
 import io
 import pickle
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from .._documents import SAME_HASH_MAX
 from ..errors import Damaged, Unsupported
 from . import _pickles
 from .metadata import StorageInfo
@@ -99,19 +101,25 @@ _OPCODES = (
 )  # fmt: skip
 
 
-#: Bytes of memory that the opcodes which make objects stand for, at most: lists, dicts, tuples, and instances.
-MARKS = {b"]": 64, b"}": 64, b"t": 64, b"\x85": 64, b"\x86": 64, b"\x87": 64, b"\x81": 256, b"R": 256}
+#: Bytes of memory that opcodes stand for, at most: lists, dicts, tuples, texts, instances, and places in the memo; and any byte.
+MARKS = {
+    b"]": 64, b"}": 64, b"t": 64, b"\x85": 64, b"\x86": 64, b"\x87": 64, b"\x8c": 64, b"\x81": 256, b"R": 256, b"\x94": 128,
+    b"q": 128, b"r": 128, b"": 12,
+}  # fmt: skip
 
 
 class _Unpickler(_Base):
     """Unpickler that only creates torch's metadata classes."""
 
     stack: list[Any]
+    #: Keys of each hash.
+    hashes: collections.Counter[int]
     dispatch: ClassVar[dict[int, Any]] = {
         code: _Base.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPCODES)
     }
 
     def load(self) -> Any:
+        self.hashes = collections.Counter()
         try:
             return super().load()
         except KeyError as error:
@@ -120,17 +128,24 @@ class _Unpickler(_Base):
 
     def load_setitem(self) -> None:
         if len(self.stack) >= 2:
-            _check_key(self.stack[-2])
+            self._check_key(self.stack[-2])
         super().load_setitem()
 
     dispatch[pickle.SETITEM[0]] = load_setitem
 
     def load_setitems(self) -> None:
         for key in self.stack[::2]:
-            _check_key(key)
+            self._check_key(key)
         super().load_setitems()
 
     dispatch[pickle.SETITEMS[0]] = load_setitems
+
+    def _check_key(self, key: object) -> None:
+        _check_key(key)
+        self.hashes[hash(key)] += 1
+        # Strings differ in their hashes; the same ones are keys of several dicts.
+        if type(key) is MetadataIndex and self.hashes[hash(key)] > SAME_HASH_MAX:
+            raise pickle.UnpicklingError("too many keys have the same hash")
 
     def load_build(self) -> None:
         if len(self.stack) < 2:
@@ -196,8 +211,7 @@ def _check_planner_data(data: Any, count_max: int) -> None:
 
 def read(held: bytes) -> torch.Tensor:
     """Tensor in a byte range of a `.distcp` file."""
-    _pickles.check(held)
-    tensor: torch.Tensor = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+    tensor: torch.Tensor = torch.load(_pickles.checked(held), map_location="cpu", weights_only=True)
     return tensor
 
 

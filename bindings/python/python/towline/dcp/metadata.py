@@ -12,6 +12,7 @@ Nothing is pickled. Other content of torch's metadata is refused with its path.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from .. import _torch
 from .. import state as states
-from .._documents import distinct, parsed
+from .._documents import SAME_HASH_MAX, distinct, parsed
 from ..errors import Damaged, Error, NotFound, Unsupported, UnsupportedValue
 from ..repository import Repository
 
@@ -137,16 +138,42 @@ def decode(document: bytes) -> Metadata:
     return Metadata(held, planner_data, stored, StorageMeta())
 
 
+class Boxes:
+    """Offsets of the chunks of one tensor, over all documents."""
+
+    def __init__(self, fqn: str):
+        self._fqn = fqn
+        self._known: set[torch.Size] = set()
+        self._hashes: collections.Counter[int] = collections.Counter()
+
+    def added(self, chunks: Iterable[ChunkStorageMetadata]) -> list[ChunkStorageMetadata]:
+        """Adds `chunks`, and returns those that are new. Raises Damaged if too many have the same hash."""
+        new = []
+        for chunk in chunks:
+            if chunk.offsets in self._known:
+                continue
+            self._hashes[hash(chunk.offsets)] += 1
+            if self._hashes[hash(chunk.offsets)] > SAME_HASH_MAX:
+                raise Damaged(f"more than {SAME_HASH_MAX} chunks of {self._fqn} have the same hash")
+            self._known.add(chunk.offsets)
+            new.append(chunk)
+        return new
+
+
 def merge(documents: Iterable[Metadata]) -> Metadata:
     """Merges the metadata of ranks that saved without collectives. For an item that several have, the first one counts."""
     whole = Metadata({}, None, {}, StorageMeta())
+    boxes: dict[str, Boxes] = {}
     for metadata in documents:
         for fqn, held in metadata.state_dict_metadata.items():
             there = whole.state_dict_metadata.setdefault(fqn, held)
             if there is held or isinstance(there, BytesStorageMetadata) or isinstance(held, BytesStorageMetadata):
                 continue
-            known = {chunk.offsets for chunk in there.chunks}
-            there.chunks.extend(chunk for chunk in held.chunks if chunk.offsets not in known)
+            known = boxes.get(fqn)
+            if known is None:
+                known = boxes[fqn] = Boxes(fqn)
+                known.added(there.chunks)
+            there.chunks.extend(known.added(held.chunks))
         for index, stored in metadata.storage_data.items():
             whole.storage_data.setdefault(index, stored)
         if isinstance(metadata.planner_data, Mapping):

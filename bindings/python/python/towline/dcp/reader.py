@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from .. import _torch
 from .._documents import read_document
-from ..errors import Conflict, NotFound, Unsupported, UsageError
+from ..errors import Conflict, Exhausted, NotFound, Unsupported, UsageError
 from ..repository import Repository, opened
 from ..tensors import read_request
 from . import _pickles, folder
@@ -130,6 +130,11 @@ class StorageReader(TorchStorageReader):
 
     def _read_bytes(self, name: str, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
         for path, start, end, wanted in _ranges([(item, self._stored[item.storage_index]) for item in items]):
+            if end - start > self.repository._engine.memory():
+                raise Exhausted(
+                    f"{path} of {name} has objects of {end - start} bytes, more than the limit of the memory (open the "
+                    "repository with a larger `memory`)"
+                )
             held = memoryview(self.repository.read(name, path, start, end))
             for item, stored in wanted:
                 at = stored.start - start
@@ -140,8 +145,7 @@ class StorageReader(TorchStorageReader):
         if self._pickle:
             return io.BytesIO(held)
         try:
-            _pickles.check(held)
-            loaded = torch.load(io.BytesIO(held), weights_only=True)
+            loaded = torch.load(_pickles.checked(held), weights_only=True)
         except pickling.UnpicklingError as error:
             raise Unsupported(
                 f"{name} has an object at {item.storage_index.fqn} that needs unpickling, and a pickle can run any code: "
