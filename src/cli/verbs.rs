@@ -109,6 +109,11 @@ impl Context {
             created: bool,
             bucket_created: bool,
         }
+        if let (Some(word @ ("group" | "all")), Some(_)) = (url, shared) {
+            return Err(Error::usage("the kind of sharing is taken for the folder of the repository")
+                .got(format!("--shared {word}"))
+                .help(format!("write --shared={word}; a folder of that name is ./{word}")));
+        }
         let location = self.location(url)?;
         let how = StoreOptions { shared, ..self.settings.store(true) };
         let connected = storage::connect(&location, &how).await?;

@@ -79,6 +79,7 @@ fn only_an_empty_folder_becomes_a_shared_repository() {
     assert!(user.fails(&["init", "--shared", "home"], 5)["message"].as_str().unwrap().contains("got .ssh"));
     assert_eq!(user.fails(&["init", "--shared", "link"], 5)["kind"], "conflict");
     assert_eq!((mode(&home), mode(&empty)), (0o700, 0o700));
+    assert!(user.fails(&["init", "--shared", "all"], 2)["help"].as_str().unwrap().contains("--shared=all"));
     user.ok(&["init", "--shared", "empty"]);
     assert_eq!(mode(&empty), 0o2770);
 }

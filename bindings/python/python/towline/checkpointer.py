@@ -286,12 +286,15 @@ class Checkpointer:
         engine = self.repository._engine
         if _arguments.is_step(step):
             step = _arguments.step_number(step)
+        name = None
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
             document = read_document(self.repository, name, self._path(DOCUMENT))
         except NotFound as error:
             if step == "latest" and not self.steps():
                 return None
+            if name is None and not isinstance(step, int):
+                raise
             raise self._explained(error, step) from error
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
