@@ -57,6 +57,48 @@ fn read(bytes: &[u8]) -> Result<Labels> {
     Ok(labels)
 }
 
+/// Names of few letters, so that many are alike, with characters that sort before and after the slash.
+fn any_name() -> impl Strategy<Value = Name> {
+    prop::collection::vec("[a+-.0b]{1,2}", 1..5).prop_filter_map("a name", |parts| parts.join("/").parse().ok())
+}
+
+proptest! {
+    #[test]
+    fn the_labelled_names_above_a_name_are_those_of_all_its_prefixes(
+        labelled in prop::collection::btree_set(any_name(), 0..40),
+        name in any_name(),
+    ) {
+        let state = State {
+            labels: labelled.into_iter().map(|name| (name, labels("sensitivity=secret"))).collect(),
+            ..State::default()
+        };
+        let mut expected: Vec<Name> = name.and_above().filter(|prefix| state.labels.contains_key(prefix)).collect();
+        expected.reverse();
+        prop_assert_eq!(state.labelled_above(&name).into_iter().cloned().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn labels_end_the_declassifications_at_and_below_their_name(
+        declassified in prop::collection::btree_set(any_name(), 0..40),
+        name in any_name(),
+    ) {
+        let signed = Declassified {
+            manifest: ManifestId::of(b"a"),
+            labels: Labels::default(),
+            replaces: Labels::default(),
+            reason: String::new(),
+            signature: vec![],
+        };
+        let mut state = State {
+            declassified: declassified.iter().map(|name| (name.clone(), signed.clone())).collect(),
+            ..State::default()
+        };
+        state.apply_label(&name, &labels("sensitivity=secret"));
+        let expected: Vec<&Name> = declassified.iter().filter(|other| !other.is_under(&name)).collect();
+        prop_assert_eq!(state.declassified.keys().collect::<Vec<_>>(), expected);
+    }
+}
+
 proptest! {
     #[test]
     fn what_is_read_is_written_the_same(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
@@ -282,4 +324,32 @@ fn labels_that_are_there_are_not_given_again() {
     assert!(state.label(&name("run/step-1"), &labels("sensitivity=secret")).unwrap().is_some());
     assert_eq!(labelled_name(&name("run/step-7")), name("run"));
     assert_eq!(labelled_name(&name("models/base")), name("models/base"));
+}
+
+#[test]
+fn labels_of_very_many_names_are_bounded_and_shared() {
+    let list = |prefix: &str, len: usize| (0..len).map(|n| format!("{prefix}{n}")).collect::<Vec<_>>().join(",");
+    let large = Labels::default().with_stored("tenant", &list("t", 250)).unwrap();
+    let names: Vec<String> = (0..2_000).map(|n| format!("run/{n}")).collect();
+    let trees: Vec<String> = (0..2_000).map(|n| format!("tree {n}")).collect();
+    let refs: Vec<(&str, &str)> = names.iter().zip(&trees).map(|(name, tree)| (name.as_str(), tree.as_str())).collect();
+    let mut state = state(&refs, &[]);
+    state.labels.insert(name("run"), large.clone());
+    let view = LabelView::new(&state, |_, _| false);
+    let all = view.of_all_trees();
+    let one = &all[&ManifestId::of(b"tree 0")];
+    assert_eq!(**one, large);
+    assert!(all.values().all(|labels| std::sync::Arc::ptr_eq(labels, one)), "names below one label share it");
+    // Each has a label of its own beside: 2,000 times 25 KB are too many, and then content is nowhere.
+    for n in 0..2_000 {
+        state.labels.insert(name(&format!("run/{n}")), labels(&format!("purpose=p{n}")));
+    }
+    let view = LabelView::new(&state, |_, _| false);
+    let all = view.of_all_trees();
+    let nowhere = all.values().filter(|labels| ***labels == Labels::nowhere().demands()).count();
+    assert!((1_000..1_900).contains(&nowhere), "{nowhere}");
+    for (name, tree) in refs {
+        let labels = &all[&ManifestId::of(tree.as_bytes())];
+        assert!(labels.imply(&view.of(&name.parse().unwrap())), "{name}");
+    }
 }
