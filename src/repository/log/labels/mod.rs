@@ -340,13 +340,10 @@ impl State {
     pub(super) fn labelled_above(&self, name: &Name) -> Vec<&Name> {
         let (mut found, text) = (Vec::new(), name.as_str());
         let mut longest = text;
-        loop {
-            // The last one at or before a prefix of the name: a labelled prefix that is shorter sorts before it.
-            let Some((record, _)) =
-                self.labels.range::<str, _>((Bound::Unbounded, Bound::Included(longest))).next_back()
-            else {
-                break;
-            };
+        // The last record at or before a prefix of the name: a labelled prefix that is shorter sorts before it.
+        while let Some((record, _)) =
+            self.labels.range::<str, _>((Bound::Unbounded, Bound::Included(longest))).next_back()
+        {
             let same = text.bytes().zip(record.as_str().bytes()).take_while(|(one, other)| one == other).count();
             let end = if name.is_under(record) {
                 found.push(record);

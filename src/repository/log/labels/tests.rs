@@ -339,7 +339,8 @@ fn labels_of_very_many_names_are_bounded_and_shared() {
     let all = view.of_all_trees();
     let one = &all[&ManifestId::of(b"tree 0")];
     assert_eq!(**one, large);
-    assert!(all.values().all(|labels| std::sync::Arc::ptr_eq(labels, one)), "names below one label share it");
+    assert!(all.values().all(|labels| Arc::ptr_eq(labels, one)), "names below one label share it");
+    drop(view);
     // Each has a label of its own beside: 2,000 times 25 KB are too many, and then content is nowhere.
     for n in 0..2_000 {
         state.labels.insert(name(&format!("run/{n}")), labels(&format!("purpose=p{n}")));
