@@ -347,10 +347,11 @@ fn labels_of_very_many_names_are_bounded_and_shared() {
     }
     let view = LabelView::new(&state, |_, _| false);
     let all = view.of_all_trees();
-    let nowhere = all.values().filter(|labels| ***labels == Labels::nowhere().demands()).count();
+    let is_nowhere = |labels: &Labels| *labels == Labels::nowhere().demands();
+    let nowhere = all.values().filter(|labels| is_nowhere(labels)).count();
     assert!((1_000..1_900).contains(&nowhere), "{nowhere}");
     for (name, tree) in refs {
         let labels = &all[&ManifestId::of(tree.as_bytes())];
-        assert!(labels.imply(&view.of(&name.parse().unwrap())), "{name}");
+        assert!(is_nowhere(labels) || labels.imply(&view.of(&name.parse().unwrap())), "{name}");
     }
 }
