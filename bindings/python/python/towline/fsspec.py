@@ -18,6 +18,7 @@ from typing import Any
 
 from fsspec.compression import compr
 from fsspec.core import get_compression
+from fsspec.registry import register_implementation
 from fsspec.spec import AbstractFileSystem
 
 from ._changes import Transaction
@@ -481,3 +482,7 @@ def _range(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """Start and end of a range; as in slices, negative numbers count from the end."""
     start, end, _ = slice(start, end).indices(size)
     return start, max(start, end)
+
+
+# The wheel has an entry point for it; a package that is only on the path has none.
+register_implementation("towline", TowlineFileSystem)
