@@ -29,6 +29,8 @@ pub struct WarmOptions {
     pub pin: Option<Pinning>,
     /// Limit of what the caller keeps in the cache, by pins and while its warms run; none for this node's own.
     pub limit: Option<PinLimit>,
+    /// The tree, if it is open already.
+    pub tree: Option<Arc<Saved>>,
     /// Plan of how its chunks come, if it was planned together with other trees.
     pub plan: Option<Arc<TravelPlan>>,
     /// Dry run: only report what is missing, fetch and pin nothing.
@@ -109,7 +111,7 @@ pub struct Warmed {
 pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, options: &WarmOptions) -> Result<Warmed> {
     let (begun, transfer) = (Instant::now(), exchange.begin_transfer());
     options.progress.phase("looking", 0);
-    let saved = repository.saved(name).await?.shared();
+    let saved = opened(repository, name, options).await?;
     let plan = planned(exchange, repository, &saved, options).await?;
     let lacking = plan.travelling();
     if !lacking.is_empty() {
@@ -173,6 +175,14 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         seconds: begun.elapsed().as_secs_f64(),
         ..warmed
     })
+}
+
+/// The tree to warm.
+async fn opened(repository: &Repository, name: &Name, options: &WarmOptions) -> Result<Arc<Saved>> {
+    match &options.tree {
+        Some(tree) => Ok(Arc::clone(tree)),
+        None => Ok(repository.saved(name).await?.shared()),
+    }
 }
 
 /// Plan of how the chunks of `saved` come.

@@ -5,12 +5,18 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::agent::view::TaskKind;
+use crate::error::{ErrorKind, Result};
 use crate::limits::MIB;
 use crate::name::Name;
 use crate::repository::log::State;
+use crate::repository::{Repository, Saved};
 
 /// Chunks and files above which a tree is large: its lists take some 2 MiB.
 const LARGE_MIN: u64 = 16 << 10;
+/// Bytes of memory of an opened tree above which it is large, whatever the log says of it: long paths and links count there for little.
+const HEAVY_MIN: u64 = MIB;
+/// Trees that are opened at the same time: of tokens and other agents, and of this node.
+const OPENING: (usize, usize) = (2, 4);
 /// Memory of an agent's share for each large tree, and limits of their number.
 const MEMORY_EACH: u64 = 64 * MIB;
 const AT_ONCE: std::ops::RangeInclusive<usize> = 2..=16;
@@ -21,6 +27,8 @@ pub(in crate::agent) struct LargeTrees {
     warms: Lane,
     /// Fetches for readers, which do not wait for warms.
     fetches: Lane,
+    opening_limited: Semaphore,
+    opening_own: Semaphore,
 }
 
 #[derive(Debug)]
@@ -43,11 +51,74 @@ impl LargeTrees {
         let wanted = usize::try_from(memory / MEMORY_EACH).unwrap_or(usize::MAX);
         let places = wanted.clamp(*AT_ONCE.start(), *AT_ONCE.end());
         let lane = || Lane { all: Arc::new(Semaphore::new(places)), limited: Arc::new(Semaphore::new(places / 2)) };
-        Self { warms: lane(), fetches: lane() }
+        let (limited, own) = OPENING;
+        let (opening_limited, opening_own) = (Semaphore::new(limited), Semaphore::new(own));
+        Self { warms: lane(), fetches: lane(), opening_limited, opening_own }
+    }
+
+    /// The tree `name`, opened, and its place: see [`Self::place`].
+    ///
+    /// # Errors
+    /// As [`Repository::saved`].
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub(in crate::agent) async fn opened(
+        &self,
+        repository: &Repository,
+        name: &Name,
+        (kind, is_limited): (TaskKind, bool),
+    ) -> Result<(Arc<Saved>, TreePlace)> {
+        let size = Self::size_of(&*repository.state().await?, [name]);
+        let place = self.place(kind, is_limited, size).await;
+        let saved = self.open(repository, name, is_limited).await?;
+        if size >= LARGE_MIN || saved.weight() < HEAVY_MIN {
+            return Ok((saved.shared(), place));
+        }
+        // Nothing is held while it waits.
+        drop(saved);
+        let place = self.place(kind, is_limited, LARGE_MIN).await;
+        Ok((self.open(repository, name, is_limited).await?.shared(), place))
+    }
+
+    /// Place for a task with the trees `names` together, as by [`Self::opened`]. Names that are gone count for nothing.
+    ///
+    /// # Errors
+    /// As [`Repository::saved`].
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub(in crate::agent) async fn place_of_all(
+        &self,
+        repository: &Repository,
+        names: &[Name],
+        (kind, is_limited): (TaskKind, bool),
+    ) -> Result<TreePlace> {
+        let mut size = Self::size_of(&*repository.state().await?, names);
+        if is_limited && size < LARGE_MIN {
+            let mut weight = 0;
+            for name in names {
+                weight += match self.open(repository, name, is_limited).await {
+                    Err(error) if error.kind() == ErrorKind::NotFound => 0,
+                    opened => opened?.weight(),
+                };
+            }
+            if weight >= HEAVY_MIN {
+                size = LARGE_MIN;
+            }
+        }
+        Ok(self.place(kind, is_limited, size).await)
+    }
+
+    async fn open(&self, repository: &Repository, name: &Name, is_limited: bool) -> Result<Saved> {
+        let opening = if is_limited { &self.opening_limited } else { &self.opening_own };
+        // Never closed.
+        let _turn = opening.acquire().await.ok();
+        repository.saved(name).await
     }
 
     /// Chunks and files of the trees `names`.
-    pub(in crate::agent) fn size_of<'n>(state: &State, names: impl IntoIterator<Item = &'n Name>) -> u64 {
+    fn size_of<'n>(state: &State, names: impl IntoIterator<Item = &'n Name>) -> u64 {
         let values = names.into_iter().filter_map(|name| state.refs.get(name));
         values.map(|value| value.chunks.saturating_add(value.files)).fold(0, u64::saturating_add)
     }
@@ -57,7 +128,7 @@ impl LargeTrees {
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
-    pub(in crate::agent) async fn place(&self, kind: TaskKind, is_limited: bool, size: u64) -> TreePlace {
+    async fn place(&self, kind: TaskKind, is_limited: bool, size: u64) -> TreePlace {
         if size < LARGE_MIN {
             return TreePlace::default();
         }

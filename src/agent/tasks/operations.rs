@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use ulid::Ulid;
 
-use super::large_trees::LargeTrees;
 use super::outcome::{Already, TaskReport};
 use super::registry::{Task, TaskSpec};
 use crate::agent::commitments::CommittedInput;
@@ -80,12 +79,14 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     let large_trees = Arc::clone(&state.large_trees);
     state.tasks.begin(spec, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
-        let size = LargeTrees::size_of(&*repository.state().await?, [&name]);
-        let _place = large_trees.place(kind, caller.is_some(), size).await;
-        let policy = FetchPolicy { from, or_repository, priority };
-        let below = below.map(String::into_bytes);
-        let options = WarmOptions { below, policy, pin, limit, plan: None, dry_run, progress };
-        match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
+        let warmed = async {
+            let (tree, _place) = large_trees.opened(&repository, &name, (kind, caller.is_some())).await?;
+            let policy = FetchPolicy { from, or_repository, priority };
+            let (below, tree) = (below.map(String::into_bytes), Some(tree));
+            let options = WarmOptions { below, tree, policy, pin, limit, plan: None, dry_run, progress };
+            Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await
+        };
+        match warmed.await {
             Ok(warmed) => Ok(TaskReport::Warm(Box::new(warmed))),
             Err(error) if caller.is_some() => Err(without_offers(&repository, &name, error).await),
             Err(error) => Err(error),
@@ -109,8 +110,7 @@ pub(in crate::agent) fn warm_commitment(
     let (hint_id, large_trees) = (hint.to_owned(), Arc::clone(&state.large_trees));
     state.tasks.begin(spec, move |progress| async move {
         let names = inputs.iter().map(CommittedInput::name).collect::<Result<Vec<_>>>()?;
-        let size = LargeTrees::size_of(&*repository.state().await?, &names);
-        let _place = large_trees.place(TaskKind::Warm, remote, size).await;
+        let _place = large_trees.place_of_all(&repository, &names, (TaskKind::Warm, remote)).await?;
         let policy = FetchPolicy { priority: Priority::Warm, ..FetchPolicy::default() };
         let plans = plan_commitment(&exchange, &repository, &inputs, &policy).await?;
         let mut warmed = Vec::with_capacity(inputs.len());
