@@ -171,7 +171,7 @@ impl Repository {
         let view = self.label_view(state);
         let labels = view.of(name);
         match tree {
-            // Those of its tree are among them.
+            // `view.of` covers the name's own tree.
             Some(tree) if state.refs.get(name).is_none_or(|value| value.manifest != *tree) => {
                 labels.joined(&view.of_tree(tree))
             }

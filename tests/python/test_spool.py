@@ -435,7 +435,7 @@ def test_the_next_process_replaces_no_step_that_another_one_saved_before_it_was_
     assert in_spool(tmp_path / "spool") != []
     far._engine.away = False
     with (
-        pytest.warns(UserWarning, match="dropped: another process saved it"),
+        pytest.warns(UserWarning, match="dropped: the repository has another save of it"),
         towline.Checkpointer(far, "run", spool=tmp_path / "spool") as after,
     ):
         check(after, 1)

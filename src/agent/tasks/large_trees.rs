@@ -15,8 +15,9 @@ use crate::repository::{Repository, Saved};
 const LARGE_MIN: u64 = 16 << 10;
 /// Bytes of memory of an opened tree above which it is large, whatever the log says of it: long paths and links count there for little.
 const HEAVY_MIN: u64 = MIB;
-/// Trees that are opened at the same time: of tokens and other agents, and of this node.
-const OPENING: (usize, usize) = (2, 4);
+/// Trees of tokens and other agents, and of this node, that are opened at the same time.
+const OPENING_LIMITED: usize = 2;
+const OPENING_OWN: usize = 4;
 /// Memory of an agent's share for each large tree, and limits of their number.
 const MEMORY_EACH: u64 = 64 * MIB;
 const AT_ONCE: std::ops::RangeInclusive<usize> = 2..=16;
@@ -51,8 +52,7 @@ impl LargeTrees {
         let wanted = usize::try_from(memory / MEMORY_EACH).unwrap_or(usize::MAX);
         let places = wanted.clamp(*AT_ONCE.start(), *AT_ONCE.end());
         let lane = || Lane { all: Arc::new(Semaphore::new(places)), limited: Arc::new(Semaphore::new(places / 2)) };
-        let (limited, own) = OPENING;
-        let (opening_limited, opening_own) = (Semaphore::new(limited), Semaphore::new(own));
+        let (opening_limited, opening_own) = (Semaphore::new(OPENING_LIMITED), Semaphore::new(OPENING_OWN));
         Self { warms: lane(), fetches: lane(), opening_limited, opening_own }
     }
 
@@ -176,5 +176,36 @@ mod tests {
         }
         drop(first);
         drop((second.await, own));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_tree_of_few_chunks_and_files_is_large_by_its_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (light, heavy) = (dir.path().join("light"), dir.path().join("heavy"));
+        for tree in [&light, &heavy] {
+            std::fs::create_dir(tree).unwrap();
+            std::fs::write(tree.join("file"), "text").unwrap();
+        }
+        for n in 0..600 {
+            std::os::unix::fs::symlink("x".repeat(4000), heavy.join(n.to_string())).unwrap();
+        }
+        let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
+        let repository = Repository::create(Store::memory(), options).await.unwrap().0;
+        let [light_name, heavy_name]: [Name; 2] = ["light", "heavy"].map(|name| name.parse().unwrap());
+        repository.save(&light, &light_name, &SaveOptions::default()).await.unwrap();
+        repository.save(&heavy, &heavy_name, &SaveOptions::default()).await.unwrap();
+        let size = LargeTrees::size_of(&repository.state().await.unwrap(), [&heavy_name]);
+        assert!(size < LARGE_MIN, "the log says little of it: {size}");
+        let trees = LargeTrees::new(2 * MEMORY_EACH);
+        let (_, first) = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true)).await.unwrap();
+        let second = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true));
+        let second = tokio::time::timeout(std::time::Duration::from_millis(200), second).await;
+        assert!(second.is_err(), "others have one place");
+        let names = [heavy_name.clone()];
+        let all = trees.place_of_all(&repository, &names, (TaskKind::Warm, true));
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(200), all).await.is_err());
+        drop(trees.opened(&repository, &light_name, (TaskKind::Warm, true)).await.unwrap());
+        drop(first);
+        drop(trees.opened(&repository, &heavy_name, (TaskKind::Warm, true)).await.unwrap());
     }
 }

@@ -9,6 +9,7 @@
 
 mod findings;
 mod frames;
+mod groups;
 mod hits;
 mod repair;
 mod segments;

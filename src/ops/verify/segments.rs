@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::trees::grouped;
+use super::groups::grouped;
 use super::{Subject, Verifying};
 use crate::error::{Error, Result};
 use crate::format::PackRef;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 
+use super::groups::grouped;
 use super::{Subject, Verifying};
 use crate::error::{Error, Result};
 use crate::format::{Frame, Manifest, Map, PackFooter, PackRef};
@@ -14,28 +15,6 @@ use crate::repository::log::RefValue;
 
 /// Footers read at once.
 const FOOTERS: usize = 16;
-/// Packs whose footers are in memory at once, if the memory suffices.
-const GROUP: usize = 64;
-/// Bytes of memory of a chunk in a footer, about.
-const CHUNK_IN_FOOTER: u64 = 64;
-
-/// Items in groups, in their order: the footers of the packs of one, with `chunks` each, take a quarter of `memory`, unless it is a
-/// single one.
-pub(super) fn grouped<T>(items: &[T], memory: u64, chunks: impl Fn(&T) -> u32) -> Vec<&[T]> {
-    let most = memory / 4 / CHUNK_IN_FOOTER;
-    let (mut groups, mut rest) = (Vec::new(), items);
-    while !rest.is_empty() {
-        let mut sum = 0;
-        let fit = rest.iter().take(GROUP).take_while(|item| {
-            sum += u64::from(chunks(item));
-            sum <= most
-        });
-        let (group, after) = rest.split_at(fit.count().max(1));
-        groups.push(group);
-        rest = after;
-    }
-    groups
-}
 
 impl Verifying<'_> {
     /// Opens the tree of each name; names with the same value are checked once.

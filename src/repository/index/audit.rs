@@ -3,14 +3,14 @@
 use bytes::Bytes;
 
 use crate::budget::Retained;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::{PackFooter, PackRef, Row, SegmentView};
 use crate::id::SegmentId;
 use crate::repository::Repository;
 use crate::repository::layout::{self, Family};
 use crate::repository::log::SegmentInfo;
-use crate::repository::objects::{self, Sealed};
+use crate::repository::objects;
 
 /// A fully verified segment.
 #[derive(Debug)]
@@ -40,14 +40,23 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn audit_segment(&self, id: SegmentId, info: &SegmentInfo) -> Result<Result<SegmentAudit, BadSegment>> {
         let key = layout::owned(Family::Index, id);
-        let (objects, budget) = (self.store().objects(), self.budget());
-        let memory = budget.keep(info.len).map_err(|error| error.at(&key))?;
-        let error = match objects::sealed_within(&**objects, budget, Kind::Segment, &key, info.len).await? {
-            Sealed::Object(object) => return Ok(Self::audited_segment(id, info, object, memory)),
-            Sealed::Absent => Error::not_found("index segment is gone"),
-            Sealed::Longer => Error::damaged("index segment is longer than the log says"),
+        let bad = |error: Error| Ok(Err(BadSegment { error: error.at(&key), packs: Vec::new() }));
+        let (objects, budget) = (&**self.store().objects(), self.budget());
+        // Memory is reserved for the length in the store: that in the log may be wrong.
+        let len = match objects::len(objects, &key).await {
+            Ok(len) => len,
+            Err(error) if error.kind() == ErrorKind::NotFound => return bad(Error::not_found("index segment is gone")),
+            Err(error) => return Err(error),
         };
-        Ok(Err(BadSegment { error: error.at(key), packs: Vec::new() }))
+        if len != info.len {
+            let error = Error::damaged("index segment has another length than the log says");
+            return bad(error.expected(info.len).got(len));
+        }
+        let memory = budget.keep(len).map_err(|error| error.at(&key))?;
+        match objects::sealed(objects, budget, Kind::Segment, &key).await? {
+            Some(object) => Ok(Self::audited_segment(id, info, object, memory)),
+            None => bad(Error::not_found("index segment is gone")),
+        }
     }
 
     fn audited_segment(

@@ -55,7 +55,7 @@ fn make_root(path: &Path, modes: Modes, shared: Option<Sharing>) -> Result<()> {
     if there && shared.is_none() {
         return Ok(());
     }
-    // All in the folder that is looked at, which another one may replace meanwhile.
+    // Checks and changes the open folder: another one may be put at its path meanwhile.
     let folder = openat(CWD, path, READ_FOLDER, Mode::empty()).map_err(|errno| match errno {
         Errno::NOTDIR | Errno::LOOP => Error::conflict("the folder to share is a link")
             .at(path.display())

@@ -20,8 +20,8 @@ const WINDOW: u64 = 16 * UNIT_LEN;
 /// Concurrent windows: while one ends, the next is in progress.
 const WINDOWS: usize = 3;
 
-/// Time that a warm waits for the source that it must use, how often it looks for it, and how many times that may come back. A warm may
-/// have a place that others wait for.
+/// Limits of waiting for the source that a warm must use: time in all, time between two looks, and number of times that it may come
+/// back. Others may wait for the place of this warm.
 const SOURCE_BACK_MAX: Duration = Duration::from_secs(30);
 const SOURCE_BACK_POLL: Duration = Duration::from_secs(1);
 const RETURNS_MAX: u32 = 3;

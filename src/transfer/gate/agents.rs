@@ -83,7 +83,7 @@ impl Agents {
         if own.links >= limits.links_per_agent {
             return Err(format!("too many connections of one agent: at most {}", limits.links_per_agent));
         }
-        // A few agents do not take the last ones: who has many needs many free ones.
+        // Leaves connections for new agents: one more is for an agent with less than half as many as are free.
         if 2 * own.links > free {
             return Err(format!("too many connections of one agent, while few of all {} are free", limits.links));
         }

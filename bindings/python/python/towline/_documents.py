@@ -17,10 +17,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 #: Maximum bytes of a document.
 DOCUMENT_MAX = 256 << 20
-#: Bytes of memory that what begins or separates values in JSON stands for, at most, in CPython 3.10 to 3.14: an empty list in a
-#: list, a dict of up to five keys, a number or short string and its place.
+#: Maximum bytes of memory for each delimiter of a JSON document, in CPython 3.10 to 3.14: an empty list and its place, a dict of
+#: up to five keys, a number or short string and its place.
 JSON = {b"[": 88, b"{": 240, b",": 80, b":": 80}
-#: Bytes of memory that are not worth a refusal.
+#: Bytes of memory that any document may take.
 ALWAYS_READ = 1 << 20
 #: Maximum keys of one hash. All multiples of 2**61 - 1 have the same one, and to look up n of them takes n * n steps.
 SAME_HASH_MAX = 256
@@ -28,7 +28,7 @@ SAME_HASH_MAX = 256
 
 def read_document(repository: Repository, name: str, path: str, marks: Mapping[bytes, int] = JSON) -> bytes:
     """Reads the document `path` in the tree `name`. Raises Exhausted if it is longer than the maximum, or its objects could take
-    more memory than the limit of `repository`: `marks` has the most that each occurrence of a mark, and any byte, stands for."""
+    more memory than the limit of `repository`, by the delimiters in it: `marks` has the bytes for each."""
     most = max(repository._engine.memory(), ALWAYS_READ)
     longest = min(most, DOCUMENT_MAX)
     document = bytes(repository._engine.cat(name, path, 0, longest + 1))
@@ -47,7 +47,8 @@ def read_document(repository: Repository, name: str, path: str, marks: Mapping[b
 
 
 def memory_of(document: bytes, marks: Mapping[bytes, int] = JSON) -> int:
-    """Bytes of memory that the objects of a document take, at most."""
+    """Bytes of memory that the objects of a document take, at most: `marks` has the bytes for each delimiter, and as `b""` those
+    for any byte."""
     # One character beyond ASCII makes all of its string wide.
     wide = not document.isascii() or b"\\u" in document
     each = max(4 if wide else 1, marks.get(b"", 0))

@@ -43,7 +43,7 @@ _BUILT = (
     "frozenset", "int", "namedtuple", "ndarray", "numpy", "pickle", "quantized", "set", "sparse", "tensor", "torch.Size",
     "torch.device", "torch.dtype", "tuple",
 )  # fmt: skip
-#: Those whose values no code of the caller builds: an error is one of the document.
+#: Tags whose values are built without code of the caller: an error is one of the document.
 _CLOSED = frozenset(_BUILT) - {
     "Counter",
     "OrderedDict",
@@ -181,6 +181,8 @@ class Restoring:
         if word == "tensor":
             try:
                 self._prepare_tensor(node, into, path)
+            except Error:
+                raise
             except _MALFORMED as error:
                 raise _malformed(path, error) from error
         elif word in ("sparse", "quantized"):
@@ -285,6 +287,8 @@ class Restoring:
         if word in PLAIN:
             try:
                 return from_text(node)
+            except Error:
+                raise
             except _MALFORMED as error:
                 raise _malformed(path, error) from error
         if isinstance(word, str) and word in NAMESPACES:
@@ -555,9 +559,7 @@ class Restoring:
         return held.view(dtype).reshape(node["shape"])
 
 
-def _malformed(path: tuple[Any, ...], error: Exception) -> Error:
-    if isinstance(error, Error):
-        return error
+def _malformed(path: tuple[Any, ...], error: Exception) -> Damaged:
     damaged = Damaged(f"the document of a state is malformed at {shown(path)}: {error!r}")
     damaged.place = shown(path)
     return damaged

@@ -518,7 +518,8 @@ class Checkpointer:
                     uploaded.add(kept.step)
             except Conflict as error:
                 warnings.warn(
-                    f"towline: a step left at {kept} is dropped: another process saved it: {error}", stacklevel=3
+                    f"towline: a step left at {kept} is dropped: the repository has another save of it: {error}",
+                    stacklevel=3,
                 )
             except Error as error:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
@@ -569,7 +570,7 @@ class Checkpointer:
     def _own(self, name: str, limit: timedelta | None = None) -> Iterator[dict[str, Any]]:
         """Options for a save of `name` within the block that make it fail rather than replace another process's step. With
         several ranks, attempts do that instead. Raises Unreachable if the store does not answer within `limit`."""
-        if self._attempts is not None or self._seen is None or not name.startswith(f"{self.run}/"):
+        if self._seen is None or not self._is_protected(name):
             yield {}
             return
         version = self._version(name, limit)
@@ -590,14 +591,13 @@ class Checkpointer:
 
     def _known(self, name: str) -> dict[str, Any]:
         """As `_own`, for a save by a later process: by what this one knows, without asking the store."""
-        if (
-            self._attempts is not None
-            or self._seen is None
-            or name in self._unsure
-            or not name.startswith(f"{self.run}/")
-        ):
+        if self._seen is None or name in self._unsure or not self._is_protected(name):
             return {}
         return {"version": self._seen.get(name, 0)}
+
+    def _is_protected(self, name: str) -> bool:
+        """True for a step that only this process should save: one of this run, and not of several ranks."""
+        return self._attempts is None and name.startswith(f"{self.run}/")
 
     def _version(self, name: str, limit: timedelta | None) -> int:
         """Current version of a name; 0 if it does not exist."""

@@ -206,7 +206,7 @@ class SavedFile:
             most = max(self._engine.memory(), ALWAYS_READ)
             length = int.from_bytes(self._engine.cat(self._name, self._path, 0, 8), "little")
             header = bytes(self._engine.cat(self._name, self._path, 8, 8 + min(length, 100_000_000, most)))
-            if memory_of(header) > most:
+            if most < length <= 100_000_000 or memory_of(header) > most:
                 raise SafetensorError(f"the header of {self._path} of {self._name} needs more memory than the limit")
             try:
                 self._header = json.loads(header)

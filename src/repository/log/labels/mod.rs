@@ -162,7 +162,7 @@ impl State {
         let own = self.labels.entry(name.clone()).or_default();
         *own = std::mem::take(own).joined(labels).bounded();
         self.declassified.remove(name);
-        // All that begins with the name and a slash, whose successor is `0`.
+        // The names below it: they begin with it and a slash, and the character after the slash is `0`.
         let (from, to) = (format!("{name}/"), format!("{name}0"));
         let below = self.declassified.range::<str, _>((Bound::Excluded(&*from), Bound::Excluded(&*to)));
         for other in below.map(|(other, _)| other.clone()).collect::<Vec<_>>() {
@@ -351,7 +351,7 @@ impl State {
             } else {
                 same
             };
-            // The rest begins alike as far as this one does.
+            // A shorter labelled prefix ends at or before the first byte that differs.
             let Some(slash) = text.get(..=end).and_then(|prefix| prefix.rfind('/')) else { break };
             longest = &text[..slash];
         }

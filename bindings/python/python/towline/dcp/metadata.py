@@ -138,7 +138,7 @@ def decode(document: bytes) -> Metadata:
     return Metadata(held, planner_data, stored, StorageMeta())
 
 
-class Boxes:
+class _SeenChunks:
     """Offsets of the chunks of one tensor, over all documents."""
 
     def __init__(self, fqn: str):
@@ -163,15 +163,15 @@ class Boxes:
 def merge(documents: Iterable[Metadata]) -> Metadata:
     """Merges the metadata of ranks that saved without collectives. For an item that several have, the first one counts."""
     whole = Metadata({}, None, {}, StorageMeta())
-    boxes: dict[str, Boxes] = {}
+    seen: dict[str, _SeenChunks] = {}
     for metadata in documents:
         for fqn, held in metadata.state_dict_metadata.items():
             there = whole.state_dict_metadata.setdefault(fqn, held)
             if there is held or isinstance(there, BytesStorageMetadata) or isinstance(held, BytesStorageMetadata):
                 continue
-            known = boxes.get(fqn)
+            known = seen.get(fqn)
             if known is None:
-                known = boxes[fqn] = Boxes(fqn)
+                known = seen[fqn] = _SeenChunks(fqn)
                 known.added(there.chunks)
             there.chunks.extend(known.added(held.chunks))
         for index, stored in metadata.storage_data.items():
