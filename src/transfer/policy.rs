@@ -26,6 +26,8 @@ use crate::tree::{Readers, make_private_folder, replace_file};
 const SIGNATURE: &str = "# signature: ";
 /// Time after which a signature is verified again: its certificate may have expired or been revoked.
 const VERIFIED_FOR: Duration = Duration::from_mins(1);
+/// Maximum number of declassifications whose verification is remembered.
+const DECLASSIFICATIONS_MAX: usize = 1 << 14;
 /// Log lines about policies that cannot be used.
 static UNUSABLE_POLICY: LogLimit = LogLimit::new();
 /// Log lines about invalid declassifications, which anyone who may write to the store can commit.
@@ -82,6 +84,8 @@ struct State {
     /// Rules of the policies in use. The text of one repository never stands for another's, nor one version for another.
     parsed: HashMap<(RepositoryId, PolicyMark), Parsed>,
     highest: HashMap<RepositoryId, VerifiedVersion>,
+    /// Declassifications that were verified, by digest: whether they are valid, and when it was found. A request may look at many.
+    declassifications: HashMap<blake3::Hash, (bool, Timestamp)>,
 }
 
 #[derive(Clone, Debug)]
@@ -319,15 +323,29 @@ impl Guard for Policies {
     fn accepts_declassification(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let statement = declassified.statement(&repository.to_string(), name);
-        let verified = Signature::decode(&declassified.signature).and_then(|signature| {
-            let now = credentials.clock().now();
-            credentials.trusted().verify(&signature, Context::Declassification, &statement, now)
-        });
+        let key = blake3::Hasher::new()
+            .update(&(statement.len() as u64).to_le_bytes())
+            .update(&statement)
+            .update(&declassified.signature)
+            .finalize();
+        let now = credentials.clock().now();
+        if let Some((valid, found)) = self.state().declassifications.get(&key)
+            && now.since(*found) < VERIFIED_FOR
+        {
+            return *valid;
+        }
+        let verified = Signature::decode(&declassified.signature)
+            .and_then(|signature| credentials.trusted().verify(&signature, Context::Declassification, &statement, now));
         if let Err(error) = &verified
             && let Some(kept_back) = INVALID_DECLASSIFICATIONS.may()
         {
             tracing::warn!(kept_back, "declassification of {name} is invalid: {error:?}");
         }
+        let known = &mut self.state().declassifications;
+        if known.len() >= DECLASSIFICATIONS_MAX {
+            known.clear();
+        }
+        known.insert(key, (verified.is_ok(), now));
         verified.is_ok()
     }
 

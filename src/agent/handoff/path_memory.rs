@@ -10,7 +10,8 @@ use crate::size;
 
 /// Bytes of each checkpoint that are not counted: those of some thousand files.
 const FREE: u64 = MIB;
-/// Limits of what is counted, of one sender and of all: one checkpoint may be as large as checkpoints may be.
+/// Limits of what is counted, of one sender and of all: one checkpoint may be as large as checkpoints may be. A sender takes at most as
+/// much as it leaves free, so that slow ones never take all.
 const SENDER_MAX: u64 = 64 * MIB;
 const ALL_MAX: u64 = 2 * SENDER_MAX;
 
@@ -48,12 +49,13 @@ impl HeldPaths {
             let more = after - before;
             let mut all = self.memory.counted();
             let (sum, own) = (all.values().sum::<u64>(), all.get(&self.from).copied().unwrap_or(0));
-            if own + more > SENDER_MAX || sum + more > ALL_MAX {
+            let most = ((ALL_MAX - (sum - own)) / 2).min(SENDER_MAX);
+            if own + more > most {
                 return Err(Error::exhausted("paths of checkpoints that are being received take too much memory")
                     .expected(format!(
-                        "at most {} of one sender, {} of all",
-                        size::show(SENDER_MAX),
-                        size::show(ALL_MAX)
+                        "at most {} of this sender, beside {} of others",
+                        size::show(most),
+                        size::show(sum - own)
                     ))
                     .help("send it again when others have been received"));
             }
@@ -94,13 +96,16 @@ mod tests {
         first.add(1).unwrap_err();
         second.add(FREE).unwrap();
         second.add(1).unwrap_err();
+        let left = ALL_MAX - SENDER_MAX;
         let mut other = memory.of(&sender("b"));
-        other.add(ALL_MAX - SENDER_MAX + FREE).unwrap();
+        other.add(left / 2 + FREE).unwrap();
+        other.add(1).unwrap_err();
+        // Half of what two others left.
         let mut late = memory.of(&sender("c"));
-        late.add(FREE).unwrap();
+        late.add(left / 4 + FREE).unwrap();
         late.add(1).unwrap_err();
         drop(first);
-        late.add(1).unwrap();
+        late.add(left / 4).unwrap();
         drop((second, other, late));
         assert!(memory.counted().is_empty());
     }

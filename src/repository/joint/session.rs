@@ -6,7 +6,7 @@ use futures::future::try_join_all;
 
 use super::RankPart;
 use crate::error::{Error, Result};
-use crate::format::envelope::{Kind, open, seal};
+use crate::format::envelope::{Kind, seal};
 use crate::id::SessionId;
 use crate::repository::Repository;
 use crate::repository::layout::{self, Family};
@@ -119,9 +119,9 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn part(&self, session: SessionId, rank: u32) -> Result<Option<RankPart>> {
         let key = layout::owned(Family::Part, layout::part(session, rank));
-        let Some(object) = objects::get(&**self.store().objects(), Kind::Part, &key).await? else { return Ok(None) };
-        let part = open(Kind::Part, &object).and_then(|body| RankPart::decode_as(&body, session, rank));
-        part.map(Some).map_err(|error| error.at(key))
+        let body = objects::body(&**self.store().objects(), self.budget(), Kind::Part, &key).await?;
+        let Some(body) = body else { return Ok(None) };
+        RankPart::decode_as(&body, session, rank).map(Some).map_err(|error| error.at(key))
     }
 
     /// Reads the parts of all `ranks` by key, starting with the rank after `rank`, and stops at the first missing one. If ranks

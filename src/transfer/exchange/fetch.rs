@@ -122,7 +122,7 @@ impl Exchange {
         group: &Group<Arc<str>>,
         placing: &Placing<'_>,
     ) -> GroupOutcome {
-        let mut lacking = group.chunks.clone();
+        let mut lacking = Lacking::new(&group.chunks);
         let asked = self.request_from_peer(request, (peer, group.through), &mut lacking, placing).await;
         let without = match asked {
             Ok(()) if lacking.is_empty() => None,
@@ -134,24 +134,26 @@ impl Exchange {
                 Some(Arc::clone(peer.address()))
             }
         };
-        GroupOutcome { lacking, without }
+        GroupOutcome { lacking: lacking.chunks(), without }
     }
 
     async fn request_from_peer(
         &self,
         request: &ChunkRequest<'_>,
         (peer, through): (&Arc<Peer>, bool),
-        lacking: &mut Vec<u32>,
+        lacking: &mut Lacking,
         placing: &Placing<'_>,
     ) -> Result<()> {
-        let late = self.deadline(request, lacking).map(|patience| if through { patience * THROUGH } else { patience });
+        let late = self
+            .deadline(request, &lacking.chunks())
+            .map(|patience| if through { patience * THROUGH } else { patience });
         let _permit = match late {
             Some(patience) => timeout(patience * PERMIT_WAIT, peer.acquire()).await.map_err(|_| too_slow(peer))?,
             None => peer.acquire().await,
         };
         let begun = Instant::now();
         let link = peer.link()?;
-        let mut numbers = lacking.clone();
+        let mut numbers = lacking.chunks();
         // An older program knows only chunks as they are stored.
         if !request.alone.is_empty() && !link.may_ask_alone().await {
             numbers.retain(|chunk| !request.alone.contains(chunk));
@@ -178,7 +180,7 @@ impl Exchange {
                 metered.received(frame.bytes().len() as u64);
             }
             place_frame(placing, chunk, frame);
-            lacking.retain(|&left| left != chunk);
+            lacking.came(chunk);
         });
         let taken = match late {
             Some(patience) => timeout_at(begun + patience, taking).await.unwrap_or_else(|_| Err(too_slow(peer))),
@@ -261,7 +263,7 @@ impl Exchange {
         group: &Group<Arc<str>>,
         placing: &Placing<'_>,
     ) -> GroupOutcome {
-        let mut lacking = group.chunks.clone();
+        let mut lacking = Lacking::new(&group.chunks);
         let (begun, metered) = (Instant::now(), self.link_rates.begin(""));
         if let Err(error) = self.read(request, &mut lacking, placing).await {
             if error.kind() == ErrorKind::NotFound {
@@ -276,14 +278,15 @@ impl Exchange {
             }
             self.origin.lock().unwrap_or_else(PoisonError::into_inner).add(bytes, begun.elapsed());
         }
-        GroupOutcome { lacking, without: None }
+        GroupOutcome { lacking: lacking.chunks(), without: None }
     }
 
-    async fn read(&self, request: &ChunkRequest<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
+    async fn read(&self, request: &ChunkRequest<'_>, lacking: &mut Lacking, placing: &Placing<'_>) -> Result<()> {
         let saved = request.saved;
         let longest = longest_read(request.repository, &self.budget).min(UNIT_LEN);
         let frame = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
-        let as_stored: Vec<u32> = lacking.iter().copied().filter(|chunk| !request.alone.contains(chunk)).collect();
+        let mut as_stored = lacking.chunks();
+        as_stored.retain(|chunk| !request.alone.contains(chunk));
         for read in plan_reads(frame, as_stored, longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
             let (len, tenant) = (read.stored_len(), request.tenant.map(str::to_owned));
@@ -312,13 +315,14 @@ impl Exchange {
     async fn read_with_bases(
         &self,
         request: &ChunkRequest<'_>,
-        lacking: &mut Vec<u32>,
+        lacking: &mut Lacking,
         placing: &Placing<'_>,
     ) -> Result<()> {
         let saved = request.saved;
         let longest = longest_read(request.repository, &self.budget).min(UNIT_LEN);
         let locate = |chunk| saved.locate(chunk);
-        let (alone, whole): (Vec<u32>, Vec<u32>) = lacking.iter().partition(|chunk| request.alone.contains(chunk));
+        let (alone, whole): (Vec<u32>, Vec<u32>) =
+            lacking.chunks().into_iter().partition(|chunk| request.alone.contains(chunk));
         let whole = plan_reads(locate, whole, longest, Gaps::Spare)?.into_iter().map(|read| (read, false));
         let anew = plan_anew(locate, alone.iter().copied(), longest, Gaps::Spare)?.into_iter().map(|read| (read, true));
         let alone: Arc<HashSet<u32>> = Arc::new(alone.into_iter().collect());
@@ -362,10 +366,36 @@ impl Exchange {
     }
 }
 
-fn place_frames(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) {
+/// Chunks of a request that have not come yet.
+#[derive(Debug)]
+struct Lacking {
+    order: Vec<u32>,
+    left: HashSet<u32>,
+}
+
+impl Lacking {
+    fn new(chunks: &[u32]) -> Self {
+        Self { order: chunks.to_vec(), left: chunks.iter().copied().collect() }
+    }
+
+    fn came(&mut self, chunk: u32) {
+        self.left.remove(&chunk);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// In the order of the request.
+    fn chunks(&self) -> Vec<u32> {
+        self.order.iter().copied().filter(|chunk| self.left.contains(chunk)).collect()
+    }
+}
+
+fn place_frames(kept: Vec<(u32, Frame)>, lacking: &mut Lacking, placing: &Placing<'_>) {
     for (chunk, frame) in kept {
         place_frame(placing, chunk, &frame);
-        lacking.retain(|&left| left != chunk);
+        lacking.came(chunk);
     }
 }
 

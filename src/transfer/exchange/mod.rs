@@ -21,6 +21,7 @@ mod limiter;
 mod named;
 mod permits;
 mod plan;
+mod plan_turns;
 mod reachable;
 mod rights;
 mod served;
@@ -47,6 +48,7 @@ use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
 pub use self::named::NameView;
+use self::plan_turns::PlanTurns;
 pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
 pub use self::stats::TransferStats;
@@ -108,6 +110,7 @@ pub struct Exchange {
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
     transcoding: Arc<Turns>,
+    planning: PlanTurns,
     catalog: Catalog,
     in_flight: InFlight,
     /// Limit of reads of the repository for other agents of the site.
@@ -183,6 +186,7 @@ impl Exchange {
             grants: Mutex::default(),
             limits,
             verifier,
+            planning: PlanTurns::default(),
             transcoding: Arc::new(Turns::new(available_parallelism().map_or(1, usize::from).div_ceil(2))),
             catalog,
             in_flight,

@@ -8,11 +8,14 @@ use futures::future::join_all;
 
 use super::get::ChunkRequest;
 use super::plan::Candidate;
+use super::plan_turns::PlanTurn;
 use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy, warn_about};
+use crate::budget::Retained;
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::limits::MIB;
+use crate::policy::LocalCaller;
 use crate::repository::{FramePlace, Held, Repository, Saved, TRAVEL_WEIGHT, TravelPlan, TravelTree, plan_travel};
 use crate::work::blocking;
 
@@ -44,13 +47,15 @@ impl Exchange {
         trees: Vec<WantedTree>,
         (policy, through): (&FetchPolicy, bool),
     ) -> Result<Vec<TravelPlan>> {
-        let weight = trees.iter().map(|(_, wanted)| wanted.len() as u64 * TRAVEL_WEIGHT).sum();
-        // A single read has few chunks.
-        let _kept = if weight >= MIB { Some(repository.budget().keep(weight)?) } else { None };
+        let weight: u64 = trees.iter().map(|(_, wanted)| wanted.len() as u64 * TRAVEL_WEIGHT).sum();
         let trees = Arc::new(trees);
         let planned = |senders: Vec<Senders>| {
             let (cache, trees) = (Arc::clone(&self.cache), Arc::clone(&trees));
-            blocking(move || plan(&cache, &trees, &senders))
+            async move {
+                // A single read has few chunks.
+                let _turn = if weight >= MIB { Some(self.plan_turn(repository, weight).await?) } else { None };
+                blocking(move || plan(&cache, &trees, &senders)).await
+            }
         };
         let as_stored = planned(Vec::new()).await?;
         if as_stored.iter().zip(&*trees).all(|(plan, (_, wanted))| !plan.has_bases(wanted)) {
@@ -59,6 +64,12 @@ impl Exchange {
         let ask = |saved| self.senders_of(repository, saved, (policy, through)).boxed();
         // All at once: a peer that is silent delays them once.
         planned(join_all(trees.iter().map(|(saved, _)| ask(saved))).await).await
+    }
+
+    /// Turn of a plan that takes `weight` bytes, and its memory.
+    async fn plan_turn(&self, repository: &Repository, weight: u64) -> Result<(PlanTurn, Retained)> {
+        let turn = self.planning.take(repository.caller().and_then(LocalCaller::limited)).await;
+        Ok((turn, repository.budget().keep(weight)?))
     }
 
     /// Peers that hold chunks of `saved` and send them without their bases.

@@ -124,6 +124,7 @@ impl Exchange {
 
     /// True if one of `chunks` arrived (is not `lacking`) but is not in the cache.
     fn lost_any(&self, saved: &Saved, chunks: &[u32], lacking: &[u32]) -> bool {
+        let lacking: HashSet<&u32> = lacking.iter().collect();
         let came = chunks.iter().filter(|chunk| !lacking.contains(chunk));
         came.filter_map(|&chunk| saved.locate(chunk).ok()).any(|located| !self.cache.contains(&located.id))
     }
