@@ -30,6 +30,7 @@ from ._tags import (
     VERSION,
     Attribute,
     from_text,
+    hides_method,
     is_gapless,
     is_stateful,
     listed,
@@ -292,7 +293,9 @@ class Restoring:
             except _MALFORMED as error:
                 raise _malformed(path, error) from error
         if isinstance(word, str) and word in NAMESPACES:
-            return NAMESPACES[word](**self._named(node, into, path))
+            made = NAMESPACES[word]()
+            vars(made).update(self._named(node, into, path))
+            return made
         build = getattr(self, "_" + word.replace(".", "_")) if word in _BUILT else None
         if build is None:
             raise Unsupported(f"the state holds a {word!r}, which this towline does not know (use a newer one)")
@@ -324,13 +327,17 @@ class Restoring:
         return {key: self.value(one, inside.get(key), (*path, key)) for key, one in self._pairs(node, inside)}
 
     def _OrderedDict(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        made = collections.OrderedDict(self._dict(node, into, path))
-        for name, value in self.value(node.get("a", {})).items():
-            setattr(made, name, value)
-        return made
+        return self._with_attributes(collections.OrderedDict(self._dict(node, into, path)), node, path)
 
     def _Counter(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        return collections.Counter(self._dict(node, None, path))
+        return self._with_attributes(collections.Counter(self._dict(node, None, path)), node, path)
+
+    def _with_attributes(self, made: Any, node: dict[str, Any], path: tuple[Any, ...]) -> Any:
+        attributes = self.value(node.get("a", {}), None, (*path, "__dict__"))
+        if not isinstance(attributes, dict) or any(hides_method(type(made), name) for name in attributes):
+            raise Damaged(f"the document of a state has attributes at {shown(path)} that no {node['!']} has")
+        vars(made).update(attributes)
+        return made
 
     def _defaultdict(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         factory = node.get("factory")
@@ -461,6 +468,8 @@ class Restoring:
             if node["layout"] == "coo":
                 indices, values = parts
                 made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+                if node["coalesced"] and not _is_sorted(indices):
+                    raise Damaged(f"the document of a state takes unsorted indices for sorted ones at {shown(path)}")
                 return made._coalesced_(node["coalesced"])
             layout = {word: layout for layout, (word, _) in SPARSE.items()}[node["layout"]]
             compressed, plain, values = parts
@@ -475,6 +484,11 @@ class Restoring:
         self._count(_torch.nbytes(held), path)
         try:
             if "axis" in node:
+                axis = node["axis"]
+                if type(axis) is not int or not 0 <= axis < held.dim():
+                    raise Damaged(f"the document of a state names axis {axis!r} of {held.dim()} at {shown(path)}")
+                if not tuple(scale.shape) == tuple(zero.shape) == (held.shape[axis],):
+                    raise Damaged(f"the document of a state has a number of scales that does not fit at {shown(path)}")
                 return torch._make_per_channel_quantized_tensor(held, scale, zero, node["axis"])
             return torch._make_per_tensor_quantized_tensor(held, scale, zero)
         except RuntimeError as error:
@@ -587,6 +601,17 @@ def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int,
         return start <= nbytes
     last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
     return start + (last + 1) * itemsize <= nbytes
+
+
+def _is_sorted(indices: torch.Tensor) -> bool:
+    """True if the columns of `indices` increase, as those of a coalesced tensor do."""
+    if indices.shape[1] < 2:
+        return True
+    before, after = indices[:, :-1], indices[:, 1:]
+    differs = before != after
+    # The first row in which two columns differ decides; columns that do not differ are repeated.
+    first = differs.to(torch.uint8).argmax(dim=0, keepdim=True)
+    return bool(differs.any(dim=0).all() and (before.gather(0, first) < after.gather(0, first)).all())
 
 
 def _are_castable(saved: torch.dtype, wanted: torch.dtype) -> bool:

@@ -46,6 +46,8 @@ _PATHS = {
     pathlib.PurePosixPath: "PurePosixPath",
     pathlib.PureWindowsPath: "PureWindowsPath",
 }
+#: Maximum characters of a path, as in Linux (limits.h, PATH_MAX). A path keeps an object for each of its folders.
+_PATH_LEN_MAX = 4096
 _TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
 
 #: Tags of values that contain a list of values.
@@ -94,7 +96,7 @@ def as_text(value: Any) -> dict[str, Any] | None:
     """Converts a path or time to a node; None for other values, and for times in an unnamed zone."""
     kind = type(value)
     if kind in _PATHS:
-        return {"!": _PATHS[kind], "v": str(value)}
+        return {"!": _PATHS[kind], "v": str(value)} if len(str(value)) <= _PATH_LEN_MAX else None
     if kind is datetime.timedelta:
         return {"!": "timedelta", "v": [value.days, value.seconds, value.microseconds]}
     if kind is datetime.date:
@@ -118,6 +120,10 @@ def from_text(node: dict[str, Any]) -> Any:
     if word == "timedelta":
         return datetime.timedelta(*text)
     if word not in _TIMES:
+        if len(text) > _PATH_LEN_MAX:
+            raise Damaged(
+                f"the document of a state has a path of {len(text)} characters; at most {_PATH_LEN_MAX} are saved"
+            )
         return getattr(pathlib, word)(text)
     value: Any = _TIMES[word].fromisoformat(text)
     if "fold" in node:
@@ -142,6 +148,11 @@ def _read_zone(zone: str | list[int]) -> datetime.tzinfo:
         return zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
         raise Unsupported(f"this machine knows no time zone {zone!r} (install the package tzdata)") from error
+
+
+def hides_method(cls: type, name: Any) -> bool:
+    """True if an attribute of this name cannot be one of an object of `cls`, or would hide a method."""
+    return not isinstance(name, str) or hasattr(cls, name)
 
 
 def is_gapless(stride: Sequence[int], shape: Sequence[int]) -> bool:

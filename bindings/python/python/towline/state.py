@@ -47,6 +47,7 @@ from ._tags import (
     VERSION,
     Attribute,
     as_text,
+    hides_method,
     is_gapless,
     is_stateful,
     shown,
@@ -180,11 +181,16 @@ class _Serializer:
         return {**node, "maxlen": value.maxlen} if kind is collections.deque else node
 
     def _dict(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+        attributes = dict(getattr(value, "__dict__", None) or {})
+        hiding = next((name for name in attributes if hides_method(type(value), name)), None)
+        if hiding is not None:
+            what = f"an {type(value).__name__} whose attribute {hiding!r} hides a method"
+            raise self._refused(path, what, "give the attribute another name")
         pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
         node: dict[str, Any] = {"!": type(value).__name__, "v": pairs}
         # A module's state dict has the versions of its submodules as such an attribute.
-        if getattr(value, "__dict__", None):
-            node["a"] = self.value(dict(value.__dict__), (*path, "__dict__"))
+        if attributes:
+            node["a"] = self.value(attributes, (*path, "__dict__"))
         factory = getattr(value, "default_factory", None)
         if factory is not None:
             known = FACTORIES.get(getattr(factory, "__name__", "")) is factory
