@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
+use serde_json::ser::Formatter;
 
 use crate::error::{Error, Result};
 
@@ -33,11 +34,22 @@ impl Output {
 
     /// Prints a result: as JSON, or as the text that `human` makes of it.
     pub(super) fn answer<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Colors) -> String) -> Result<()> {
-        if !self.json {
-            return self.print(human(value, Colors::of(&io::stdout())).as_bytes());
-        }
-        let line = serde_json::to_string(value).map_err(|source| Error::other("report is not JSON").source(source))?;
-        self.print(format!("{}\n", printable_json(line)).as_bytes())
+        self.stream(value, |value, colors, out| out.write_all(human(value, colors).as_bytes()))
+    }
+
+    /// Prints a result that may be too long for memory: as JSON, or as the text that `human` writes.
+    pub(super) fn stream<T: Serialize>(
+        &self,
+        value: &T,
+        human: impl FnOnce(&T, Colors, &mut dyn Write) -> io::Result<()>,
+    ) -> Result<()> {
+        let mut out = BufWriter::new(self.raw()?);
+        let written = if self.json {
+            write_json(&mut out, value).map_err(io::Error::from).and_then(|()| out.write_all(b"\n"))
+        } else {
+            human(value, Colors::of(&io::stdout()), &mut out)
+        };
+        written.and_then(|()| out.flush()).map_err(Error::standard_output)
     }
 
     /// Prints a report: as [`Output::answer`], but `--quiet` suppresses the text.
@@ -189,25 +201,37 @@ fn error_text(error: &Error, paint: Colors) -> String {
 
 /// `{"error": {...}}` on one line.
 fn error_json(error: &Error) -> String {
-    printable_json(serde_json::json!({ "error": error }).to_string())
+    let mut json = Vec::new();
+    // Ignored: writing to memory does not fail, and an error is a plain structure.
+    let _ = write_json(&mut json, &serde_json::json!({ "error": error }));
+    String::from_utf8_lossy(&json).into_owned()
 }
 
-/// JSON with the characters escaped that JSON leaves as they are and a terminal obeys: those of [`printable`].
-fn printable_json(json: String) -> String {
-    let is_obeyed = |c: char| !c.is_ascii() && (c.is_control() || is_format(c)) || c == '\u{7f}';
-    if !json.contains(is_obeyed) {
-        return json;
-    }
-    let mut shown = String::with_capacity(json.len());
-    for c in json.chars() {
-        if is_obeyed(c) {
+/// Writes `value` as one line of JSON that a terminal does not obey.
+fn write_json(out: impl Write, value: &impl Serialize) -> serde_json::Result<()> {
+    value.serialize(&mut serde_json::Serializer::with_formatter(out, Printable))
+}
+
+/// Compact JSON with the characters escaped that JSON leaves as they are and a terminal obeys: those of [`printable`].
+struct Printable;
+
+impl Formatter for Printable {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, out: &mut W, mut fragment: &str) -> io::Result<()> {
+        while let Some(at) = fragment.find(is_obeyed) {
+            let (plain, rest) = fragment.split_at(at);
+            let mut rest = rest.chars();
+            out.write_all(plain.as_bytes())?;
             // All of them have four digits.
-            let _ = write!(shown, "\\u{:04x}", u32::from(c));
-        } else {
-            shown.push(c);
+            rest.next().map_or(Ok(()), |c| write!(out, "\\u{:04x}", u32::from(c)))?;
+            fragment = rest.as_str();
         }
+        out.write_all(fragment.as_bytes())
     }
-    shown
+}
+
+/// True if a terminal may obey `c`, and JSON need not escape it.
+fn is_obeyed(c: char) -> bool {
+    !c.is_ascii() && (c.is_control() || is_format(c)) || c == '\u{7f}'
 }
 
 /// `text` with control characters escaped: names come from anywhere, and a terminal obeys what it is shown.
@@ -230,16 +254,29 @@ const PADDED_MAX: usize = 100;
 
 /// Columns under a header, as wide as they need be, up to [`PADDED_MAX`]; columns whose header begins with `>` are set to the right.
 pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let mut text = Vec::new();
+    // Ignored: writing to memory does not fail.
+    let _ = write_table(&mut text, header, || rows.iter().cloned());
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Writes a [`table`] whose rows are made twice, so that they are never in memory together: first for their widths.
+pub(super) fn write_table<R: Iterator<Item = Vec<String>>>(
+    out: &mut (impl Write + ?Sized),
+    header: &[&str],
+    rows: impl Fn() -> R,
+) -> io::Result<()> {
     let length = |text: &str| text.chars().count();
-    let mut widths: Vec<usize> = header.iter().map(|title| length(title.trim_start_matches('>'))).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+    let titles: Vec<String> = header.iter().map(|title| title.trim_start_matches('>').to_owned()).collect();
+    let mut widths: Vec<usize> = titles.iter().map(|title| length(title)).collect();
+    for row in rows() {
+        for (width, cell) in widths.iter_mut().zip(&row) {
             *width = length(cell).min(PADDED_MAX).max(*width);
         }
     }
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
+    let line = |cells: &[String]| {
         let mut text = String::new();
-        for ((cell, &width), title) in cells.zip(&widths).zip(header) {
+        for ((cell, &width), title) in cells.iter().zip(&widths).zip(header) {
             let gap = if text.is_empty() { "" } else { "  " };
             let _ = if title.starts_with('>') {
                 write!(text, "{gap}{cell:>width$}")
@@ -249,14 +286,10 @@ pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         }
         format!("{}\n", text.trim_end())
     };
-    let mut text = String::new();
-    if header.iter().any(|title| !title.trim_start_matches('>').is_empty()) {
-        text += &line(&mut header.iter().map(|title| title.trim_start_matches('>')));
+    if titles.iter().any(|title| !title.is_empty()) {
+        out.write_all(line(&titles).as_bytes())?;
     }
-    for row in rows {
-        text += &line(&mut row.iter().map(String::as_str));
-    }
-    text
+    rows().try_for_each(|row| out.write_all(line(&row).as_bytes()))
 }
 
 #[cfg(test)]
@@ -299,7 +332,9 @@ mod tests {
     #[test]
     fn json_has_no_character_that_a_terminal_obeys_and_means_the_same() {
         let text = "\u{7f}\u{85}\u{9b}31mred\u{202e}\u{1b}[0m \u{e9}\u{1f600}\n";
-        let json = printable_json(serde_json::to_string(text).unwrap());
+        let mut json = Vec::new();
+        write_json(&mut json, &text).unwrap();
+        let json = String::from_utf8(json).unwrap();
         assert!(!json.contains(|c: char| c.is_control() || is_format(c)), "{json:?}");
         assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
         assert!(json.contains("\u{e9}\u{1f600}") && json.contains("\\u009b"), "{json}");

@@ -1,8 +1,9 @@
 //! Reports as text for people.
 
 use std::fmt::Write as _;
+use std::io;
 
-use super::output::{Colors, printable, table};
+use super::output::{Colors, printable, table, write_table};
 use crate::ops::{
     Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedName,
     PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed,
@@ -317,8 +318,15 @@ pub(super) fn ratio(bytes: u64, stored: u64) -> String {
     if stored == 0 { "-".to_owned() } else { format!("{:.2}x", bytes as f64 / stored as f64) }
 }
 
-pub(super) fn changes(changes: &[Change]) -> String {
-    let row = |change: &Change| {
+/// Writes changes as a table; nothing, if there are none.
+pub(super) fn changes<'a, C>(out: &mut dyn io::Write, changes: impl Fn() -> C) -> io::Result<()>
+where
+    C: Iterator<Item = Change<'a>>,
+{
+    if changes().next().is_none() {
+        return Ok(());
+    }
+    let row = |change: Change<'_>| {
         let sign = match change.change {
             "added" => "+",
             "removed" => "-",
@@ -328,10 +336,7 @@ pub(super) fn changes(changes: &[Change]) -> String {
         let [before, after, new] = [change.bytes_before, change.bytes_after, change.new_bytes].map(show);
         vec![sign.to_owned(), before, after, new, printable(&change.path)]
     };
-    if changes.is_empty() {
-        return String::new();
-    }
-    table(&["", ">BEFORE", ">AFTER", ">NEW", "PATH"], &changes.iter().map(row).collect::<Vec<_>>())
+    write_table(out, &["", ">BEFORE", ">AFTER", ">NEW", "PATH"], || changes().map(row))
 }
 
 pub(super) fn sync(report: &SyncReport) -> String {

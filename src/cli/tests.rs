@@ -178,14 +178,16 @@ run-7/step-1     17 B  2026-01-02T03:04:05Z
     assert!(render::refs(&refs, true).contains("CHUNKS"));
     assert_eq!(render::refs(&[], false), "");
 
-    let change = |path: &str, change, bytes_before, bytes_after| Change {
+    let change = |path: &'static str, change, bytes_before, bytes_after| Change {
         path: path.into(),
         change,
         bytes_before,
         bytes_after,
         new_bytes: 0,
     };
-    let text = render::changes(&[change("new\n", "added", 0, 5), change("old", "removed", 5, 0)]);
+    let (changes, mut text) = ([change("new\n", "added", 0, 5), change("old", "removed", 5, 0)], Vec::new());
+    render::changes(&mut text, || changes.iter().cloned()).unwrap();
+    let text = String::from_utf8(text).unwrap();
     assert_eq!(text, "   BEFORE  AFTER  NEW  PATH\n+     0 B    5 B  0 B  new\\n\n-     5 B    0 B  0 B  old\n");
 }
 

@@ -14,6 +14,7 @@ use super::target::Target;
 use crate::audit::Action;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::EntryKind;
 use crate::limits::MEMORY_MIN;
 use crate::name::Name;
 use crate::ops::{
@@ -295,19 +296,13 @@ impl Context {
     }
 
     async fn diff(&self, a: &Selector, b: &Selector) -> Result<()> {
-        #[derive(Serialize)]
-        struct Compared {
-            a: Name,
-            b: Name,
-            changes: Vec<ops::Change>,
-        }
         let repository = self.open().await?;
         let (a, b) = (self.resolve(&repository, a).await?, self.resolve(&repository, b).await?);
-        let changes = repository.diff(&a, &b).await?;
-        if changes.is_empty() {
+        let compared = repository.diff(&a, &b).await?;
+        if compared.changes().next().is_none() {
             self.output.remark("nothing differs");
         }
-        self.output.answer(&Compared { a, b, changes }, |compared, _| render::changes(&compared.changes))
+        self.output.stream(&compared, |compared, _, out| render::changes(out, || compared.changes()))
     }
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
@@ -522,10 +517,10 @@ fn joined_labels(given: Vec<(String, String)>) -> Result<BTreeMap<String, String
 
 /// Path of the file of a tree that holds only one.
 async fn only_file(repository: &Repository, name: &Name) -> Result<Vec<u8>> {
-    let shown = repository.show(name).await?;
-    let mut files = shown.entries.iter().filter(|entry| entry.kind == "file");
+    let saved = repository.saved(name).await?;
+    let mut files = saved.manifest.files();
     match (files.next(), files.next()) {
-        (Some(file), None) => Ok(file.path.clone().into_bytes()),
+        (Some((file, _)), None) => Ok(file.path.clone()),
         (first, _) => Err(Error::usage(if first.is_some() { "tree has several files" } else { "tree has no file" })
             .expected("NAME:PATH")
             .got(name)
@@ -535,11 +530,11 @@ async fn only_file(repository: &Repository, name: &Name) -> Result<Vec<u8>> {
 
 /// The length of the file at `path`, which only a range that counts from its end needs to know.
 async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64> {
-    let shown = repository.show(name).await?;
-    let path = String::from_utf8_lossy(path);
-    let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
-    found.map(|entry| entry.bytes).ok_or_else(|| {
-        let help = format!("`towline show {name} --files` lists its files");
-        Error::not_found("there is no such file").at(format!("{name}:{path}")).help(help)
-    })
+    let saved = repository.saved(name).await?;
+    match saved.manifest.entry(path).map(|entry| &entry.kind) {
+        Some(EntryKind::File(content)) => Ok(content.size),
+        _ => Err(Error::not_found("there is no such file")
+            .at(format!("{name}:{}", String::from_utf8_lossy(path)))
+            .help(format!("`towline show {name} --files` lists its files"))),
+    }
 }

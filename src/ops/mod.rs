@@ -24,10 +24,12 @@ mod undelete;
 mod verify;
 mod watch;
 
+use std::borrow::Cow;
+
 pub use amend::{AmendReport, Changes};
 pub use cat::RangeSink;
 pub use collect::{CollectOptions, CollectReport, HeldSession};
-pub use diff::Change;
+pub use diff::{Change, Comparison};
 pub use doctor::{Check, Diagnosis, Outcome, diagnose, doctor};
 pub use expire::{ExpirePlan, ExpirePolicy, PlannedStep, Reason};
 pub use freeing::{PlannedRemoval, RemovePlan};
@@ -42,7 +44,7 @@ pub use save::{
     CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
 };
 pub use settle::Settled;
-pub use show::{CodecUse, ShownEntry, ShownTensor, TreeStorage, TreeSummary};
+pub use show::{CodecUse, ShownEntry, ShownTensor, ShownTensors, ShownTree, TreeStorage, TreeSummary};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
@@ -61,5 +63,10 @@ pub use watch::{
 
 /// A path within a tree, as text for display.
 pub(crate) fn shown(path: &[u8]) -> String {
-    if path.is_empty() { ".".to_owned() } else { String::from_utf8_lossy(path).into_owned() }
+    path_text(path).into_owned()
+}
+
+/// As [`shown`], without a copy where the path is UTF-8.
+fn path_text(path: &[u8]) -> Cow<'_, str> {
+    if path.is_empty() { ".".into() } else { String::from_utf8_lossy(path) }
 }

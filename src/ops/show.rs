@@ -1,20 +1,31 @@
 //! Show: content of a saved tree, and how each part of it is stored.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::shown;
 use super::subpath::{bases_of, chunks_below};
 use super::subpath::{entry, within};
+use super::{path_text, shown};
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
 use crate::name::Name;
 use crate::repository::log::StepFacts;
 use crate::repository::{Repository, Saved};
 
-/// A saved tree.
+/// A saved tree, or a file or folder of it. Entries are described one at a time: a list of all may need many times the memory
+/// of the tree.
+#[derive(Clone, Debug)]
+pub struct ShownTree {
+    summary: TreeSummary,
+    saved: Saved,
+    /// File or folder whose entries are shown; empty for all.
+    below: Vec<u8>,
+}
+
+/// A saved tree, or a file or folder of it, without its entries.
 #[derive(Clone, Debug, Serialize)]
 pub struct TreeSummary {
     /// The name.
@@ -43,8 +54,6 @@ pub struct TreeSummary {
     pub facts: StepFacts,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Entries.
-    pub entries: Vec<ShownEntry>,
 }
 
 /// Storage of a saved tree, without its entries.
@@ -89,9 +98,9 @@ pub struct CodecUse {
 
 /// One file, folder or link.
 #[derive(Clone, Debug, Serialize)]
-pub struct ShownEntry {
+pub struct ShownEntry<'a> {
     /// Path; bytes that are not UTF-8 are replaced.
-    pub path: String,
+    pub path: Cow<'a, str>,
     /// `file`, `folder` or `link`.
     pub kind: &'static str,
     /// Permission bits, octal.
@@ -109,27 +118,34 @@ pub struct ShownEntry {
     pub cut: Option<&'static str>,
     /// Target of a link.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<String>,
+    pub target: Option<Cow<'a, str>>,
     /// Tensors, if the file was parsed as a checkpoint.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tensors: Vec<ShownTensor>,
+    #[serde(skip_serializing_if = "ShownTensors::is_empty")]
+    pub tensors: ShownTensors<'a>,
+}
+
+/// Tensors of one file, described one at a time.
+#[derive(Clone, Debug)]
+pub struct ShownTensors<'a> {
+    tensors: &'a [TensorEntry],
+    stored: StoredRanges<'a>,
 }
 
 /// One tensor.
 #[derive(Clone, Debug, Serialize)]
-pub struct ShownTensor {
+pub struct ShownTensor<'a> {
     /// Name.
-    pub name: String,
+    pub name: &'a str,
     /// Element type.
-    pub dtype: String,
+    pub dtype: &'a str,
     /// Shape.
-    pub shape: Vec<u64>,
+    pub shape: &'a [u64],
     /// The shape of the tensor that it is a part of, if it is one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub whole: Option<Vec<u64>>,
+    pub whole: Option<&'a [u64]>,
     /// Offsets in that tensor, along each dimension.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub offsets: Option<Vec<u64>>,
+    pub offsets: Option<&'a [u64]>,
     /// Bytes.
     pub bytes: u64,
     /// Stored bytes of its chunks; a chunk shared with neighbours counts in proportion.
@@ -146,7 +162,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn show(&self, name: &Name) -> Result<TreeSummary> {
+    pub async fn show(&self, name: &Name) -> Result<ShownTree> {
         self.show_part(name, None).await
     }
 
@@ -158,12 +174,11 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn show_part(&self, name: &Name, below: Option<&[u8]>) -> Result<TreeSummary> {
+    pub async fn show_part(&self, name: &Name, below: Option<&[u8]>) -> Result<ShownTree> {
         let saved = self.saved(name).await?;
-        let whole = show_whole(&saved);
         match below {
-            Some(below) => restrict(&saved, below.strip_suffix(b"/").unwrap_or(below), whole),
-            None => Ok(whole),
+            Some(below) => ShownTree::part(saved, below.strip_suffix(b"/").unwrap_or(below)),
+            None => Ok(ShownTree::whole(saved)),
         }
     }
 }
@@ -200,97 +215,162 @@ fn stored_bytes(frames: &[Frame]) -> u64 {
     frames.iter().map(|frame| u64::from(frame.stored_len)).sum()
 }
 
-fn show_whole(saved: &Saved) -> TreeSummary {
-    let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
-    TreeSummary {
-        name: saved.name.to_string(),
-        path: None,
-        manifest: saved.value.manifest.to_string(),
-        saved: saved.value.saved.to_string(),
-        bytes: saved.manifest.logical_bytes(),
-        stored_bytes: stored_bytes(own),
-        base_bytes: stored_bytes(bases),
-        behind: saved.value.behind,
-        files: saved.manifest.files().count() as u64,
-        chunks: saved.manifest.chunks.ids.len() as u64,
-        facts: saved.value.facts.clone(),
-        labels: saved.manifest.labels.clone(),
-        entries: saved.manifest.entries.iter().map(|entry| show_entry(saved, entry)).collect(),
+impl ShownTree {
+    pub(crate) fn whole(saved: Saved) -> Self {
+        let summary = {
+            let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
+            TreeSummary {
+                name: saved.name.to_string(),
+                path: None,
+                manifest: saved.value.manifest.to_string(),
+                saved: saved.value.saved.to_string(),
+                bytes: saved.manifest.logical_bytes(),
+                stored_bytes: stored_bytes(own),
+                base_bytes: stored_bytes(bases),
+                behind: saved.value.behind,
+                files: saved.manifest.files().count() as u64,
+                chunks: saved.manifest.chunks.ids.len() as u64,
+                facts: saved.value.facts.clone(),
+                labels: saved.manifest.labels.clone(),
+            }
+        };
+        Self { summary, saved, below: Vec::new() }
+    }
+
+    /// The file or folder `below` of a tree.
+    fn part(saved: Saved, below: &[u8]) -> Result<Self> {
+        entry(&saved, below)?;
+        let own = chunks_below(&saved, Some(below))?;
+        let bases = bases_of(&saved, &own)?;
+        let stored =
+            |chunks: &[u32]| chunks.iter().filter_map(|&chunk| stored_len(&saved.map.frames, chunk)).sum::<u64>();
+        let (stored_bytes, base_bytes) = (stored(&own), stored(&bases));
+        let mut part = Self { below: below.to_vec(), ..Self::whole(saved) };
+        let (mut bytes, mut files) = (0, 0);
+        for entry in part.own_entries() {
+            if let EntryKind::File(content) = &entry.kind {
+                (bytes, files) = (bytes + content.size, files + 1);
+            }
+        }
+        part.summary = TreeSummary {
+            path: Some(shown(below)),
+            bytes,
+            stored_bytes,
+            base_bytes,
+            files,
+            chunks: own.len() as u64,
+            ..part.summary
+        };
+        Ok(part)
+    }
+
+    /// All but the entries.
+    #[must_use]
+    pub fn summary(&self) -> &TreeSummary {
+        &self.summary
+    }
+
+    /// Files, folders and links, by path.
+    pub fn entries(&self) -> impl Iterator<Item = ShownEntry<'_>> {
+        self.own_entries().map(|entry| show_entry(&self.saved, entry))
+    }
+
+    fn own_entries(&self) -> impl Iterator<Item = &TreeEntry> {
+        self.saved.manifest.entries.iter().filter(|entry| within(&entry.path, &self.below).is_some())
     }
 }
 
-/// The part of `whole` for the file or folder `below`.
-fn restrict(saved: &Saved, below: &[u8], whole: TreeSummary) -> Result<TreeSummary> {
-    entry(saved, below)?;
-    let is_in = |entry: &TreeEntry| within(&entry.path, below).is_some();
-    let own = chunks_below(saved, Some(below))?;
-    let bases = bases_of(saved, &own)?;
-    let inside = saved.manifest.entries.iter().map(is_in);
-    let entries: Vec<_> =
-        whole.entries.into_iter().zip(inside).filter_map(|(entry, is_in)| is_in.then_some(entry)).collect();
-    Ok(TreeSummary {
-        path: Some(shown(below)),
-        bytes: entries.iter().map(|entry| entry.bytes).sum(),
-        stored_bytes: own.iter().filter_map(|&chunk| stored_len(saved, chunk)).sum(),
-        base_bytes: bases.iter().filter_map(|&chunk| stored_len(saved, chunk)).sum(),
-        files: entries.iter().filter(|entry| entry.kind == "file").count() as u64,
-        chunks: own.len() as u64,
-        entries,
-        ..whole
-    })
+/// The summary and `entries` as one object.
+impl Serialize for ShownTree {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            #[serde(flatten)]
+            summary: &'a TreeSummary,
+            entries: Entries<'a>,
+        }
+        Whole { summary: &self.summary, entries: Entries(self) }.serialize(serializer)
+    }
 }
 
-fn show_entry(saved: &Saved, entry: &TreeEntry) -> ShownEntry {
+/// The entries of a tree, one by one.
+struct Entries<'a>(&'a ShownTree);
+
+impl Serialize for Entries<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.entries())
+    }
+}
+
+impl<'a> ShownTensors<'a> {
+    fn new(saved: &'a Saved, content: Option<&'a Content>, chunks: Vec<(u32, Range<u64>)>) -> Self {
+        let tensors = content.map_or(&[][..], |content| &*content.tensors);
+        let chunks = if tensors.is_empty() { Vec::new() } else { chunks };
+        Self { tensors, stored: StoredRanges::new(&saved.map.frames, chunks) }
+    }
+
+    /// True if the file was not parsed as a checkpoint, or has no tensors.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Tensors, in the order of the file's header.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = ShownTensor<'a>> {
+        self.tensors.iter().map(|tensor| {
+            let (stored_bytes, codec) = self.stored.within(&tensor.range);
+            ShownTensor {
+                name: &tensor.name,
+                dtype: &tensor.dtype,
+                shape: &tensor.shape,
+                whole: tensor.part.as_ref().map(|part| &*part.shape),
+                offsets: tensor.part.as_ref().map(|part| &*part.offsets),
+                bytes: tensor.range.end - tensor.range.start,
+                stored_bytes,
+                codec,
+            }
+        })
+    }
+}
+
+impl Serialize for ShownTensors<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+fn show_entry<'a>(saved: &'a Saved, entry: &'a TreeEntry) -> ShownEntry<'a> {
     let content = match &entry.kind {
         EntryKind::File(content) => Some(content),
         _ => None,
     };
     let target = match &entry.kind {
-        EntryKind::Symlink(target) => Some(String::from_utf8_lossy(target).into_owned()),
+        EntryKind::Symlink(target) => Some(String::from_utf8_lossy(target)),
         _ => None,
     };
     let chunks: Vec<(u32, Range<u64>)> =
         content.map(|content| content.placed(&saved.manifest.chunks).collect()).unwrap_or_default();
     ShownEntry {
-        path: shown(&entry.path),
+        path: path_text(&entry.path),
         kind: entry.kind.word(),
         mode: format!("{:04o}", entry.mode),
         mtime: entry.mtime.to_string(),
         bytes: content.map_or(0, |content| content.size),
         chunks: chunks.len() as u64,
-        stored_bytes: chunks.iter().filter_map(|(chunk, _)| stored_len(saved, *chunk)).sum(),
+        stored_bytes: chunks.iter().filter_map(|(chunk, _)| stored_len(&saved.map.frames, *chunk)).sum(),
         cut: content.map(|content| content.cut.word()),
         target,
-        tensors: content.map(|content| show_tensors(saved, content, &chunks)).unwrap_or_default(),
+        tensors: ShownTensors::new(saved, content, chunks),
     }
-}
-
-fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) -> Vec<ShownTensor> {
-    if content.tensors.is_empty() {
-        return Vec::new();
-    }
-    let stored = StoredRanges::new(saved, chunks);
-    let show = |tensor: &TensorEntry| {
-        let (stored_bytes, codec) = stored.within(&tensor.range);
-        ShownTensor {
-            name: tensor.name.clone(),
-            dtype: tensor.dtype.clone(),
-            shape: tensor.shape.clone(),
-            whole: tensor.part.as_ref().map(|part| part.shape.clone()),
-            offsets: tensor.part.as_ref().map(|part| part.offsets.clone()),
-            bytes: tensor.range.end - tensor.range.start,
-            stored_bytes,
-            codec,
-        }
-    };
-    content.tensors.iter().map(show).collect()
 }
 
 /// Prefix sums of the storage of one file, so that ranges need no loop over their chunks: a manifest may have any number of
 /// tensors over the same chunks.
+#[derive(Clone, Debug)]
 struct StoredRanges<'a> {
-    saved: &'a Saved,
-    chunks: &'a [(u32, Range<u64>)],
+    frames: &'a [Frame],
+    /// Chunks of the file and their places in it.
+    chunks: Vec<(u32, Range<u64>)>,
     /// Stored bytes of the chunks before each, and of all.
     before: Vec<u64>,
     /// Sorted places in `chunks`, by codec.
@@ -298,19 +378,19 @@ struct StoredRanges<'a> {
 }
 
 impl<'a> StoredRanges<'a> {
-    fn new(saved: &'a Saved, chunks: &'a [(u32, Range<u64>)]) -> Self {
+    fn new(frames: &'a [Frame], chunks: Vec<(u32, Range<u64>)>) -> Self {
         let mut before = Vec::with_capacity(chunks.len() + 1);
         let mut by_codec: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
         let mut sum = 0;
         before.push(0);
         for (at, (chunk, _)) in chunks.iter().enumerate() {
-            if let Some(frame) = saved.map.frames.get(*chunk as usize) {
+            if let Some(frame) = frames.get(*chunk as usize) {
                 sum += u64::from(frame.stored_len);
                 by_codec.entry(frame.codec.word()).or_default().push(at);
             }
             before.push(sum);
         }
-        Self { saved, chunks, before, by_codec }
+        Self { frames, chunks, before, by_codec }
     }
 
     /// Stored bytes of the chunks of `range`, those at its ends in proportion; and their codecs, joined by `+`.
@@ -338,10 +418,10 @@ impl<'a> StoredRanges<'a> {
     fn share(&self, at: usize, range: &Range<u64>) -> u64 {
         let Some((chunk, place)) = self.chunks.get(at) else { return 0 };
         let common = place.end.min(range.end).saturating_sub(place.start.max(range.start));
-        stored_len(self.saved, *chunk).unwrap_or(0) * common / (place.end - place.start).max(1)
+        stored_len(self.frames, *chunk).unwrap_or(0) * common / (place.end - place.start).max(1)
     }
 }
 
-fn stored_len(saved: &Saved, chunk: u32) -> Option<u64> {
-    saved.map.frames.get(chunk as usize).map(|frame| frame.stored_len.into())
+fn stored_len(frames: &[Frame], chunk: u32) -> Option<u64> {
+    frames.get(chunk as usize).map(|frame| frame.stored_len.into())
 }

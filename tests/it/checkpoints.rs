@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use towline::ops::{RestoreOptions, SaveOptions, ShownTensor, TreeSummary};
+use towline::ops::{RestoreOptions, SaveOptions, ShownTensor, ShownTree};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 
@@ -36,8 +36,8 @@ async fn in_memory(cache: &Path) -> Repository {
     Repository::create(Store::memory(), options).await.unwrap().0
 }
 
-fn tensors<'s>(shown: &'s TreeSummary, path: &str) -> &'s [ShownTensor] {
-    &shown.entries.iter().find(|entry| entry.path == path).unwrap().tensors
+fn tensors<'s>(shown: &'s ShownTree, path: &str) -> Vec<ShownTensor<'s>> {
+    shown.entries().find(|entry| entry.path == path).unwrap().tensors.iter().collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,20 +51,20 @@ async fn checkpoints_come_back_and_their_tensors_are_known() {
     assert_eq!(tree_digest(&source), tree_digest(&dest));
 
     let shown = repository.show(&name("run")).await.unwrap();
-    let cut = |path: &str| shown.entries.iter().find(|entry| entry.path == path).unwrap().cut;
+    let cut = |path: &str| shown.entries().find(|entry| entry.path == path).unwrap().cut;
     for file in ["alone.pt", "dtypes.pt", "objects.pth", "training.bin", "views.pt", "dcp/__0_0.distcp"] {
         assert_eq!(cut(file), Some("tensor"), "{file}");
     }
     for file in ["bomb.pt", "cut.pt", "long.pt", "legacy.pt", "dcp/.metadata"] {
         assert_eq!((cut(file), tensors(&shown, file).len()), (Some("content"), 0), "{file}");
     }
-    let names: Vec<&str> = tensors(&shown, "alone.pt").iter().map(|tensor| tensor.name.as_str()).collect();
+    let names: Vec<&str> = tensors(&shown, "alone.pt").iter().map(|tensor| tensor.name).collect();
     assert_eq!(names, ["tensor"]);
     let parts: Vec<_> = ["dcp/__0_0.distcp", "dcp/__1_0.distcp"]
         .iter()
         .flat_map(|file| tensors(&shown, file))
         .filter(|tensor| tensor.name == "model.uneven")
-        .map(|tensor| (tensor.shape.clone(), tensor.offsets.clone(), tensor.whole.clone()))
+        .map(|tensor| (tensor.shape.to_vec(), tensor.offsets.map(<[u64]>::to_vec), tensor.whole.map(<[u64]>::to_vec)))
         .collect();
     let part = |rows, from| (vec![rows, 3], Some(vec![from, 0]), Some(vec![5, 3]));
     assert_eq!(parts, [part(3, 0), part(2, 3)]);

@@ -74,7 +74,7 @@ async fn a_save_replaces_only_what_it_expects() {
     for expected in [Expected::Nothing, Expected::Version(version + 1)] {
         assert_eq!(refused(expected).await, ErrorKind::Conflict);
     }
-    assert_eq!(repository.show(&of).await.unwrap().manifest, first.manifest, "what is there stays");
+    assert_eq!(repository.show(&of).await.unwrap().summary().manifest, first.manifest, "what is there stays");
     repository.save(&path, &of, &expecting(Expected::Version(version))).await.unwrap();
     assert_eq!(refused(Expected::Version(version)).await, ErrorKind::Conflict);
 }
@@ -130,8 +130,8 @@ async fn every_way_to_cut_gives_the_same_bytes_back() {
         assert_eq!(tree_digest(&source), tree_digest(&dest), "{word}");
     }
     let shown = repository.show(&name("tensor")).await.unwrap();
-    let model = shown.entries.iter().find(|entry| entry.path.ends_with("safetensors")).unwrap();
-    assert_eq!(model.tensors.len(), 3);
+    let model = shown.entries().find(|entry| entry.path.ends_with("safetensors")).unwrap();
+    assert_eq!(model.tensors.iter().len(), 3);
     assert_eq!(model.cut, Some("tensor"));
 }
 

@@ -1,10 +1,12 @@
 """Documents that no Towline wrote: an error of Towline each, within the limit of memory and in the time of a good one."""
 
+import argparse
 import collections
 import copy
 import datetime
 import io
 import json
+import os
 import pathlib
 import pickle
 import types
@@ -13,10 +15,21 @@ import numpy
 import pytest
 import torch
 import towline
-from towline import _documents, state
+from towline import _documents, _trees, state
 from towline.dcp import metadata as dcp_metadata
+from towline.fsspec import TowlineFileSystem
 
 STRANGE = (None, 0, -1, 1 << 70, 1.5, "x", "U0", "O", True, [], [0], ["x"], {}, {"!": "set", "v": [[]]}, [[1, 2]])
+
+
+def with_attribute(made):
+    made._metadata = {"version": 1}
+    return made
+
+
+def with_self(made):
+    vars(made)["self"] = 2
+    return made
 
 
 def saved():
@@ -55,7 +68,7 @@ def saved():
         "tuple": (1, (2, 3)),
         "set": {1, 2, 3},
         "frozen": {frozenset({1, 2}): "value", (1, 2): "pair", 7: "number"},
-        "ordered": collections.OrderedDict(a=1),
+        "ordered": with_attribute(collections.OrderedDict(a=1)),
         "counter": collections.Counter("abca"),
         "default": collections.defaultdict(list, a=[1]),
         "deque": collections.deque([1, 2], maxlen=4),
@@ -64,6 +77,7 @@ def saved():
         "day": datetime.date(2026, 1, 2),
         "duration": datetime.timedelta(seconds=5),
         "names": types.SimpleNamespace(a=1),
+        "arguments": with_self(argparse.Namespace(a=1)),
     }
     described = state.describe(held, False)
     tensors = {leaf.name: leaf.tensor for leaf in described.leaves}
@@ -131,6 +145,55 @@ def dcp_document():
         "state": {"w": entry, "epoch": {"file": "b", "start": 0, "length": 9}},
         "planner": {"!": "dict", "v": [[1, {"!": "tuple", "v": ["a"]}]]},
     }
+
+
+def test_attributes_come_back_and_none_hides_a_method():
+    document, held, read = saved()
+    restored = state.restore(json.dumps(document).encode(), held, read)
+    assert restored["ordered"]._metadata == {"version": 1} and vars(restored["arguments"]) == {"a": 1, "self": 2}
+    text = json.dumps(document)
+    assert text.count('"_metadata"') == 1
+    with pytest.raises(towline.errors.Damaged, match="attributes at state"):
+        state.restore(text.replace('"_metadata"', '"items"').encode(), held, read)
+    with pytest.raises(towline.errors.UnsupportedValue, match="hides a method"):
+        hiding = collections.OrderedDict(a=1)
+        hiding.items = 5
+        state.describe({"hiding": hiding}, False)
+
+
+def test_indices_that_are_not_sorted_are_not_taken_for_sorted_ones():
+    repeated = torch.sparse_coo_tensor([[1, 1, 0], [0, 0, 2]], torch.ones(3), (2, 3))
+    described = state.describe({"tensor": repeated}, False)
+    tensors = {leaf.name: leaf.tensor for leaf in described.leaves}
+
+    def read(wanted):
+        for name, tensor in wanted:
+            tensor.copy_(tensors[name])
+
+    held = {leaf.name: (leaf.word, leaf.shape) for leaf in described.leaves}
+    document = described.document if isinstance(described.document, bytes) else described.document.encode()
+    assert not state.restore(document, held, read)["tensor"].is_coalesced()
+    claimed = document.replace(b'"coalesced":false', b'"coalesced":true').replace(
+        b'"coalesced": false', b'"coalesced": true'
+    )
+    assert claimed != document
+    with pytest.raises(towline.errors.Damaged, match="unsorted indices"):
+        state.restore(claimed, held, read)
+
+
+@pytest.mark.parametrize("axis", [2, -1, True, "0"])
+def test_an_axis_that_a_tensor_lacks_is_refused(axis):
+    document, held, read = saved()
+    (path,) = [path for path in places(document) if path and path[-1] == "axis"]
+    with pytest.raises(towline.errors.Damaged, match="names axis"):
+        state.restore(json.dumps(changed(document, path, axis)).encode(), held, read)
+
+
+def test_a_path_longer_than_paths_can_be_is_refused():
+    document, held, read = saved()
+    long = json.dumps(document).replace('"/a/b"', json.dumps("a/" * 20_000))
+    with pytest.raises(towline.errors.Damaged, match="a path of 40000 characters"):
+        state.restore(long.encode(), held, read)
 
 
 def test_whatever_changes_in_the_metadata_of_a_distributed_checkpoint_is_an_error_of_towline():
@@ -215,3 +278,42 @@ def test_a_pickle_of_metadata_counts_its_objects(tmp_path):
     pickle.dump({"a": [(1, 2), [], {}]}, held, protocol=2)
     few = _documents.memory_of(held.getvalue(), folder.MARKS)
     assert few < 4096 and _documents.memory_of(b"]0" * 1_000_000, folder.MARKS) > 64_000_000
+
+
+def deep_tree(folder, entries):
+    """Folders in each other, with many in the last: some kilobytes when saved, and 4 KB for each path."""
+    folder.mkdir()
+    above = os.open(folder, os.O_RDONLY)
+    for _ in range(14):
+        os.mkdir("x" * 250, dir_fd=above)
+        below = os.open("x" * 250, os.O_RDONLY, dir_fd=above)
+        os.close(above)
+        above = below
+    for number in range(entries):
+        os.mkdir(f"{number:06}", dir_fd=above)
+    os.close(above)
+    return folder
+
+
+def test_a_list_that_memory_does_not_hold_is_refused(tmp_path):
+    url = str(tmp_path / "repository")
+    repository = towline.open(url, memory="64M")
+    repository.save(deep_tree(tmp_path / "tree", 8000), "deep")
+    with pytest.raises(towline.Error, match=r"report is too long for memory.*at most 16.0 MiB"):
+        repository.show("deep")
+    files = TowlineFileSystem(url, memory="64M")
+    with pytest.raises(towline.Error, match=r"list of the tree is too long for memory.*at most 32.0 MiB"):
+        files.find("deep")
+
+
+def test_trees_that_are_kept_open_take_no_more_memory_than_a_repository_has(tmp_path):
+    url = str(tmp_path / "repository")
+    repository = towline.open(url)
+    repository.save(deep_tree(tmp_path / "tree", 3000), "tree-0")
+    for number in range(1, 6):
+        repository.copy("tree-0", f"tree-{number}")
+    shared = _trees.shared_repository(url, {"memory": "64M"})
+    for number in range(6):
+        assert len(shared.tree(shared.find(f"tree-{number}")).entries) == 3014
+        assert shared._kept() <= 64 << 20
+    assert 1 <= len(shared._trees) < 6

@@ -8,6 +8,7 @@ mod audited;
 mod command;
 mod cuda;
 mod errors;
+mod json;
 mod memory;
 mod progress_counters;
 mod quantity;

@@ -28,6 +28,7 @@ use towline::{Error, Result};
 
 use crate::audited::{Reading, record, record_all};
 use crate::errors::raised;
+use crate::json::{json, json_within};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read};
 use crate::runtime::wait;
@@ -165,7 +166,7 @@ impl Repository {
     }
 
     /// Memory budget of all buffers, in bytes.
-    fn memory(&self, py: Python<'_>) -> PyResult<u64> {
+    pub(crate) fn memory(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.engine(py)?.budget().total())
     }
 
@@ -341,10 +342,13 @@ impl Repository {
         self.report(py, |engine| async move { engine.runs(prefix.as_ref()).await })
     }
 
-    /// Content of a tree.
+    /// Content of a tree: at most a quarter of the memory as JSON, as Python's objects for it take several times that.
     fn show(&self, py: Python<'_>, name: &str) -> PyResult<String> {
-        let selector = parsed::<Selector>(py, name)?;
-        self.report(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
+        let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
+        wait(py, async move {
+            let shown = engine.show(&engine.resolve(&selector).await?).await?;
+            json_within(&shown, engine.budget().total() / 4).map_err(|error| error.at(selector))
+        })
     }
 
     /// Removes a name; with `now` it cannot be undeleted.
@@ -571,11 +575,6 @@ impl Repository {
         })?;
         Ok(PyBytes::new(py, &bytes))
     }
-}
-
-/// A report as JSON.
-fn json(report: &impl Serialize) -> Result<String> {
-    serde_json::to_string(report).map_err(|error| Error::other("cannot write the report as JSON").source(error))
 }
 
 /// Progress counters of an operation: those passed in, else unused ones.

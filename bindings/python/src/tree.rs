@@ -1,17 +1,19 @@
 //! A saved tree that is opened once and read by range, for the fsspec file system.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
-use towline::Error;
-use towline::format::EntryKind;
+use pyo3::types::{PyBytes, PyList};
+use towline::format::{EntryKind, Manifest, TreeEntry};
 use towline::ops::{RangeSink, TensorSelector};
 use towline::repository::Saved;
+use towline::{Error, size};
 
 use crate::audited::Reading;
 use crate::cuda;
+use crate::errors::raised;
 use crate::memory::{Latch, MemoryRange};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read_in};
@@ -35,7 +37,29 @@ impl Tree {
 }
 
 /// Path, kind, length, permissions, modification time in nanoseconds, and target of a link.
-type Entry = (String, &'static str, u64, u32, i64, Option<String>);
+type Entry<'a> = (Cow<'a, str>, &'static str, u64, u32, i64, Option<Cow<'a, str>>);
+
+fn listed(entry: &TreeEntry) -> Entry<'_> {
+    let text = String::from_utf8_lossy;
+    let (kind, size, target) = match &entry.kind {
+        EntryKind::File(content) => ("file", content.size, None),
+        EntryKind::Folder => ("directory", 0, None),
+        EntryKind::Symlink(target) => ("link", 0, Some(text(target))),
+    };
+    (text(&entry.path), kind, size, entry.mode, entry.mtime.0, target)
+}
+
+/// Approximate bytes that the entries of a tree take as objects of Python: a tuple, numbers and texts, each in a dictionary and a
+/// list. Text beyond ASCII takes up to four bytes for each character (<https://peps.python.org/pep-0393/>).
+fn listed_weight(manifest: &Manifest) -> u64 {
+    const OBJECTS: usize = 700;
+    let text = |bytes: &[u8]| if bytes.is_ascii() { bytes.len() } else { 4 * bytes.len() };
+    let weight = |entry: &TreeEntry| match &entry.kind {
+        EntryKind::Symlink(target) => OBJECTS + text(&entry.path) + text(target),
+        _ => OBJECTS + text(&entry.path),
+    };
+    manifest.entries.iter().map(weight).sum::<usize>() as u64
+}
 
 #[pymethods]
 impl Tree {
@@ -57,18 +81,27 @@ impl Tree {
         self.saved.value.manifest.to_string()
     }
 
+    /// Approximate bytes of memory of the tree, its entries as objects of Python included.
+    #[getter]
+    fn weight(&self) -> u64 {
+        self.saved.weight() + listed_weight(&self.saved.manifest)
+    }
+
     /// Entries by path. Bytes of names that are not UTF-8 are replaced.
-    fn entries(&self) -> Vec<Entry> {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let entries = self.saved.manifest.entries.iter().map(|entry| {
-            let (kind, size, target) = match &entry.kind {
-                EntryKind::File(content) => ("file", content.size, None),
-                EntryKind::Folder => ("directory", 0, None),
-                EntryKind::Symlink(target) => ("link", 0, Some(text(target))),
-            };
-            (text(&entry.path), kind, size, entry.mode, entry.mtime.0, target)
-        });
-        entries.collect()
+    ///
+    /// # Errors
+    /// Exhausted, if they would take more than half of the memory.
+    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let (weight, limit) = (listed_weight(&self.saved.manifest), self.repository.get().memory(py)? / 2);
+        if weight > limit {
+            let error = Error::exhausted("list of the tree is too long for memory")
+                .at(self.saved.name.as_str())
+                .expected(format!("at most {}, half of the memory", size::show(limit)))
+                .got(format!("about {}", size::show(weight)))
+                .help("open it with more `memory`");
+            return Err(raised(py, &error));
+        }
+        PyList::new(py, self.saved.manifest.entries.iter().map(listed))
     }
 
     /// Reads ranges `(path, start, end)` of files. Every byte is verified, and each chunk is fetched once.

@@ -53,7 +53,7 @@ async fn what_vanishes_while_the_tree_is_listed_is_skipped() {
         let gone = victim.file_name().unwrap().to_str().unwrap();
         assert_eq!(report.skipped, [format!("{gone}: vanished")]);
         let saved = repository.show(&name("n")).await.unwrap();
-        assert!(saved.entries.iter().all(|entry| entry.path != gone));
+        assert!(saved.entries().all(|entry| entry.path != gone));
         return;
     }
     panic!("nothing ever vanished in time");
@@ -219,7 +219,7 @@ async fn of_two_saves_of_one_name_the_second_to_commit_is_told() {
     let error = slow.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
     let shown = repository.show(&name("n")).await.unwrap();
-    assert_eq!(shown.bytes, 5);
+    assert_eq!(shown.summary().bytes, 5);
 }
 
 /// F12: "Nothing in a manifest can lead a restore out of DEST: no `..`, no absolute path, no symbolic link, whether

@@ -19,7 +19,7 @@ from .errors import Conflict, NotFound
 #: A piece of a file: bytes, or the address and length of memory.
 Piece = Any
 
-#: Maximum number of trees that stay open.
+#: Maximum number of trees that stay open; fewer, if they take more than the memory of the repository.
 _TREES = 16
 
 #: Maximum number of links that lead to each other, as in Linux (path_resolution(7)).
@@ -157,12 +157,17 @@ class SharedRepository:
             if tree is not None and version == tree_path.version:
                 self._trees.move_to_end(tree_path.name)
                 return tree
-        tree = Tree(self.engine.open_tree(tree_path.name))
+        tree, memory = Tree(self.engine.open_tree(tree_path.name)), self.engine.memory()
         with self._lock:
             self._trees[tree_path.name] = (tree.opened.version, tree)
-            while len(self._trees) > _TREES:
+            self._trees.move_to_end(tree_path.name)
+            while len(self._trees) > _TREES or (len(self._trees) > 1 and self._kept() > memory):
                 self._trees.popitem(last=False)
         return tree
+
+    def _kept(self) -> int:
+        """Bytes of memory of the open trees."""
+        return sum(tree.opened.weight for _, tree in self._trees.values())
 
     def entry(self, tree_path: TreePath) -> Entry | None:
         """Entry at a `tree_path`; None if there is none."""
