@@ -33,6 +33,17 @@ struct Patience {
     returns: u32,
 }
 
+impl Patience {
+    /// True if there is patience for one more wait of [`SOURCE_BACK_POLL`], which is counted.
+    fn may_wait(&mut self) -> bool {
+        let patient = self.returns <= RETURNS_MAX && self.waited < SOURCE_BACK_MAX;
+        if patient {
+            self.waited += SOURCE_BACK_POLL;
+        }
+        patient
+    }
+}
+
 /// Result of warming chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmedChunks {
@@ -85,9 +96,8 @@ impl Exchange {
             return has_sent;
         }
         patience.returns += 1;
-        while patience.returns <= RETURNS_MAX && patience.waited < SOURCE_BACK_MAX {
+        while patience.may_wait() {
             tokio::time::sleep(SOURCE_BACK_POLL).await;
-            patience.waited += SOURCE_BACK_POLL;
             if self.check_reachable(policy).await.is_ok() {
                 return true;
             }
@@ -149,4 +159,27 @@ fn windows(saved: &Saved, mut chunks: Vec<u32>) -> Vec<Vec<u32>> {
         left = left.saturating_sub(len);
     }
     windows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_comes_and_goes_is_waited_for_a_few_times_and_not_for_long() {
+        let waits = |mut patience: Patience, returns: u32| {
+            let mut waits = 0;
+            loop {
+                patience.returns += returns;
+                if !patience.may_wait() {
+                    return (waits, patience.waited);
+                }
+                waits += 1;
+            }
+        };
+        // It comes back at once, each time.
+        assert_eq!(waits(Patience::default(), 1), (RETURNS_MAX, RETURNS_MAX * SOURCE_BACK_POLL));
+        // It does not come back.
+        assert_eq!(waits(Patience { returns: 1, ..Patience::default() }, 0), (30, SOURCE_BACK_MAX));
+    }
 }

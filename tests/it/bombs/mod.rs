@@ -27,7 +27,7 @@ use towline::id::{ChunkId, ManifestId, Owned, SessionId, WriteId};
 use towline::identity::Identity;
 use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
-use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorSelector};
+use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorSelector, VerifyOptions};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, LogEntry, RefValue, SegmentInfo, StepFacts};
 use towline::repository::{OpenOptions, Repository};
@@ -229,6 +229,21 @@ fn an_entry_of_the_log_with_millions_of_actions_does_not_exceed_the_budget() {
 }
 
 #[test]
+fn long_entries_of_the_log_are_not_read_ahead_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let (repository, _) = run(sparse_index(dir.path(), 1));
+    let seq = run(repository.state()).unwrap().seq;
+    for number in 1..=8 {
+        let path = dir.path().join("repository").join(Numbered::Entry.key(seq + number).as_ref());
+        // Zeros: the first one is no entry, the others are not looked at.
+        fs::File::create_new(&path).unwrap().set_len(10 * MIB).unwrap();
+    }
+    let (refused, peak) = measured(async { repository.state().await.map(drop) });
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Damaged);
+    assert!(peak < 24 * MIB, "{peak}");
+}
+
+#[test]
 fn names_in_masses_do_not_exceed_the_budget() {
     let fixture = Fixture::new();
     run(async {
@@ -400,6 +415,11 @@ fn a_segment_that_is_no_file_or_of_another_length_is_damage() {
     };
     fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
     refused();
+    // A check reports it, and takes no memory for the length.
+    let (report, peak) = measured(repository.verify(None, &VerifyOptions::default()));
+    let damage = report.unwrap().damaged;
+    assert!(damage.iter().any(|one| one.error.contains("index")), "{damage:?}");
+    assert!(peak < 4 * MIB, "{peak}");
     let elsewhere = dir.path().join("elsewhere");
     fs::rename(&path, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
