@@ -5,6 +5,7 @@ The run is the trained one of the section `runs` (BENCH_RUNS_DATA, BENCH_TRAIN_A
 
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +61,20 @@ class Towline(movers.Towline):
         return self.agents.command("far", *self.words(), "--wait")
 
     def words(self):
-        what = f"{self.what}:{self.case.below}" if self.case.below else self.what
-        return ["warm", what, "--from", "near/near"]
+        return ["warm", self.target(), "--from", "near/near"]
+
+    def target(self):
+        return f"{self.what}:{self.case.below}" if self.case.below else self.what
+
+    def restore(self):
+        repository = self.agents.repository
+        return ["restore", self.target(), self.scratch / "restored", "--repo", repository.location, *repository.flags]
+
+    def restored_again(self):
+        """Seconds of a restore after the warm."""
+        began = time.monotonic()
+        self.agents.finish(self.place.prefix("far"), self.restore(), self.asking())
+        return time.monotonic() - began
 
     def foreseen(self):
         """Bytes that a dry run says would move."""
@@ -81,6 +94,20 @@ class Alone(Towline):
         self.case = Case(self.case.name, self.case.steps[-1:], self.case.below)
         self.what = "run/step-1"
         super().serve()
+
+
+class Restored(Towline):
+    """The same step, restored to files at once: its chunks are written as they arrive."""
+
+    name = "towline, restored"
+
+    def command(self):
+        return self.agents.command("far", *self.restore())
+
+    def check(self):
+        super().check()
+        restored, wanted = self.scratch / "restored", self.case.wanted()
+        same(wanted, restored if wanted.is_dir() else restored / wanted.name)
 
 
 class Rsync(movers.Rsync):
@@ -149,26 +176,30 @@ def section(scratch, samples):
     tables, targets = [], []
     for case in cases(steps, scratch):
         rows, found = [], {}
-        for kind in bench.present([Towline, Alone, Rsync, RsyncZstd, Rclone]):
+        for kind in bench.present([Towline, Restored, Alone, Rsync, RsyncZstd, Rclone]):
             found[kind.name] = [measured(kind, scratch, case) for _ in range(bench.RUNS)]
-            samples[kind.name, f"cold, {case.name}"] = [sample for sample, _ in found[kind.name]]
+            samples[kind.name, f"cold, {case.name}"] = [run.sample for run in found[kind.name]]
         plain = folder_bytes(case.wanted())[0] if case.wanted().is_dir() else case.wanted().stat().st_size
-        alone = [sample for sample, _ in found.get(Alone.name, [])]
+        alone = [run.sample for run in found.get(Alone.name, [])]
         for name, runs in found.items():
-            carried, seconds = median([s for s, _ in runs], "carried"), median([s for s, _ in runs], "seconds")
+            of_name = [run.sample for run in runs]
+            carried, seconds = median(of_name, "carried"), median(of_name, "seconds")
             cells = [f"{carried / 1e6:.2f}", f"{carried / plain:.3f}"]
             cells += [over(carried, median(alone, "carried")), f"{seconds:.2f}", over(seconds, median(alone, "seconds"))]
             rows.append([name, *cells])
         head = [f"{case.name}, {plain / 1e6:.1f} MB", "carried, MB", "/ plain", "/ alone", "seconds", "/ alone"]
         tables.append(report.table(head, rows))
-        own, foreseen = zip(*found[Towline.name])
+        own, foreseen = [run.sample for run in found[Towline.name]], found[Towline.name][0].foreseen
+        at_once = median([run.sample for run in found[Restored.name]], "seconds")
+        in_turn = median(own, "seconds") + median(found[Towline.name], "again")
         # Stored bytes, as the agent counts them: the link's count holds headers, acknowledgements and losses too.
         told = lambda runs: [sample.told["tasks"][0]["progress"]["moved"] for sample in runs]
         targets += [
             (f"{case.name}: moved / stored alone", max(told(own)) / max(told(alone)), "<=", 1.02),
             (f"{case.name}: moved / plain", max(told(own)) / plain, "<=", 1.0),
             (f"{case.name}: seconds / alone", median(own, "seconds") / median(alone, "seconds"), "<=", 1.05),
-            (f"{case.name}: foreseen / moved", foreseen[0] / told(own)[0], "<=", 1.001),
+            (f"{case.name}: foreseen / moved", foreseen / told(own)[0], "<=", 1.001),
+            (f"{case.name}: restored at once / warmed, then restored", at_once / in_turn, "<=", 1.0),
         ]
     return report.section(
         f"A step to a cold site, 300 Mbit/s, 50 ms, 0.1 % loss ({bench.congestion()})", "\n\n".join(tables), targets
@@ -179,18 +210,29 @@ def over(value, base):
     return f"{value / base:.3f}" if base else ""
 
 
+@dataclass
+class Run:
+    """One transfer; of Towline's warm also the bytes that a dry run said before, and the seconds of a restore after it."""
+
+    sample: bench.Moved
+    foreseen: int | None = None
+    again: float | None = None
+
+
 def measured(kind, scratch, case):
-    """One transfer; and the bytes that a dry run said before, for Towline."""
+    """One transfer."""
     with worlds.two_sites("300M", 0.05, 0.001) as place:
         mover = kind(place, fresh(scratch / "scratch"), case)
         try:
             mover.serve()
-            foreseen = mover.foreseen() if isinstance(mover, Towline) else None
+            warms = kind is Towline
+            foreseen = mover.foreseen() if warms else None
             sample = bench.moved(place, mover, mover.command())
             mover.check()
+            again = mover.restored_again() if warms else None
         finally:
             mover.close()
     if not sample.whole:
         raise Failed(f"{kind.name}, {case.name}: not whole within {bench.LIMIT} s")
     note(f"  {kind.name:24} {case.name:24} {bench.described(sample, sample.carried)}")
-    return sample, foreseen
+    return Run(sample, foreseen, again)

@@ -26,8 +26,13 @@ impl Context {
         let labelled = if given.is_empty() {
             repository.labels(name).await?
         } else {
+            let before = repository.labels(name).await.ok();
             let recorded = self.record(Action::Label, &[name.to_string()], &repository, None).await?;
-            recorded.end(repository.tighten(name, &given).await, |_| 0).await?
+            let labelled = recorded.end(repository.tighten(name, &given).await, |_| 0).await?;
+            if before.is_some_and(|before| before.own == labelled.own) {
+                self.output.remark(&format!("{} had these labels before", printable(name.as_str())));
+            }
+            labelled
         };
         let state = repository.state().await?;
         if !state.refs.keys().any(|other| other.is_under(name)) {

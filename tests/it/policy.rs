@@ -108,6 +108,7 @@ fn labels_are_inherited_and_only_tightened() {
     lab.user.ok(&["label", "run", "sensitivity=restricted", "residency=EU,US"]);
     let strict = json!({"residency": ["EU"], "sensitivity": "restricted"});
     lab.user.ok(&["label", "run/step-1", "sensitivity=public"]);
+    assert!(lab.user.run(&["label", "run", "residency=EU,US"]).err.contains("run had these labels before"));
     assert_eq!(lab.labels("run/step-1"), strict, "nothing is loosened");
     assert_eq!(lab.labels("run-2/step-1"), json!({}));
 
