@@ -16,13 +16,21 @@ const EDITS_MAX: usize = 4;
 /// Error for `name`, which is not in `refs`, the names of the repository at `place` that the caller may read.
 #[must_use]
 pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Display) -> Error {
+    absent_name(|| refs.keys(), name, place)
+}
+
+/// As [`no_such_name`], where the caller may read `names`, in order.
+pub(super) fn absent_name<'a, N>(names: impl Fn() -> N, name: &Name, place: impl Display) -> Error
+where
+    N: Iterator<Item = &'a Name>,
+{
     let what = format!("no such name `{name}` in {place}");
-    let is_run = refs.keys().any(|other| other.step().is_some_and(|(run, _)| run == *name));
+    let is_run = names().any(|other| other.step().is_some_and(|(run, _)| run == *name));
     if is_run {
         return Error::not_found(format!("{what}; `{name}` is a run: try `{name}@latest`"))
             .help(format!("`towline runs {name}` lists its steps"));
     }
-    let below: Vec<&Name> = refs.keys().filter(|other| other.is_under(name)).collect();
+    let below: Vec<&Name> = names().filter(|other| other.is_under(name)).collect();
     let detail = match below.as_slice() {
         [] => None,
         [one] => Some(format!("the name below it is `{one}`")),
@@ -33,21 +41,23 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
             .help(format!("`towline ls {name}` lists what is below it"));
     }
     let offered = match name.step() {
-        Some((run, number)) => nearest_steps(refs.keys(), &run, number),
+        Some((run, number)) => nearest_steps(names(), &run, number),
         None => Vec::new(),
     };
-    let offered = if offered.is_empty() { nearest(refs.keys().map(Name::as_str), name.as_str()) } else { offered };
+    let offered = if offered.is_empty() { nearest(names().map(Name::as_str), name.as_str()) } else { offered };
     Error::not_found(with_offers(what, &offered)).help("`towline ls` lists the names")
 }
 
-/// Error for the run `name`, which has no step in `refs`, the names that the caller may read.
-#[must_use]
-pub(super) fn no_such_run(refs: &BTreeMap<Name, RefValue>, name: &Name) -> Error {
-    if refs.contains_key(name) {
+/// Error for the run `name`, which has no step among `names`, those that the caller may read, in order.
+pub(super) fn absent_run<'a, N>(names: impl Fn() -> N, name: &Name) -> Error
+where
+    N: Iterator<Item = &'a Name>,
+{
+    if names().any(|other| other == name) {
         return Error::not_found(format!("no such run `{name}`; `{name}` is a name: use it without @"))
             .help("a run is the names RUN/step-N; `towline runs` lists the runs");
     }
-    let mut runs: Vec<String> = refs.keys().filter_map(Name::step).map(|(run, _)| run.to_string()).collect();
+    let mut runs: Vec<String> = names().filter_map(Name::step).map(|(run, _)| run.to_string()).collect();
     runs.dedup();
     let offered = nearest(runs.iter().map(String::as_str), name.as_str());
     Error::not_found(with_offers(format!("no such run `{name}`"), &offered))
@@ -94,14 +104,18 @@ mod tests {
         no_such_name(&refs(names), &name(wanted), "/x").to_string()
     }
 
+    fn no_such_run(names: &[&str], wanted: &str) -> Error {
+        absent_run(|| refs(names).into_keys().collect::<Vec<_>>().leak().iter(), &name(wanted))
+    }
+
     #[test]
     fn a_run_is_named_with_its_latest_step() {
         let error = no_such_name(&refs(&["r/step-1", "r/step-2"]), &name("r"), "/x");
         assert_eq!(error.to_string(), "no such name `r` in /x; `r` is a run: try `r@latest`");
         assert_eq!(error.help_text(), Some("`towline runs r` lists its steps"));
-        let error = no_such_run(&refs(&["best", "run-7/step-1", "run-7/step-2"]), &name("run7"));
+        let error = no_such_run(&["best", "run-7/step-1", "run-7/step-2"], "run7");
         assert!(error.to_string().starts_with("no such run `run7`; the nearest is `run-7`"), "{error}");
-        let error = no_such_run(&refs(&["best"]), &name("best"));
+        let error = no_such_run(&["best"], "best");
         assert!(error.to_string().contains("`best` is a name: use it without @"), "{error}");
     }
 

@@ -1,15 +1,19 @@
 //! Names for a caller that may not read all of them: lookups and errors depend only on the readable ones.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use tokio::time::Instant;
 
+use super::Repository;
 use super::log::{RefValue, State};
-use super::{Repository, no_such_name};
-use crate::error::Result;
+use super::missing::{absent_name, absent_run};
+use super::runs::Run;
+use crate::error::{Error, Result};
 use crate::id::RepositoryId;
 use crate::name::Name;
 use crate::selector::Selector;
+use crate::work::blocking;
 
 impl Repository {
     /// Resolves `selector` among the names that `may` be read. Any other name is absent: the same error and the same
@@ -20,33 +24,62 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: a read that has begun goes on.
-    pub async fn resolve_readable(&self, selector: &Selector, may: impl Fn(&Name) -> bool) -> Result<Name> {
-        choose_readable(selector, &*self.state_since(Some(Instant::now())).await?, may, self.id())
+    pub async fn resolve_readable(
+        &self,
+        selector: &Selector,
+        may: impl Fn(&Name) -> bool + Send + 'static,
+    ) -> Result<Name> {
+        let state = self.state_since(Some(Instant::now())).await?;
+        match selector {
+            Selector::Name(name) if may(name) && state.refs.contains_key(name) => Ok(name.clone()),
+            // A run may have many steps, and an error looks at all names.
+            _ => {
+                let (selector, repository) = (selector.clone(), self.id());
+                blocking(move || choose_readable(&selector, &state, may, repository)).await
+            }
+        }
     }
 }
 
-/// Names that somebody may read, for several selectors.
+/// Names of a state that somebody `may` read, for several selectors: the steps of each run are looked up once.
 #[derive(Debug)]
-pub struct ReadableNames(State);
+pub struct ReadableNames<'a, M> {
+    refs: &'a BTreeMap<Name, RefValue>,
+    may: M,
+    runs: BTreeMap<Name, Option<Run<'a>>>,
+}
 
-impl ReadableNames {
+impl<'a, M: Fn(&Name) -> bool> ReadableNames<'a, M> {
     /// The names of `state` that `may` be read.
-    pub fn of(state: &State, may: impl Fn(&Name) -> bool) -> Self {
-        let own = state.refs.iter().filter(|(name, _)| may(name));
-        let refs: BTreeMap<Name, RefValue> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
-        Self(State { refs, ..State::default() })
+    pub fn of(state: &'a State, may: M) -> Self {
+        Self { refs: &state.refs, may, runs: BTreeMap::new() }
     }
 
-    /// As [`choose_readable`].
+    /// Resolves `selector` in the repository that errors call `place`. The error depends on the readable names alone.
     ///
     /// # Errors
-    /// As [`choose_readable`].
-    pub fn choose(&self, selector: &Selector, repository: RepositoryId) -> Result<Name> {
-        let name = selector.resolve(&self.0)?;
-        if self.0.refs.contains_key(&name) {
-            return Ok(name);
+    /// Not found, for a name or run that does not exist, or that may not be read.
+    pub fn choose(&mut self, selector: &Selector, place: impl Display) -> Result<Name> {
+        let Self { refs, may, runs } = self;
+        let readable = || refs.keys().filter(|name| may(name));
+        match selector {
+            Selector::Name(name) if may(name) && refs.contains_key(name) => Ok(name.clone()),
+            Selector::Name(name) => Err(absent_name(readable, name, place)),
+            Selector::Step { run, choice } => {
+                let found = runs.entry(run.clone()).or_insert_with(|| Run::find_among(refs, run, &*may));
+                let steps = found.as_ref().ok_or_else(|| absent_run(readable, run))?;
+                Ok(steps.choose(choice)?.name.clone())
+            }
         }
-        Err(no_such_name(&self.0.refs, &name, format!("repository {repository}")))
+    }
+
+    /// Resolves all `selectors`.
+    ///
+    /// # Errors
+    /// As [`ReadableNames::choose`], with the place of the selector.
+    pub fn choose_all(&mut self, selectors: &[Selector], place: impl Display) -> Result<Vec<Name>, (usize, Error)> {
+        let chosen = |(at, selector)| self.choose(selector, &place).map_err(|error| (at, error));
+        selectors.iter().enumerate().map(chosen).collect()
     }
 }
 
@@ -60,13 +93,7 @@ pub fn choose_readable(
     may: impl Fn(&Name) -> bool,
     repository: RepositoryId,
 ) -> Result<Name> {
-    if let Selector::Name(name) = selector
-        && may(name)
-        && state.refs.contains_key(name)
-    {
-        return Ok(name.clone());
-    }
-    ReadableNames::of(state, may).choose(selector, repository)
+    ReadableNames::of(state, may).choose(selector, format_args!("repository {repository}"))
 }
 
 #[cfg(test)]

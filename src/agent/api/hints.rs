@@ -20,11 +20,12 @@ use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{not_readable, resolve};
 use crate::audit::{Action, Repeats};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::placement::{Hint, HintRequest};
-use crate::repository::{Repository, choose_readable, no_such_name};
+use crate::repository::{ReadableNames, Repository};
 use crate::selector::Selector;
+use crate::work::blocking;
 
 /// Maximum time that a request waits for the chunks of its inputs.
 const WAIT_MAX: Duration = Duration::from_mins(1);
@@ -67,21 +68,16 @@ pub(super) async fn hint(
     let asked =
         AccessRequest { caller: &caller, action: Action::Read, repository: Some(origin), repeats: Repeats::Merged };
     let mut epoch = advisor.epoch().await?;
-    let mut names = Vec::with_capacity(selectors.len());
-    for selector in &selectors {
-        let mut found = resolve_in(&state, &caller, &reader, &epoch, selector).await;
-        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            // It may have been saved since the epoch.
-            epoch = advisor.later_epoch(&epoch).await?;
-            found = resolve_in(&state, &caller, &reader, &epoch, selector).await;
-        }
-        match found {
-            Ok(name) => names.push(name),
-            Err(error) => {
-                return Err(asked.refuse(&state, selector, error).await.into());
-            }
-        }
+    let mut found = resolve_in(&state, &caller, &reader, &epoch, &selectors).await;
+    if found.as_ref().is_err_and(|(_, error)| error.kind() == ErrorKind::NotFound) {
+        // It may have been saved since the epoch.
+        epoch = advisor.later_epoch(&epoch).await?;
+        found = resolve_in(&state, &caller, &reader, &epoch, &selectors).await;
     }
+    let names = match found {
+        Ok(names) => names,
+        Err((at, error)) => return Err(asked.refuse(&state, &selectors[at], error).await.into()),
+    };
     let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
     let detail = if caller.requester().is_some() { HintDetail::Little } else { HintDetail::All };
     match advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await {
@@ -105,24 +101,35 @@ fn selectors_of(request: &HintRequest) -> Result<Vec<Selector>> {
     Ok(selectors)
 }
 
-/// Name that `selector` stands for in `epoch`, among those that the caller may read.
+/// Names that `selectors` stand for in `epoch`, among those that the caller may read; an error with the place of its selector.
 async fn resolve_in(
     state: &AgentState,
     caller: &Caller,
     reader: &Repository,
     epoch: &Epoch,
-    selector: &Selector,
-) -> Result<Name> {
-    match caller.requester() {
-        None => {
-            let name = selector.resolve(epoch.log())?;
-            let known = epoch.log().refs.contains_key(&name);
-            if known { Ok(name) } else { Err(no_such_name(&epoch.log().refs, &name, reader.store().location())) }
+    selectors: &[Selector],
+) -> Result<Vec<Name>, (usize, Error)> {
+    let requester = caller.requester();
+    if let Some(Requester::Agent(_)) = &requester {
+        let exchange = state.exchange().map_err(|error| (0, error))?;
+        let mut names = Vec::with_capacity(selectors.len());
+        for (at, selector) in selectors.iter().enumerate() {
+            names.push(resolve(exchange, reader, requester.as_ref(), selector).await.map_err(|error| (at, error))?);
         }
-        Some(Requester::Token(grant)) => {
-            choose_readable(selector, epoch.log(), |name| grant.scopes().may_read(name), reader.id())
-                .map_err(not_readable)
-        }
-        requester @ Some(Requester::Agent(_)) => resolve(state.exchange()?, reader, requester.as_ref(), selector).await,
+        return Ok(names);
     }
+    let grant = caller.grant().cloned();
+    let place = match &grant {
+        Some(_) => format!("repository {}", reader.id()),
+        None => reader.store().location().to_string(),
+    };
+    let (log, selectors) = (Arc::clone(epoch.log()), selectors.to_vec());
+    // A run may have many steps.
+    let chosen = blocking(move || {
+        let may = |name: &Name| grant.as_ref().is_none_or(|grant| grant.scopes().may_read(name));
+        let chosen = ReadableNames::of(&log, may).choose_all(&selectors, place);
+        let limited = grant.is_some();
+        Ok(chosen.map_err(|(at, error)| (at, if limited { not_readable(error) } else { error })))
+    });
+    chosen.await.unwrap_or_else(|error| Err((0, error)))
 }

@@ -112,8 +112,8 @@ pub(in crate::agent) async fn hint_for_caller(
     let selectors: Vec<Selector> = request.inputs.iter().map(|input| input.reference.parse()).collect::<Result<_>>()?;
     let mut epoch = advisor.epoch().await?;
     let choose = |epoch: &Epoch| -> Result<Vec<Name>> {
-        let readable = ReadableNames::of(epoch.log(), may);
-        selectors.iter().map(|selector| readable.choose(selector, origin.id())).collect()
+        let mut readable = ReadableNames::of(epoch.log(), may);
+        readable.choose_all(&selectors, format_args!("repository {}", origin.id())).map_err(|(_, error)| error)
     };
     let mut names = choose(&epoch);
     if names.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {

@@ -128,8 +128,9 @@ impl AccountRights {
         let allowed = |name: &Name| self.allow(account, name);
         let (identity, own) = (account.identity(&self.trust_domain)?, agent.credentials()?.identity());
         let mut found = ResolvedNames::default();
+        let mut readable = view.among(allowed);
         for selector in reads {
-            match (view.choose(selector, allowed), selector) {
+            match (readable.choose(selector, "the repository"), selector) {
                 (Ok(name), _) if view.permits(&identity, &name) => found.names.push(name),
                 (Err(error), Selector::Step { .. }) if error.kind() == ErrorKind::NotFound => {
                     found.warnings.push(format!("there is no step {selector} yet, so none is restored"));
@@ -154,7 +155,8 @@ impl AccountRights {
         let (exchange, repository) = (agent.exchange()?, agent.origin(None)?);
         let allowed = |name: &Name| self.allow(account, name);
         let view = exchange.name_view(repository, asked.checked_sub(FRESH), true).await?;
-        if selectors.iter().all(|selector| view.choose(selector, allowed).is_ok()) {
+        let mut readable = view.among(allowed);
+        if selectors.iter().all(|selector| readable.choose(selector, "the repository").is_ok()) {
             return Ok(view);
         }
         // It may have been saved since.

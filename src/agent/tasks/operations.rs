@@ -211,7 +211,8 @@ pub(in crate::agent) async fn resolve_for(
     selector: &Selector,
 ) -> Result<Name> {
     let Some(grant) = grant else { return repository.resolve(selector).await };
-    let resolved = repository.resolve_readable(selector, |name| grant.scopes().may_read(name)).await;
+    let grant = Arc::clone(grant);
+    let resolved = repository.resolve_readable(selector, move |name| grant.scopes().may_read(name)).await;
     resolved.map_err(not_readable)
 }
 

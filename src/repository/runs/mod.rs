@@ -6,10 +6,11 @@
 pub(super) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use super::Repository;
 use super::log::{RefValue, State};
-use super::missing::no_such_run;
+use super::missing::absent_run;
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::selector::{Choice, Selector};
@@ -52,11 +53,23 @@ impl<'a> Run<'a> {
     /// # Errors
     /// Not found, if there is no such run.
     pub fn find(refs: &'a BTreeMap<Name, RefValue>, name: &Name) -> Result<Self> {
+        Self::find_among(refs, name, |_| true).ok_or_else(|| absent_run(|| refs.keys(), name))
+    }
+
+    /// Finds the run `name` in those of `refs` that `may` be read. Looks at its steps alone.
+    pub(super) fn find_among(
+        refs: &'a BTreeMap<Name, RefValue>,
+        name: &Name,
+        may: impl Fn(&Name) -> bool,
+    ) -> Option<Self> {
+        let begin = format!("{name}/step-");
+        let steps = refs.range::<str, _>((Bound::Included(&*begin), Bound::Unbounded));
+        let steps = steps.take_while(|(found, _)| found.as_str().starts_with(&*begin));
         let step = |(found, value)| match Name::step(found) {
-            Some((run, number)) if run == *name => Some(Step { number, name: found, value }),
+            Some((run, number)) if run == *name && may(found) => Some(Step { number, name: found, value }),
             _ => None,
         };
-        Self::new(name.clone(), refs.iter().filter_map(step).collect()).ok_or_else(|| no_such_run(refs, name))
+        Self::new(name.clone(), steps.filter_map(step).collect())
     }
 
     fn new(name: Name, mut steps: Vec<Step<'a>>) -> Option<Self> {
@@ -96,7 +109,9 @@ impl<'a> Run<'a> {
         match choice {
             Choice::Latest => Ok(self.latest),
             Choice::UpTo(most) => {
-                self.counting().take_while(|step| step.number <= *most).last().ok_or_else(|| self.none_up_to(*most))
+                let end = self.steps.partition_point(|step| step.number <= *most);
+                let last = end.checked_sub(1).and_then(|at| self.steps.get(at));
+                last.copied().ok_or_else(|| self.none_up_to(*most))
             }
             Choice::Min(metric) => self.best(metric, |value, best| value <= best),
             Choice::Max(metric) => self.best(metric, |value, best| value >= best),

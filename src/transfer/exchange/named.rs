@@ -12,10 +12,11 @@ use crate::error::{Error, Result};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::name::Name;
-use crate::policy::Route;
+use crate::policy::{AllowList, Route};
 use crate::repository::log::State;
-use crate::repository::{Repository, choose_readable};
+use crate::repository::{ReadableNames, Repository, choose_readable};
 use crate::selector::Selector;
+use crate::work::blocking;
 
 /// Maximum age of the state for the lookup of a plain name.
 const FRESH: Duration = Duration::from_secs(1);
@@ -35,27 +36,22 @@ impl Exchange {
         let unknown = || Error::not_found("repository is not served to other agents").at(repository.id());
         let served = self.catalog.served_as(repository).ok_or_else(unknown)?;
         let asked = Instant::now();
-        let known = served.state(asked.checked_sub(FRESH), true).await?;
+        let known = self.name_view(repository, asked.checked_sub(FRESH), true).await?;
         // Whatever the path: content that may go to the site over a private link only is there for its agents.
-        let endpoints = Endpoints { from: &self.identity, to: agent, caller: None };
-        let may_in = |state: &State, permits: &Permits, name: &Name| {
-            let tree = state.refs.get(name).map(|value| value.manifest);
-            let named = permits.agent(agent);
-            named.is_some_and(|named| self.allow.allows(&named, name))
-                && tree.is_none_or(|tree| permits.permits(endpoints, Route::Node, name, &tree))
+        let may_in = |view: &NameView| {
+            let (view, allow, agent) = (view.clone(), self.allow.clone(), agent.clone());
+            move |name: &Name| view.is_allowed(&allow, &agent, name)
         };
-        let permits = served.permits(&known).await;
-        let may = |name: &Name| may_in(&known, &permits, name);
+        let may = may_in(&known);
         let readable = match selector {
-            Selector::Name(name) if known.refs.contains_key(name) && may(name) => return Ok(name.clone()),
+            Selector::Name(name) if known.state.refs.contains_key(name) && may(name) => return Ok(name.clone()),
             Selector::Name(_) => false,
             // The choice changes with every save, so it needs a newer state.
-            Selector::Step { .. } => choose_readable(selector, &known, may, repository.id()).is_ok(),
+            Selector::Step { .. } => chosen(selector, &known, may_in(&known)).await.is_ok(),
         };
-        let hurry = readable || served.rights(false).may_hurry(Some(agent), &known, may);
-        let state = served.state(Some(asked), hurry).await?;
-        let permits = served.permits(&state).await;
-        choose_readable(selector, &state, |name| may_in(&state, &permits, name), repository.id())
+        let hurry = readable || served.rights(false).may_hurry(Some(agent), &known.state, may);
+        let view = self.name_view(repository, Some(asked), hurry).await?;
+        chosen(selector, &view, may_in(&view)).await
     }
 
     /// Names of `repository`, and what the policy says of them, as of `since` or newer. Reads that are not there yet are shared, and
@@ -76,7 +72,7 @@ impl Exchange {
 }
 
 /// Names of a repository, and what the policy says of them, at one moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct NameView {
     state: Arc<State>,
     permits: Arc<Permits>,
@@ -85,12 +81,18 @@ pub struct NameView {
 }
 
 impl NameView {
-    /// Name that `selector` chooses among those that are `allowed`.
-    ///
-    /// # Errors
-    /// Not found, for a name or run that does not exist, or is not allowed.
-    pub fn choose(&self, selector: &Selector, allowed: impl Fn(&Name) -> bool) -> Result<Name> {
-        choose_readable(selector, &self.state, allowed, self.repository)
+    /// Names among those that are `allowed`, to choose from.
+    pub fn among<M: Fn(&Name) -> bool>(&self, allowed: M) -> ReadableNames<'_, M> {
+        ReadableNames::of(&self.state, allowed)
+    }
+
+    /// True if `agent` may read `name` by the rules `allow` and the policy, whether it exists or not.
+    fn is_allowed(&self, allow: &AllowList, agent: &Identity, name: &Name) -> bool {
+        let tree = self.state.refs.get(name).map(|value| value.manifest);
+        let endpoints = Endpoints { from: &self.own, to: agent, caller: None };
+        let named = self.permits.agent(agent);
+        named.is_some_and(|named| allow.allows(&named, name))
+            && tree.is_none_or(|tree| self.permits.permits(endpoints, Route::Node, name, &tree))
     }
 
     /// True if the policy lets the content of `name` go to `agent`.
@@ -100,4 +102,11 @@ impl NameView {
         let tree = self.state.refs.get(name).map(|value| value.manifest);
         tree.is_some_and(|tree| self.permits.permits(endpoints, Route::Node, name, &tree))
     }
+}
+
+/// Name that `selector` chooses among those of `view` that `may` be read. A run may have many steps: they are not looked at on a thread
+/// of the runtime.
+async fn chosen(selector: &Selector, view: &NameView, may: impl Fn(&Name) -> bool + Send + 'static) -> Result<Name> {
+    let (selector, view) = (selector.clone(), view.clone());
+    blocking(move || choose_readable(&selector, &view.state, may, view.repository)).await
 }
