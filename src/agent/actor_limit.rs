@@ -1,8 +1,8 @@
 //! Limits of what one actor makes the audit log record in a minute. Whoever may read nothing can invent any number of names, and any
 //! request that is recorded takes space.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clock::Timestamp;
 
@@ -22,6 +22,8 @@ pub(super) struct ActorLimit {
 struct Minute {
     number: i64,
     counts: HashMap<String, u32>,
+    /// Digests of what was counted once for each actor.
+    seen: HashSet<blake3::Hash>,
 }
 
 impl ActorLimit {
@@ -35,17 +37,36 @@ impl ActorLimit {
         self.admit_several(actor, 1, now)
     }
 
+    /// As [`ActorLimit::admit`], for a request for `what`, whose repeats in the same minute have no entry of their own.
+    pub(super) fn admit_once(&self, actor: &str, what: &str, now: Timestamp) -> bool {
+        let digest = blake3::hash(format!("{actor}\0{what}").as_bytes());
+        if self.minute(now).seen.contains(&digest) {
+            return true;
+        }
+        let admitted = self.admit(actor, now);
+        if admitted {
+            self.minute(now).seen.insert(digest);
+        }
+        admitted
+    }
+
     /// As [`ActorLimit::admit`], for a request with `entries` of its own; counts as many.
     pub(super) fn admit_several(&self, actor: &str, entries: u32, now: Timestamp) -> bool {
-        let mut minute = self.minute.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = now.0.div_euclid(60_000_000_000);
-        if minute.number != number {
-            *minute = Minute { number, counts: HashMap::new() };
-        }
+        let mut minute = self.minute(now);
         // Actors have a certificate or a token, so they are few.
         let count = minute.counts.entry(actor.to_owned()).or_default();
         *count = count.saturating_add(entries);
         *count <= self.per_minute
+    }
+
+    /// Counts of the minute of `now`.
+    fn minute(&self, now: Timestamp) -> MutexGuard<'_, Minute> {
+        let mut minute = self.minute.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = now.0.div_euclid(60_000_000_000);
+        if minute.number != number {
+            *minute = Minute { number, ..Minute::default() };
+        }
+        minute
     }
 }
 
@@ -61,5 +82,8 @@ mod tests {
         assert_eq!(admitted("a", 60_000_000_000), 100);
         assert!(limit.admit_several("c", 100, Timestamp(0)) && !limit.admit("c", Timestamp(0)));
         assert!(!limit.admit_several("d", 101, Timestamp(0)));
+        let once = |what: &str| limit.admit_once("e", what, Timestamp(0));
+        assert!((0..1_000).all(|_| once("run/step-1")), "repeats have no entry");
+        assert_eq!((0..1_000).filter(|number| once(&format!("run/step-{number}"))).count(), 100);
     }
 }

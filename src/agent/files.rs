@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use ulid::Ulid;
+use tokio::time::Instant;
 
 use super::file_windows::{WINDOW, Window};
 use super::folders::Folder;
@@ -18,7 +18,9 @@ use super::tokens::Grant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Content, EntryKind};
 use crate::log_limit::LogLimit;
+use crate::name::Name;
 use crate::ops::RangeSink;
+use crate::policy::LocalCaller;
 use crate::repository::{Repository, Saved};
 use crate::selector::Selector;
 
@@ -43,8 +45,6 @@ pub(super) struct File {
     repository: Repository,
     saved: Arc<Saved>,
     path: Vec<u8>,
-    /// Token it is read with.
-    token: Option<Ulid>,
 }
 
 impl TreeNode {
@@ -76,10 +76,17 @@ impl TreeNode {
         if path.is_empty() || is_folder {
             return Ok(Self::Folder(Folder { saved, path }));
         }
-        let token = grant.map(|grant| grant.id());
-        let file = File { state: Arc::clone(state), repository: repository.clone(), saved, path, token };
+        let file = File { state: Arc::clone(state), repository: repository.clone(), saved, path };
         file.content()?;
         Ok(Self::File(file))
+    }
+
+    /// Name of the tree.
+    pub(super) fn name(&self) -> &Name {
+        match self {
+            Self::File(file) => &file.saved.name,
+            Self::Folder(folder) => &folder.saved.name,
+        }
     }
 }
 
@@ -145,9 +152,19 @@ impl File {
         }
     }
 
-    /// Sends `window` piece by piece while the policy allows it. False if the client is gone, or reads nothing.
+    /// Tenant or token that it is read for.
+    fn limited(&self) -> Option<&str> {
+        self.repository.caller().and_then(LocalCaller::limited)
+    }
+
+    /// Sends `window` piece by piece while the policy allows it. False if the client is gone, reads nothing, or is that of a tenant or
+    /// token and too slow while others wait.
     async fn send(&self, mut window: Bytes, readers: &Sender<Result<Bytes>>) -> Result<bool> {
+        let begun = Instant::now();
         while !window.is_empty() {
+            if self.limited().is_some() && begun.elapsed() > PATIENCE && self.state.windows.is_wanted() {
+                return Ok(false);
+            }
             self.repository.check_still_readable(&self.saved).await?;
             let piece = window.split_to(PIECE.min(window.len()));
             let len = piece.len() as u64;
@@ -176,7 +193,7 @@ impl File {
 
     async fn attempt(&self, window: &Range<u64>) -> Result<Window> {
         let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
-        let mut collected = self.state.windows.window(self.token, len).await?;
+        let mut collected = self.state.windows.window(self.limited(), len).await?;
         // Holes are not delivered, so the buffer is zeroed first.
         collected.buffer.fill(0);
         let collected = Arc::new(Mutex::new(Some(collected)));

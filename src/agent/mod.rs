@@ -46,6 +46,7 @@ mod requester;
 mod routing;
 mod rules;
 mod service_account;
+mod shares;
 mod sidecar;
 mod skypilot;
 mod slurm;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -70,7 +71,7 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn runs(&self, prefix: Option<&Name>) -> Result<Vec<RunListed>> {
         let state = self.state().await?;
-        match (list_runs(&state.refs, prefix), prefix) {
+        match (list_runs(&state.refs, prefix, |_| true), prefix) {
             (listed, Some(prefix)) if listed.is_empty() => Err(Error::not_found("no run is under this prefix")
                 .at(prefix)
                 .help("`towline runs` lists all runs, `towline ls` all names")),
@@ -90,17 +91,14 @@ impl Repository {
         prefix: Option<&Name>,
         may: Option<impl Fn(&Name) -> bool>,
     ) -> Result<Vec<RunListed>> {
-        let state = self.state().await?;
-        let Some(may) = may else { return Ok(list_runs(&state.refs, prefix)) };
-        let is_wanted = |name: &Name| prefix.is_none_or(|prefix| name.is_under(prefix)) && may(name);
-        let readable = state.refs.iter().filter(|(name, _)| is_wanted(name));
-        let readable = readable.map(|(name, value)| (name.clone(), value.clone())).collect();
-        Ok(list_runs(&readable, prefix))
+        let state = self.state_since(Some(Instant::now())).await?;
+        let may = |name: &Name| may.as_ref().is_none_or(|may| may(name));
+        Ok(list_runs(&state.refs, prefix, may))
     }
 }
 
-fn list_runs(refs: &BTreeMap<Name, RefValue>, prefix: Option<&Name>) -> Vec<RunListed> {
-    let runs = Run::all(refs);
+fn list_runs(refs: &BTreeMap<Name, RefValue>, prefix: Option<&Name>, may: impl Fn(&Name) -> bool) -> Vec<RunListed> {
+    let runs = Run::all_among(refs, |name| prefix.is_none_or(|prefix| name.is_under(prefix)) && may(name));
     let matching = runs.iter().filter(|run| prefix.is_none_or(|prefix| run.name().is_under(prefix)));
     matching.map(|run| list(run, prefix == Some(run.name()))).collect()
 }

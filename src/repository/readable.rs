@@ -124,4 +124,23 @@ mod tests {
             assert_eq!(refused, chosen(text, &without), "{text}");
         }
     }
+
+    #[test]
+    fn many_choices_look_at_the_steps_of_a_run_once_and_at_no_others() {
+        let mut names: Vec<String> = (0..1000).map(|number| format!("run-7/step-{number}")).collect();
+        names.extend((0..1000).map(|number| format!("run-8/step-{number}")));
+        let all = state(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        let looks = std::cell::Cell::new(0);
+        let mut readable = ReadableNames::of(&all, |_| {
+            looks.set(looks.get() + 1);
+            true
+        });
+        let selectors: Vec<Selector> =
+            (1..=256).map(|number| format!("run-7@upto={number}").parse().unwrap()).collect();
+        let chosen = readable.choose_all(&selectors, "here").map_err(|(at, _)| at).unwrap();
+        assert_eq!(chosen[255], name("run-7/step-256"));
+        assert_eq!(looks.get(), 1000);
+        let (at, error) = readable.choose_all(&["run-7".parse().unwrap()], "here").unwrap_err();
+        assert!(at == 0 && error.to_string().contains("`run-7` is a run: try `run-7@latest`"), "{error:?}");
+    }
 }

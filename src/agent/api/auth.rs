@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::answers::counted;
 use super::caller::Caller;
 use super::ending::cut_off;
 use super::error::{ApiError, redacted};
@@ -335,8 +336,13 @@ pub(super) async fn check(
             if let Err(error) = check_rate(&state, &caller, request.method(), request.uri().path()) {
                 return error.into_response();
             }
+            let limited = caller.limited();
             request.extensions_mut().insert(caller);
             let response = next.run(request).await;
+            let response = match limited {
+                Some(limited) => counted(response, &state.answers, &limited).await,
+                None => response,
+            };
             let response = if visibility == Visibility::Remote { redacted(response) } else { response };
             let response = match (grant, &auth.tokens) {
                 (Some(grant), Some(tokens)) => cut_off(response, tokens.ended(grant)),

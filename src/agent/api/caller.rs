@@ -97,6 +97,15 @@ impl Caller {
         }
     }
 
+    /// Tenant, token or agent, if the caller's rights are limited.
+    pub(super) fn limited(&self) -> Option<String> {
+        match self {
+            Self::Remote(caller) => Some(caller.identity().path()),
+            Self::Token(_) => self.local().and_then(|caller| caller.limited().map(str::to_owned)),
+            Self::Socket(_) | Self::Loopback | Self::Admin(_) => None,
+        }
+    }
+
     /// Rule that admits the caller.
     pub(super) fn rule(&self) -> &'static str {
         match self {

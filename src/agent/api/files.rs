@@ -18,7 +18,7 @@ use utoipa::IntoParams;
 use super::caller::Caller;
 use super::error::{ApiError, parse_query};
 use super::names::bounded;
-use super::recorded::AccessRequest;
+use super::recorded::{AccessRequest, check_read};
 use crate::agent::files::{File, TreeNode};
 use crate::agent::state::AgentState;
 use crate::agent::view;
@@ -113,7 +113,8 @@ pub(super) async fn file(
         Ok(node) => node,
         Err(error) => return Err(asked.refuse(&state, &selector, error).await.into()),
     };
-    let request = asked.allow(&state, &selector).await?;
+    check_read(&state, &caller, node.name())?;
+    let request = asked.allow(&state, node.name()).await?;
     let file = match node {
         TreeNode::File(file) => file,
         TreeNode::Folder(folder) => {

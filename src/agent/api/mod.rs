@@ -2,6 +2,7 @@
 //!
 //! Requests and answers are JSON ([`view`](super::view)). The API's description is made from the handlers and types.
 
+mod answers;
 mod audit;
 mod auth;
 mod cache;

@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 
 use super::caller::Caller;
 use super::error::{ApiError, parse_query};
-use super::recorded::AccessRequest;
+use super::recorded::{AccessRequest, check_read};
 use crate::agent::state::AgentState;
 use crate::agent::tasks::resolve_for;
 use crate::agent::view;
@@ -140,7 +140,8 @@ pub(super) async fn tree(
     };
     match saved.await {
         Ok(saved) => {
-            asked.allow(&state, &selector).await?;
+            check_read(&state, &caller, &saved.name)?;
+            asked.allow(&state, &saved.name).await?;
             Ok(Json(TreeStorage::of(&saved)))
         }
         Err(error) => Err(asked.refuse(&state, &selector, error).await.into()),

@@ -13,6 +13,7 @@ use crate::audit::{Action, Decision, Repeats, Request, Verdict};
 use crate::cache::Pin;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
+use crate::name::Name;
 use crate::repository::Repository;
 
 /// A request for a name.
@@ -162,7 +163,22 @@ pub(super) fn check_entries(state: &AgentState, caller: &Caller, entries: u32) -
     if caller.requester().is_none() || state.recorder.is_none() {
         return Ok(());
     }
-    if state.recorded_requests.admit_several(&format!("{:?}", caller.actor()), entries, state.now()) {
+    admitted(state.recorded_requests.admit_several(&format!("{:?}", caller.actor()), entries, state.now()))
+}
+
+/// As [`check_rate`], for a read of `name`, whose repeats within a minute are one entry.
+///
+/// # Errors
+/// As [`check_rate`].
+pub(super) fn check_read(state: &AgentState, caller: &Caller, name: &Name) -> Result<(), ApiError> {
+    if caller.requester().is_none() || state.recorder.is_none() {
+        return Ok(());
+    }
+    admitted(state.recorded_requests.admit_once(&format!("{:?}", caller.actor()), name.as_str(), state.now()))
+}
+
+fn admitted(within_limit: bool) -> Result<(), ApiError> {
+    if within_limit {
         return Ok(());
     }
     let error = Error::exhausted("too many requests for names in this minute")

@@ -26,6 +26,7 @@ use super::preemption::Notice;
 use super::problems::Problems;
 use super::requester::Requester;
 use super::rules::Rules;
+use super::shares::Shares;
 use super::staged::StagedTrees;
 use super::tasks::{LargeTrees, Tasks};
 use super::tokens::Tokens;
@@ -97,6 +98,8 @@ pub(super) struct AgentState {
     pub(super) gate: Gate,
     /// Memory for parts of files that are being sent.
     pub(super) windows: FileWindows,
+    /// Memory of long answers to tenants, tokens and other agents.
+    pub(super) answers: Shares,
     /// Recently used trees.
     pub(super) open_trees: OpenTrees,
     /// Places of the large trees that are warmed.
@@ -129,8 +132,7 @@ impl AgentState {
     /// that another process uses; usage, for too little memory; else errors of the store or the file system.
     pub(super) async fn open(config: &Config) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let identity = config.identity.as_ref();
-        let credentials = identity.map(|folder| Credentials::open(folder, Arc::clone(&clock))).transpose()?;
+        let credentials = parts::credentials(config, &clock)?;
         let share = share(config)?;
         let recorder = open_log(config.audit.as_ref(), credentials.as_ref(), Arc::clone(&clock)).await?;
         let cache = match &config.cache {
@@ -142,8 +144,8 @@ impl AgentState {
         let origins = repositories(config, share, &policies).await?;
         let commitments = open_commitments(cache.as_ref(), &origins, &clock).await?;
         let advisors = match &config.advisor {
-            None => Vec::new(),
             Some(paths) => advisors(paths, &origins, credentials.as_ref(), &policies).await?,
+            None => Vec::new(),
         };
         let exchange = match &cache {
             Some(cache) => Some(exchange(config, share, cache, (credentials.as_ref(), policies)).await?),
@@ -183,6 +185,7 @@ impl AgentState {
             tasks: Tasks::new(Arc::clone(&clock)),
             gate: Gate::new(config.admission),
             windows: FileWindows::new(share)?,
+            answers: Shares::new(share / 8),
             open_trees: OpenTrees::default(),
             large_trees: Arc::new(LargeTrees::new(share)),
             staged: config.staging.map(|settings| Arc::new(StagedTrees::new(settings, Arc::clone(&clock)))),

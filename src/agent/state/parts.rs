@@ -179,6 +179,14 @@ pub(super) async fn exchange(
     }))
 }
 
+/// Certificate of the agent, if it has one.
+///
+/// # Errors
+/// As [`Credentials::open`].
+pub(super) fn credentials(config: &Config, clock: &Arc<dyn Clock>) -> Result<Option<Credentials>> {
+    config.identity.as_ref().map(|folder| Credentials::open(folder, Arc::clone(clock))).transpose()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

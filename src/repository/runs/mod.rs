@@ -39,8 +39,13 @@ impl<'a> Run<'a> {
     /// All runs among `refs`, by name.
     #[must_use]
     pub fn all(refs: &'a BTreeMap<Name, RefValue>) -> Vec<Self> {
+        Self::all_among(refs, |_| true)
+    }
+
+    /// All runs among those of `refs` that `may` be read, by name.
+    pub fn all_among(refs: &'a BTreeMap<Name, RefValue>, may: impl Fn(&Name) -> bool) -> Vec<Self> {
         let mut runs: BTreeMap<Name, Vec<Step<'a>>> = BTreeMap::new();
-        for (name, value) in refs {
+        for (name, value) in refs.iter().filter(|(name, _)| may(name)) {
             if let Some((run, number)) = name.step() {
                 runs.entry(run).or_default().push(Step { number, name, value });
             }

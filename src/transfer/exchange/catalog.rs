@@ -166,7 +166,12 @@ impl Catalog {
                 let private = by.is_some_and(|by| permits.is_private((by.own, by.peer), by.route));
                 let rights = served.rights(private);
                 if rights.has(agent, &state, may, manifest) {
-                    let found = state.refs.iter().filter(|(name, value)| value.manifest == *manifest && may(name));
+                    // Copies of a name share its map: one of them that may be read is enough.
+                    let mut maps = HashSet::new();
+                    let found = state.refs.iter().filter(|(name, value)| {
+                        let is_new = value.manifest == *manifest && !maps.contains(&value.map_key);
+                        is_new && may(name) && maps.insert(value.map_key)
+                    });
                     let repository = served.repository.for_caller(caller.cloned());
                     if let Some(entry) = self.entry_with_bases(&repository, found).await? {
                         return Ok(Some(entry));

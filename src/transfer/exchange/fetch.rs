@@ -17,6 +17,7 @@ use crate::budget::Buffer;
 use crate::cache::Frame;
 use crate::codec::{Encoded, encode_alone};
 use crate::error::{Error, ErrorKind, Result};
+use crate::policy::LocalCaller;
 use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, plan_anew, read_pack,
 };
@@ -35,6 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(20);
 /// Minimum rate of a peer, in bytes a second, while the rate of the repository is not known.
 const RATE_UNKNOWN: f64 = 65_536.0;
+/// Minimum time limit of a source that a tenant or token named.
+const PATIENCE_NAMED: Duration = Duration::from_mins(1);
 /// Time limit of an agent of the own site that fetches for this one, in those of one that has the chunks.
 const THROUGH: u32 = 8;
 /// Wait for a permit to ask a busy peer, in time limits of the request.
@@ -151,6 +154,10 @@ impl Exchange {
             Some(patience) => timeout(patience * PERMIT_WAIT, peer.acquire()).await.map_err(|_| too_slow(peer))?,
             None => peer.acquire().await,
         };
+        // Another request found out while this one waited.
+        if late.is_some() && peer.is_late() {
+            return Err(too_slow(peer));
+        }
         let begun = Instant::now();
         let link = peer.link()?;
         let mut numbers = lacking.chunks();
@@ -182,10 +189,7 @@ impl Exchange {
             place_frame(placing, chunk, frame);
             lacking.came(chunk);
         });
-        let taken = match late {
-            Some(patience) => timeout_at(begun + patience, taking).await.unwrap_or_else(|_| Err(too_slow(peer))),
-            None => taking.await,
-        };
+        let taken = in_time(peer, (begun, late), taking).await;
         let took = begun.elapsed();
         drop((metered, timed));
         let source = if near { Source::Site } else { Source::Remote };
@@ -242,9 +246,14 @@ impl Exchange {
         Ok(())
     }
 
-    /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if that is excluded.
+    /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if that is excluded. A tenant or token
+    /// may not name a source that sends next to nothing: others may wait for the place of its request.
     fn deadline(&self, request: &ChunkRequest<'_>, chunks: &[u32]) -> Option<Duration> {
-        (request.policy.from == From::Anywhere).then(|| self.patience(request, chunks))
+        if request.policy.from == From::Anywhere {
+            return Some(self.patience(request, chunks));
+        }
+        request.repository.caller().and_then(LocalCaller::limited)?;
+        Some(PATIENCE_NAMED + Duration::from_secs_f64(stored_len(request, chunks) as f64 / RATE_UNKNOWN))
     }
 
     /// Time in which `chunks` come from a source that is worth waiting for, by the rate of the repository.
@@ -363,6 +372,25 @@ impl Exchange {
             place_frames(kept, lacking, placing);
         }
         Ok(())
+    }
+}
+
+/// Result of a request to `peer` that began at `begun`, if it ends before it is `late`. If not, the peer is left out for a while.
+async fn in_time(
+    peer: &Peer,
+    (begun, late): (Instant, Option<Duration>),
+    request: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    let Some(patience) = late else { return request.await };
+    match timeout_at(begun + patience, request).await {
+        Ok(ended) => {
+            peer.was_in_time();
+            ended
+        }
+        Err(_) => {
+            peer.was_late(begun);
+            Err(too_slow(peer))
+        }
     }
 }
 

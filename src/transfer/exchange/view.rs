@@ -37,7 +37,8 @@ impl Exchange {
                 From::Repository => false,
             };
             // An explicitly named source is used however slow it is.
-            let slow = *from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
+            let slow =
+                *from == From::Anywhere && (peer.is_late() || origin.is_some_and(|rate| peer.is_slower_than(rate)));
             if fits && !slow && !without.contains(peer.address()) && !peer.is_banned() {
                 asked.push((peer, identity, near));
             }

@@ -9,6 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::Peers;
+use super::peer::Origin;
 use crate::error::Result;
 use crate::identity::Identity;
 use crate::repository::Repository;
@@ -40,7 +41,7 @@ pub struct Discovery {
 /// Safe: then registrations stay until they are too old.
 pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: CancellationToken) {
     let mut known = Sources::new();
-    keep(&peers, &mut known, "the settings", Ok(discovery.addresses.iter().cloned().collect()));
+    keep((&peers, Origin::Settings), &mut known, "the settings", Ok(discovery.addresses.iter().cloned().collect()));
     let (mut look, mut announce) = (interval(EVERY), interval(ANNOUNCE_EVERY));
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     announce.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -50,12 +51,13 @@ pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: Cancellatio
             _ = announce.tick() => register(&discovery).await,
             _ = look.tick() => {
                 for name in &discovery.names {
-                    keep(&peers, &mut known, name, resolve(name).await);
+                    keep((&peers, Origin::Settings), &mut known, name, resolve(name).await);
                 }
                 for repository in &discovery.repositories {
                     let own = discovery.register.as_ref().map(|(_, address)| address.as_str());
                     let there = registered(repository, own).await;
-                    keep(&peers, &mut known, &repository.store().location().to_string(), there);
+                    let location = repository.store().location().to_string();
+                    keep((&peers, Origin::Announced), &mut known, &location, there);
                 }
             }
         }
@@ -95,7 +97,7 @@ type Sources = BTreeMap<String, BTreeSet<String>>;
 
 /// Adds the agents in `there`, and removes those that only the source `by` listed before. A failed lookup changes
 /// nothing.
-fn keep(peers: &Peers, known: &mut Sources, by: &str, there: Result<BTreeSet<String>>) {
+fn keep((peers, origin): (&Peers, Origin), known: &mut Sources, by: &str, there: Result<BTreeSet<String>>) {
     let there = match there {
         Ok(there) => there,
         Err(error) => return tracing::warn!("peer discovery by {by} failed: {error:?}"),
@@ -106,7 +108,7 @@ fn keep(peers: &Peers, known: &mut Sources, by: &str, there: Result<BTreeSet<Str
         peers.remove(&gone);
     }
     for new in new {
-        if let Err(error) = peers.add(&new) {
+        if let Err(error) = peers.add_of(&new, origin) {
             tracing::warn!("peer found by {by} is not added: {error:?}");
         }
     }

@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::discovery::{Discovery, discover};
+use self::peer::Origin;
 pub(super) use self::peer::min_useful_rate;
 pub use self::peer::{Peer, PeerRequest, PeerStat};
 pub(super) use self::rate::Rate;
@@ -32,6 +33,9 @@ use crate::limits::MIB;
 
 /// Time that the first requester waits for peers that were not tried yet.
 const SETTLING: Duration = Duration::from_secs(3);
+
+/// Announced addresses that are dialled at a time; one that does not answer takes half a minute.
+const DIALS_MAX: usize = 32;
 
 /// Time for which links that hold much memory give way after another found none.
 const CROWDED_FOR: Duration = Duration::from_mins(1);
@@ -85,8 +89,10 @@ struct Dialing {
     options: PeersOptions,
     ledger: Arc<Ledger>,
     woken: Notify,
-    /// Number of known peers.
+    /// Number of known peers; of the announced ones, those that have answered.
     known: AtomicUsize,
+    /// Limits how many announced addresses are dialled at a time: anybody who may write to the store can announce some.
+    dials: Semaphore,
     /// Time of the last connection that found no memory.
     crowded: Mutex<Option<Instant>>,
 }
@@ -123,6 +129,11 @@ struct KnownPeer {
     _link_up: DropGuard,
 }
 
+/// Peers that may need a link: announced ones only if they have answered.
+fn counted(known: &BTreeMap<Arc<str>, KnownPeer>) -> usize {
+    known.values().filter(|known| known.peer.counts()).count()
+}
+
 impl Peers {
     /// Creates an empty set; links will show `credentials` and take their windows from `budget`.
     #[must_use]
@@ -130,7 +141,9 @@ impl Peers {
         let ledger = Arc::<Ledger>::default();
         let (woken, own) = (Notify::new(), Arc::clone(&ledger));
         let (known, crowded) = (AtomicUsize::new(0), Mutex::default());
-        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: own, woken, known, crowded }));
+        let dials = Semaphore::new(DIALS_MAX);
+        let dialing =
+            Some(Arc::new(Dialing { credentials, budget, options, ledger: own, woken, known, dials, crowded }));
         Arc::new(Self { ledger, dialing, known: Mutex::default() })
     }
 
@@ -151,6 +164,11 @@ impl Peers {
     /// # Errors
     /// Usage, without a certificate or for a malformed address.
     pub fn add(&self, address: &str) -> Result<()> {
+        self.add_of(address, Origin::Settings)
+    }
+
+    /// As [`Peers::add`]. Few announced addresses are dialled at a time.
+    fn add_of(&self, address: &str, origin: Origin) -> Result<()> {
         let Some(dialing) = &self.dialing else {
             return Err(Error::usage("an agent without an identity cannot have peers")
                 .help("towline identity issue SITE/AGENT makes one"));
@@ -162,12 +180,13 @@ impl Peers {
         let address: Arc<str> = address.into();
         let mut known = self.known();
         known.entry(Arc::clone(&address)).or_insert_with(|| {
-            let (peer, over) = (Arc::new(Peer::new(address, dialing.options.transports)), CancellationToken::new());
+            let (peer, over) =
+                (Arc::new(Peer::new(address, origin, dialing.options.transports)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
             tokio::spawn(peer::keep_connected(Arc::clone(&peer), Arc::clone(dialing), over));
             KnownPeer { peer, _link_up: link_up }
         });
-        dialing.known.store(known.len(), Ordering::Relaxed);
+        dialing.known.store(counted(&known), Ordering::Relaxed);
         Ok(())
     }
 
@@ -176,7 +195,7 @@ impl Peers {
         let mut known = self.known();
         known.remove(address);
         if let Some(dialing) = &self.dialing {
-            dialing.known.store(known.len(), Ordering::Relaxed);
+            dialing.known.store(counted(&known), Ordering::Relaxed);
         }
     }
 

@@ -33,6 +33,8 @@ const LINK_LIFETIME_MIN: Duration = Duration::from_secs(10);
 const BAN_TIME: Duration = Duration::from_mins(10);
 /// Time after which a slow peer is tried again.
 const SLOW_RETRY: Duration = Duration::from_secs(30);
+/// Time that a peer is not chosen after it was too late, or silent: the first, which doubles up to the last.
+const LATE_TIME: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 /// Bytes needed to tell whether a peer is slow.
 const RATE_SAMPLE_MIN: u64 = 2 * MIB;
 /// Rate in bytes a second, and share of the rate of a more distant source; a peer below both is not used. Both are low,
@@ -50,10 +52,20 @@ const WARN_AFTER: Duration = Duration::from_mins(1);
 /// Interval of checks of a link.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Source of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Settings of this agent, DNS included.
+    Settings,
+    /// Objects in a repository.
+    Announced,
+}
+
 /// Another agent.
 #[derive(Debug)]
 pub struct Peer {
     address: Arc<str>,
+    origin: Origin,
     requests: Arc<Semaphore>,
     tried: watch::Sender<bool>,
     /// Set if the address is that of this agent itself.
@@ -67,12 +79,20 @@ struct State {
     link: Option<Link>,
     choice: Choice,
     banned_until: Option<Instant>,
+    late: Late,
     error: Option<String>,
     surveys: HashMap<ManifestId, (Instant, Arc<Runs>)>,
     received: u64,
     busy: BusyRate,
     /// Time of the last bytes from it.
     last: Option<Instant>,
+}
+
+/// Requests in a row that a peer did not answer in time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Late {
+    times: u32,
+    until: Option<Instant>,
 }
 
 /// Rate below which a peer is not used beside a source of `rate`, both in bytes a second.
@@ -112,13 +132,30 @@ pub struct PeerStat {
     pub error: Option<String>,
 }
 
+impl Late {
+    /// A request that began at `begun` was not answered in time. Those that ran beside an earlier one count once.
+    fn add(&mut self, begun: Instant, now: Instant) {
+        if self.until.is_some_and(|until| begun < until) {
+            return;
+        }
+        let (first, most) = LATE_TIME;
+        self.until = Some(now + (first * 2u32.saturating_pow(self.times)).min(most));
+        self.times = self.times.saturating_add(1);
+    }
+
+    fn is_over(self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until <= now)
+    }
+}
+
 impl Peer {
-    pub(super) fn new(address: Arc<str>, transports: Transports) -> Self {
+    pub(super) fn new(address: Arc<str>, origin: Origin, transports: Transports) -> Self {
         let state = State {
             identity: None,
             link: None,
             choice: Choice::new(transports),
             banned_until: None,
+            late: Late::default(),
             error: None,
             surveys: HashMap::new(),
             received: 0,
@@ -127,7 +164,7 @@ impl Peer {
         };
         let (tried, _) = watch::channel(false);
         let (requests, own) = (Arc::new(Semaphore::new(REQUESTS_MAX)), AtomicBool::new(false));
-        Self { address, requests, tried, own, state: Mutex::new(state) }
+        Self { address, origin, requests, tried, own, state: Mutex::new(state) }
     }
 
     /// Configured or announced address.
@@ -142,10 +179,31 @@ impl Peer {
         self.state().identity.clone()
     }
 
+    /// True if it may need a link: an announced one only if it has answered.
+    pub(super) fn counts(&self) -> bool {
+        self.origin == Origin::Settings || self.state().identity.is_some()
+    }
+
     /// True while it is avoided, since it sent wrong data.
     #[must_use]
     pub fn is_banned(&self) -> bool {
         self.state().banned_until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// True for a while after it did not answer a request in time. It is tried again later.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        !self.state().late.is_over(Instant::now())
+    }
+
+    /// Records that it did not answer in time a request that began at `begun`.
+    pub fn was_late(&self, begun: Instant) {
+        self.state().late.add(begun, Instant::now());
+    }
+
+    /// Records that it answered a request in time.
+    pub fn was_in_time(&self) {
+        self.state().late = Late::default();
     }
 
     /// True if it was recently too slow to help a source of `rate` bytes a second. It is tried again later.
@@ -304,6 +362,11 @@ impl Peer {
     }
 
     async fn connect(&self, dialing: &Dialing) -> Result<()> {
+        let _dial = match self.origin {
+            // Never closed.
+            Origin::Announced if !self.counts() => dialing.dials.acquire().await.ok(),
+            Origin::Announced | Origin::Settings => None,
+        };
         let transport = self.state().choice.next();
         let late = |_| {
             Err(Error::exhausted("connecting to the peer timed out")
@@ -314,6 +377,9 @@ impl Peer {
         let mut state = self.state();
         match linked {
             Ok(link) => {
+                if self.origin == Origin::Announced && state.identity.is_none() {
+                    dialing.known.fetch_add(1, Ordering::Relaxed);
+                }
                 state.identity = link.clients.first().map(|client| client.peer().clone());
                 state.error = None;
                 state.link = Some(link);
@@ -433,4 +499,26 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
         () = over.cancelled() => {}
     }
     peer.state().link = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_late_is_left_out_for_longer_each_time() {
+        let (mut late, begun) = (Late::default(), Instant::now());
+        let mut now = begun;
+        let mut times = Vec::new();
+        for _ in 0..7 {
+            late.add(now, now);
+            // Requests that ran beside it.
+            late.add(now, now);
+            let until = late.until.unwrap();
+            times.push((until - now).as_secs());
+            assert!(!late.is_over(now) && late.is_over(until));
+            now = until;
+        }
+        assert_eq!(times, [30, 60, 120, 240, 480, 600, 600]);
+    }
 }
