@@ -60,6 +60,11 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
     }
 }
 
+/// True for a file name with the ending of a checkpoint file.
+pub(super) fn has_checkpoint_ending(name: &str) -> bool {
+    EXTENSIONS.iter().any(|end| name.ends_with(end))
+}
+
 /// True if a watch treats a folder `name` as a checkpoint.
 pub fn is_checkpoint(name: &str) -> bool {
     matches!(classify(name, true), Class::Step(_))

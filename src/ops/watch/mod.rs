@@ -9,6 +9,7 @@
 
 mod candidate;
 mod compare;
+mod cut_off;
 mod ending;
 mod events;
 mod handoff;

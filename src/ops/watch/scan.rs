@@ -10,7 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::candidate::{Class, Marker, Tracker, classify, is_temporary, marker};
+use super::candidate::{Class, Marker, Tracker, classify, has_checkpoint_ending, is_temporary, marker};
+use super::cut_off::lacking_end;
 use super::metrics::open;
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
@@ -35,6 +36,8 @@ struct Previous {
     /// Digest of the metadata of the file or folder itself.
     top: u64,
     seen: Observation,
+    /// End that one of its files lacks by its format.
+    lacking: Option<&'static str>,
     /// Polls since the last check of its files; none if every poll checks them.
     resting: Option<u32>,
 }
@@ -119,23 +122,32 @@ impl Scanner {
     /// Content of `name`.
     fn observe(&mut self, name: &str, meta: &Metadata) -> io::Result<Observation> {
         let top = digest(&stat_of(meta));
-        if let Some(Previous { top: before, seen, resting: Some(looks) }) = self.known.get_mut(name)
+        if let Some(Previous { top: before, seen, resting: Some(looks), .. }) = self.known.get_mut(name)
             && *before == top
             && *looks < LOOKS_BETWEEN
         {
             *looks += 1;
             return Ok(seen.clone());
         }
-        let seen = observe(&self.dir.join(name), meta)?;
-        let before = self.known.remove(name).filter(|known| known.seen == seen);
+        let (mut seen, paths) = observe(&self.dir.join(name), meta)?;
+        let before = self.known.remove(name);
+        // Files are read only when they have changed.
+        let lacking = match &before {
+            Some(before) if before.seen.files == seen.files => before.lacking,
+            _ => paths.iter().find_map(|path| lacking_end(path)),
+        };
+        if let (Marker::None, Some(lacking)) = (seen.marker, lacking) {
+            seen.marker = Marker::Missing(lacking);
+        }
+        let before = before.filter(|known| known.seen == seen);
         let resting = before.and_then(|known| known.resting).map(|_| 0);
-        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), resting });
+        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), lacking, resting });
         Ok(seen)
     }
 }
 
-/// All files of the checkpoint at `path`.
-fn observe(path: &Path, meta: &Metadata) -> io::Result<Observation> {
+/// All files of the checkpoint at `path`; and the paths of those with the ending of a checkpoint file.
+fn observe(path: &Path, meta: &Metadata) -> io::Result<(Observation, Vec<PathBuf>)> {
     let mut seen = Observation {
         identity: (meta.dev(), meta.ino()),
         files: Vec::new(),
@@ -146,10 +158,10 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<Observation> {
     };
     if !meta.is_dir() {
         add(&mut seen, Path::new(""), meta);
-        return Ok(seen);
+        return Ok((seen, vec![path.to_owned()]));
     }
     let mut top: Vec<(String, Timestamp)> = Vec::new();
-    let mut folders = vec![PathBuf::new()];
+    let (mut folders, mut paths) = (vec![PathBuf::new()], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(path.join(&folder))? {
             let entry = entry?;
@@ -170,6 +182,9 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<Observation> {
                 seen.temporary = seen.temporary.wrapping_add(digest(&(within.as_os_str().as_bytes(), stat_of(&meta))));
                 continue;
             }
+            if meta.is_file() && has_checkpoint_ending(&name) {
+                paths.push(path.join(&within));
+            }
             if folder.as_os_str().is_empty() {
                 top.push((name.into_owned(), modified(&meta)));
             }
@@ -178,7 +193,7 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<Observation> {
     }
     seen.files.sort_unstable();
     seen.marker = marker(top.iter().map(|(name, at)| (name.as_str(), *at)));
-    Ok(seen)
+    Ok((seen, paths))
 }
 
 fn add(seen: &mut Observation, path: &Path, meta: &Metadata) {

@@ -152,6 +152,8 @@ async fn who_is_slower_than_going_direct_is_dropped() {
     let restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)).await;
     assert!(restored.is_ok());
     assert_eq!(agent.stats().from_site, 0);
+    // Nothing waits for it again.
+    assert!(agent.exchange.peers().live().await.iter().all(|peer| peer.is_late()));
 }
 
 /// Says that it holds what another has, and gives nothing of it.

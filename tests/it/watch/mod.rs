@@ -226,6 +226,20 @@ async fn what_says_nothing_is_saved_when_it_is_quiet_or_renamed() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_cut_off_is_not_saved_until_it_is_whole() {
+    let fixture = Fixture::new().await;
+    let (file, whole) = (fixture.out().join("step-8/model.safetensors"), safetensors(8, &[("a", 5000)]));
+    write(file.clone(), &whole[..whole.len() / 2]);
+    let events = fixture.once(|_| {}).await;
+    let told = |event: &WatchEvent| matches!(event, WatchEvent::PassedOver { reason, .. } if reason.contains("the end of a safetensors file"));
+    assert!(events.iter().any(told), "{events:?}");
+    assert!(fixture.repository.list(None).await.unwrap().is_empty());
+    write(file, &whole);
+    fixture.once(|_| {}).await;
+    fixture.holds("run/step-8", &fixture.out().join("step-8")).await;
+}
+
 /// W2: "DIR may be missing, renamed, deleted and made again: `watch` waits for it and says so once".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_folder_may_come_and_go() {
