@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pickle
+import tracemalloc
 import types
 
 import numpy
@@ -16,6 +17,7 @@ import pytest
 import torch
 import towline
 from towline import _documents, _trees, state
+from towline.dcp import StorageReader
 from towline.dcp import metadata as dcp_metadata
 from towline.fsspec import TowlineFileSystem
 
@@ -247,6 +249,44 @@ def test_a_document_of_more_objects_than_the_memory_holds_is_refused(tmp_path, k
     repository.save(folder, "run/step-1")
     with pytest.raises(towline.Exhausted, match=f"{kind} of run/step-1 needs up to .* MiB of memory"):
         _documents.read_document(repository, "run/step-1", kind)
+
+
+def documents_of_ranks(folder, ranks, entries):
+    """Writes a document for each rank, with objects of its own."""
+    folder.mkdir()
+    for rank in range(ranks):
+        held = {f"{rank}.{number}": {"file": "", "start": 0, "length": 0} for number in range(entries)}
+        document = {"towline-dcp": 1, "torch": "2", "world_size": ranks, "state": held, "planner": None}
+        (folder / f"rank-{rank:05}.json").write_text(json.dumps(document, separators=(",", ":")))
+
+
+def test_documents_of_ranks_share_one_limit_of_memory(tmp_path):
+    documents_of_ranks(tmp_path / "step", 4, 30_000)
+    repository = towline.open(tmp_path / "repository", memory="64M")
+    repository.save(tmp_path / "step", "run/step-1")
+    with pytest.raises(
+        towline.Exhausted,
+        match=r"rank-0000[0-3].json of run/step-1, with the 2 documents before it, needs up to 7\d MiB",
+    ):
+        StorageReader(repository, "run/step-1").read_metadata(rank=3)
+    larger = towline.open(tmp_path / "repository", memory="256M")
+    read = StorageReader(larger, "run/step-1").read_metadata(rank=3)
+    assert len(read.state_dict_metadata) == len(read.storage_data) == 120_000
+
+
+def test_merged_metadata_takes_no_more_memory_than_is_counted_for_its_documents():
+    document = dcp_document()
+    entry = document["state"]["w"]
+    parts = [{**entry["chunks"][0], "offsets": [part, 0]} for part in range(4)]
+    tensors = {str(number): {**entry, "chunks": parts} for number in range(2000)}
+    objects = {str(number): {"file": "", "start": 0, "length": 0} for number in range(8000)}
+    for held in (tensors, objects):
+        text = json.dumps({**document, "state": held}, separators=(",", ":")).encode()
+        tracemalloc.start()
+        merged = dcp_metadata.merge(map(dcp_metadata.decode, [text]))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(merged.storage_data) == 8000 and most <= _documents.memory_of(text)
 
 
 def test_the_estimate_of_memory_is_not_below_what_objects_take():

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from .. import _torch
-from .._documents import read_document
+from .._documents import read_document, read_documents
 from ..errors import Conflict, Exhausted, NotFound, Unsupported, UsageError
 from ..repository import Repository, opened
 from ..tensors import read_request
@@ -97,7 +97,7 @@ class StorageReader(TorchStorageReader):
         paths = [path for path in sorted(files) if path.startswith("rank-") and path.endswith(".json")]
         own = rank_metadata(rank)
         paths.sort(key=lambda path: path != own)
-        return merge(decode(read_document(self.repository, name, path)) for path in paths)
+        return merge(map(decode, read_documents(self.repository, name, paths)))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._stored = metadata.storage_data
