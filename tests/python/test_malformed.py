@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import contextlib
 import copy
 import datetime
 import io
@@ -16,10 +17,12 @@ import numpy
 import pytest
 import torch
 import towline
-from towline import _documents, _trees, state
+from towline import _documents, _torch, _trees, state
+from towline._expansion import TensorLength, TreeTensors, check_expansion
 from towline.dcp import StorageReader
 from towline.dcp import metadata as dcp_metadata
 from towline.fsspec import TowlineFileSystem
+from towline.safetensors import load_file, safe_open
 
 STRANGE = (None, 0, -1, 1 << 70, 1.5, "x", "U0", "O", True, [], [0], ["x"], {}, {"!": "set", "v": [[]]}, [[1, 2]])
 
@@ -266,7 +269,7 @@ def test_documents_of_ranks_share_one_limit_of_memory(tmp_path):
     repository.save(tmp_path / "step", "run/step-1")
     with pytest.raises(
         towline.Exhausted,
-        match=r"rank-0000[0-3].json of run/step-1, with the 2 documents before it, needs up to 7\d MiB",
+        match=r"rank-0000[0-3].json of run/step-1, with the documents before it, needs up to 7\d MiB",
     ):
         StorageReader(repository, "run/step-1").read_metadata(rank=3)
     larger = towline.open(tmp_path / "repository", memory="256M")
@@ -344,6 +347,75 @@ def test_a_list_that_memory_does_not_hold_is_refused(tmp_path):
     files = TowlineFileSystem(url, memory="64M")
     with pytest.raises(towline.Error, match=r"list of the tree is too long for memory.*at most 32.0 MiB"):
         files.find("deep")
+
+
+@pytest.fixture
+def views(tmp_path):
+    """A repository with a torch file of 4 MiB that is named as 300 tensors, 1.2 GB in all: by itself, and as that of a state."""
+    folder = tmp_path / "views"
+    folder.mkdir()
+    storage = torch.zeros(4 << 20, dtype=torch.uint8)
+    torch.save([storage[start:] for start in range(300)], folder / "state.safetensors")
+    tensors = [{"!": "tensor", "t": str(number)} for number in range(300)]
+    (folder / "state.json").write_text(json.dumps({"towline": 1, "state": tensors}))
+    repository = towline.open(tmp_path / "repository", memory="256M")
+    repository.save(folder, "run/step-1")
+    return repository
+
+
+def test_a_file_of_the_same_bytes_as_many_tensors_is_refused_before_memory_is_allocated(views, monkeypatch):
+    made = []
+    monkeypatch.setattr(_torch, "empty", lambda *about: made.append(about))
+    attempts = {
+        "towline.load": lambda: views.load("run/step-1"),
+        "boxes": lambda: views.load("run/step-1", tensors="*[0:4000000]"),
+        "restore": lambda: towline.Checkpointer(views, "run").restore(),
+        "load_file": lambda: load_file("state.safetensors", repo=views, name="run/step-1"),
+    }
+    for read in attempts.values():
+        with pytest.raises(
+            towline.Exhausted,
+            match=r"tensors of state.safetensors of run/step-1 .* they take \d+ bytes.* at most 1\d{9} are",
+        ):
+            read()
+    file = safe_open("state.safetensors", "np", repo=views, name="run/step-1")
+    with pytest.raises(towline.Exhausted, match="get_tensor"):
+        file.get_tensors()
+    assert not made
+
+
+def test_tensors_of_a_file_of_views_come_one_after_the_other(views):
+    assert sum(tensor.numel() for _, tensor in views.stream("run/step-1", ahead="16M")) > 1_200_000_000
+    assert views.load("run/step-1", tensors="1?")["12"].numel() == (4 << 20) - 12
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("tensors", "refused"),
+    [
+        # A tensor with two names, more of them than EXPANSION_MAX alone would allow; and three.
+        ([("a", "w", 2 * GIB), ("a", "v", 2 * GIB)], False),
+        ([("a", "w", 2 * GIB), ("a", "v", 2 * GIB), ("a", "u", 2 * GIB)], True),
+        # Boxes of one tensor are as many as asked for.
+        ([("a", "w", 2 * GIB)] * 9, False),
+        # Files below a folder, each counted once.
+        ([(".", "w", 7 * GIB)], False),
+        ([(".", "w", 5 * GIB), ("a", "v", 3 * GIB)], True),
+        ([("f", "w", 3 * GIB - 1), ("f/g", "v", 1)], False),
+        ([("f", "w", 3 * GIB), ("f/g", "v", 1)], True),
+        ([("absent", "w", GIB), ("other", "w", 1)], True),
+    ],
+)
+def test_tensors_are_measured_by_the_files_that_hold_them(tensors, refused):
+    entries = [("", "directory", 0), ("a", "file", 2 * GIB), ("f", "directory", 0), ("f/g", "directory", 0)]
+    entries += [("f/g/h", "file", GIB), ("fg", "file", 0), ("f/link", "link", 5 * GIB)]
+    tree = types.SimpleNamespace(entries=lambda: entries)
+    lengths = [TensorLength(name, path, size) for path, name, size in tensors]
+    wanted = TreeTensors("run/step-1", lengths, lambda: tree)
+    with pytest.raises(towline.Exhausted) if refused else contextlib.nullcontext():
+        check_expansion(wanted, "")
 
 
 def test_trees_that_are_kept_open_take_no_more_memory_than_a_repository_has(tmp_path):

@@ -49,7 +49,7 @@ def read_documents(
             )
         needed += memory_of(document, marks)
         if needed > most:
-            before = f", with the {count} documents before it," if count else ""
+            before = ", with the documents before it," if count else ""
             raise Exhausted(
                 f"{path} of {name}{before} needs up to {needed >> 20} MiB of memory, and the limit is {most >> 20} MiB "
                 "(open the repository with a larger `memory`, if you trust whoever saved it)"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _cuda, _progress
+from ._expansion import TensorLength, TreeTensors, check_expansion
 from .errors import UsageError
 from .tensors import read_request
 
@@ -48,6 +49,7 @@ def load(
         else:
             chosen = _Chosen(engine, name, path, selectors)
             keys = chosen.keys()
+            chosen.check_expansion()
             found = chosen.read(chosen.tensors, device, gpu, counters)
     return {key: tensor for key, (_, tensor) in zip(keys, found, strict=True)}
 
@@ -140,6 +142,12 @@ class _Chosen:
     def __init__(self, engine: Engine, name: str, path: str | None, selectors: list[str]):
         self._tree = engine.open_tree(name)
         self.tensors: list[dict[str, Any]] = json.loads(self._tree.choose_tensors(path, selectors))
+
+    def check_expansion(self) -> None:
+        """Raises Exhausted if the tensors are far longer than their files."""
+        lengths = [TensorLength(one["name"], one["path"], one["bytes"]) for one in self.tensors]
+        help = "choose fewer `tensors` at a time, or read one after the other with `stream`"
+        check_expansion(TreeTensors(self._tree.name, lengths, lambda: self._tree), help)
 
     def keys(self) -> list[str]:
         """Keys of the tensors, in their order."""

@@ -16,10 +16,10 @@ from . import _classes, _torch, _towline
 from ._comparing import Comparison
 from ._devices import gpus
 from ._documents import distinct, parsed
+from ._expansion import EXPANSION_MAX
 from ._tags import (
     DEPTH_MAX,
     DICTS,
-    EXPANSION_MAX,
     FACTORIES,
     LISTS,
     NAMED,

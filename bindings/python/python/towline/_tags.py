@@ -20,8 +20,6 @@ from .errors import Damaged, Unsupported
 VERSION = 1
 #: Maximum nesting depth, well below the limit of Python's stack.
 DEPTH_MAX = 128
-#: Maximum bytes by which the expanded tensors of a state (`Tensor.expand`, with stride 0) may exceed what is stored of them.
-EXPANSION_MAX = 1 << 30
 
 DICTS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 NAMESPACES: dict[str, type] = {"Namespace": argparse.Namespace, "SimpleNamespace": types.SimpleNamespace}
