@@ -201,6 +201,53 @@ def test_a_path_longer_than_paths_can_be_is_refused():
         state.restore(long.encode(), held, read)
 
 
+@pytest.mark.parametrize("zone", ["America", "a" * 5000, "../etc/passwd", "a\0b", ""])
+def test_a_zone_that_is_none_is_an_error_of_towline(zone):
+    node = {"!": "datetime", "v": "2026-01-02T00:00:00", "zone": zone}
+    with pytest.raises(towline.errors.Unsupported, match="knows no time zone") as caught:
+        state.restore(json.dumps({"towline": 1, "state": node}).encode(), {}, lambda _: None)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("word", ["U8", "F64", "C32"])
+@pytest.mark.parametrize("shape", [(0, 1 << 63), (0, 1 << 62, 8), (0, (1 << 63) - 1), (0, 1 << 60)])
+def test_a_shape_of_which_torch_makes_no_tensor_is_refused(tmp_path, word, shape):
+    def restored():
+        document = json.dumps({"towline": 1, "state": {"!": "tensor", "t": "a"}}).encode()
+        return state.restore(document, {"a": (word, shape)}, lambda _: None)
+
+    header = json.dumps({"a": {"dtype": word, "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header)
+    repository = towline.open(tmp_path / "repository")
+    repository.save(tmp_path / "f", "file")
+    reads = []
+    # The engine takes numbers of some length only: a file with others is one of bytes.
+    if listed := repository.tensors("file"):
+        reads = [lambda: repository.load("file")["a"], listed["a"].torch]
+        if word != "C32":
+            reads.append(lambda: load_file("f", repo=repository, name="file")["a"])
+    try:
+        made = torch.empty((*shape, 4) if word == "C32" else shape)
+    except (RuntimeError, TypeError):
+        with pytest.raises(towline.Damaged, match="a shape that is none"):
+            restored()
+        for read in reads:
+            with pytest.raises(towline.UsageError, match="too large for torch"):
+                read()
+        return
+    assert all(read().shape == made.shape for read in (restored, *reads))
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
+def test_a_view_of_a_quantized_type_is_refused(dtype):
+    node = {"!": "tensor", "t": "a", "dtype": dtype}
+    for about in ({"view": [0, [2], [1]]}, {"shape": [2]}):
+        document = json.dumps({"towline": 1, "state": {**node, **about}}).encode()
+        for into in (None, torch.zeros(2)):
+            with pytest.raises(towline.Damaged, match="is not quantized"):
+                state.restore(document, {"a": ("U8", (64,))}, lambda _: None, into)
+
+
 def test_whatever_changes_in_the_metadata_of_a_distributed_checkpoint_is_an_error_of_towline():
     document = dcp_document()
     dcp_metadata.decode(json.dumps(document).encode())

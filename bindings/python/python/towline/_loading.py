@@ -176,9 +176,10 @@ class _Chosen:
 
 
 def _check_type(name: str, dtype: str, shape: Sequence[int], length: int) -> None:
-    """Raises UsageError if no tensor of torch has elements of that type."""
+    """Raises UsageError if no tensor of torch has elements of that type, or that shape."""
     from . import _torch
 
+    _torch.check_shape(name, dtype, shape)
     if _torch.length(dtype, shape) != length:
         raise UsageError(f"{name} is {dtype}, for which torch has no type: restore its file instead")
 

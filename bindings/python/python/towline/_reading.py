@@ -50,7 +50,9 @@ def read_state(
     engine = repository._engine
     tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
     lengths = [TensorLength(tensor["name"], path, tensor["bytes"]) for tensor in tensors]
-    check_expansion(TreeTensors(name, lengths, lambda: engine.open_tree(name)), "no state of towline is like this")
+    check_expansion(
+        TreeTensors(name, lengths, lambda: engine.open_tree(name)), "towline saved no such state: restore another step"
+    )
     held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
 
     restoring = states.Restoring(

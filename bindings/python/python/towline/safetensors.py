@@ -249,6 +249,7 @@ class SavedFile:
 
         if tensor.dtype not in _torch.DTYPES:
             raise SafetensorError(f"this torch has no type for {tensor.name}, which is {tensor.dtype}")
+        _torch.check_shape(tensor.name, tensor.dtype, shape)
         return _torch.empty(tensor.dtype, shape)
 
 
