@@ -290,6 +290,50 @@ def test_boxes_of_one_hash_are_refused():
         dcp_metadata.decode(json.dumps(document).encode())
 
 
+def test_keys_of_one_hash_are_counted_over_the_documents_of_all_ranks():
+    def planned(rank):
+        return {**dcp_document(), "planner": {"!": "dict", "v": [[(rank * 200 + n) * PRIME, 0] for n in range(200)]}}
+
+    def parts(rank, first):
+        signs = [[PRIME * (rank * 200 + n >> bit & 1) for bit in range(12)] for n in range(200)]
+        chunks = [{"offsets": at, "sizes": [1] * 12, "file": "f", "tensor": "t"} for at in signs]
+        document = dcp_document()
+        document["state"]["w"]["chunks"] = chunks
+        return first if rank == 0 else document
+
+    objects = {**dcp_document(), "state": {"w": {"file": "b", "start": 0, "length": 9}}}
+    for documents, what in (
+        (map(planned, range(4)), "keys of the planner's data"),
+        ((parts(rank, dcp_document()) for rank in range(4)), "chunks of w"),
+        # An object for the first rank, and a tensor for the others.
+        ((parts(rank, objects) for rank in range(4)), "chunks of w"),
+    ):
+        with pytest.raises(towline.Damaged, match=f"more than 256 {what} .* the same hash"):
+            dcp_metadata.merge(dcp_metadata.decode(json.dumps(one).encode()) for one in documents)
+
+
+def test_of_an_item_that_several_ranks_have_the_first_one_counts():
+    def document(rank):
+        made = dcp_document()
+        chunk = made["state"]["w"]["chunks"][0]
+        made["state"]["w"]["chunks"] = [
+            {**chunk, "file": str(rank)},
+            {**chunk, "offsets": [rank + 4, 0], "file": str(rank)},
+        ]
+        made["planner"] = {"!": "dict", "v": [["a", rank], [rank, "own"]]}
+        return json.dumps(made).encode()
+
+    merged = dcp_metadata.merge(map(dcp_metadata.decode, map(document, (2, 0, 1))))
+    assert [list(chunk.offsets) for chunk in merged.state_dict_metadata["w"].chunks] == [[0, 0], [6, 0], [4, 0], [5, 0]]
+    assert {tuple(index.offset): where.path for index, where in merged.storage_data.items() if index.offset} == {
+        (0, 0): "2",
+        (6, 0): "2",
+        (4, 0): "0",
+        (5, 0): "1",
+    }
+    assert merged.planner_data == {"a": 2, 2: "own", 0: "own", 1: "own"}
+
+
 @pytest.mark.parametrize("kind", ["state.json", "metadata.json"])
 def test_a_document_of_more_objects_than_the_memory_holds_is_refused(tmp_path, kind):
     folder = tmp_path / "step"
