@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import io
 import json
 import pickle
 import threading
 import time
 import warnings
+import zipfile
 
 import pytest
 import towline
@@ -711,6 +713,27 @@ def test_an_object_that_only_a_pickle_makes_is_made_only_if_it_is_asked_for(repo
     assert Made.calls == before
     dcp.load(into, storage_reader=StorageReader(repository, NAME, pickle=True))
     assert Made.calls > before and into == {"object": "made", "number": 5}
+
+
+def test_an_object_with_a_storage_longer_than_its_record_is_refused(repository, tmp_path):
+    dcp.save({"object": (1, 2)}, storage_writer=StorageWriter(repository, NAME))
+    repository.restore(NAME, tmp_path / "step")
+    made, planted = io.BytesIO(), io.BytesIO()
+    torch.save({"x": torch.zeros(1 << 20)}, made)
+    with zipfile.ZipFile(made) as found, zipfile.ZipFile(planted, "w") as written:
+        for name in found.namelist():
+            written.writestr(name, b"A" * 16 if name.endswith("data/0") else found.read(name))
+    (held,) = (tmp_path / "step").glob("*.bytes")
+    held.write_bytes(planted.getvalue())
+    file = tmp_path / "step" / "metadata.json"
+    document = json.loads(file.read_text())
+    document["state"]["object"] |= {"start": 0, "length": len(planted.getvalue())}
+    file.write_text(json.dumps(document))
+    repository.save(tmp_path / "step", "planted")
+    with pytest.raises(
+        CheckpointException, match=r"an object at object that torch cannot load: .*storage of 4194304 bytes"
+    ):
+        dcp.load({"object": None}, storage_reader=StorageReader(repository, "planted"))
 
 
 def some_metadata() -> tuple[Metadata, list]:

@@ -148,6 +148,28 @@ def test_names_that_several_files_have_get_their_path(
         repository.load("shards", tensors=["only.1[0:1]", "only.1[1:2]"])
 
 
+def empty_tensors(path: Path, names: list[str]) -> None:
+    """Writes a safetensors file of tensors without elements."""
+    header = json.dumps({name: {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def test_two_tensors_of_one_key_are_both_named_however_many_others_there_are(
+    tmp_path: Path, repository: towline.Repository
+) -> None:
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    # A search among all keys for each key would take many minutes.
+    empty_tensors(folder / "0", [f"{number:07}" for number in range(200_000)])
+    for file, name in (("y", "x"), ("z", "x"), ("zz", "y:x")):
+        empty_tensors(folder / file, [name])
+    repository.save(folder, "planted")
+    for load in (repository.load, lambda name: dict(repository.stream(name))):
+        with pytest.raises(towline.UsageError, match=r"two tensors have the key 'y:x': 'x' of y and 'y:x' of zz"):
+            load("planted")
+    assert set(repository.load("planted", path="zz")) == {"y:x"}
+
+
 def test_tensors_are_streamed_while_the_next_are_read(
     repository: towline.Repository, model: dict, memory: str | None
 ) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import contextlib
 import copy
 import datetime
 import io
@@ -9,15 +10,19 @@ import json
 import os
 import pathlib
 import pickle
+import tracemalloc
 import types
 
 import numpy
 import pytest
 import torch
 import towline
-from towline import _documents, _trees, state
+from towline import _documents, _torch, _trees, state
+from towline._expansion import TensorLength, TreeTensors, check_expansion
+from towline.dcp import StorageReader
 from towline.dcp import metadata as dcp_metadata
 from towline.fsspec import TowlineFileSystem
+from towline.safetensors import load_file, safe_open
 
 STRANGE = (None, 0, -1, 1 << 70, 1.5, "x", "U0", "O", True, [], [0], ["x"], {}, {"!": "set", "v": [[]]}, [[1, 2]])
 
@@ -196,6 +201,53 @@ def test_a_path_longer_than_paths_can_be_is_refused():
         state.restore(long.encode(), held, read)
 
 
+@pytest.mark.parametrize("zone", ["America", "a" * 5000, "../etc/passwd", "a\0b", ""])
+def test_a_zone_that_is_none_is_an_error_of_towline(zone):
+    node = {"!": "datetime", "v": "2026-01-02T00:00:00", "zone": zone}
+    with pytest.raises(towline.errors.Unsupported, match="knows no time zone") as caught:
+        state.restore(json.dumps({"towline": 1, "state": node}).encode(), {}, lambda _: None)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("word", ["U8", "F64", "C32"])
+@pytest.mark.parametrize("shape", [(0, 1 << 63), (0, 1 << 62, 8), (0, (1 << 63) - 1), (0, 1 << 60)])
+def test_a_shape_of_which_torch_makes_no_tensor_is_refused(tmp_path, word, shape):
+    def restored():
+        document = json.dumps({"towline": 1, "state": {"!": "tensor", "t": "a"}}).encode()
+        return state.restore(document, {"a": (word, shape)}, lambda _: None)
+
+    header = json.dumps({"a": {"dtype": word, "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header)
+    repository = towline.open(tmp_path / "repository")
+    repository.save(tmp_path / "f", "file")
+    reads = []
+    # The engine takes numbers of some length only: a file with others is one of bytes.
+    if listed := repository.tensors("file"):
+        reads = [lambda: repository.load("file")["a"], listed["a"].torch]
+        if word != "C32":
+            reads.append(lambda: load_file("f", repo=repository, name="file")["a"])
+    try:
+        made = torch.empty((*shape, 4) if word == "C32" else shape)
+    except (RuntimeError, TypeError):
+        with pytest.raises(towline.Damaged, match="a shape that is none"):
+            restored()
+        for read in reads:
+            with pytest.raises(towline.UsageError, match="too large for torch"):
+                read()
+        return
+    assert all(read().shape == made.shape for read in (restored, *reads))
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
+def test_a_view_of_a_quantized_type_is_refused(dtype):
+    node = {"!": "tensor", "t": "a", "dtype": dtype}
+    for about in ({"view": [0, [2], [1]]}, {"shape": [2]}):
+        document = json.dumps({"towline": 1, "state": {**node, **about}}).encode()
+        for into in (None, torch.zeros(2)):
+            with pytest.raises(towline.Damaged, match="is not quantized"):
+                state.restore(document, {"a": ("U8", (64,))}, lambda _: None, into)
+
+
 def test_whatever_changes_in_the_metadata_of_a_distributed_checkpoint_is_an_error_of_towline():
     document = dcp_document()
     dcp_metadata.decode(json.dumps(document).encode())
@@ -238,6 +290,50 @@ def test_boxes_of_one_hash_are_refused():
         dcp_metadata.decode(json.dumps(document).encode())
 
 
+def test_keys_of_one_hash_are_counted_over_the_documents_of_all_ranks():
+    def planned(rank):
+        return {**dcp_document(), "planner": {"!": "dict", "v": [[(rank * 200 + n) * PRIME, 0] for n in range(200)]}}
+
+    def parts(rank, first):
+        signs = [[PRIME * (rank * 200 + n >> bit & 1) for bit in range(12)] for n in range(200)]
+        chunks = [{"offsets": at, "sizes": [1] * 12, "file": "f", "tensor": "t"} for at in signs]
+        document = dcp_document()
+        document["state"]["w"]["chunks"] = chunks
+        return first if rank == 0 else document
+
+    objects = {**dcp_document(), "state": {"w": {"file": "b", "start": 0, "length": 9}}}
+    for documents, what in (
+        (map(planned, range(4)), "keys of the planner's data"),
+        ((parts(rank, dcp_document()) for rank in range(4)), "chunks of w"),
+        # An object for the first rank, and a tensor for the others.
+        ((parts(rank, objects) for rank in range(4)), "chunks of w"),
+    ):
+        with pytest.raises(towline.Damaged, match=f"more than 256 {what} .* the same hash"):
+            dcp_metadata.merge(dcp_metadata.decode(json.dumps(one).encode()) for one in documents)
+
+
+def test_of_an_item_that_several_ranks_have_the_first_one_counts():
+    def document(rank):
+        made = dcp_document()
+        chunk = made["state"]["w"]["chunks"][0]
+        made["state"]["w"]["chunks"] = [
+            {**chunk, "file": str(rank)},
+            {**chunk, "offsets": [rank + 4, 0], "file": str(rank)},
+        ]
+        made["planner"] = {"!": "dict", "v": [["a", rank], [rank, "own"]]}
+        return json.dumps(made).encode()
+
+    merged = dcp_metadata.merge(map(dcp_metadata.decode, map(document, (2, 0, 1))))
+    assert [list(chunk.offsets) for chunk in merged.state_dict_metadata["w"].chunks] == [[0, 0], [6, 0], [4, 0], [5, 0]]
+    assert {tuple(index.offset): where.path for index, where in merged.storage_data.items() if index.offset} == {
+        (0, 0): "2",
+        (6, 0): "2",
+        (4, 0): "0",
+        (5, 0): "1",
+    }
+    assert merged.planner_data == {"a": 2, 2: "own", 0: "own", 1: "own"}
+
+
 @pytest.mark.parametrize("kind", ["state.json", "metadata.json"])
 def test_a_document_of_more_objects_than_the_memory_holds_is_refused(tmp_path, kind):
     folder = tmp_path / "step"
@@ -247,6 +343,44 @@ def test_a_document_of_more_objects_than_the_memory_holds_is_refused(tmp_path, k
     repository.save(folder, "run/step-1")
     with pytest.raises(towline.Exhausted, match=f"{kind} of run/step-1 needs up to .* MiB of memory"):
         _documents.read_document(repository, "run/step-1", kind)
+
+
+def documents_of_ranks(folder, ranks, entries):
+    """Writes a document for each rank, with objects of its own."""
+    folder.mkdir()
+    for rank in range(ranks):
+        held = {f"{rank}.{number}": {"file": "", "start": 0, "length": 0} for number in range(entries)}
+        document = {"towline-dcp": 1, "torch": "2", "world_size": ranks, "state": held, "planner": None}
+        (folder / f"rank-{rank:05}.json").write_text(json.dumps(document, separators=(",", ":")))
+
+
+def test_documents_of_ranks_share_one_limit_of_memory(tmp_path):
+    documents_of_ranks(tmp_path / "step", 4, 30_000)
+    repository = towline.open(tmp_path / "repository", memory="64M")
+    repository.save(tmp_path / "step", "run/step-1")
+    with pytest.raises(
+        towline.Exhausted,
+        match=r"rank-0000[0-3].json of run/step-1, with the documents before it, needs up to 7\d MiB",
+    ):
+        StorageReader(repository, "run/step-1").read_metadata(rank=3)
+    larger = towline.open(tmp_path / "repository", memory="256M")
+    read = StorageReader(larger, "run/step-1").read_metadata(rank=3)
+    assert len(read.state_dict_metadata) == len(read.storage_data) == 120_000
+
+
+def test_merged_metadata_takes_no_more_memory_than_is_counted_for_its_documents():
+    document = dcp_document()
+    entry = document["state"]["w"]
+    parts = [{**entry["chunks"][0], "offsets": [part, 0]} for part in range(4)]
+    tensors = {str(number): {**entry, "chunks": parts} for number in range(2000)}
+    objects = {str(number): {"file": "", "start": 0, "length": 0} for number in range(8000)}
+    for held in (tensors, objects):
+        text = json.dumps({**document, "state": held}, separators=(",", ":")).encode()
+        tracemalloc.start()
+        merged = dcp_metadata.merge(map(dcp_metadata.decode, [text]))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(merged.storage_data) == 8000 and most <= _documents.memory_of(text)
 
 
 def test_the_estimate_of_memory_is_not_below_what_objects_take():
@@ -304,6 +438,75 @@ def test_a_list_that_memory_does_not_hold_is_refused(tmp_path):
     files = TowlineFileSystem(url, memory="64M")
     with pytest.raises(towline.Error, match=r"list of the tree is too long for memory.*at most 32.0 MiB"):
         files.find("deep")
+
+
+@pytest.fixture
+def views(tmp_path):
+    """A repository with a torch file of 4 MiB that is named as 300 tensors, 1.2 GB in all: by itself, and as that of a state."""
+    folder = tmp_path / "views"
+    folder.mkdir()
+    storage = torch.zeros(4 << 20, dtype=torch.uint8)
+    torch.save([storage[start:] for start in range(300)], folder / "state.safetensors")
+    tensors = [{"!": "tensor", "t": str(number)} for number in range(300)]
+    (folder / "state.json").write_text(json.dumps({"towline": 1, "state": tensors}))
+    repository = towline.open(tmp_path / "repository", memory="256M")
+    repository.save(folder, "run/step-1")
+    return repository
+
+
+def test_a_file_of_the_same_bytes_as_many_tensors_is_refused_before_memory_is_allocated(views, monkeypatch):
+    made = []
+    monkeypatch.setattr(_torch, "empty", lambda *about: made.append(about))
+    attempts = {
+        "towline.load": lambda: views.load("run/step-1"),
+        "boxes": lambda: views.load("run/step-1", tensors="*[0:4000000]"),
+        "restore": lambda: towline.Checkpointer(views, "run").restore(),
+        "load_file": lambda: load_file("state.safetensors", repo=views, name="run/step-1"),
+    }
+    for read in attempts.values():
+        with pytest.raises(
+            towline.Exhausted,
+            match=r"tensors of state.safetensors of run/step-1 .* they take \d+ bytes.* at most 1\d{9} are",
+        ):
+            read()
+    file = safe_open("state.safetensors", "np", repo=views, name="run/step-1")
+    with pytest.raises(towline.Exhausted, match="get_tensor"):
+        file.get_tensors()
+    assert not made
+
+
+def test_tensors_of_a_file_of_views_come_one_after_the_other(views):
+    assert sum(tensor.numel() for _, tensor in views.stream("run/step-1", ahead="16M")) > 1_200_000_000
+    assert views.load("run/step-1", tensors="1?")["12"].numel() == (4 << 20) - 12
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("tensors", "refused"),
+    [
+        # A tensor with two names, more of them than EXPANSION_MAX alone would allow; and three.
+        ([("a", "w", 2 * GIB), ("a", "v", 2 * GIB)], False),
+        ([("a", "w", 2 * GIB), ("a", "v", 2 * GIB), ("a", "u", 2 * GIB)], True),
+        # Boxes of one tensor are as many as asked for.
+        ([("a", "w", 2 * GIB)] * 9, False),
+        # Files below a folder, each counted once.
+        ([(".", "w", 7 * GIB)], False),
+        ([(".", "w", 5 * GIB), ("a", "v", 3 * GIB)], True),
+        ([("f", "w", 3 * GIB - 1), ("f/g", "v", 1)], False),
+        ([("f", "w", 3 * GIB), ("f/g", "v", 1)], True),
+        ([("absent", "w", GIB), ("other", "w", 1)], True),
+    ],
+)
+def test_tensors_are_measured_by_the_files_that_hold_them(tensors, refused):
+    entries = [("", "directory", 0), ("a", "file", 2 * GIB), ("f", "directory", 0), ("f/g", "directory", 0)]
+    entries += [("f/g/h", "file", GIB), ("fg", "file", 0), ("f/link", "link", 5 * GIB)]
+    tree = types.SimpleNamespace(entries=lambda: entries)
+    lengths = [TensorLength(name, path, size) for path, name, size in tensors]
+    wanted = TreeTensors("run/step-1", lengths, lambda: tree)
+    with pytest.raises(towline.Exhausted) if refused else contextlib.nullcontext():
+        check_expansion(wanted, "")
 
 
 def test_trees_that_are_kept_open_take_no_more_memory_than_a_repository_has(tmp_path):

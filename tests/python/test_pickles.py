@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 import torch
+import towline
 from towline.dcp import _pickles
 
 
@@ -92,6 +93,56 @@ def test_bytes_that_are_made_of_one_text_again_and_again_are_counted():
     many = begin + b"h\x02h\x01X\x06\x00\x00\x00latin1\x86R" * 1000 + b"e."
     with pytest.raises(pickle.UnpicklingError, match="too many"):
         _pickles.checked(archive(many))
+
+
+def with_records(value: object, records: dict[str, bytes]) -> bytes:
+    """An archive that `torch.save` writes of `value`, with other records of storages."""
+    made, other = io.BytesIO(), io.BytesIO()
+    torch.save(value, made)
+    with zipfile.ZipFile(made) as found, zipfile.ZipFile(other, "w") as written:
+        for name in found.namelist():
+            written.writestr(name, records.get(name, found.read(name)))
+    return other.getvalue()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2000),
+        torch.zeros(1000, dtype=torch.float64),
+        torch.zeros(1000, dtype=torch.complex64)[5:],
+        torch.zeros(8000, dtype=torch.float8_e4m3fn),
+        torch.quantize_per_tensor(torch.zeros(8000), 0.5, 0, torch.qint8),
+    ],
+)
+def test_a_storage_longer_than_its_record_is_refused(tensor):
+    for records in ({}, {"archive/data/0": bytes(8000)}):
+        assert torch.load(_pickles.checked(with_records({"x": tensor}, records)), weights_only=True)
+    for short in (bytes(7999), b"A" * 16, b""):
+        planted = with_records({"y": tensor[:4], "x": tensor}, {"archive/data/0": short})
+        with pytest.raises(towline.Damaged, match=f"storage of 8000 bytes, and {len(short)} bytes .* archive/data/0"):
+            _pickles.checked(planted)
+    without = with_records({"x": tensor}, {}).replace(b"archive/data/0", b"archive/data/1")
+    with pytest.raises(towline.Damaged, match="and 0 bytes for it in its record archive/data/0"):
+        _pickles.checked(without)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        b"N",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ\xff\xff\xff\xfft",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu\x88t",
+        b"(X\x07\x00\x00\x00storagectorch\nfloat\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01t",
+        b"(X\x07\x00\x00\x00storagectorch.storage\nTypedStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01t",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nK\x00X\x03\x00\x00\x00cpuK\x01t",
+        b"(X\x07\x00\x00\x00anotherctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01t",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000K\x01t",
+    ],
+)
+def test_an_id_that_is_not_one_of_a_storage_is_refused(named):
+    with pytest.raises(pickle.UnpicklingError, match="not one of a storage"):
+        _pickles.checked(archive(b"\x80\x02" + named + b"Q."))
 
 
 def test_integers_of_one_hash_are_counted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import Damaged, Exhausted
@@ -27,23 +27,34 @@ SAME_HASH_MAX = 256
 
 
 def read_document(repository: Repository, name: str, path: str, marks: Mapping[bytes, int] = JSON) -> bytes:
-    """Reads the document `path` in the tree `name`. Raises Exhausted if it is longer than the maximum, or its objects could take
-    more memory than the limit of `repository`, by the delimiters in it: `marks` has the bytes for each."""
+    """Reads the document `path` in the tree `name`, as `read_documents` does."""
+    return next(read_documents(repository, name, [path], marks))
+
+
+def read_documents(
+    repository: Repository, name: str, paths: Iterable[str], marks: Mapping[bytes, int] = JSON
+) -> Iterator[bytes]:
+    """Reads the documents `paths` in the tree `name`, one after the other. Raises Exhausted if one is longer than the maximum, or
+    the objects of all so far could take more memory than the limit of `repository`, by the delimiters in them: `marks` has the
+    bytes for each."""
     most = max(repository._engine.memory(), ALWAYS_READ)
     longest = min(most, DOCUMENT_MAX)
-    document = bytes(repository._engine.cat(name, path, 0, longest + 1))
-    if len(document) > longest:
-        raise Exhausted(
-            f"{path} of {name} is longer than {longest >> 20} MiB (open the repository with a larger `memory`, if you trust "
-            "whoever saved it)"
-        )
-    needed = memory_of(document, marks)
-    if needed > most:
-        raise Exhausted(
-            f"{path} of {name} needs up to {needed >> 20} MiB of memory, and the limit is {most >> 20} MiB "
-            "(open the repository with a larger `memory`, if you trust whoever saved it)"
-        )
-    return document
+    needed = 0
+    for count, path in enumerate(paths):
+        document = bytes(repository._engine.cat(name, path, 0, longest + 1))
+        if len(document) > longest:
+            raise Exhausted(
+                f"{path} of {name} is longer than {longest >> 20} MiB (open the repository with a larger `memory`, if you trust "
+                "whoever saved it)"
+            )
+        needed += memory_of(document, marks)
+        if needed > most:
+            before = ", with the documents before it," if count else ""
+            raise Exhausted(
+                f"{path} of {name}{before} needs up to {needed >> 20} MiB of memory, and the limit is {most >> 20} MiB "
+                "(open the repository with a larger `memory`, if you trust whoever saved it)"
+            )
+        yield document
 
 
 def memory_of(document: bytes, marks: Mapping[bytes, int] = JSON) -> int:

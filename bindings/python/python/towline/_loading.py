@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _cuda, _progress
+from ._expansion import TensorLength, TreeTensors, check_expansion
 from .errors import UsageError
 from .tensors import read_request
 
@@ -41,11 +43,14 @@ def load(
     with _progress.counting(progress, name) as counters:
         staged = engine.stage(name, path, selectors, counters)
         if staged is not None:
-            found = _on_device(mapped(staged), device, gpu)
+            held = mapped(staged)
+            keys = _keys([place for place, _ in held])
+            found = _on_device(held, device, gpu)
         else:
             chosen = _Chosen(engine, name, path, selectors)
+            keys = chosen.keys()
+            chosen.check_expansion()
             found = chosen.read(chosen.tensors, device, gpu, counters)
-    keys = _keys([place for place, _ in found])
     return {key: tensor for key, (_, tensor) in zip(keys, found, strict=True)}
 
 
@@ -65,8 +70,7 @@ def stream(
         keys = _keys([place for place, _ in found])
         return _moved(found, iter(keys), device, gpu, ahead)
     chosen = _Chosen(engine, name, path, selectors)
-    keys = _keys([(one["path"], one["name"]) for one in chosen.tensors])
-    return _read_ahead(chosen, iter(keys), device, gpu, ahead)
+    return _read_ahead(chosen, iter(chosen.keys()), device, gpu, ahead)
 
 
 def _moved(
@@ -139,6 +143,16 @@ class _Chosen:
         self._tree = engine.open_tree(name)
         self.tensors: list[dict[str, Any]] = json.loads(self._tree.choose_tensors(path, selectors))
 
+    def check_expansion(self) -> None:
+        """Raises Exhausted if the tensors are far longer than their files."""
+        lengths = [TensorLength(one["name"], one["path"], one["bytes"]) for one in self.tensors]
+        help = "choose fewer `tensors` at a time, or read one after the other with `stream`"
+        check_expansion(TreeTensors(self._tree.name, lengths, lambda: self._tree), help)
+
+    def keys(self) -> list[str]:
+        """Keys of the tensors, in their order."""
+        return _keys([(one["path"], one["name"]) for one in self.tensors])
+
     def read(
         self, tensors: list[dict[str, Any]], device: Device, gpu: _cuda.Gpu | None, counters: Any = None
     ) -> list[Found]:
@@ -162,21 +176,33 @@ class _Chosen:
 
 
 def _check_type(name: str, dtype: str, shape: Sequence[int], length: int) -> None:
-    """Raises UsageError if no tensor of torch has elements of that type."""
+    """Raises UsageError if no tensor of torch has elements of that type, or that shape."""
     from . import _torch
 
+    _torch.check_shape(name, dtype, shape)
     if _torch.length(dtype, shape) != length:
         raise UsageError(f"{name} is {dtype}, for which torch has no type: restore its file instead")
 
 
 def _keys(places: Iterable[tuple[str, str]]) -> list[str]:
-    """Keys of tensors `(path, name)`: the name, or `PATH:NAME` if several have it."""
+    """Keys of tensors `(path, name)`: the name, or `PATH:NAME` if several have it. Raises UsageError if two have one key."""
     places = list(places)
-    seen: dict[str, int] = {}
-    for _, name in places:
-        seen[name] = seen.get(name, 0) + 1
-    keys = [name if seen[name] == 1 else f"{path}:{name}" for path, name in places]
-    if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UsageError(f"{twice} is asked for as two different boxes: load them one after the other")
-    return keys
+    counts = collections.Counter(name for _, name in places)
+    held: dict[str, tuple[str, str]] = {}
+    for path, name in places:
+        key = name if counts[name] == 1 else f"{path}:{name}"
+        if key in held:
+            raise _same_key(key, held[key], (path, name))
+        held[key] = path, name
+    return list(held)
+
+
+def _same_key(key: str, one: tuple[str, str], other: tuple[str, str]) -> UsageError:
+    """Error of two tensors `(path, name)`, or two boxes of one, with the same key."""
+    if one == other:
+        return UsageError(f"{key} is asked for as two different boxes: load them one after the other")
+    (path, name), (other_path, other_name) = one, other
+    return UsageError(
+        f"two tensors have the key {key!r}: {name!r} of {path} and {other_name!r} of {other_path} (load one file at a time: "
+        "`path` chooses it)"
+    )

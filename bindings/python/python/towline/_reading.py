@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _progress, _torch
 from . import state as states
+from ._expansion import TensorLength, TreeTensors, check_expansion
 from ._loading import STAGED_MIN, mapped
 from .repository import Repository
 
@@ -48,6 +49,10 @@ def read_state(
     """Reads a state from its JSON document and its safetensors file, `path` in the tree `name`."""
     engine = repository._engine
     tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
+    lengths = [TensorLength(tensor["name"], path, tensor["bytes"]) for tensor in tensors]
+    check_expansion(
+        TreeTensors(name, lengths, lambda: engine.open_tree(name)), "towline saved no such state: restore another step"
+    )
     held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
 
     restoring = states.Restoring(

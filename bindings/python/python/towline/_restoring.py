@@ -16,10 +16,10 @@ from . import _classes, _torch, _towline
 from ._comparing import Comparison
 from ._devices import gpus
 from ._documents import distinct, parsed
+from ._expansion import EXPANSION_MAX
 from ._tags import (
     DEPTH_MAX,
     DICTS,
-    EXPANSION_MAX,
     FACTORIES,
     LISTS,
     NAMED,
@@ -54,6 +54,10 @@ _CLOSED = frozenset(_BUILT) - {
     "namedtuple",
     "pickle",
     "tuple",
+}
+#: Types of quantized tensors. torch makes views of these types, but fails where it uses them.
+_QUANTIZED = {
+    getattr(torch, name) for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
 }
 #: What a document that is not as described raises where it is read.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -239,16 +243,19 @@ class Restoring:
 
     def _about(self, name: str) -> tuple[str, tuple[int, ...]]:
         try:
-            return self.held[name]
+            word, shape = self.held[name]
         except KeyError:
             raise Damaged(f"the document of a state names a tensor that its file lacks: {name}") from None
+        if not _torch.is_shape(word, shape):
+            raise Damaged(f"the file of a state has a tensor of a shape that is none: {name}, {word} {list(shape)}")
+        return word, shape
 
     def _prepare_tensor(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> None:
         if not isinstance(into, torch.Tensor) or type(into).__name__ == "DTensor" or into.device.type == "meta":
             self._want(node["t"])
             return
         word, shape = self._about(node["t"])
-        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.DTYPES[word]
+        dtype = _plain_dtype(node["dtype"]) if "dtype" in node else _torch.DTYPES[word]
         shape = node["view"][1] if "view" in node else node.get("shape", shape)
         castable = _are_castable(dtype, into.dtype)
         if tuple(into.shape) != tuple(shape) or not (into.dtype == dtype or (self.cast and castable)):
@@ -556,7 +563,7 @@ class Restoring:
         if "dtype" not in node:
             # Nodes of one leaf share its memory, as they did when saved.
             return held.detach()
-        dtype = _dtype(node["dtype"])
+        dtype = _plain_dtype(node["dtype"])
         if "view" in node:
             start, shape, stride = node["view"]
             if "stride" in node or not _lies_within(start, shape, stride, dtype.itemsize, held.nbytes):
@@ -630,6 +637,16 @@ def _numpy_dtype(description: Any) -> Any:
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides of a tensor; those of one without any are 1."""
     return tuple(tensor.stride()) if tensor.layout == torch.strided else (1,) * tensor.dim()
+
+
+def _plain_dtype(name: str) -> torch.dtype:
+    """Dtype of a tensor that is not quantized."""
+    dtype = _dtype(name)
+    if dtype in _QUANTIZED:
+        raise Damaged(
+            f"the document of a state has a tensor of the type {name!r} that is not quantized: towline saves none"
+        )
+    return dtype
 
 
 def _dtype(name: str) -> torch.dtype:

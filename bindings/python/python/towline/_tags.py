@@ -20,8 +20,6 @@ from .errors import Damaged, Unsupported
 VERSION = 1
 #: Maximum nesting depth, well below the limit of Python's stack.
 DEPTH_MAX = 128
-#: Maximum bytes by which the expanded tensors of a state (`Tensor.expand`, with stride 0) may exceed what is stored of them.
-EXPANSION_MAX = 1 << 30
 
 DICTS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 NAMESPACES: dict[str, type] = {"Namespace": argparse.Namespace, "SimpleNamespace": types.SimpleNamespace}
@@ -48,6 +46,8 @@ _PATHS = {
 }
 #: Maximum characters of a path, as in Linux (limits.h, PATH_MAX). A path keeps an object for each of its folders.
 _PATH_LEN_MAX = 4096
+#: Maximum characters of an unknown time zone in an error; known ones have at most 32.
+_ZONE_SHOWN_MAX = 64
 _TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
 
 #: Tags of values that contain a list of values.
@@ -146,8 +146,10 @@ def _read_zone(zone: str | list[int]) -> datetime.tzinfo:
         return datetime.timezone(datetime.timedelta(*zone))
     try:
         return zoneinfo.ZoneInfo(zone)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
-        raise Unsupported(f"this machine knows no time zone {zone!r} (install the package tzdata)") from error
+    except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError) as error:
+        # A zone is the path of a file: "America" is a folder, and a long one is no path.
+        name = zone if len(zone) <= _ZONE_SHOWN_MAX else zone[:_ZONE_SHOWN_MAX] + "..."
+        raise Unsupported(f"this machine knows no time zone {name!r} (install the package tzdata)") from error
 
 
 def hides_method(cls: type, name: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import _towline
+from .errors import UsageError
 
 #: Minimum bytes of a tensor that is allocated in huge pages, which are faster to fill.
 LARGE = 4 << 20
@@ -94,6 +95,19 @@ def view(bytes_: torch.Tensor, name: str, shape: Sequence[int]) -> torch.Tensor:
         return empty(name, shape)
     shape = tuple(shape)
     return bytes_.view((*shape, _WIDTHS.get(name, 1))) if dtype is None else bytes_.view(dtype).view(shape)
+
+
+def is_shape(name: str, shape: Sequence[int]) -> bool:
+    """True if `empty` can make a tensor of this shape, if there is memory. torch computes strides as 64-bit integers, also those
+    of a tensor without elements, as if a dimension of 0 were one of 1."""
+    width = 1 if name in DTYPES else _WIDTHS.get(name, 1)
+    return math.prod(max(1, size) for size in shape) * width < 1 << 63
+
+
+def check_shape(tensor: str, name: str, shape: Sequence[int]) -> None:
+    """Raises UsageError if `empty` cannot make a tensor of this shape, however much memory there is."""
+    if not is_shape(name, shape):
+        raise UsageError(f"{tensor} has the shape {list(shape)}, too large for torch: restore its file instead")
 
 
 def length(name: str, shape: Sequence[int]) -> int:

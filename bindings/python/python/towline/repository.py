@@ -238,8 +238,8 @@ class Repository:
         return [Run.read(run) for run in json.loads(self._engine.runs(prefix))]
 
     def show(self, name: str) -> Tree:
-        """Describes the tree `name`: its files, and how they are stored. A list longer than a quarter of the repository's `memory` is
-        refused."""
+        """Describes the tree `name`: its files, and how they are stored. A list longer than a quarter of the `memory` of the
+        repository is refused."""
         return Tree.read(json.loads(self._engine.show(name)))
 
     def remove(self, name: str, *, now: bool = False) -> None:

@@ -13,6 +13,7 @@ names are local files, and are passed on to the safetensors package.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _loading, _towline
 from ._documents import ALWAYS_READ, memory_of
+from ._expansion import TensorLength, TreeTensors, check_expansion
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
 from .tensors import Tensor, Tensors, read_request
@@ -160,6 +162,9 @@ class SavedFile:
     def get_tensors(self) -> dict[str, Any]:
         """Reads all tensors at once; returns them by name."""
         self._check()
+        lengths = [TensorLength(name, self._path, self._bytes(tensor)) for name, tensor in self._held.items()]
+        wanted = TreeTensors(self._name, lengths, lambda: self._engine.open_tree(self._name))
+        check_expansion(wanted, "read one after the other with `get_tensor`")
         staged = self._staged()
         if staged is not None:
             return {name: self._on_device(staged[name]) for name in self._held}
@@ -227,16 +232,31 @@ class SavedFile:
             self._engine.read_tensors(self._name, requests)
         return [self._on_device(one) for one in made]
 
+    def _bytes(self, tensor: Tensor) -> int:
+        """Bytes of the tensor that `_empty` makes."""
+        if self._framework == "np":
+            return math.prod(tensor.shape) * int(_numpy_dtype(tensor).itemsize)
+        from . import _torch
+
+        return _torch.length(tensor.dtype, tensor.shape)
+
     def _empty(self, tensor: Tensor, shape: Sequence[int]) -> Any:
         if self._framework == "np":
             import numpy
 
-            return numpy.empty(tuple(shape), numpy.dtype(_NUMPY.get(tensor.dtype, tensor.dtype)))
+            return numpy.empty(tuple(shape), _numpy_dtype(tensor))
         from . import _torch
 
         if tensor.dtype not in _torch.DTYPES:
             raise SafetensorError(f"this torch has no type for {tensor.name}, which is {tensor.dtype}")
+        _torch.check_shape(tensor.name, tensor.dtype, shape)
         return _torch.empty(tensor.dtype, shape)
+
+
+def _numpy_dtype(tensor: Tensor) -> Any:
+    import numpy
+
+    return numpy.dtype(_NUMPY.get(tensor.dtype, tensor.dtype))
 
 
 class Slice:

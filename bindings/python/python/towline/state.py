@@ -36,11 +36,11 @@ from typing import Any
 import torch
 
 from . import _classes, _torch
+from ._expansion import EXPANSION_MAX
 from ._restoring import Restoring, restore
 from ._tags import (
     DEPTH_MAX,
     DICTS,
-    EXPANSION_MAX,
     FACTORIES,
     NAMESPACES,
     SPARSE,

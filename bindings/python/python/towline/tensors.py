@@ -100,6 +100,7 @@ class Tensor:
         """Reads the tensor as a torch tensor, on `device` (default: CPU)."""
         from . import _torch
 
+        _torch.check_shape(self.name, self.dtype, self.shape)
         read = _torch.empty(self.dtype, self.shape)
         self._read(read.data_ptr(), read.numel() * read.element_size())
         for dimension in reversed(self._dropped):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -138,47 +138,48 @@ def decode(document: bytes) -> Metadata:
     return Metadata(held, planner_data, stored, StorageMeta())
 
 
-class _SeenChunks:
-    """Offsets of the chunks of one tensor, over all documents."""
+class _Hashes:
+    """Hashes of the keys of dicts that grow with each document."""
 
-    def __init__(self, fqn: str):
-        self._fqn = fqn
-        self._known: set[torch.Size] = set()
-        self._hashes: collections.Counter[int] = collections.Counter()
+    def __init__(self) -> None:
+        self._counts: collections.Counter[int] = collections.Counter()
 
-    def added(self, chunks: Iterable[ChunkStorageMetadata]) -> list[ChunkStorageMetadata]:
-        """Adds `chunks`, and returns those that are new. Raises Damaged if too many have the same hash."""
-        new = []
-        for chunk in chunks:
-            if chunk.offsets in self._known:
-                continue
-            self._hashes[hash(chunk.offsets)] += 1
-            if self._hashes[hash(chunk.offsets)] > SAME_HASH_MAX:
-                raise Damaged(f"more than {SAME_HASH_MAX} chunks of {self._fqn} have the same hash")
-            self._known.add(chunk.offsets)
-            new.append(chunk)
-        return new
+    def add(self, key: Hashable) -> None:
+        """Counts a new key. Raises Damaged if too many have its hash: to look each of them up would take very long."""
+        self._counts[hash(key)] += 1
+        if self._counts[hash(key)] > SAME_HASH_MAX:
+            shown = f"chunks of {key.fqn}" if isinstance(key, MetadataIndex) else "keys of the planner's data"
+            raise Damaged(
+                f"more than {SAME_HASH_MAX} {shown} in the documents of the ranks have the same hash: no such document was saved "
+                "by towline"
+            )
 
 
 def merge(documents: Iterable[Metadata]) -> Metadata:
     """Merges the metadata of ranks that saved without collectives. For an item that several have, the first one counts."""
     whole = Metadata({}, None, {}, StorageMeta())
-    seen: dict[str, _SeenChunks] = {}
+    hashes = _Hashes()
     for metadata in documents:
         for fqn, held in metadata.state_dict_metadata.items():
             there = whole.state_dict_metadata.setdefault(fqn, held)
             if there is held or isinstance(there, BytesStorageMetadata) or isinstance(held, BytesStorageMetadata):
                 continue
-            known = seen.get(fqn)
-            if known is None:
-                known = seen[fqn] = _SeenChunks(fqn)
-                known.added(there.chunks)
-            there.chunks.extend(known.added(held.chunks))
-        for index, stored in metadata.storage_data.items():
-            whole.storage_data.setdefault(index, stored)
+            there.chunks.extend(
+                chunk for chunk in held.chunks if MetadataIndex(fqn, chunk.offsets) not in whole.storage_data
+            )
+        _add_new(whole.storage_data, metadata.storage_data, hashes)
         if isinstance(metadata.planner_data, Mapping):
-            whole.planner_data = {**metadata.planner_data, **(whole.planner_data or {})}
+            whole.planner_data = whole.planner_data or {}
+            _add_new(whole.planner_data, metadata.planner_data, hashes)
     return whole
+
+
+def _add_new(there: dict[Any, Any], more: Mapping[Any, Any], hashes: _Hashes) -> None:
+    """Adds the items of `more` whose keys are new."""
+    for key, value in more.items():
+        if key not in there:
+            hashes.add(key)
+            there[key] = value
 
 
 def _refused(where: str, what: str) -> UnsupportedValue:

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from .. import _torch
-from .._documents import read_document
-from ..errors import Conflict, Exhausted, NotFound, Unsupported, UsageError
+from .._documents import read_document, read_documents
+from ..errors import Conflict, Damaged, Exhausted, NotFound, Unsupported, UsageError
 from ..repository import Repository, opened
 from ..tensors import read_request
 from . import _pickles, folder
@@ -27,6 +27,17 @@ from .writer import StorageWriter
 
 #: Byte ranges with gaps of at most this length are read together.
 _GAP = 1 << 20
+#: Errors of `torch.load` for an archive that is not as `torch.save` writes it.
+_MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class StorageReader(TorchStorageReader):
@@ -97,7 +108,7 @@ class StorageReader(TorchStorageReader):
         paths = [path for path in sorted(files) if path.startswith("rank-") and path.endswith(".json")]
         own = rank_metadata(rank)
         paths.sort(key=lambda path: path != own)
-        return merge(decode(read_document(self.repository, name, path)) for path in paths)
+        return merge(map(decode, read_documents(self.repository, name, paths)))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._stored = metadata.storage_data
@@ -144,13 +155,16 @@ class StorageReader(TorchStorageReader):
         """Bytes of an object, loaded with weights_only=True and saved again, so that unpickling them runs no code."""
         if self._pickle:
             return io.BytesIO(held)
+        fqn = item.storage_index.fqn
         try:
             loaded = torch.load(_pickles.checked(held), weights_only=True)
         except pickling.UnpicklingError as error:
             raise Unsupported(
-                f"{name} has an object at {item.storage_index.fqn} that needs unpickling, and a pickle can run any code: "
+                f"{name} has an object at {fqn} that needs unpickling, and a pickle can run any code: "
                 "pass towline.dcp.StorageReader(..., pickle=True) if you trust whoever saved it"
             ) from error
+        except (Damaged, *_MALFORMED) as error:
+            raise Damaged(f"{name} has an object at {fqn} that torch cannot load: {error}") from error
         made = io.BytesIO()
         torch.save(loaded, made)
         made.seek(0)
@@ -169,7 +183,13 @@ class StorageReader(TorchStorageReader):
             if stored.tensor is not None:
                 reading.add(item, stored, target)
                 continue
-            held = folder.read(self.repository.read(name, stored.path, stored.start, stored.start + stored.length))
+            read = self.repository.read(name, stored.path, stored.start, stored.start + stored.length)
+            try:
+                held = folder.read(read)
+            except (pickling.UnpicklingError, Damaged, *_MALFORMED) as error:
+                raise Damaged(
+                    f"{name} has a tensor at {item.storage_index.fqn} that torch cannot load: {error}"
+                ) from error
             box = tuple(
                 map(slice, item.storage_offsets, map(sum, zip(item.storage_offsets, item.lengths, strict=True)))
             )
