@@ -504,7 +504,11 @@ impl Repository {
         let selector = parsed::<Selector>(py, name)?;
         let selectors =
             selectors.iter().map(|text| parsed::<TensorSelector>(py, text)).collect::<PyResult<Vec<_>>>()?;
-        self.report(py, |engine| async move { engine.tensors(&engine.resolve(&selector).await?, &selectors).await })
+        let engine = self.engine(py)?;
+        wait(py, async move {
+            let tensors = engine.tensors(&engine.resolve(&selector).await?, &selectors).await?;
+            json_within(&tensors, engine.budget().total() / 4).map_err(|error| error.at(selector))
+        })
     }
 
     /// Tensors that `selectors` select, or all, of the tree or its file or folder `path`, in memory of this node's agent; none if no

@@ -14,6 +14,7 @@ use towline::{Error, size};
 use crate::audited::Reading;
 use crate::cuda;
 use crate::errors::raised;
+use crate::json::json_within;
 use crate::memory::{Latch, MemoryRange};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read_in};
@@ -128,8 +129,7 @@ impl Tree {
                 chosen.push(TensorSelector::new("*")?);
             }
             let reading = engine.choose_tensors_in(&saved, path.as_ref().map(String::as_bytes), &chosen)?;
-            serde_json::to_string(reading.tensors())
-                .map_err(|source| Error::other("cannot write the list as JSON").source(source))
+            json_within(&reading.tensors(), engine.budget().total() / 4).map_err(|error| error.at(&saved.name))
         })
     }
 
