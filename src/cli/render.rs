@@ -1,5 +1,6 @@
 //! Reports as text for people.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io;
 
@@ -375,13 +376,19 @@ pub(super) fn verify(report: &VerifyReport, data: bool, paint: Colors) -> String
     );
     for damage in &report.damaged {
         let _ = writeln!(text, "{} {}: {}", paint.bad("damaged"), printable(&damage.what), printable(&damage.error));
+        // No name has a colon.
+        let mut places: HashMap<&str, Vec<&str>> = HashMap::new();
+        for (name, place) in damage.tensors.iter().filter_map(|place| place.split_once(':')) {
+            places.entry(name).or_default().push(place);
+        }
         for name in &damage.names {
             let _ = writeln!(text, "  hits {name}");
-            let of_name =
-                damage.tensors.iter().filter_map(|place| place.strip_prefix(name.as_str())?.strip_prefix(':'));
-            for place in of_name {
+            for place in places.get(name.as_str()).into_iter().flatten() {
                 let _ = writeln!(text, "    {}", printable(place));
             }
+        }
+        if damage.more_names > 0 {
+            let _ = writeln!(text, "  hits {}, which are not listed", counted(damage.more_names, "more name"));
         }
     }
     for repaired in &report.repaired {

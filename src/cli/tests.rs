@@ -191,14 +191,30 @@ run-7/step-1     17 B  2026-01-02T03:04:05Z
     assert_eq!(text, "   BEFORE  AFTER  NEW  PATH\n+     0 B    5 B  0 B  new\\n\n-     5 B    0 B  0 B  old\n");
 }
 
+/// Hours, if each place is compared with each name.
+#[test]
+fn damage_that_hits_very_many_names_and_places_is_rendered() {
+    let count = 100_000;
+    let names: Vec<String> = (0..count).map(|n| format!("n/{n:06}")).collect();
+    let tensors = names.iter().flat_map(|name| ["x", "y w"].map(|place| format!("{name}:{place}"))).collect();
+    let damage = Damage { what: "pack A".into(), error: "gone".into(), names, more_names: 0, tensors };
+    let report = VerifyReport { damaged: vec![damage], ..VerifyReport::default() };
+    let text = render::verify(&report, false, Colors::PLAIN);
+    assert_eq!(text.lines().count(), 2 + 3 * count);
+    assert!(text.ends_with("  hits n/099999\n    x\n    y w\n"));
+}
+
 #[test]
 fn damage_and_diagnoses_say_what_they_hit() {
     let (names, tensors) = (vec!["run/1".into()], vec!["run/1:m.safetensors w".into()]);
-    let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names, tensors };
+    let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names, more_names: 2, tensors };
     let mut report =
         VerifyReport { packs: 1, chunks: 2, bytes: 3, damaged: vec![damage], repaired: vec![], seconds: 0.0 };
     let text = render::verify(&report, true, Colors::PLAIN);
-    assert!(text.contains("damaged pack A: flipped bit\n  hits run/1\n    m.safetensors w\n"), "{text}");
+    assert!(
+        text.contains("damaged pack A: flipped bit\n  hits run/1\n    m.safetensors w\n  hits 2 more names, "),
+        "{text}"
+    );
     report.damaged.clear();
     assert!(render::verify(&report, false, Colors::PLAIN).ends_with("nothing is damaged\n"));
 

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::id::{MapKey, PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{
-    Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Marks, SweepCandidates, Unneeded, delete_all, judge, leftovers, mark,
-    outlived, repack, store_time,
+    Cutoff, EntryTimes, Judgement, KEEP_REMOVED, KeepUntil, Marks, SessionPacks, SweepCandidates, Unneeded, delete_all,
+    judge, leftovers, mark, outlived, repack, store_time,
 };
 use crate::repository::layout::{Family, Numbered};
 use crate::repository::log::{Action, LogEntry, State};
@@ -184,14 +184,16 @@ impl Repository {
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
-        judgement.fence = listed.stalled(self, &evidence.state, now.before(FENCE_AFTER)).await?;
+        let mut times = EntryTimes::new(self);
+        judgement.fence = listed.stalled(&mut times, &evidence.state, now.before(FENCE_AFTER)).await?;
         report.report_live(&evidence);
         report.count(&judgement);
         report.steps.extend(judgement.describe());
         let unneeded = evidence.unneeded(listed, cutoff);
         report.deleted_objects = unneeded.due.len() as u64;
         report.report_unneeded(&unneeded);
-        self.report_held(listed, &evidence, &judgement.fence, report).await?;
+        let ending = judgement.fence.iter().map(|(session, _)| *session).collect();
+        report.report_held(listed.held(&mut times, &evidence.state, &evidence.marks).await?, &evidence, &ending);
         let unfinished = self.unfinished(now).await?;
         report.report_unfinished(&unfinished);
         // Packs that would be purged count as waiting.
@@ -227,8 +229,9 @@ impl Repository {
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
         self.leave_without_space(&evidence, &mut judgement, report).await;
+        let mut times = EntryTimes::new(self);
         if let Some(store_now) = store_now {
-            judgement.fence = listed.stalled(self, &evidence.state, store_now.before(FENCE_AFTER)).await?;
+            judgement.fence = listed.stalled(&mut times, &evidence.state, store_now.before(FENCE_AFTER)).await?;
         }
         let first = Judgement { purge: Vec::new(), ..judgement.clone() };
         options.progress.phase("repacking", first.repack.iter().map(|pack| evidence.marks.used_bytes(&pack.id)).sum());
@@ -250,7 +253,11 @@ impl Repository {
 
         let evidence = self.evidence(&options.progress, &[]).await?;
         report.report_live(&evidence);
-        self.report_held(listed, &evidence, &[], report).await?;
+        report.report_held(
+            listed.held(&mut times, &evidence.state, &evidence.marks).await?,
+            &evidence,
+            &BTreeSet::new(),
+        );
         let unneeded = evidence.unneeded(listed, cutoff);
         self.delete_due(session, listed, &evidence, &unneeded).await?;
         report.report_unneeded(&unneeded);
@@ -298,31 +305,6 @@ impl Repository {
                 .steps
                 .push(format!("leave {left} mostly unused packs: the disk has too little space to rewrite them"));
         }
-    }
-
-    /// Reports packs that open sessions keep from being deleted, except sessions that are `ending`.
-    async fn report_held(
-        &self,
-        listed: &SweepCandidates,
-        evidence: &Evidence,
-        ending: &[(SessionId, u64)],
-        report: &mut CollectReport,
-    ) -> Result<()> {
-        let mut held = listed.held(self, &evidence.state, &evidence.marks).await?;
-        held.retain(|held| ending.iter().all(|(session, _)| *session != held.session));
-        for held in held {
-            let joint = evidence.state.sessions.get(&held.session).and_then(|session| session.joint.as_ref());
-            report.held_packs += held.packs;
-            report.held_bytes += held.bytes;
-            report.held.push(HeldSession {
-                session: held.session.to_string(),
-                name: joint.map(|joint| joint.attempt.name.to_string()),
-                packs: held.packs,
-                bytes: held.bytes,
-                ends: held.alive.map(|alive| alive.after(FENCE_AFTER).to_string()),
-            });
-        }
-        Ok(())
     }
 
     /// Actions that forget what was kept of removed names for long enough, if it is `now`. A store that does not tell the time
@@ -517,6 +499,22 @@ impl CollectReport {
         self.unused_bytes = evidence.marks.unused_bytes();
         self.kept_bytes = evidence.marks.kept_bytes();
         self.kept_values = evidence.state.removed.len() as u64;
+    }
+
+    /// Adds packs that open sessions keep from being deleted, except sessions that are `ending`.
+    fn report_held(&mut self, held: Vec<SessionPacks>, evidence: &Evidence, ending: &BTreeSet<SessionId>) {
+        for held in held.into_iter().filter(|held| !ending.contains(&held.session)) {
+            let joint = evidence.state.sessions.get(&held.session).and_then(|session| session.joint.as_ref());
+            self.held_packs += held.packs;
+            self.held_bytes += held.bytes;
+            self.held.push(HeldSession {
+                session: held.session.to_string(),
+                name: joint.map(|joint| joint.attempt.name.to_string()),
+                packs: held.packs,
+                bytes: held.bytes,
+                ends: held.alive.map(|alive| alive.after(FENCE_AFTER).to_string()),
+            });
+        }
     }
 
     fn report_unfinished(&mut self, unfinished: &Unfinished) {

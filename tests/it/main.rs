@@ -42,6 +42,7 @@ mod ports;
 mod probe;
 mod ranks;
 mod redirects;
+mod requests;
 mod restore_resumed;
 mod rights;
 mod runs;

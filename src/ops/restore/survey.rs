@@ -22,6 +22,8 @@ use crate::work::blocking;
 const BATCH: usize = 64;
 /// Bytes compared with zeros at once.
 const ZEROS: usize = 1 << 16;
+/// So many zeros: slices are compared faster than byte by byte.
+static ZERO_BYTES: [u8; ZEROS] = [0; ZEROS];
 
 /// Result of a survey.
 #[derive(Debug, Default)]
@@ -309,19 +311,18 @@ fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(
     Ok((same, found))
 }
 
-/// True if `range` only has zeros; holes count as zeros.
+/// True if `range` only has zeros; holes, which are between the sorted extents `data`, count as zeros.
 fn is_zero(file: &File, range: Range<u64>, data: &[Range<u64>]) -> bool {
-    let zeros = vec![0u8; ZEROS];
-    let mut buffer = vec![0u8; ZEROS];
-    data.iter().map(|d| d.start.max(range.start)..d.end.min(range.end)).filter(|part| part.start < part.end).all(
-        |part| {
-            (part.start..part.end).step_by(ZEROS).all(|at| {
-                let len = usize::try_from(part.end - at).unwrap_or(ZEROS).min(ZEROS);
-                let (Some(out), Some(zeros)) = (buffer.get_mut(..len), zeros.get(..len)) else { return false };
-                file.read_exact_at(out, at).is_ok() && out == zeros
-            })
-        },
-    )
+    let first = data.partition_point(|extent| extent.end <= range.start);
+    let within = data.get(first..).unwrap_or_default().iter().take_while(|extent| extent.start < range.end);
+    let mut parts = within.map(|extent| extent.start.max(range.start)..extent.end.min(range.end));
+    let mut buffer = Vec::new();
+    parts.all(|part| {
+        (part.start..part.end).step_by(ZEROS).all(|at| {
+            buffer.resize(usize::try_from(part.end - at).unwrap_or(ZEROS).min(ZEROS), 0);
+            file.read_exact_at(&mut buffer, at).is_ok() && ZERO_BYTES.starts_with(&buffer)
+        })
+    })
 }
 
 fn kind_word(kind: &EntryKind) -> &'static str {
@@ -329,5 +330,43 @@ fn kind_word(kind: &EntryKind) -> &'static str {
         EntryKind::File(_) => "the saved file",
         EntryKind::Folder => "a folder",
         EntryKind::Symlink(_) => "the saved link",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// Hours, if each hole is compared with each extent.
+    #[test]
+    fn holes_between_very_many_extents_are_zero() {
+        let file = tempfile::tempfile().unwrap();
+        let data: Vec<Range<u64>> = (0..1_000_000).map(|at| at * 10..at * 10 + 1).collect();
+        assert!(data.iter().all(|extent| is_zero(&file, extent.end..extent.end + 9, &data)));
+    }
+
+    #[test]
+    fn data_in_a_hole_is_zero_if_its_bytes_are() {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut bytes = vec![0; 3 * ZEROS];
+        bytes[2 * ZEROS + 5] = 1;
+        file.write_all(&bytes).unwrap();
+        let (len, one) = (bytes.len() as u64, 2 * ZEROS as u64 + 5);
+        let whole = [0..len];
+        for (range, data, expected) in [
+            (0..one, &whole[..], true),
+            (one + 1..len, &whole, true),
+            (0..one + 1, &whole, false),
+            (0..len, &[], true),
+            (0..len, &[0..one, one + 1..len], true),
+            (0..len, &[0..7, one..one + 1], false),
+            (one..one + 1, &[0..7, 9..one], true),
+            (7..len, &[len..len + 1], true),
+            (len - 1..len + 1, &[0..len + 1], false),
+        ] {
+            assert_eq!(is_zero(&file, range.clone(), data), expected, "{range:?} {data:?}");
+        }
     }
 }

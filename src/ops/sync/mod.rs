@@ -5,6 +5,7 @@
 //! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; normal deduplication finds
 //! chunks that were moved already.
 
+mod shared;
 mod view;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use futures::{StreamExt as _, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
+use self::shared::{MovedTree, SharedTrees, TreeKeys};
 use self::view::View;
 use super::stopping::{end_stopped, unless_stopped};
 use crate::codec::Codec;
@@ -116,6 +118,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         began,
         known,
         writer: Writer::new(to, &options.progress),
+        shared: SharedTrees::default(),
         report: SyncReport { dry_run: options.dry_run, ..SyncReport::default() },
         reported: 0,
     };
@@ -158,6 +161,7 @@ struct Syncing<'a> {
     began: Arc<State>,
     known: StoredChunks,
     writer: Writer,
+    shared: SharedTrees,
     report: SyncReport,
     /// Plain bytes of the current name that are counted in the progress.
     reported: u64,
@@ -177,7 +181,7 @@ impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
         // A dry run records there which chunks would have moved.
         if self.known.near() > KNOWN_MAX && !self.options.dry_run {
-            self.known = stored(self.to).await?;
+            self.forget().await?;
         }
         let mut failed: Option<RefValue> = None;
         for _ in 0..ATTEMPTS {
@@ -186,7 +190,7 @@ impl Syncing<'_> {
             self.to.take_labels((self.from, &state), name, self.options.dry_run).await?;
             match self.attempt(name, &value).await? {
                 Step::Done => return Ok(()),
-                Step::Lost => self.known = stored(self.to).await?,
+                Step::Lost => self.forget().await?,
                 // Collected or repacked between two readings: the name tells where its content is now.
                 Step::Gone(_) if failed.as_ref() != Some(&value) => failed = Some(value),
                 Step::Gone(error) => {
@@ -198,6 +202,13 @@ impl Syncing<'_> {
             }
         }
         Err(Error::conflict("packs are collected faster than they can be synced").at(name).help("try again"))
+    }
+
+    /// Forgets which chunks of the destination are known, and reads its state anew.
+    async fn forget(&mut self) -> Result<()> {
+        self.shared.there.clear();
+        self.known = stored(self.to).await?;
+        Ok(())
     }
 
     /// Handles a removed name: an error if it was requested itself, not if it only matched a prefix.
@@ -214,6 +225,9 @@ impl Syncing<'_> {
             self.report.skipped_bytes += stored;
             return Ok(self.done(value));
         }
+        if let Some(done) = self.further(name, value).await? {
+            return Ok(done);
+        }
         let (saved, body) = match self.from.saved_verbatim(name, value).await {
             Ok((saved, body)) => (saved.shared(), body),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Step::Gone(error)),
@@ -224,7 +238,9 @@ impl Syncing<'_> {
             Ok(skipped) => skipped,
             Err(gone) => return Ok(Step::Gone(gone)),
         };
+        let moved = MovedTree { name: name.clone(), stored: stored_bytes(&saved) };
         if self.options.dry_run {
+            self.shared.moved.insert(TreeKeys::of(value), moved);
             self.report.skipped_bytes += skipped;
             return Ok(self.done(value));
         }
@@ -250,10 +266,9 @@ impl Syncing<'_> {
         };
         match self.writer.publish(publication).await? {
             Published::Done(_) => {
+                self.shared.moved.insert(TreeKeys::of(value), moved);
                 self.report.skipped_bytes += skipped;
-                if self.began.refs.get(name).is_some_and(|there| there.manifest != value.manifest) {
-                    self.report.replaced.push(name.clone());
-                }
+                self.note_replaced(name, value);
                 Ok(self.done(value))
             }
             Published::Lost(_) => Ok(Step::Lost),
@@ -296,13 +311,25 @@ impl Syncing<'_> {
             self.report.new_chunks += 1;
             self.report.moved_bytes += u64::from(place.stored_len);
         }
-        self.report.planned.push(PlannedName {
-            name: saved.name.clone(),
-            bytes: saved.value.logical_bytes,
-            moved_bytes: self.report.moved_bytes - before,
-            replaces: self.began.refs.contains_key(&saved.name),
-        });
+        self.plan(&saved.name, &saved.value, self.report.moved_bytes - before);
         Ok(())
+    }
+
+    /// Reports that `name` would be set to `value`.
+    fn plan(&mut self, name: &Name, value: &RefValue, moved_bytes: u64) {
+        self.report.planned.push(PlannedName {
+            name: name.clone(),
+            bytes: value.logical_bytes,
+            moved_bytes,
+            replaces: self.began.refs.contains_key(name),
+        });
+    }
+
+    /// Reports that `name` was set to `value`, if it had another tree.
+    fn note_replaced(&mut self, name: &Name, value: &RefValue) {
+        if self.began.refs.get(name).is_some_and(|there| there.manifest != value.manifest) {
+            self.report.replaced.push(name.clone());
+        }
     }
 
     fn done(&mut self, value: &RefValue) -> Step {
@@ -316,21 +343,29 @@ impl Syncing<'_> {
     /// are in live packs.
     async fn existing_copy(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
         let Some(there) = self.began.refs.get(name) else { return Ok(None) };
-        let saved = match self.to.saved_as(name, there).await {
-            Ok(saved) => saved,
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => {
-                tracing::warn!("what the destination has under {name} cannot be used: {error:?}");
-                return Ok(None);
+        let stored = match self.shared.there.get(&TreeKeys::of(there)).copied() {
+            Some(stored) => {
+                self.to.check_readable(name, &there.manifest).await?;
+                stored
             }
-            Err(error) => return Err(error),
+            None => {
+                let saved = match self.to.saved_as(name, there).await {
+                    Ok(saved) => saved,
+                    Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => {
+                        tracing::warn!("what the destination has under {name} cannot be used: {error:?}");
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(error),
+                };
+                self.known.add(&saved);
+                let live = saved.map.packs.iter().all(|pack| self.known.state().is_target(&pack.id));
+                let stored = live.then(|| stored_bytes(&saved));
+                self.shared.there.insert(TreeKeys::of(there), stored);
+                stored
+            }
         };
-        self.known.add(&saved);
-        let live = saved.map.packs.iter().all(|pack| self.known.state().is_target(&pack.id));
-        // Its own chunks, as in `fetch`: bases may be those of other names.
-        let own = saved.map.frames.iter().take(saved.manifest.chunks.ids.len());
-        let stored = own.map(|frame| u64::from(frame.stored_len)).sum();
         let same = there.manifest == value.manifest && there.facts == value.facts;
-        Ok((live && same).then_some(stored))
+        Ok(stored.filter(|_| same))
     }
 
     /// Copies the chunks of `reads`; returns the error if one of their packs was deleted.
@@ -369,4 +404,10 @@ impl Syncing<'_> {
         }
         Ok(None)
     }
+}
+
+/// Stored bytes of the tree's own chunks: the bases that its map also has may be those of other names.
+fn stored_bytes(saved: &Saved) -> u64 {
+    let own = saved.map.frames.iter().take(saved.manifest.chunks.ids.len());
+    own.map(|frame| u64::from(frame.stored_len)).sum()
 }

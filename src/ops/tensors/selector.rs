@@ -1,6 +1,5 @@
 //! Selectors of tensors and boxes: `[PATH:]GLOB[BOX]`.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -123,9 +122,18 @@ impl fmt::Display for TensorSelector {
     }
 }
 
-/// Index of tensors by name, built at the first lookup without a pattern.
+/// Index of tensors by name and path, built at the first lookup of a name without a pattern; sorted.
 #[derive(Debug, Default)]
-pub(super) struct Index<'m>(Option<HashMap<&'m str, Vec<usize>>>);
+pub(super) struct Index<'m>(Option<Vec<Indexed<'m>>>);
+
+/// A tensor, by its name and the path of its file, or of the folder of its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Indexed<'m> {
+    name: &'m str,
+    path: &'m [u8],
+    /// Number of the tensor.
+    at: usize,
+}
 
 impl<'m> Index<'m> {
     /// Numbers of the tensors that `selector` selects in the tree `name`, at or below the path `below`.
@@ -139,24 +147,15 @@ impl<'m> Index<'m> {
         name: &Name,
         below: Option<&[u8]>,
     ) -> Result<Vec<usize>> {
-        let is_below = |path: &[u8]| {
-            let Some(below) = below.filter(|below| !below.is_empty()) else { return true };
-            path.strip_prefix(below).is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
-        };
-        let takes = |at: &usize| {
-            globals.get(*at).is_some_and(|global| {
-                is_below(global.path) && selector.name.takes(global.name.as_bytes()) && selector.takes_path(global.path)
-            })
-        };
+        let takes_path = |path: &[u8]| below.is_none_or(|below| is_below(path, below)) && selector.takes_path(path);
         let found: Vec<usize> = if selector.name.is_plain() {
-            let by_name = self.0.get_or_insert_with(|| {
-                let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
-                globals.iter().enumerate().for_each(|(at, global)| by_name.entry(global.name).or_default().push(at));
-                by_name
-            });
-            by_name.get(selector.name.text()).into_iter().flatten().copied().filter(takes).collect()
+            let near = near(self.0.get_or_insert_with(|| indexed(globals)), selector);
+            let mut found: Vec<usize> = near.filter(|one| takes_path(one.path)).map(|one| one.at).collect();
+            found.sort_unstable();
+            found
         } else {
-            (0..globals.len()).filter(takes).collect()
+            let takes = |global: &Global<'_>| takes_path(global.path) && selector.name.takes(global.name.as_bytes());
+            (0..).zip(globals).filter(|(_, global)| takes(global)).map(|(at, _)| at).collect()
         };
         if !found.is_empty() {
             return Ok(found);
@@ -168,4 +167,35 @@ impl<'m> Index<'m> {
             format!("`towline tensors {name}` lists them; rows are asked for as [0:8], with a colon")
         }))
     }
+}
+
+fn indexed<'m>(globals: &[Global<'m>]) -> Vec<Indexed<'m>> {
+    let one = |(at, global): (usize, &Global<'m>)| Indexed { name: global.name, path: global.path, at };
+    let mut all: Vec<Indexed<'m>> = globals.iter().enumerate().map(one).collect();
+    all.sort_unstable();
+    all
+}
+
+/// True if `path` is the file or folder `folder`, or below it; all paths are below the empty one.
+fn is_below(path: &[u8], folder: &[u8]) -> bool {
+    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
+}
+
+/// Tensors of `all` that `selector` may take by its exact name: if its path is no pattern, only those at or below that, as a tree may
+/// have very many others of the name.
+fn near<'a, 'm>(
+    all: &'a [Indexed<'m>],
+    selector: &TensorSelector,
+) -> impl Iterator<Item = &'a Indexed<'m>> + use<'a, 'm> {
+    let name = selector.name.text();
+    let from = |path: &[u8]| all.partition_point(|one| (one.name, one.path) < (name, path));
+    let ranges = match selector.path.as_ref().filter(|path| path.is_plain()) {
+        Some(path) => {
+            let after = |last: &str| from(&[path.text(), last].concat().into_bytes());
+            // Paths below it have a slash next, of which '0' is the successor.
+            [after("")..after("\0"), after("/")..after("0")]
+        }
+        None => [from(b"")..all.partition_point(|one| one.name <= name), 0..0],
+    };
+    ranges.into_iter().flat_map(|range| all.get(range).unwrap_or_default())
 }

@@ -97,7 +97,47 @@ fn texts_select_by_name_and_path() {
     }
 }
 
+/// Hours, if each selector looks at all tensors of its name.
+#[test]
+fn a_tensor_of_each_of_very_many_files_is_selected() {
+    let paths: Vec<String> = (0..200_000).map(|n| format!("f{n:06}/x")).collect();
+    let tensors: &[Named<'_>] = &[("w", None)];
+    let files: Vec<(&str, &[Named<'_>])> = paths.iter().map(|path| (path.as_str(), tensors)).collect();
+    let tree = manifest(&files);
+    let (globals, name, mut index) = (globals(&tree), "n".parse().unwrap(), Index::default());
+    for (at, path) in paths.iter().enumerate() {
+        let folder = path.strip_suffix("/x").unwrap();
+        for path in [path, folder] {
+            let selector = TensorSelector::named("w").at_path(path);
+            assert_eq!(index.matching(&globals, &selector, &name, None).unwrap(), [at]);
+        }
+    }
+}
+
 proptest! {
+    /// A selector takes the tensors that a look at each finds, in their order.
+    #[test]
+    fn the_index_finds_what_a_look_at_each_tensor_does(
+        files in proptest::collection::btree_set("[a0/.-]{1,4}", 1..12),
+        place in proptest::option::of("[a0/.*-]{0,4}"),
+        below in proptest::option::of("[a0/]{0,2}"),
+        whole in any::<bool>(),
+    ) {
+        let tensors: &[Named<'_>] = &[("v", Some(0)), ("w", whole.then_some(0)), ("w", None)];
+        let files: Vec<(&str, &[Named<'_>])> = files.iter().map(|path| (path.as_str(), tensors)).collect();
+        let tree = manifest(&files);
+        let globals = globals(&tree);
+        let plain = TensorSelector::named("w");
+        let selector = place.as_deref().map_or_else(|| Ok(plain.clone()), |place| plain.clone().in_path(place));
+        let wild = TensorSelector::new("[w]").unwrap();
+        let looking = place.as_deref().map_or_else(|| Ok(wild.clone()), |place| wild.clone().in_path(place));
+        let found = |selector: TensorSelector| {
+            let below = below.as_deref().map(str::as_bytes);
+            Index::default().matching(&globals, &selector, &"n".parse().unwrap(), below).unwrap_or_default()
+        };
+        prop_assert_eq!(selector.map(found).ok(), looking.map(found).ok());
+    }
+
     #[test]
     fn any_text_is_a_selector_or_a_clear_error(text in "[a:\\[\\]{}*?,0-9\\\\ -]{0,12}") {
         if let Err(error) = text.parse::<TensorSelector>() {

@@ -4,12 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use object_store::path::Path;
 
-use super::hits::Hits;
 use super::{Damage, Verifying};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestKey, MapKey, PackId, SegmentId};
-use crate::name::Name;
-use crate::repository::log::RefValue;
 
 /// Subject of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,8 +34,8 @@ pub(super) enum Subject {
 #[derive(Debug)]
 pub(super) struct Finding {
     pub(super) subject: Subject,
-    what: String,
-    error: Error,
+    pub(super) what: String,
+    pub(super) error: Error,
 }
 
 /// Maximum number of damaged chunks of one pack that are findings of their own; the others are one finding about the pack. A pack may
@@ -50,13 +47,16 @@ const FINDINGS_MAX: usize = 2_000;
 /// All findings.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    all: Vec<Finding>,
+    pub(super) all: Vec<Finding>,
+    /// Subjects of these, and of those that were dropped since.
+    subjects: BTreeSet<Subject>,
     /// Number of findings about chunks of each pack; none, once there is one about the pack.
     chunks: BTreeMap<PackId, Option<usize>>,
 }
 
 impl Findings {
     pub(super) fn add(&mut self, subject: Subject, what: String, error: Error) {
+        self.subjects.insert(subject);
         self.all.push(Finding { subject, what, error });
     }
 
@@ -84,6 +84,11 @@ impl Findings {
         }
     }
 
+    /// True if something was found about `subject`.
+    pub(super) fn has(&self, subject: Subject) -> bool {
+        self.subjects.contains(&subject)
+    }
+
     pub(super) fn subjects(&self) -> impl Iterator<Item = Subject> {
         self.all.iter().map(|finding| finding.subject)
     }
@@ -108,69 +113,22 @@ impl Verifying<'_> {
         let now = self.repository.state().await?;
         self.names.retain(|name, value| now.refs.get(name).is_some_and(|still| still.map_key == value.map_key));
         let hits = self.hits().await?;
-        let (names, users) = (&self.names, &self.users);
-        let used = |pack: &PackId| {
-            let maps = users.get(pack);
-            maps.is_some_and(|maps| names.values().any(|value| maps.contains(&value.map_key)))
-        };
+        let maps: BTreeSet<MapKey> = self.names.values().map(|value| value.map_key).collect();
+        let manifests: BTreeSet<ManifestKey> = self.names.values().map(|value| value.manifest_key).collect();
+        let users = &self.users;
+        let used = |pack: &PackId| users.get(pack).is_some_and(|users| users.iter().any(|map| maps.contains(map)));
         // A purge whose record was dropped leaves no trace.
         let target = |pack: &PackId| now.is_target(pack) && now.forgotten == self.state.forgotten;
         self.findings.all.retain(|finding| match finding.subject {
             Subject::Log { .. } => true,
             Subject::Segment(id) => now.segments.contains_key(&id),
-            Subject::Manifest(key) => names.values().any(|value| value.manifest_key == key),
-            Subject::Map(key) => names.values().any(|value| value.map_key == key),
+            Subject::Manifest(key) => manifests.contains(&key),
+            Subject::Map(key) => maps.contains(&key),
             Subject::Pack(pack) | Subject::Chunk(pack, _) => used(&pack) || target(&pack),
             Subject::Unindexed(pack) => used(&pack),
         });
         Ok(self.damage(&hits))
     }
-
-    /// Findings, each with the affected names.
-    pub(super) fn damage(&self, hits: &Hits) -> Vec<Damage> {
-        let damages = self.findings.all.iter().map(|finding| {
-            let hit: Vec<(&Name, &RefValue)> = self.hit_by(finding.subject, hits).collect();
-            let felt = |(name, value): &(&Name, &RefValue)| {
-                let places = hits.get(&value.map_key).and_then(|hits| hits.get(&finding.subject));
-                let labels = places.into_iter().flatten().map(|place| format!("{name}:{place}"));
-                labels.collect::<Vec<_>>()
-            };
-            Damage {
-                what: finding.what.clone(),
-                error: chain(&finding.error),
-                names: hit.iter().map(|(name, _)| name.to_string()).collect(),
-                tensors: hit.iter().flat_map(felt).collect(),
-            }
-        });
-        damages.collect()
-    }
-
-    fn hit_by<'b>(&'b self, subject: Subject, hits: &'b Hits) -> impl Iterator<Item = (&'b Name, &'b RefValue)> {
-        let uses = move |value: &RefValue, pack: &PackId| {
-            self.users.get(pack).is_some_and(|maps| maps.contains(&value.map_key))
-        };
-        let hit = move |value: &RefValue| match subject {
-            Subject::Log { all } => all,
-            Subject::Segment(_) => false,
-            Subject::Manifest(key) => value.manifest_key == key,
-            Subject::Map(key) => value.map_key == key,
-            Subject::Pack(pack) | Subject::Unindexed(pack) => uses(value, &pack),
-            Subject::Chunk(..) => hits.get(&value.map_key).is_some_and(|hits| hits.contains_key(&subject)),
-        };
-        self.names.iter().filter(move |(_, value)| hit(value))
-    }
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

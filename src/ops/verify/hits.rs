@@ -19,6 +19,25 @@ const LISTED_MAX: usize = 100;
 const LOOKS_MAX: usize = 1000;
 /// Maximum number of tensors to compare with one chunk.
 const EXAMINED_MAX: usize = 4096;
+/// Maximum bytes of the affected places of all findings and maps: paths and names of tensors may be long.
+const PLACES_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that may still be used.
+#[derive(Debug)]
+pub(super) struct BytesLeft(usize);
+
+impl BytesLeft {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self(bytes)
+    }
+
+    /// Uses those of a text of `len` bytes; false if there are fewer, and from then on.
+    pub(super) fn take(&mut self, len: usize) -> bool {
+        let rest = self.0.checked_sub(size_of::<String>() + len);
+        self.0 = rest.unwrap_or(0);
+        rest.is_some()
+    }
+}
 
 impl Verifying<'_> {
     /// Finds the names affected by the findings. Manifests and maps are read again, since damage is rare and names are many.
@@ -31,7 +50,7 @@ impl Verifying<'_> {
         let packs: BTreeSet<PackId> = subjects.iter().filter_map(about).collect();
         let keys: BTreeSet<MapKey> = packs.iter().filter_map(|pack| self.users.get(pack)).flatten().copied().collect();
         let values: BTreeMap<MapKey, &RefValue> = self.names.values().map(|value| (value.map_key, value)).collect();
-        let mut hits = Hits::new();
+        let (mut hits, mut left) = (Hits::new(), BytesLeft::new(PLACES_BYTES_MAX));
         for key in keys {
             let Some(value) = values.get(&key) else { continue };
             let map = match self.repository.map(key).await {
@@ -40,7 +59,7 @@ impl Verifying<'_> {
                 Err(error) => return Err(error),
             };
             let manifest = self.repository.manifest(value.manifest_key, value.manifest).await.unwrap_or_default();
-            hits.insert(key, places(&manifest, needing(&map, &subjects)));
+            hits.insert(key, places(&manifest, needing(&map, &subjects), &mut left));
         }
         Ok(hits)
     }
@@ -72,8 +91,12 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Su
 
 /// Paths of affected chunks in the tree, by finding. One pass over the tree, only for affected chunks: an untrusted tree may
 /// repeat its chunks very often.
-fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMap<Subject, Vec<String>> {
-    let mut collector = HitCollector { hit, hits: BTreeMap::new() };
+fn places(
+    manifest: &Manifest,
+    hit: BTreeMap<u32, BTreeSet<Subject>>,
+    left: &mut BytesLeft,
+) -> BTreeMap<Subject, Vec<String>> {
+    let mut collector = HitCollector { hit, hits: BTreeMap::new(), left };
     let starts = starts(&manifest.chunks.lens);
     let start = |chunk: u32| starts.get(chunk as usize).copied().unwrap_or_default();
     for (entry, content) in manifest.files() {
@@ -93,10 +116,11 @@ fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMa
 }
 
 /// Affected places, up to the maximum number.
-struct HitCollector {
+struct HitCollector<'a> {
     /// Findings for each chunk that have not reached the maximum yet.
     hit: BTreeMap<u32, BTreeSet<Subject>>,
     hits: BTreeMap<Subject, HitPlaces>,
+    left: &'a mut BytesLeft,
 }
 
 /// Places affected by one finding.
@@ -109,7 +133,7 @@ struct HitPlaces {
     is_full: bool,
 }
 
-impl HitCollector {
+impl HitCollector<'_> {
     /// Affected chunks in `range`.
     fn chunks(&self, range: Range<u32>) -> Vec<u32> {
         self.hit.range(range).map(|(chunk, _)| *chunk).collect()
@@ -118,7 +142,11 @@ impl HitCollector {
     /// Records that `chunk` is in `tensors` of the file at `path`. Findings with the maximum number of places are dropped.
     fn tell(&mut self, chunk: u32, path: &str, tensors: &[&str]) {
         let Some(subjects) = self.hit.get_mut(&chunk) else { return };
-        subjects.retain(|subject| self.hits.entry(*subject).or_default().add(path, tensors));
+        let found: Vec<String> = match tensors {
+            [] => vec![path.to_owned()],
+            tensors => tensors.iter().map(|tensor| format!("{path} {tensor}")).collect(),
+        };
+        subjects.retain(|subject| self.hits.entry(*subject).or_default().add(&found, self.left));
         if subjects.is_empty() {
             self.hit.remove(&chunk);
         }
@@ -126,24 +154,27 @@ impl HitCollector {
 }
 
 impl HitPlaces {
-    /// Adds one place in `tensors` of the file at `path`; true if more can be added.
-    fn add(&mut self, path: &str, tensors: &[&str]) -> bool {
+    /// Adds the places `found` of one chunk, while bytes are `left`; true if more can be added.
+    fn add(&mut self, found: &[String], left: &mut BytesLeft) -> bool {
         if self.is_full {
             return false;
         }
         self.looks += 1;
-        let found: Vec<String> = match tensors {
-            [] => vec![path.to_owned()],
-            tensors => tensors.iter().map(|tensor| format!("{path} {tensor}")).collect(),
-        };
-        self.places.extend(found.into_iter().filter(|place| !self.places.contains(place)).collect::<Vec<_>>());
-        if self.places.len() <= LISTED_MAX && self.looks < LOOKS_MAX {
-            return true;
+        self.is_full = self.looks >= LOOKS_MAX;
+        for place in found {
+            if self.places.contains(place) {
+                continue;
+            }
+            if self.places.len() == LISTED_MAX || !left.take(place.len()) {
+                self.is_full = true;
+                break;
+            }
+            self.places.push(place.clone());
         }
-        self.places.truncate(LISTED_MAX);
-        self.places.push("...".to_owned());
-        self.is_full = true;
-        false
+        if self.is_full {
+            self.places.push("...".to_owned());
+        }
+        !self.is_full
     }
 }
 
@@ -207,11 +238,34 @@ mod tests {
         let manifest = Manifest { entries: vec![entry], chunks, ..Manifest::default() };
         let subject = || Subject::Pack(Owned::fresh(SessionId::random()));
         let hit = (0..count).map(|chunk| (chunk, [subject()].into())).collect();
-        let all = places(&manifest, hit);
+        let mut left = BytesLeft::new(PLACES_BYTES_MAX);
+        let all = places(&manifest, hit, &mut left);
         assert_eq!(all.len(), count as usize);
         assert!(all.values().all(|places| places == &["f", "..."]));
         let one = subject();
         let shared = (0..count).map(|chunk| (chunk, [one].into())).collect();
-        assert_eq!(places(&manifest, shared).into_values().collect::<Vec<_>>(), [["f", "..."]]);
+        assert_eq!(places(&manifest, shared, &mut left).into_values().collect::<Vec<_>>(), [["f", "..."]]);
+    }
+
+    #[test]
+    fn places_of_all_findings_together_are_within_the_bytes() {
+        let count = 100u32;
+        let chunks = ChunkList { ids: vec![ChunkId::of(b"c"); count as usize], lens: vec![1; count as usize] };
+        let file = |at: u32| {
+            let content = Content {
+                size: 1,
+                cut: Cut::Fixed,
+                pieces: vec![Piece { hole: 0, first: at, count: 1 }],
+                tensors: Vec::new(),
+            };
+            let path = format!("{at:04}").into_bytes();
+            TreeEntry { path, mode: 0, mtime: Timestamp(0), kind: EntryKind::File(content) }
+        };
+        let manifest = Manifest { entries: (0..count).map(file).collect(), chunks, ..Manifest::default() };
+        let [early, late] = [(); 2].map(|()| Subject::Pack(Owned::fresh(SessionId::random())));
+        let hit = (0..count).map(|chunk| (chunk, [if chunk < 60 { early } else { late }].into())).collect();
+        let all = places(&manifest, hit, &mut BytesLeft::new(80 * (4 + size_of::<String>()) + 3));
+        assert_eq!((all[&early].len(), all[&late].len()), (60, 21));
+        assert_eq!(all[&late].last().unwrap(), "...");
     }
 }

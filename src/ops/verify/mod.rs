@@ -12,6 +12,7 @@ mod frames;
 mod groups;
 mod hits;
 mod repair;
+mod report;
 mod segments;
 mod trees;
 
@@ -66,9 +67,11 @@ pub struct Damage {
     pub what: String,
     /// Error message.
     pub error: String,
-    /// Names that cannot be restored completely.
+    /// Names that cannot be restored completely; of very many the first ones.
     pub names: Vec<String>,
-    /// Affected tensors and files, as far as known: `NAME:PATH`, then the tensor after a space.
+    /// Number of further such names.
+    pub more_names: u64,
+    /// Affected tensors and files of `names`, as far as known: `NAME:PATH`, then the tensor after a space. `NAME:...` stands for more.
     pub tensors: Vec<String>,
 }
 

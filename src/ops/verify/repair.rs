@@ -109,12 +109,14 @@ impl Verifying<'_> {
         bad.extend(state.purged.keys());
         bad.retain(|pack| self.users.contains_key(pack));
         let bad_maps: BTreeSet<MapKey> = self.findings.subjects().filter_map(map_of).collect();
-        let hit = |value: &RefValue| {
-            let uses = |pack: &PackId| self.users.get(pack).is_some_and(|maps| maps.contains(&value.map_key));
-            bad_maps.contains(&value.map_key) || bad.iter().any(uses)
-        };
-        let hit: BTreeMap<MapKey, (&Name, &RefValue)> =
-            self.names.iter().filter(|(_, value)| hit(value)).map(|(n, v)| (v.map_key, (n, v))).collect();
+        let users = bad.iter().filter_map(|pack| self.users.get(pack)).flatten();
+        let hit_maps: BTreeSet<MapKey> = users.chain(&bad_maps).copied().collect();
+        let hit: BTreeMap<MapKey, (&Name, &RefValue)> = self
+            .names
+            .iter()
+            .filter(|(_, v)| hit_maps.contains(&v.map_key))
+            .map(|(n, v)| (v.map_key, (n, v)))
+            .collect();
         if hit.is_empty() {
             return Ok(());
         }

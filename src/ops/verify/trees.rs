@@ -90,8 +90,7 @@ impl Verifying<'_> {
                 Some(condemned) if condemned.damaged => "a name needs a pack that is condemned as damaged",
                 _ => continue,
             };
-            let reported = self.findings.subjects().any(|subject| subject == Subject::Pack(pack.id));
-            if !reported {
+            if !self.findings.has(Subject::Pack(pack.id)) {
                 self.findings.add(Subject::Pack(pack.id), key.clone(), Error::damaged(verdict).at(key));
             }
         }

@@ -23,4 +23,4 @@ pub use forget::{KEEP_REMOVED, KeepUntil, kept_since, outlived};
 pub use judge::{Judgement, judge};
 pub use mark::{Marks, mark};
 pub use repack::repack;
-pub use sweep::{Cutoff, SessionPacks, SweepCandidates, Unneeded, delete_all, leftovers, store_time};
+pub use sweep::{Cutoff, EntryTimes, SessionPacks, SweepCandidates, Unneeded, delete_all, leftovers, store_time};

@@ -3,7 +3,7 @@
 //! The listing comes before the fold. So each listed key belongs to a session that the fold knows as open or as ended. No later
 //! commit can refer to an object of an ended session.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::ObjectStoreExt as _;
@@ -17,7 +17,7 @@ use crate::format::PackRef;
 use crate::id::{Owned, PackId, SessionId};
 use crate::repository::Repository;
 use crate::repository::layout::{self, Family, Numbered};
-use crate::repository::log::{Session, State};
+use crate::repository::log::State;
 use crate::repository::objects;
 
 /// One object as a listing showed it.
@@ -192,9 +192,14 @@ impl SweepCandidates {
         delete_all(repository, over.iter().map(|tombstone| tombstone.key.clone()).collect()).await.map(drop)
     }
 
-    /// Time of the session's last write, by the store's clock.
-    fn last_written(&self, session: SessionId) -> Option<Timestamp> {
-        self.listed.iter().filter(|object| object.id.session == session).map(|object| object.modified).max()
+    /// Time of the last write of each session that is open in `state`, by the store's clock.
+    fn last_written(&self, state: &State) -> HashMap<SessionId, Timestamp> {
+        let mut written: HashMap<SessionId, Timestamp> = HashMap::new();
+        for object in self.listed.iter().filter(|object| state.sessions.contains_key(&object.id.session)) {
+            let newest = written.entry(object.id.session).or_insert(object.modified);
+            *newest = object.modified.max(*newest);
+        }
+        written
     }
 
     /// Open sessions without a write or commit since `limit`, by the store's clock, with the entries that touched them last.
@@ -207,17 +212,17 @@ impl SweepCandidates {
     /// Safe: it only reads.
     pub async fn stalled(
         &self,
-        repository: &Repository,
+        times: &mut EntryTimes<'_>,
         state: &State,
         limit: Timestamp,
     ) -> Result<Vec<(SessionId, u64)>> {
-        let mut stalled = Vec::new();
-        for (&id, session) in &state.sessions {
-            if self.last_alive(repository, (id, session)).await?.is_some_and(|newest| newest < limit) {
-                stalled.push((id, session.touched));
-            }
-        }
-        Ok(stalled)
+        let written = self.last_written(state);
+        let is_silent = |id: &SessionId| written.get(id).is_none_or(|&newest| newest < limit);
+        let silent: Vec<(SessionId, u64)> =
+            state.sessions.iter().filter(|(id, _)| is_silent(id)).map(|(id, session)| (*id, session.touched)).collect();
+        times.read(silent.iter().map(|(_, touched)| *touched)).await?;
+        let newest = |(id, touched): &(SessionId, u64)| times.get(*touched).max(written.get(id).copied());
+        Ok(silent.into_iter().filter(|session| newest(session).is_some_and(|newest| newest < limit)).collect())
     }
 
     /// Unused packs that are kept because their session is open, by session.
@@ -227,27 +232,57 @@ impl SweepCandidates {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn held(&self, repository: &Repository, state: &State, marks: &Marks) -> Result<Vec<SessionPacks>> {
-        let mut all = Vec::new();
-        for (&id, session) in &state.sessions {
-            let own = self.listed.iter().filter(|object| object.family == Family::Pack && object.id.session == id);
-            let lens: Vec<u64> = own.filter(|object| !marks.uses(&object.id)).map(|object| object.len).collect();
-            if !lens.is_empty() {
-                let alive = self.last_alive(repository, (id, session)).await?;
-                all.push(SessionPacks { session: id, packs: lens.len() as u64, bytes: lens.iter().sum(), alive });
+    pub async fn held(&self, times: &mut EntryTimes<'_>, state: &State, marks: &Marks) -> Result<Vec<SessionPacks>> {
+        let mut all: BTreeMap<SessionId, SessionPacks> = BTreeMap::new();
+        for object in self.listed.iter().filter(|object| object.family == Family::Pack && !marks.uses(&object.id)) {
+            let session = object.id.session;
+            if state.sessions.contains_key(&session) {
+                let held = all.entry(session).or_insert(SessionPacks { session, packs: 0, bytes: 0, alive: None });
+                held.packs += 1;
+                held.bytes += object.len;
             }
         }
-        Ok(all)
+        let touched = |session: &SessionId| state.sessions.get(session).map(|session| session.touched);
+        times.read(all.keys().filter_map(touched)).await?;
+        let written = self.last_written(state);
+        let alive = |session: &SessionId| {
+            let committed = touched(session).and_then(|entry| times.get(entry));
+            committed.max(written.get(session).copied())
+        };
+        Ok(all.into_values().map(|held| SessionPacks { alive: alive(&held.session), ..held }).collect())
+    }
+}
+
+/// Times at which log entries were written, by the store's clock. Each is asked for once: an entry may touch very many sessions.
+#[derive(Debug)]
+pub struct EntryTimes<'a> {
+    repository: &'a Repository,
+    /// By number; none for an entry whose time the store does not tell.
+    known: HashMap<u64, Option<Timestamp>>,
+}
+
+impl<'a> EntryTimes<'a> {
+    /// Times of none yet.
+    #[must_use]
+    pub fn new(repository: &'a Repository) -> Self {
+        Self { repository, known: HashMap::new() }
     }
 
-    /// Time of a session's last write or commit, by the store's clock.
-    async fn last_alive(
-        &self,
-        repository: &Repository,
-        (id, session): (SessionId, &Session),
-    ) -> Result<Option<Timestamp>> {
-        let touched = store_time(repository, session.touched).await?;
-        Ok([touched, self.last_written(id)].into_iter().flatten().max())
+    /// Asks for the times of `entries` that are not known yet, several at once.
+    async fn read(&mut self, entries: impl Iterator<Item = u64>) -> Result<()> {
+        let unknown: BTreeSet<u64> = entries.filter(|entry| !self.known.contains_key(entry)).collect();
+        let repository = self.repository;
+        let mut told = stream::iter(unknown)
+            .map(|entry| async move { Ok::<_, Error>((entry, store_time(repository, entry).await?)) })
+            .buffer_unordered(repository.parallelism());
+        while let Some((entry, time)) = told.try_next().await? {
+            self.known.insert(entry, time);
+        }
+        Ok(())
+    }
+
+    fn get(&self, entry: u64) -> Option<Timestamp> {
+        self.known.get(&entry).copied().flatten()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Kept values of removed or replaced names: roots for marking until they are forgotten.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashSet};
 
 use super::Action;
 use super::fields::read_name;
@@ -141,18 +141,19 @@ pub fn log_forgotten(actions: &[Action]) {
 }
 
 /// Use of the quota, by the first segment of names.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Quota<'a> {
     values: usize,
-    bytes: u64,
+    /// Sum of the bytes of all: those of each are at most a `u64`, which their sum may exceed.
+    bytes: u128,
     segments: BTreeMap<&'a str, Share>,
 }
 
 /// Values of the names below one segment: place and bytes of each, the latest first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Share {
     values: Vec<(usize, u64)>,
-    bytes: u64,
+    bytes: u128,
 }
 
 impl<'a> Quota<'a> {
@@ -163,33 +164,45 @@ impl<'a> Quota<'a> {
         let segment = name.as_str().split('/').next().unwrap_or_default();
         let share = self.segments.entry(segment).or_default();
         share.values.push((place, bytes));
-        share.bytes = share.bytes.saturating_add(bytes);
+        share.bytes += u128::from(bytes);
         self.values += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
+        self.bytes += u128::from(bytes);
     }
 
     /// Places of the values that are too many; one always stays.
     fn beyond(mut self) -> HashSet<usize> {
         let mut places = HashSet::new();
-        while self.values > REMOVED_MAX || (self.bytes > REMOVED_BYTES_MAX && self.values > 1) {
-            let by_number = self.values > REMOVED_MAX;
-            let most = self.segments.values_mut().filter(|share| !share.values.is_empty());
-            let most = most.max_by_key(|share| if by_number { share.values.len() as u64 } else { share.bytes });
-            let Some((share, (place, bytes))) = most.and_then(|share| share.values.pop().map(|value| (share, value)))
-            else {
-                break;
-            };
-            share.bytes -= bytes;
-            self.values -= 1;
-            self.bytes -= bytes;
-            places.insert(place);
-        }
+        let too_many = |quota: &Self| quota.values > REMOVED_MAX;
+        self.shrink(&mut places, |share| share.values.len() as u128, too_many);
+        let too_large = |quota: &Self| quota.bytes > u128::from(REMOVED_BYTES_MAX) && quota.values > 1;
+        self.shrink(&mut places, |share| share.bytes, too_large);
         places
+    }
+
+    /// Moves to `places` the oldest value of the segment with the greatest `weight`, the last such by name, while `is_beyond`.
+    /// A heap of the segments finds it: anyone who may write names may make as many segments as names.
+    fn shrink(&mut self, places: &mut HashSet<usize>, weight: fn(&Share) -> u128, is_beyond: impl Fn(&Self) -> bool) {
+        let used = self.segments.iter().filter(|(_, share)| !share.values.is_empty());
+        let mut heaviest: BinaryHeap<(u128, &str)> = used.map(|(segment, share)| (weight(share), *segment)).collect();
+        while is_beyond(self) {
+            let Some((_, segment)) = heaviest.pop() else { break };
+            let Some(share) = self.segments.get_mut(segment) else { continue };
+            let Some((place, bytes)) = share.values.pop() else { continue };
+            share.bytes -= u128::from(bytes);
+            self.values -= 1;
+            self.bytes -= u128::from(bytes);
+            places.insert(place);
+            if !share.values.is_empty() {
+                heaviest.push((weight(share), segment));
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::LogEntry;
     use super::*;
     use crate::error::ErrorKind;
@@ -344,6 +357,74 @@ mod tests {
             commit(&mut state, actions).unwrap();
         }
         assert!(state.removed.len() > before, "{}", state.removed.len());
+    }
+
+    /// A value with `bytes` of content, of which there may be any number.
+    fn large(bytes: u64) -> RefValue {
+        RefValue { chunks: u64::MAX, logical_bytes: bytes, ..value(0) }
+    }
+
+    /// [`Quota::beyond`] by its definition: each value that goes is found by a look at all segments.
+    fn beyond_by_definition(mut quota: Quota<'_>) -> HashSet<usize> {
+        let mut places = HashSet::new();
+        while quota.values > REMOVED_MAX || (quota.bytes > u128::from(REMOVED_BYTES_MAX) && quota.values > 1) {
+            let by_number = quota.values > REMOVED_MAX;
+            let used = quota.segments.values_mut().filter(|share| !share.values.is_empty());
+            let most = used.max_by_key(|share| if by_number { share.values.len() as u128 } else { share.bytes });
+            let share = most.unwrap();
+            let (place, bytes) = share.values.pop().unwrap();
+            share.bytes -= u128::from(bytes);
+            quota.values -= 1;
+            quota.bytes -= u128::from(bytes);
+            places.insert(place);
+        }
+        places
+    }
+
+    /// Values of few and of many segments: number of the segment and content of each.
+    fn kept_values() -> impl Strategy<Value = Vec<(u32, u64)>> {
+        let most = prop_oneof![Just(1), Just(REMOVED_BYTES_MAX / 1024), Just(REMOVED_BYTES_MAX / 64), Just(u64::MAX)];
+        (1..2_000_u32, 0..2_000_usize, most).prop_flat_map(|(segments, len, most)| {
+            let segment = prop_oneof![0..segments, 0..1 + segments / 100];
+            proptest::collection::vec((segment, 0..most), len)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn the_quota_takes_the_values_that_its_definition_says(values in kept_values()) {
+            let named = |(segment, bytes): &(u32, u64)| (name(&format!("s{segment}/x")), large(*bytes));
+            let named: Vec<(Name, RefValue)> = values.iter().map(named).collect();
+            let mut quota = Quota::default();
+            for (place, (name, value)) in named.iter().enumerate() {
+                quota.add(place, name, value);
+            }
+            prop_assert_eq!(quota.clone().beyond(), beyond_by_definition(quota));
+        }
+    }
+
+    /// Hours, if each value that goes costs a look at all segments.
+    #[test]
+    fn values_of_very_many_segments_are_dropped() {
+        let count = 300_000;
+        let names: Vec<Name> = (0..count).map(|n| name(&format!("s{n:06}/x"))).collect();
+        let mut quota = Quota::default();
+        for (place, name) in names.iter().enumerate() {
+            quota.add(place, name, &large(1));
+        }
+        let beyond = quota.beyond();
+        assert_eq!(beyond, (REMOVED_MAX..count).collect(), "of those that have as much, the last by name goes first");
+    }
+
+    #[test]
+    fn values_whose_bytes_exceed_the_greatest_number_are_counted() {
+        let names = ["a", "b", "c"].map(name);
+        let mut quota = Quota::default();
+        for (place, name) in names.iter().enumerate() {
+            quota.add(place, name, &large(if place < 2 { u64::MAX } else { 1 }));
+        }
+        assert_eq!(quota.beyond(), [0, 1].into());
     }
 
     #[test]

@@ -366,6 +366,43 @@ fn marks_of_more_packs_than_memory_holds_are_refused() {
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
 }
 
+/// The names of all findings would be ten millions.
+#[test]
+fn very_many_names_of_a_tree_with_very_many_lost_packs_are_reported_within_the_budget() {
+    let (packs, names) = (2_000_u32, 5_000_u64);
+    let ids = (0..packs).map(|n| ChunkId::of(&n.to_le_bytes())).collect();
+    let pieces = vec![Piece { hole: 0, first: 0, count: packs }];
+    let content = Content { size: packs.into(), cut: Cut::Fixed, pieces, tensors: Vec::new() };
+    let file = TreeEntry { path: b"f".to_vec(), mode: 0o644, mtime: Timestamp(0), kind: EntryKind::File(content) };
+    let tree = Manifest { chunks: ChunkList { ids, lens: vec![1; packs as usize] }, ..empty_tree() };
+    let body = Manifest { entries: tree.entries.iter().cloned().chain([file]).collect(), ..tree }.encode().1;
+    let session = SessionId::random();
+    let pack = |_| PackRef { id: Owned::fresh(session), len: 132, footer_len: 84, chunks: 1 };
+    let frame =
+        |pack| Frame { pack, ordinal: 0, offset: 16, stored_len: 1, codec: Codec::Raw, base: None, alone_len: 0 };
+    let map = Map {
+        manifest: ManifestId::of(&body),
+        packs: (0..packs).map(pack).collect(),
+        frames: (0..packs).map(frame).collect(),
+        further: Vec::new(),
+    };
+    let fixture = Fixture::new();
+    run(async {
+        let repository = fixture.open().await;
+        let value = plant_with(&repository, &body, &map).await;
+        let set = |n| Action::SetRef { name: name(&format!("n/{n:04}")), expected: None, value: value.clone() };
+        repository.log().commit(None, |_| Ok((0..names - 1).map(set).collect())).await.unwrap();
+    });
+    let (report, peak) = measured(async { fixture.open().await.verify(None, &VerifyOptions::default()).await });
+    let damaged = report.unwrap().damaged;
+    assert_eq!(damaged.len(), packs as usize);
+    assert!(damaged.iter().all(|one| one.names.len() as u64 + one.more_names == names && one.names[0] == "bomb"));
+    assert_eq!((damaged[0].names.len(), &damaged[0].names[999][..]), (1_000, "n/0998"));
+    assert!(damaged[0].tensors.contains(&"n/0998:f".to_owned()));
+    let listed: usize = damaged.iter().map(|one| one.names.len()).sum();
+    assert!(listed < 22_000 && peak < MEMORY_MIN, "{listed} names, {peak}");
+}
+
 /// A repository in a directory whose index has one more segment, of `packs` packs: a file with a hole in place of their rows.
 async fn sparse_index(dir: &Path, packs: u32) -> (Repository, PathBuf) {
     let options = OpenOptions { cache: Some(dir.join("cache")), memory: Some(MEMORY_MIN), ..OpenOptions::default() };

@@ -375,9 +375,12 @@ class Damage(_Report):
     what: str
     #: Description of the damage.
     error: str
-    #: Names that cannot be restored completely.
+    #: Names that cannot be restored completely; of very many the first ones.
     names: list[str] = field(default_factory=list)
-    #: Files and tensors affected, as far as known: `NAME:PATH`, then the tensor after a space.
+    #: Number of further such names.
+    more_names: int = 0
+    #: Files and tensors of `names` affected, as far as known: `NAME:PATH`, then the tensor after a space. `NAME:...` stands
+    #: for more.
     tensors: list[str] = field(default_factory=list)
 
 

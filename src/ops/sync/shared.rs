@@ -1,0 +1,83 @@
+//! Trees that several names share: each is read once in a sync, and its further names are published without reading it again. An
+//! untrusted source may give very many names to one large tree.
+
+use std::collections::HashMap;
+
+use super::{Step, Syncing};
+use crate::error::Result;
+use crate::id::{ManifestKey, MapKey};
+use crate::name::Name;
+use crate::repository::log::{Action, RefValue, Refusal, log_forgotten};
+
+/// A tree by its objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct TreeKeys {
+    manifest: ManifestKey,
+    map: MapKey,
+}
+
+/// A tree of the source that this sync has moved, or in a dry run would have.
+#[derive(Clone, Debug)]
+pub(super) struct MovedTree {
+    /// A name with it in the destination.
+    pub(super) name: Name,
+    /// Stored bytes of its own chunks.
+    pub(super) stored: u64,
+}
+
+/// Trees that this sync has dealt with.
+#[derive(Debug, Default)]
+pub(super) struct SharedTrees {
+    /// By their objects in the source.
+    pub(super) moved: HashMap<TreeKeys, MovedTree>,
+    /// Trees of the destination whose chunks are known: stored bytes of their own chunks, if all are in live packs.
+    pub(super) there: HashMap<TreeKeys, Option<u64>>,
+}
+
+impl TreeKeys {
+    pub(super) fn of(value: &RefValue) -> Self {
+        Self { manifest: value.manifest_key, map: value.map_key }
+    }
+}
+
+impl Syncing<'_> {
+    /// Gives `name` the tree that this sync moved for another name, if it has; or only counts it.
+    pub(super) async fn further(&mut self, name: &Name, value: &RefValue) -> Result<Option<Step>> {
+        let keys = TreeKeys::of(value);
+        let Some(tree) = self.shared.moved.get(&keys).cloned() else { return Ok(None) };
+        self.from.check_readable(name, &value.manifest).await?;
+        if self.options.dry_run {
+            self.plan(name, value, 0);
+        } else if self.publish_further(name, value, &tree.name).await? {
+            self.note_replaced(name, value);
+        } else {
+            self.shared.moved.remove(&keys);
+            return Ok(None);
+        }
+        self.report.skipped_bytes += tree.stored;
+        Ok(Some(self.done(value)))
+    }
+
+    /// Sets `name` to `value`, with the manifest and map that `first` has in the destination; `false` if it has another tree by now.
+    async fn publish_further(&self, name: &Name, value: &RefValue, first: &Name) -> Result<bool> {
+        let expected = self.began.version(name);
+        let (mut is_there, mut kept) = (true, Vec::new());
+        // As in a copy of a name: the chunks stay as long as `first` has the tree, and the commit follows that very state.
+        let commit = self.to.log().commit(None, |state| {
+            let there = state.refs.get(first).filter(|there| there.manifest == value.manifest);
+            is_there = there.is_some();
+            let Some(there) = there else { return Ok(Vec::new()) };
+            if state.version(name) != expected {
+                return Err(Refusal::RefMoved(name.clone()).into());
+            }
+            kept = state.keep_replaced(name, value.manifest);
+            let (manifest_key, map_key, chunks) = (there.manifest_key, there.map_key, there.chunks);
+            let value = RefValue { version: 0, manifest_key, map_key, chunks, attempt: None, ..value.clone() };
+            let set = Action::SetRef { name: name.clone(), expected, value };
+            Ok(kept.iter().cloned().chain([set]).collect())
+        });
+        commit.await?;
+        log_forgotten(&kept);
+        Ok(is_there)
+    }
+}
