@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,10 @@ from . import _towline, spool
 from .errors import Conflict, Error, Exhausted, Unreachable
 from .handle import Handle
 from .reports import SaveReport
+from .retention import GivenUp
 
 if TYPE_CHECKING:
     from .repository import Repository
-
-#: Options for a save of a name that make it fail rather than replace another process's step. The time is for the store to answer.
-Own = Callable[[str, timedelta], AbstractContextManager[dict[str, Any]]]
 
 #: Seconds before the first and between later tries.
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
@@ -27,36 +26,62 @@ _PAUSE, _PAUSE_MAX = 1.0, 60.0
 SILENCE = timedelta(seconds=20)
 
 
+@dataclass
+class Calls:
+    """Functions of a Checkpointer that the saves of its backlog call. Their times are for the store to answer."""
+
+    #: Removes the steps that a training gives up.
+    give_up: Callable[[GivenUp | None, timedelta], None]
+    #: Returns options for a save of a name that make it fail rather than replace another process's step.
+    own: Callable[[str, timedelta], AbstractContextManager[dict[str, Any]]]
+    #: Is called after each save.
+    durable: Callable[[], None]
+
+
+@dataclass
+class Waiting:
+    """A step in the spool."""
+
+    handle: Handle
+    kept: spool.SpooledStep
+    #: Steps to remove before this one is saved.
+    given_up: GivenUp | None = None
+
+
 class Backlog:
     """Steps of one Checkpointer, used by its saver thread alone."""
 
-    def __init__(self, repository: Repository, durable: Callable[[], None], own: Own):
-        self._repository, self._durable, self._own = repository, durable, own
-        self._steps: deque[tuple[Handle, spool.SpooledStep]] = deque()
+    def __init__(self, repository: Repository, calls: Calls):
+        self._repository, self._calls = repository, calls
+        self._steps: deque[Waiting] = deque()
         self._pause = _PAUSE
 
-    def __bool__(self) -> bool:
-        return bool(self._steps)
+    def __len__(self) -> int:
+        return len(self._steps)
 
     def pause(self) -> float | None:
         """Seconds until the next try; None if nothing waits."""
         return self._pause if self._steps else None
 
-    def add(self, handle: Handle, kept: spool.SpooledStep, error: BaseException | None = None) -> None:
+    def add(self, step: Waiting, error: BaseException | None = None) -> None:
         """Adds a step; `error` is why the store did not take it: by default, that of the steps before."""
-        handle._fail(error or self._steps[0][0].error or Error("an earlier step waits for the store"), over=False)
-        self._steps.append((handle, kept))
+        step.handle._fail(
+            error or self._steps[0].handle.error or Error("an earlier step waits for the store"), over=False
+        )
+        self._steps.append(step)
 
     def upload(self) -> None:
         """Uploads the steps, until one is not taken."""
         while self._steps:
-            handle, kept = self._steps[0]
+            step = self._steps[0]
+            handle, kept = step.handle, step.kept
             try:
-                with self._own(handle.name, SILENCE) as expected:
+                self._calls.give_up(step.given_up, SILENCE)
+                with self._calls.own(handle.name, SILENCE) as expected:
                     report = spool.save(self._repository, kept, expected)
             except (Unreachable, Exhausted) as error:
-                for waiting, _ in self._steps:
-                    waiting._fail(error, over=False)
+                for waiting in self._steps:
+                    waiting.handle._fail(error, over=False)
                 self._pause = min(self._pause * 2, _PAUSE_MAX)
                 return
             except Conflict as error:
@@ -75,12 +100,12 @@ class Backlog:
             spool.remove(kept)
             handle.report, handle.error = report, None
             handle._reach("local", "durable")
-            self._durable()
+            self._calls.durable()
         self._pause = _PAUSE
 
     def give_up(self) -> None:
         """Leaves the steps to the next process."""
-        for handle, _ in self._steps:
+        for handle in (step.handle for step in self._steps):
             handle._fail(handle.error or Error("it ended without a result"))
         self._steps.clear()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, finish
+from ._backlog import SILENCE, Backlog, Calls, Waiting, finish
 from ._devices import gpus
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
@@ -33,7 +33,7 @@ from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, U
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
-from .retention import Branch, Retention
+from .retention import Branch, GivenUp, Retention
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,9 @@ class Checkpointer:
     either, pass a value that all ranks share and that changes at every restart. Otherwise a step that an earlier start saved,
     even in part, is refused with Conflict if its content differs.
 
-    Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If two processes save
+    Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If it then saves a step
+    before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
+    `Repository.undelete` restores them for 7 days; kept by a rule below or not. If two processes save
     the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
     Checkpointer was created, or after its last restore, is not replaced.
 
@@ -121,7 +123,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(self.repository, self._expire, self._own)
+        self._backlog = Backlog(self.repository, Calls(self._give_up, self._own, self._expire))
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
@@ -134,7 +136,7 @@ class Checkpointer:
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
-        self._branch = Branch(run)
+        self._branch = Branch()
         self._look()
 
     def __enter__(self) -> Checkpointer:
@@ -189,8 +191,7 @@ class Checkpointer:
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
         described = states.describe(state, self.pickle, stateful)
-        self._branch.saved(step, self._retention.has_rules)
-        job = Job(Handle(name, step), described, options, progress)
+        job = Job(Handle(name, step), described, options, progress, self._branch.saved(name, step))
         if not self._can_stage(job.length):
             return self._save_unstaged(job)
         timeout = 0 if self.when_busy == "skip" else None
@@ -296,15 +297,14 @@ class Checkpointer:
             if name is None and not isinstance(step, int):
                 raise
             raise self._explained(error, step) from error
+        found = int(name.rpartition("step-")[2])
+        # Before anything is loaded: the store may not answer.
+        later = self._later(found) if step != "latest" else {}
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
-        self.step, self.missing_keys, self.unexpected_keys = (
-            int(name.rpartition("step-")[2]),
-            read.missing,
-            read.unexpected,
-        )
+        self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
         self._look()
-        self._branch.restored(self.step, self._steps_after(self.step) if step != "latest" else set())
+        self._branch.restored(found, later)
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state
@@ -382,6 +382,8 @@ class Checkpointer:
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         name = job.handle.name
+        self._check_order(job)
+        self._give_up(job.given_up)
         with _progress.counting(job.progress, name) as counters, self._own(name) as expected:
             options = {**job.options, **self._part(name), **expected}
             if counters is not None:
@@ -440,12 +442,12 @@ class Checkpointer:
 
     def _save(self, job: Job) -> None:
         engine, handle, options, stage = self.repository._engine, job.handle, job.options, job.taken()
+        given_up = None if job.given_up is None or job.given_up.removed else job.given_up
         kept = None
         if self._spool is not None:
             try:
-                kept = spool.put(
-                    self._spool, handle.name, {**options, **self._known(handle.name)}, self._files_on_disk(job)
-                )
+                recorded = {**options, **self._known(handle.name, given_up)}
+                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up)
                 handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
@@ -454,10 +456,12 @@ class Checkpointer:
                     f"space in {self._spool}, or pass another folder as spool=)",
                     stacklevel=2,
                 )
-        if kept is not None and self._backlog:
+        if kept is None:
+            self._check_order(job)
+        elif self._backlog:
             # Steps are uploaded in their order.
             stage.release()
-            self._backlog.add(handle, kept)
+            self._backlog.add(Waiting(handle, kept, given_up))
             job.settled.set()
             return
         files: list[_towline.File] = [
@@ -466,7 +470,9 @@ class Checkpointer:
         ]
         try:
             # A step in the spool does not wait for a store that hangs: others wait for its memory.
-            with self._own(handle.name, None if kept is None else SILENCE) as expected:
+            limit = None if kept is None else SILENCE
+            self._give_up(given_up, limit)
+            with self._own(handle.name, limit) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
                 handle.report = finish(handle._saving, None if kept is None else lambda: self._wanted)
         except (Unreachable, Exhausted) as error:
@@ -474,7 +480,7 @@ class Checkpointer:
                 raise
             # The state is in the spool: its memory is free for the next step.
             stage.release()
-            self._backlog.add(handle, kept, error)
+            self._backlog.add(Waiting(handle, kept, given_up), error)
             job.settled.set()
             return
         except Conflict:
@@ -512,13 +518,16 @@ class Checkpointer:
                         stacklevel=3,
                     )
                 else:
+                    given_up = spool.given_up(kept)
+                    if given_up is not None:
+                        retention.give_up(self.repository, self.run, given_up)
                     # A step that was saved twice replaces itself.
                     again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
                     spool.save(self.repository, kept, again)
                     uploaded.add(kept.step)
             except Conflict as error:
                 warnings.warn(
-                    f"towline: a step left at {kept} is dropped: the repository has another save of it: {error}",
+                    f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
                     stacklevel=3,
                 )
             except Error as error:
@@ -533,14 +542,28 @@ class Checkpointer:
 
     def _expire(self) -> None:
         if self.rank == 0:
-            self._retention.expire(self.repository, self.run, frozenset(self._branch.given_up))
+            self._retention.expire(self.repository, self.run)
 
-    def _steps_after(self, step: int) -> set[int]:
-        """Steps of the run that a training which goes on from `step` gives up."""
-        try:
-            return {later for later in self.steps() if later > step} if self.rank == 0 else set()
-        except Error:
-            return set()
+    def _later(self, step: int) -> dict[str, int | None]:
+        """Steps that a training which goes on from `step` gives up, with their versions, also those that wait in the spool."""
+        found: dict[str, int | None] = {**retention.versions(self.repository, self.run)}
+        found |= {handle.name: None for handle in self._handles if not handle.done()}
+        return {name: version for name, version in found.items() if retention.number(name) > step}
+
+    def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
+        """Removes the steps that the training gives up, before the first step in their place becomes durable: if the process is
+        killed in between, the next one resumes the step that the training went back to. Every rank calls this before its part:
+        the first one removes them, and parts of a step begin after that. Raises Unreachable if the store does not answer within
+        `limit`, and Conflict if another process went on with these steps."""
+        if given_up is None or given_up.removed:
+            return
+        # A listing has no limit.
+        self.repository._engine.find(self.run, limit)
+        retention.give_up(self.repository, self.run, given_up)
+        given_up.removed = True
+        for name in given_up.versions:
+            if self._seen is not None:
+                self._seen.pop(name, None)
 
     def _finish_pending(self) -> None:
         """Waits for pending saves, except those whose store does not answer."""
@@ -589,9 +612,23 @@ class Checkpointer:
             self._seen[name] = self._version(name, limit)
             self._unsure.discard(name)
 
-    def _known(self, name: str) -> dict[str, Any]:
-        """As `_own`, for a save by a later process: by what this one knows, without asking the store."""
-        if self._seen is None or name in self._unsure or not self._is_protected(name):
+    def _check_order(self, job: Job) -> None:
+        """Raises Unreachable for a step that is not in the spool, if it gives up steps while there are some in the spool: those
+        would become durable later, and count as the latest."""
+        if job.given_up is not None and self._backlog:
+            raise Unreachable(
+                f"{job.handle.name} would replace later steps, but {len(self._backlog)} earlier saves wait in {self._spool} "
+                "until the store answers (save it again once they are durable, or free space there)"
+            )
+
+    def _known(self, name: str, given_up: GivenUp | None) -> dict[str, Any]:
+        """As `_own`, for a save by a later process, which removes the steps `given_up` first: by what this one knows, without
+        asking the store."""
+        if not self._is_protected(name):
+            return {}
+        if given_up is not None and name in given_up.versions:
+            return {"version": 0}
+        if self._seen is None or name in self._unsure:
             return {}
         return {"version": self._seen.get(name, 0)}
 
