@@ -217,7 +217,7 @@ def test_the_store_is_away_while_it_goes_back(far, tmp_path, monkeypatch, killed
     from towline import _backlog
 
     monkeypatch.setattr(_backlog, "_PAUSE", 3600.0)
-    back = towline.Checkpointer(far, "run", spool=tmp_path)
+    back = towline.Checkpointer(far, "run", spool=tmp_path, close_retry=0)
     save(back, "old", 1, 2, 3)
     back.wait()
     far._engine.away = True
@@ -230,8 +230,11 @@ def test_the_store_is_away_while_it_goes_back(far, tmp_path, monkeypatch, killed
     save(back, "new", 3, 4)
     assert towline.open(far.url).runs("run")[0].steps[-1].step == 3
     far._engine.away = False
-    if not killed:
-        back._backlog.upload()
+    if killed:
+        towline._shutdown.forget(back)
+    else:
+        monkeypatch.setattr(back, "_close_retry", 60.0)
+        back.close()
     with towline.Checkpointer(far, "run", spool=tmp_path) as later:
         assert later.steps() == [1, 2, 3, 4]
         assert [later.restore(step)["branch"] for step in (2, 3, 4)] == ["old", "new", "new"]
@@ -241,10 +244,12 @@ def test_the_store_is_away_while_it_goes_back(far, tmp_path, monkeypatch, killed
 def test_a_spooled_step_gives_up_no_branch_that_went_on_elsewhere(far, tmp_path):
     with towline.Checkpointer(far, "run", spool=tmp_path / "here") as first:
         save(first, "old", 1, 2, 3)
-    back = towline.Checkpointer(far, "run", spool=tmp_path / "here")
+    back = towline.Checkpointer(far, "run", spool=tmp_path / "here", close_retry=0)
     back.restore(1)
     far._engine.away = True
     save(back, "new", 2)
+    with pytest.raises(towline.SaveFailed, match="only on the disk"):
+        back.close()
     far._engine.away = False
     with towline.Checkpointer(towline.open(far.url), "run") as elsewhere:
         assert resumed(elsewhere) == (3, "old")

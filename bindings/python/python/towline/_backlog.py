@@ -36,6 +36,8 @@ class Calls:
     own: Callable[[str, timedelta], AbstractContextManager[dict[str, Any]]]
     #: Is called after each save.
     durable: Callable[[], None]
+    #: Returns the seconds without progress after which an upload is to end; None if it may go on.
+    patience: Callable[[], float | None]
 
 
 @dataclass
@@ -78,7 +80,8 @@ class Backlog:
             try:
                 self._calls.give_up(step.given_up, SILENCE)
                 with self._calls.own(handle.name, SILENCE) as expected:
-                    report = spool.save(self._repository, kept, expected)
+                    handle._saving = spool.begin_save(self._repository, kept, expected)
+                    report = finish(handle._saving, self._calls.patience)
             except (Unreachable, Exhausted) as error:
                 for waiting in self._steps:
                     waiting.handle._fail(error, over=False)
@@ -103,26 +106,28 @@ class Backlog:
             self._calls.durable()
         self._pause = _PAUSE
 
-    def give_up(self) -> None:
-        """Leaves the steps to the next process."""
+    def close(self, until: float) -> None:
+        """Retries until the time `until` (of time.monotonic); leaves the remaining steps to the next process."""
+        self._pause = _PAUSE
+        while self._steps and (left := until - time.monotonic()) > 0:
+            self.upload()
+            if self._steps:
+                time.sleep(min(self._pause, left))
         for handle in (step.handle for step in self._steps):
             handle._fail(handle.error or Error("it ended without a result"))
         self._steps.clear()
 
 
-def finish(saving: _towline.Task, is_wanted: Callable[[], bool] | None) -> SaveReport:
-    """Waits for an upload. If its state is in the spool, `is_wanted` tells if the next state waits for its memory: an upload that
-    makes no progress then ends, and raises Unreachable."""
-    if is_wanted is None:
-        saving.wait()
-    else:
-        last, since = saving.progress(), time.monotonic()
-        while not saving.wait(0.5):
-            now = saving.progress()
-            if now != last or not is_wanted():
-                last, since = now, time.monotonic()
-            elif time.monotonic() - since > SILENCE.total_seconds():
-                saving.cancel()
-                saving.wait()
-                raise Unreachable(f"the store did not answer for {SILENCE.seconds} s")
+def finish(saving: _towline.Task, patience: Callable[[], float | None]) -> SaveReport:
+    """Waits for an upload. `patience` returns the seconds without progress after which it ends, and raises Unreachable; None if
+    it may go on. They count from when it is not None."""
+    last, since = saving.progress(), time.monotonic()
+    while not saving.wait(0.5):
+        now, most = saving.progress(), patience()
+        if now != last or most is None:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > most:
+            saving.cancel()
+            saving.wait()
+            raise Unreachable(f"the store did not answer for {most:g} s")
     return SaveReport.read(json.loads(saving.result() or "{}"))

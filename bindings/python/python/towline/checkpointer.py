@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _arguments, _backlog, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._backlog import SILENCE, Backlog, Calls, Waiting, finish
@@ -70,9 +70,10 @@ class Checkpointer:
     Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"` (as
     small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or `"off"`.
     `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`, else
-    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. `pickle` also allows values
-    that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program handles
-    SIGTERM.
+    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. If the store does not
+    take a step, `close`, the end of a with block and the end of the process retry it for `close_retry` seconds. `pickle` also
+    allows values that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the
+    program handles SIGTERM.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Checkpointer:
         pickle: bool = False,
         on_sigterm: bool = True,
         create: bool = True,
+        close_retry: float = 60.0,
     ):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is out of range for world_size {world_size}")
@@ -103,6 +105,8 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         check_compression(compression)
+        if not close_retry >= 0:
+            raise UsageError(f"close_retry is a number of seconds from 0 on, not {close_retry!r}")
         self.repository = opened(repo, create=create)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
@@ -123,11 +127,13 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(self.repository, Calls(self._give_up, self._own, self._expire))
+        self._backlog = Backlog(self.repository, Calls(self._give_up, self._own, self._expire, self._patience))
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
-        self._closed = False
+        self._closed, self._close_retry = False, close_retry
+        #: Time (of time.monotonic) until which a closed Checkpointer retries saves.
+        self._ends = 0.0
         _shutdown.watch(self)
         if on_sigterm:
             _shutdown.exit_on_sigterm()
@@ -145,9 +151,10 @@ class Checkpointer:
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             self.close()
-        except Error:
+        except Error as error:
             if kind is None:
                 raise
+            warnings.warn(f"towline: {error}", stacklevel=2)
 
     def save(
         self,
@@ -187,7 +194,7 @@ class Checkpointer:
         _progress.check(progress)
         options = self._save_options(metrics, labels)
         _arguments.check_save(name, options)
-        self._check()
+        self._check(name)
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
         described = states.describe(state, self.pickle, stateful)
@@ -205,7 +212,7 @@ class Checkpointer:
         try:
             # The step before may have failed since this call began.
             self._settled.wait()
-            self._check()
+            self._check(name)
             job.options.update(self._part(name))
             if stage == "blocking":
                 job.fill(self._staging)
@@ -324,10 +331,12 @@ class Checkpointer:
                 handle.wait(level)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits until every save is durable; raises SaveFailed if one failed. If the store does not answer, steps stay in the
-        spool, and the next Checkpointer of this run on this node uploads them."""
+        """Waits until every save is durable, or `timeout` seconds; raises SaveFailed if one failed. If the store takes no bytes,
+        it retries for `close_retry` seconds. Then it raises SaveFailed, too: the steps stay in the spool, and the next
+        Checkpointer of this run on this node uploads them."""
         if self._closed or os.getpid() != self._process:
             return
+        self._ends = time.monotonic() + self._close_retry
         self._closed = True
         self._work.put(None)
         until = None if timeout is None else time.monotonic() + timeout
@@ -340,14 +349,43 @@ class Checkpointer:
             self._staging.close()
             self._retention.close(None if until is None else until - time.monotonic())
         _shutdown.forget(self)
-        for handle in self._handles:
-            if "durable" in handle._reached or (handle.done() and "local" not in handle._reached):
-                continue
-            kept = "it is on this node's disk" if "local" in handle._reached else "it is lost"
-            warnings.warn(
-                f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2
-            )
-        self._check()
+        open_ones = [handle for handle in self._handles if "durable" not in handle._reached]
+        for handle in open_ones:
+            if not handle.done() and "local" not in handle._reached:
+                warnings.warn(f"towline: {handle.name} is not durable: it is lost: out of time", stacklevel=2)
+        only_here = [handle for handle in open_ones if "local" in handle._reached]
+        try:
+            self._check()
+        except SaveFailed:
+            if only_here:
+                warnings.warn(f"towline: {self._only_here(only_here)}", stacklevel=2)
+            raise
+        if only_here:
+            raise self._only_here(only_here) from only_here[0].error
+
+    def _only_here(self, handles: list[Handle]) -> SaveFailed:
+        """Exception for steps that are only in the spool."""
+        spool, names = self._spool or "", ", ".join(handle.name for handle in handles)
+        arguments = [repr(self.repository.url), repr(self.run)]
+        if self.world_size > 1:
+            arguments += [f"rank={self.rank}", f"world_size={self.world_size}"]
+        if os.path.dirname(spool) != _default_spool():
+            arguments.append(f"spool={os.path.dirname(spool)!r}")
+        upload = f"towline.Checkpointer({', '.join(arguments)}).close()"
+        failed = SaveFailed(
+            f"{names}: not durable yet, only on the disk of this node ({os.uname().nodename}), in {spool}; lost if the node goes "
+            f"away. {self.repository.url} did not take all steps: {handles[0].error or 'the upload is not over yet'} (once it "
+            f"answers, run `{upload}` on this node, or start the training here again: both upload them)"
+        )
+        failed.place, failed.help = spool, f"once the store answers, run `{upload}` on this node"
+        return failed
+
+    def _patience(self, is_wanted: bool = False) -> float | None:
+        """Seconds without progress after which the upload of a step in the spool ends: another state waits for its memory, or
+        `close` waits for it."""
+        if is_wanted:
+            return _backlog.SILENCE.total_seconds()
+        return self._close_retry if self._closed else None
 
     def _path(self, file: str) -> str:
         return file if self.world_size == 1 else f"rank-{self.rank:05}/{file}"
@@ -427,7 +465,7 @@ class Checkpointer:
                 self._backlog.upload()
                 continue
             if job is None:
-                self._backlog.give_up()
+                self._backlog.close(self._ends)
                 return
             try:
                 if not job.staged:
@@ -474,7 +512,7 @@ class Checkpointer:
             self._give_up(given_up, limit)
             with self._own(handle.name, limit) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
-                handle.report = finish(handle._saving, None if kept is None else lambda: self._wanted)
+                handle.report = finish(handle._saving, lambda: None if kept is None else self._patience(self._wanted))
         except (Unreachable, Exhausted) as error:
             if kept is None:
                 raise
@@ -574,12 +612,12 @@ class Checkpointer:
                 with contextlib.suppress(SaveFailed, Timeout):
                     handle._await("durable", timeout=0.5)
 
-    def _check(self) -> None:
-        """Raises the saves that failed since the last call."""
+    def _check(self, name: str | None = None) -> None:
+        """Raises the saves that failed since the last call; `name` is then not saved either."""
         if os.getpid() != self._process:
             raise UsageError("a Checkpointer cannot be used in a forked child: create a new one there")
         over, self._handles = self._handles, [handle for handle in self._handles if not handle.done()]
-        raise_failed(over)
+        raise_failed(over, name)
 
     def _look(self) -> None:
         """Records the current steps: this process may replace them."""
@@ -661,7 +699,11 @@ def _spool_folder(repository: Repository, given: str | os.PathLike[str] | None) 
     name = repository._engine.spool_name()
     if given is not None:
         return os.path.join(os.fspath(given), name)
-    return os.path.join(_state_folder(), "spool", name)
+    return os.path.join(_default_spool(), name)
+
+
+def _default_spool() -> str:
+    return os.path.join(_state_folder(), "spool")
 
 
 def _state_folder() -> str:

@@ -16,17 +16,19 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
-from . import _private, _torch
+from . import _private, _torch, _towline
 from .errors import Damaged, Error, NotFound
 from .reports import SaveReport
 from .retention import GivenUp, number
 
 if TYPE_CHECKING:
     from .repository import Repository
+
+T = TypeVar("T")
 
 #: Maximum bytes of a record.
 _RECORD_MAX = 16 << 20
@@ -145,18 +147,27 @@ def given_up(kept: SpooledStep) -> GivenUp | None:
 def save(repository: Repository, kept: SpooledStep, options: Mapping[str, Any] | None = None) -> SaveReport:
     """Saves the step `kept` to the repository; `options` go before those of its record. Raises Conflict if another process saved
     the step since it was spooled, and Damaged if its record is not one that `put` or `link` wrote."""
+    return SaveReport.read(json.loads(_call(repository._engine.save, kept, options)))
+
+
+def begin_save(repository: Repository, kept: SpooledStep, options: Mapping[str, Any]) -> _towline.Task:
+    """As `save`, in the background."""
+    return _call(repository._engine.begin_save, kept, options)
+
+
+def _call(save: Callable[[str, str, dict[str, Any]], T], kept: SpooledStep, options: Mapping[str, Any] | None) -> T:
+    """Calls `save` with the place, name and options of a step."""
     record = _read_record(kept)
     record["options"] |= options or {}
     place = kept.run.at(kept.name)
     try:
         if "part" in record["options"]:
             record["options"]["part"] = tuple(record["options"]["part"])
-        report = repository._engine.save(place, record["name"], record["options"])
+        return save(place, record["name"], record["options"])
     except (TypeError, ValueError) as error:
         if isinstance(error, Error):
             raise
         raise Damaged(f"record of {kept} has options of another version: {error}") from error
-    return SaveReport.read(json.loads(report))
 
 
 def remove(kept: SpooledStep) -> None:
