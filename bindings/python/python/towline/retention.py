@@ -102,7 +102,7 @@ def give_up(repository: Repository, run: str, given_up: GivenUp) -> None:
             continue
         _logger.warning(
             "%s goes on from step %s, and gives up the later steps %s: they are removed, so that restore() does not resume them. "
-            "`towline undelete %s --repo %s` restores the last of them for 7 days; with --to NAME under another name, which the "
+            "`towline undelete %s --repo %s` restores the last of them for 7 days; with --as NAME under another name, which the "
             "training does not replace",
             run, given_up.start, _listed(names), max(names, key=number), repository.url,
         )  # fmt: skip
