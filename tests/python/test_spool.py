@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +44,7 @@ class Far:
         return False
 
     def __getattr__(self, name):
-        if self.away and name in ("begin_save_files", "find", "save"):
+        if self.away and name in ("begin_save", "begin_save_files", "expire", "find", "names", "save"):
             raise towline.Unreachable("no answer")
         return getattr(self._engine, name)
 
@@ -55,10 +55,10 @@ def far(repository) -> towline.Repository:
     return repository
 
 
-def run_script(text: str, *args: str) -> subprocess.CompletedProcess:
+def run_script(text: str, *args: str, **more) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
     command = [sys.executable, "-c", textwrap.dedent(text), *args]
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120, **more)
 
 
 def goes_on_after(checkpointer: towline.Checkpointer, make_room, kind: type[Exception]) -> None:
@@ -67,9 +67,11 @@ def goes_on_after(checkpointer: towline.Checkpointer, make_room, kind: type[Exce
     while not handle.done():
         time.sleep(0.01)
     assert isinstance(handle.error, kind), repr(handle.error)
-    with pytest.raises(towline.SaveFailed, match="run/step-2 was not saved") as caught:
+    told = "run/step-2 was not saved: .*; run/step-3 was not saved either: call save again"
+    with pytest.raises(towline.SaveFailed, match=told) as caught:
         checkpointer.save(3, a_state(3))
     assert caught.value.__cause__ is handle.error
+    assert str(caught.value).count("(os error ") == 1, str(caught.value)
     assert checkpointer.steps() == [1]
     make_room()
     checkpointer.save(3, a_state(3)).wait()
@@ -173,11 +175,13 @@ def test_every_step_is_local_while_the_store_is_away(far, tmp_path):
         check(checkpointer, 3)
     assert list(kept.rglob("*.json")) == []
     # Steps that are only local at the end stay in the spool for the next process.
-    checkpointer = towline.Checkpointer(far, "run", spool=kept)
+    checkpointer = towline.Checkpointer(far, "run", spool=kept, close_retry=0.1)
     far._engine.away = True
     for step in (5, 6):
         checkpointer.save(step, a_state(step)).wait("local", timeout=60)
-    with pytest.warns(UserWarning, match="run/step-[56] is not durable: it is on this node's disk: no answer"):
+    with pytest.raises(
+        towline.SaveFailed, match=r"run/step-5, run/step-6: not durable yet, only on the disk of this node"
+    ):
         checkpointer.close()
     far._engine.away = False
     with towline.Checkpointer(far, "run", spool=kept) as checkpointer:
@@ -233,6 +237,84 @@ def test_a_store_that_hangs_before_the_upload_makes_way_too(far, tmp_path, monke
         second.wait("durable", timeout=60)
         assert first.done() and checkpointer.steps() == [1, 2]
     assert limits and set(limits) == {_backlog.SILENCE}
+
+
+def test_closing_retries_until_the_store_answers(far, tmp_path, monkeypatch):
+    """More often than before: the pause between tries has grown to an hour."""
+    with towline.Checkpointer(far, "run", spool=tmp_path, close_retry=600) as checkpointer:
+        far._engine.away = True
+        handle = checkpointer.save(1, a_state(1)).wait("local")
+        while handle.error is None:
+            time.sleep(0.01)
+        checkpointer._backlog._pause = 3600.0
+        tries = []
+
+        def begin_save(*said):
+            tries.append(said)
+            if len(tries) < 3:
+                raise towline.Unreachable("no answer")
+            return far._engine._engine.begin_save(*said)
+
+        monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+        far._engine.begin_save = begin_save
+        far._engine.away = False
+    assert len(tries) == 3 and handle.done() and handle.error is None and in_spool(tmp_path) == []
+
+
+def test_what_stays_on_this_node_is_an_error_that_says_how_to_upload_it(far, tmp_path):
+    script = """
+        import sys
+        import towline
+        from tests.python.test_spool import Far
+
+        repository = towline.open(sys.argv[1])
+        repository._engine = Far(repository._engine)
+        with towline.Checkpointer(repository, "run", spool=sys.argv[2], close_retry=0) as checkpointer:
+            repository._engine.away = True
+            checkpointer.save(1, {"seed": 1}).wait("local")
+            checkpointer.save(2, {"seed": 2})
+    """
+    ended = run_script(script, far.url, str(tmp_path), stderr=subprocess.PIPE)
+    assert ended.returncode == 1 and len(in_spool(tmp_path)) == 4
+    told = ended.stderr.splitlines()[-1]
+    assert (
+        f"run/step-1, run/step-2: not durable yet, only on the disk of this node ({os.uname().nodename}), in {tmp_path}"
+        in told
+    )
+    assert "did not take all steps: no answer" in told
+    call = re.search("`(towline.*)`", told)[1]
+    assert call == f"towline.Checkpointer({far.url!r}, 'run', spool={str(tmp_path)!r}).close()"
+    # As it says, but with a store that is not on this node.
+    eval(call.replace(repr(far.url), "far"), {"towline": towline, "far": far})
+    assert in_spool(tmp_path) == []
+    with towline.Checkpointer(far, "run") as later:
+        assert [later.restore(step)["seed"] for step in later.steps()] == [1, 2]
+
+
+@pytest.mark.parametrize("call", ["begin_save_files", "begin_save"])
+def test_a_silent_store_does_not_stop_the_end(far, tmp_path, monkeypatch, call):
+    """While no other save waits; the first upload, or one of the backlog."""
+    silent = Silent()
+    checkpointer = towline.Checkpointer(far, "run", spool=tmp_path, close_retry=1)
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+    if call == "begin_save":
+        far._engine.away = True
+        handle = checkpointer.save(1, a_state(1)).wait("local")
+        while handle.error is None:
+            time.sleep(0.01)
+    setattr(far._engine, call, lambda *_: silent)
+    far._engine.away = False
+    if call == "begin_save_files":
+        checkpointer.save(1, a_state(1)).wait("local")
+    with pytest.raises(towline.SaveFailed, match="did not answer for 1 s"):
+        checkpointer.close()
+    assert silent.cancelled and len(in_spool(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan")])
+def test_the_time_of_retries_is_checked(far, wrong):
+    with pytest.raises(towline.UsageError, match="close_retry is a number of seconds from 0 on"):
+        towline.Checkpointer(far, "run", close_retry=wrong)
 
 
 def test_a_lookup_has_a_limit(repository, tmp_path):
@@ -386,14 +468,14 @@ def test_a_spool_that_another_user_made_is_not_used(far, tmp_path):
 
 def test_what_is_local_survives_the_loss_of_the_cache(far, tmp_path):
     """The cache may be removed at any time; steps that wait are no cache."""
-    with towline.Checkpointer(far, "run") as checkpointer:
+    with towline.Checkpointer(far, "run", close_retry=0) as checkpointer:
         far._engine.away = True
         checkpointer.save(1, a_state(1, mib=1)).wait("local")
         spooled = list((tmp_path / "state" / "towline" / "spool").rglob("0-step-1.*.json"))
         assert len(spooled) == 1 and spooled[0].parents[1].stat().st_mode & 0o077 == 0
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        with pytest.warns(UserWarning, match="not durable"), contextlib.suppress(towline.Error):
-            checkpointer.close(timeout=0.1)
+        with pytest.raises(towline.SaveFailed, match="only on the disk of this node"):
+            checkpointer.close()
     far._engine.away = False
     with towline.Checkpointer(far, "run") as later:
         assert later.steps() == [1]
@@ -425,12 +507,12 @@ def test_a_step_that_another_process_saved_is_refused_and_leaves_the_spool(far, 
 
 
 def test_the_next_process_replaces_no_step_that_another_one_saved_before_it_was_spooled(far, tmp_path):
-    late = towline.Checkpointer(far, "run", spool=tmp_path / "spool")
+    late = towline.Checkpointer(far, "run", spool=tmp_path / "spool", close_retry=0)
     with towline.Checkpointer(far.url, "run") as first:
         first.save(1, a_state(1)).wait()
     far._engine.away = True
     late.save(1, a_state(10)).wait("local")
-    with pytest.warns(UserWarning, match="on this node's disk"):
+    with pytest.raises(towline.SaveFailed, match="only on the disk of this node"):
         late.close()
     assert in_spool(tmp_path / "spool") != []
     far._engine.away = False

@@ -13,6 +13,7 @@ from . import _devices, _torch, _towline
 from . import state as states
 from ._progress import Progress
 from .handle import Handle
+from .retention import GivenUp
 
 if TYPE_CHECKING:
     import torch
@@ -104,10 +105,13 @@ class Job:
         described: states.Described,
         options: dict[str, Any],
         progress: Progress = None,
+        given_up: GivenUp | None = None,
     ):
         leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
         self.header, self.starts, length = _towline.lay_out(leaves)
         self.handle, self.described, self.options, self.progress = handle, described, options, progress
+        #: Steps to remove before this one is saved.
+        self.given_up = given_up
         handle._pickled, handle._classes = described.pickled, described.classes
         #: Bytes of the tensors, which are staged.
         self.length = length - len(self.header)

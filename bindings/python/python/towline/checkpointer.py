@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _arguments, _backlog, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, finish
+from ._backlog import SILENCE, Backlog, Calls, Waiting, finish
 from ._devices import gpus
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
@@ -33,7 +33,7 @@ from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, U
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
-from .retention import Branch, Retention
+from .retention import Branch, GivenUp, Retention
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,9 @@ class Checkpointer:
     either, pass a value that all ranks share and that changes at every restart. Otherwise a step that an earlier start saved,
     even in part, is refused with Conflict if its content differs.
 
-    Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If two processes save
+    Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If it then saves a step
+    before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
+    `Repository.undelete` restores them for 7 days; kept by a rule below or not. If two processes save
     the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
     Checkpointer was created, or after its last restore, is not replaced.
 
@@ -68,9 +70,10 @@ class Checkpointer:
     Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"` (as
     small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or `"off"`.
     `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`, else
-    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. `pickle` also allows values
-    that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program handles
-    SIGTERM.
+    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. If the store does not
+    take a step, `close`, the end of a with block and the end of the process retry it for `close_retry` seconds. `pickle` also
+    allows values that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the
+    program handles SIGTERM.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Checkpointer:
         pickle: bool = False,
         on_sigterm: bool = True,
         create: bool = True,
+        close_retry: float = 60.0,
     ):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is out of range for world_size {world_size}")
@@ -101,6 +105,8 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         check_compression(compression)
+        if not close_retry >= 0:
+            raise UsageError(f"close_retry is a number of seconds from 0 on, not {close_retry!r}")
         self.repository = opened(repo, create=create)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
@@ -121,11 +127,13 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(self.repository, self._expire, self._own)
+        self._backlog = Backlog(self.repository, Calls(self._give_up, self._own, self._expire, self._patience))
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
-        self._closed = False
+        self._closed, self._close_retry = False, close_retry
+        #: Time (of time.monotonic) until which a closed Checkpointer retries saves.
+        self._ends = 0.0
         _shutdown.watch(self)
         if on_sigterm:
             _shutdown.exit_on_sigterm()
@@ -134,7 +142,7 @@ class Checkpointer:
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
-        self._branch = Branch(run)
+        self._branch = Branch()
         self._look()
 
     def __enter__(self) -> Checkpointer:
@@ -143,9 +151,10 @@ class Checkpointer:
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             self.close()
-        except Error:
+        except Error as error:
             if kind is None:
                 raise
+            warnings.warn(f"towline: {error}", stacklevel=2)
 
     def save(
         self,
@@ -185,12 +194,11 @@ class Checkpointer:
         _progress.check(progress)
         options = self._save_options(metrics, labels)
         _arguments.check_save(name, options)
-        self._check()
+        self._check(name)
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
         described = states.describe(state, self.pickle, stateful)
-        self._branch.saved(step, self._retention.has_rules)
-        job = Job(Handle(name, step), described, options, progress)
+        job = Job(Handle(name, step), described, options, progress, self._branch.saved(name, step))
         if not self._can_stage(job.length):
             return self._save_unstaged(job)
         timeout = 0 if self.when_busy == "skip" else None
@@ -204,7 +212,7 @@ class Checkpointer:
         try:
             # The step before may have failed since this call began.
             self._settled.wait()
-            self._check()
+            self._check(name)
             job.options.update(self._part(name))
             if stage == "blocking":
                 job.fill(self._staging)
@@ -296,15 +304,14 @@ class Checkpointer:
             if name is None and not isinstance(step, int):
                 raise
             raise self._explained(error, step) from error
+        found = int(name.rpartition("step-")[2])
+        # Before anything is loaded: the store may not answer.
+        later = self._later(found) if step != "latest" else {}
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
-        self.step, self.missing_keys, self.unexpected_keys = (
-            int(name.rpartition("step-")[2]),
-            read.missing,
-            read.unexpected,
-        )
+        self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
         self._look()
-        self._branch.restored(self.step, self._steps_after(self.step) if step != "latest" else set())
+        self._branch.restored(found, later)
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state
@@ -324,10 +331,12 @@ class Checkpointer:
                 handle.wait(level)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits until every save is durable; raises SaveFailed if one failed. If the store does not answer, steps stay in the
-        spool, and the next Checkpointer of this run on this node uploads them."""
+        """Waits until every save is durable, or `timeout` seconds; raises SaveFailed if one failed. If the store takes no bytes,
+        it retries for `close_retry` seconds. Then it raises SaveFailed, too: the steps stay in the spool, and the next
+        Checkpointer of this run on this node uploads them."""
         if self._closed or os.getpid() != self._process:
             return
+        self._ends = time.monotonic() + self._close_retry
         self._closed = True
         self._work.put(None)
         until = None if timeout is None else time.monotonic() + timeout
@@ -340,14 +349,43 @@ class Checkpointer:
             self._staging.close()
             self._retention.close(None if until is None else until - time.monotonic())
         _shutdown.forget(self)
-        for handle in self._handles:
-            if "durable" in handle._reached or (handle.done() and "local" not in handle._reached):
-                continue
-            kept = "it is on this node's disk" if "local" in handle._reached else "it is lost"
-            warnings.warn(
-                f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2
-            )
-        self._check()
+        open_ones = [handle for handle in self._handles if "durable" not in handle._reached]
+        for handle in open_ones:
+            if not handle.done() and "local" not in handle._reached:
+                warnings.warn(f"towline: {handle.name} is not durable: it is lost: out of time", stacklevel=2)
+        only_here = [handle for handle in open_ones if "local" in handle._reached]
+        try:
+            self._check()
+        except SaveFailed:
+            if only_here:
+                warnings.warn(f"towline: {self._only_here(only_here)}", stacklevel=2)
+            raise
+        if only_here:
+            raise self._only_here(only_here) from only_here[0].error
+
+    def _only_here(self, handles: list[Handle]) -> SaveFailed:
+        """Exception for steps that are only in the spool."""
+        spool, names = self._spool or "", ", ".join(handle.name for handle in handles)
+        arguments = [repr(self.repository.url), repr(self.run)]
+        if self.world_size > 1:
+            arguments += [f"rank={self.rank}", f"world_size={self.world_size}"]
+        if os.path.dirname(spool) != _default_spool():
+            arguments.append(f"spool={os.path.dirname(spool)!r}")
+        upload = f"towline.Checkpointer({', '.join(arguments)}).close()"
+        failed = SaveFailed(
+            f"{names}: not durable yet, only on the disk of this node ({os.uname().nodename}), in {spool}; lost if the node goes "
+            f"away. {self.repository.url} did not take all steps: {handles[0].error or 'the upload is not over yet'} (once it "
+            f"answers, run `{upload}` on this node, or start the training here again: both upload them)"
+        )
+        failed.place, failed.help = spool, f"once the store answers, run `{upload}` on this node"
+        return failed
+
+    def _patience(self, is_wanted: bool = False) -> float | None:
+        """Seconds without progress after which the upload of a step in the spool ends: another state waits for its memory, or
+        `close` waits for it."""
+        if is_wanted:
+            return _backlog.SILENCE.total_seconds()
+        return self._close_retry if self._closed else None
 
     def _path(self, file: str) -> str:
         return file if self.world_size == 1 else f"rank-{self.rank:05}/{file}"
@@ -382,6 +420,8 @@ class Checkpointer:
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         name = job.handle.name
+        self._check_order(job)
+        self._give_up(job.given_up)
         with _progress.counting(job.progress, name) as counters, self._own(name) as expected:
             options = {**job.options, **self._part(name), **expected}
             if counters is not None:
@@ -425,7 +465,7 @@ class Checkpointer:
                 self._backlog.upload()
                 continue
             if job is None:
-                self._backlog.give_up()
+                self._backlog.close(self._ends)
                 return
             try:
                 if not job.staged:
@@ -440,12 +480,12 @@ class Checkpointer:
 
     def _save(self, job: Job) -> None:
         engine, handle, options, stage = self.repository._engine, job.handle, job.options, job.taken()
+        given_up = None if job.given_up is None or job.given_up.removed else job.given_up
         kept = None
         if self._spool is not None:
             try:
-                kept = spool.put(
-                    self._spool, handle.name, {**options, **self._known(handle.name)}, self._files_on_disk(job)
-                )
+                recorded = {**options, **self._known(handle.name, given_up)}
+                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up)
                 handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
@@ -454,10 +494,12 @@ class Checkpointer:
                     f"space in {self._spool}, or pass another folder as spool=)",
                     stacklevel=2,
                 )
-        if kept is not None and self._backlog:
+        if kept is None:
+            self._check_order(job)
+        elif self._backlog:
             # Steps are uploaded in their order.
             stage.release()
-            self._backlog.add(handle, kept)
+            self._backlog.add(Waiting(handle, kept, given_up))
             job.settled.set()
             return
         files: list[_towline.File] = [
@@ -466,15 +508,17 @@ class Checkpointer:
         ]
         try:
             # A step in the spool does not wait for a store that hangs: others wait for its memory.
-            with self._own(handle.name, None if kept is None else SILENCE) as expected:
+            limit = None if kept is None else SILENCE
+            self._give_up(given_up, limit)
+            with self._own(handle.name, limit) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
-                handle.report = finish(handle._saving, None if kept is None else lambda: self._wanted)
+                handle.report = finish(handle._saving, lambda: None if kept is None else self._patience(self._wanted))
         except (Unreachable, Exhausted) as error:
             if kept is None:
                 raise
             # The state is in the spool: its memory is free for the next step.
             stage.release()
-            self._backlog.add(handle, kept, error)
+            self._backlog.add(Waiting(handle, kept, given_up), error)
             job.settled.set()
             return
         except Conflict:
@@ -512,13 +556,16 @@ class Checkpointer:
                         stacklevel=3,
                     )
                 else:
+                    given_up = spool.given_up(kept)
+                    if given_up is not None:
+                        retention.give_up(self.repository, self.run, given_up)
                     # A step that was saved twice replaces itself.
                     again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
                     spool.save(self.repository, kept, again)
                     uploaded.add(kept.step)
             except Conflict as error:
                 warnings.warn(
-                    f"towline: a step left at {kept} is dropped: the repository has another save of it: {error}",
+                    f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
                     stacklevel=3,
                 )
             except Error as error:
@@ -533,14 +580,28 @@ class Checkpointer:
 
     def _expire(self) -> None:
         if self.rank == 0:
-            self._retention.expire(self.repository, self.run, frozenset(self._branch.given_up))
+            self._retention.expire(self.repository, self.run)
 
-    def _steps_after(self, step: int) -> set[int]:
-        """Steps of the run that a training which goes on from `step` gives up."""
-        try:
-            return {later for later in self.steps() if later > step} if self.rank == 0 else set()
-        except Error:
-            return set()
+    def _later(self, step: int) -> dict[str, int | None]:
+        """Steps that a training which goes on from `step` gives up, with their versions, also those that wait in the spool."""
+        found: dict[str, int | None] = {**retention.versions(self.repository, self.run)}
+        found |= {handle.name: None for handle in self._handles if not handle.done()}
+        return {name: version for name, version in found.items() if retention.number(name) > step}
+
+    def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
+        """Removes the steps that the training gives up, before the first step in their place becomes durable: if the process is
+        killed in between, the next one resumes the step that the training went back to. Every rank calls this before its part:
+        the first one removes them, and parts of a step begin after that. Raises Unreachable if the store does not answer within
+        `limit`, and Conflict if another process went on with these steps."""
+        if given_up is None or given_up.removed:
+            return
+        # A listing has no limit.
+        self.repository._engine.find(self.run, limit)
+        retention.give_up(self.repository, self.run, given_up)
+        given_up.removed = True
+        for name in given_up.versions:
+            if self._seen is not None:
+                self._seen.pop(name, None)
 
     def _finish_pending(self) -> None:
         """Waits for pending saves, except those whose store does not answer."""
@@ -551,12 +612,12 @@ class Checkpointer:
                 with contextlib.suppress(SaveFailed, Timeout):
                     handle._await("durable", timeout=0.5)
 
-    def _check(self) -> None:
-        """Raises the saves that failed since the last call."""
+    def _check(self, name: str | None = None) -> None:
+        """Raises the saves that failed since the last call; `name` is then not saved either."""
         if os.getpid() != self._process:
             raise UsageError("a Checkpointer cannot be used in a forked child: create a new one there")
         over, self._handles = self._handles, [handle for handle in self._handles if not handle.done()]
-        raise_failed(over)
+        raise_failed(over, name)
 
     def _look(self) -> None:
         """Records the current steps: this process may replace them."""
@@ -589,9 +650,23 @@ class Checkpointer:
             self._seen[name] = self._version(name, limit)
             self._unsure.discard(name)
 
-    def _known(self, name: str) -> dict[str, Any]:
-        """As `_own`, for a save by a later process: by what this one knows, without asking the store."""
-        if self._seen is None or name in self._unsure or not self._is_protected(name):
+    def _check_order(self, job: Job) -> None:
+        """Raises Unreachable for a step that is not in the spool, if it gives up steps while there are some in the spool: those
+        would become durable later, and count as the latest."""
+        if job.given_up is not None and self._backlog:
+            raise Unreachable(
+                f"{job.handle.name} would replace later steps, but {len(self._backlog)} earlier saves wait in {self._spool} "
+                "until the store answers (save it again once they are durable, or free space there)"
+            )
+
+    def _known(self, name: str, given_up: GivenUp | None) -> dict[str, Any]:
+        """As `_own`, for a save by a later process, which removes the steps `given_up` first: by what this one knows, without
+        asking the store."""
+        if not self._is_protected(name):
+            return {}
+        if given_up is not None and name in given_up.versions:
+            return {"version": 0}
+        if self._seen is None or name in self._unsure:
             return {}
         return {"version": self._seen.get(name, 0)}
 
@@ -624,7 +699,11 @@ def _spool_folder(repository: Repository, given: str | os.PathLike[str] | None) 
     name = repository._engine.spool_name()
     if given is not None:
         return os.path.join(os.fspath(given), name)
-    return os.path.join(_state_folder(), "spool", name)
+    return os.path.join(_default_spool(), name)
+
+
+def _default_spool() -> str:
+    return os.path.join(_state_folder(), "spool")
 
 
 def _state_folder() -> str:

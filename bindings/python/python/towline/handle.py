@@ -82,13 +82,16 @@ class Handle:
             return self._saving.progress()
         return ("durable" if "durable" in self._reached else "staging", 0, 0, 0)
 
-    def _failure(self, others: Iterable[Handle] = ()) -> SaveFailed:
-        """Exception for the failure of this save and of `others`."""
+    def _failure(self, others: Iterable[Handle] = (), name: str | None = None) -> SaveFailed:
+        """Exception for the failure of this save and of `others`, raised by a save of `name`."""
         error = self.error if self.error is not None else Error("it ended without a result")
         names = [other.name for other in others]
         more = f" (and neither were {', '.join(names)})" if names else ""
         kind = SaveConflict if isinstance(error, Conflict) else SaveFailed
-        failed = kind(f"{self.name} was not saved: {error}{more}")
+        text = f"{self.name} was not saved: {error}{more}"
+        if name is not None:
+            text += f"; {name} was not saved either: call save again for this step, this failure is raised once"
+        failed = kind(text)
         failed.__cause__ = error
         return failed
 
@@ -114,10 +117,10 @@ class Handle:
             self._changed.notify_all()
 
 
-def raise_failed(handles: Iterable[Handle]) -> None:
-    """Raises failures that were not raised yet, once."""
+def raise_failed(handles: Iterable[Handle], name: str | None = None) -> None:
+    """Raises failures that were not raised yet, once; `name` is the step whose save raises them, and is not saved for it."""
     failed = [handle for handle in handles if handle._is_unraised()]
     for handle in failed:
         handle._raised = True
     if failed:
-        raise failed[0]._failure(failed[1:])
+        raise failed[0]._failure(failed[1:], name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -286,11 +287,11 @@ class Repository:
         report = self._engine.expire(run, keep_last, keep_every, least, greatest, dry_run, keep_removed)
         return ExpireReport.read(json.loads(report))
 
-    def _expire(self, run: str, rules: Mapping[str, Any], given_up: Collection[int]) -> ExpireReport:
-        """As `expire`, but the steps `given_up` do not count as last ones; if there are any, all that is removed is kept for
-        `undelete`."""
-        report = self._engine.expire(run, **rules, keep_removed=bool(given_up), given_up=set(given_up))
-        return ExpireReport.read(json.loads(report))
+    def _remove_steps(self, run: str, steps: Collection[int]) -> set[str]:
+        """Removes steps of a run in one commit, so that `undelete` can restore them; returns the names of the other steps, and of
+        the last one if it would have removed all."""
+        report = self._engine.expire(run, keep_last=sys.maxsize, keep_removed=True, given_up=set(steps))
+        return {step.name for step in ExpireReport.read(json.loads(report)).kept}
 
     def collect(
         self,

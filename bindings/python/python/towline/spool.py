@@ -1,7 +1,8 @@
 """Spool: states on this node's disk that are not in the repository yet. If the process dies, the next one uploads them.
 
 SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
-SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name and options. Written last: without it the folder is incomplete
+SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name, options, and steps that it replaces ("given_up"). Written
+                                                   last: without it the folder is incomplete
 
 All goes through open folders: others may be able to rename the spool and to put a link in its place.
 """
@@ -15,16 +16,19 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
-from . import _private, _torch
+from . import _private, _torch, _towline
 from .errors import Damaged, Error, NotFound
 from .reports import SaveReport
+from .retention import GivenUp, number
 
 if TYPE_CHECKING:
     from .repository import Repository
+
+T = TypeVar("T")
 
 #: Maximum bytes of a record.
 _RECORD_MAX = 16 << 20
@@ -47,9 +51,16 @@ class SpooledStep:
         return os.path.join(self.run.shown, self.name)
 
 
-def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> SpooledStep:
+def put(
+    spool: str,
+    name: str,
+    options: dict[str, Any],
+    files: list[tuple[str, list[Any]]],
+    given_up: GivenUp | None = None,
+) -> SpooledStep:
     """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
-    If this fails, nothing is left behind. Raises Denied if another user made the spool."""
+    `given_up` are the steps to remove before this one is saved. If this fails, nothing is left behind. Raises Denied if another
+    user made the spool."""
     # Only this user may read states, and write what a later process saves.
     kept = _place(_private.given(spool, own=True), name, options)
     try:
@@ -65,7 +76,7 @@ def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, l
                     )
                 os.fsync(file.fileno())
             _sync(os.path.dirname(whole))
-        _write_record(kept, name, options)
+        _write_record(kept, name, options, given_up)
     except BaseException:
         remove(kept)
         raise
@@ -116,21 +127,47 @@ def outdated(repository: Repository, kept: SpooledStep) -> bool:
     return False
 
 
+def given_up(kept: SpooledStep) -> GivenUp | None:
+    """Steps to remove before the step `kept` is saved. Raises Damaged if its record has others than steps of its run."""
+    found = _read_record(kept).get("given_up")
+    if found is None:
+        return None
+    run = kept.step.rpartition("/")[0]
+    try:
+        read = GivenUp(int(found["start"]), dict(found["versions"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"record of {kept} has steps to give up that cannot be read: {error!r}") from error
+    for name, version in read.versions.items():
+        of_run = name.rpartition("/")[0] == run and number(name) >= 0
+        if not of_run or not (version is None or isinstance(version, int)):
+            raise Damaged(f"record of {kept} gives up {name!r} in version {version!r}, expected a step of {run!r}")
+    return read
+
+
 def save(repository: Repository, kept: SpooledStep, options: Mapping[str, Any] | None = None) -> SaveReport:
     """Saves the step `kept` to the repository; `options` go before those of its record. Raises Conflict if another process saved
     the step since it was spooled, and Damaged if its record is not one that `put` or `link` wrote."""
+    return SaveReport.read(json.loads(_call(repository._engine.save, kept, options)))
+
+
+def begin_save(repository: Repository, kept: SpooledStep, options: Mapping[str, Any]) -> _towline.Task:
+    """As `save`, in the background."""
+    return _call(repository._engine.begin_save, kept, options)
+
+
+def _call(save: Callable[[str, str, dict[str, Any]], T], kept: SpooledStep, options: Mapping[str, Any] | None) -> T:
+    """Calls `save` with the place, name and options of a step."""
     record = _read_record(kept)
     record["options"] |= options or {}
     place = kept.run.at(kept.name)
     try:
         if "part" in record["options"]:
             record["options"]["part"] = tuple(record["options"]["part"])
-        report = repository._engine.save(place, record["name"], record["options"])
+        return save(place, record["name"], record["options"])
     except (TypeError, ValueError) as error:
         if isinstance(error, Error):
             raise
         raise Damaged(f"record of {kept} has options of another version: {error}") from error
-    return SaveReport.read(json.loads(report))
 
 
 def remove(kept: SpooledStep) -> None:
@@ -161,12 +198,15 @@ def _read_record(kept: SpooledStep) -> dict[str, Any]:
     return record
 
 
-def _write_record(kept: SpooledStep, name: str, options: dict[str, Any]) -> None:
+def _write_record(kept: SpooledStep, name: str, options: dict[str, Any], given_up: GivenUp | None = None) -> None:
     """Writes the record of a step, which marks it as complete."""
+    record: dict[str, Any] = {"name": name, "options": options}
+    if given_up is not None:
+        record["given_up"] = {"start": given_up.start, "versions": given_up.versions}
     part, run = kept.record + ".part", kept.run.descriptor
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags, 0o600, dir_fd=run), "w", encoding="utf-8") as file:
-        json.dump({"name": name, "options": options}, file)
+        json.dump(record, file)
         file.flush()
         os.fsync(file.fileno())
     os.rename(part, kept.record, src_dir_fd=run, dst_dir_fd=run)
