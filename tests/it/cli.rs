@@ -352,7 +352,7 @@ fn damage_is_exit_code_4_with_the_report() {
     let user = User::with_tree();
     let flipped = flip_a_byte(&user.repository().join("pack"));
     let report = user.json(&["verify", "--data"], 4);
-    has_members(&report["damaged"][0], "what error names tensors");
+    has_members(&report["damaged"][0], "what error names more_names tensors");
     assert_eq!(report["damaged"][0]["names"], serde_json::json!(["run/1"]));
     let ran = user.run(&["verify", "--data", "-q"]);
     assert_eq!(ran.code, Some(4));

@@ -1,7 +1,6 @@
 //! Conversion of the engine's error to Python exceptions: `towline.errors` creates one class for each kind.
 
 use std::error::Error as StdError;
-use std::fmt::Write as _;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -13,15 +12,9 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Exception for `error`; its message includes the causes and the help.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    let mut errno = None;
-    while let Some(source) = cause {
-        errno = errno.or_else(|| errno_of(source.downcast_ref()?));
-        // Writing to a string cannot fail.
-        let _ = write!(text, ": {source}");
-        cause = source.source();
-    }
+    let text = [vec![error.to_string()], error.causes()].concat().join(": ");
+    let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let errno = causes.find_map(|cause| errno_of(cause.downcast_ref()?));
     let function = MAKE.get_or_try_init(py, || Ok(py.import("towline.errors")?.getattr("make")?.unbind()));
     let made =
         function.and_then(|make| make.call1(py, (error.kind().word(), text, error.place(), error.help_text(), errno)));

@@ -387,7 +387,7 @@ is lost and which names are kept. Run it while nobody saves.
 
 The exit code is 4 if anything is damaged; the JSON is printed in any case.
 
-JSON: packs chunks bytes damaged: [what error names tensors] repaired seconds, and name if one was given";
+JSON: packs chunks bytes damaged: [what error names more_names tensors] repaired seconds, and name if one was given";
 
 pub(super) const COLLECT: &str = "\
 Examples:

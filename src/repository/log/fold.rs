@@ -151,6 +151,10 @@ impl Log {
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
             let numbers = state.seq + 1..=state.seq + ahead;
             let (entries, end) = self.sealed_entries(numbers).await?;
+            // Others share the state: it is copied only if it changes.
+            if entries.is_empty() && end {
+                return Ok(state);
+            }
             let mut next = Arc::unwrap_or_clone(state);
             for object in entries {
                 let number = next.seq + 1;
@@ -435,5 +439,22 @@ mod tests {
             assert_eq!(log.refresh().await.unwrap().seq, number);
         }
         assert!(log.seen().weight > 2 * COUNTED_FROM && log.seen().memory.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_read_that_finds_nothing_new_copies_no_state() {
+        let objects = Arc::new(InMemory::new());
+        let log = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
+        let put = async |number: u64| {
+            let actions = vec![set(&format!("run/{number}"), &StepFacts::default())];
+            let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+            objects.put(&Numbered::Entry.key(number), seal(Kind::Entry, &entry.encode(), true).into()).await.unwrap();
+        };
+        put(1).await;
+        let (first, again) = (log.refresh().await.unwrap(), log.refresh().await.unwrap());
+        assert!(Arc::ptr_eq(&first, &again));
+        put(2).await;
+        let next = log.refresh().await.unwrap();
+        assert_eq!((first.seq, next.seq), (1, 2), "who holds a state keeps it");
     }
 }

@@ -131,7 +131,7 @@ _SWITCHES = ("allow-http", "data", "delete", "dry-run", "overwrite", "repair")
 
 def make(kind: str, text: str, place: str | None = None, help: str | None = None, errno: int | None = None) -> Error:
     """Creates the exception for an error of the engine; `errno` is the system's error number of its cause."""
-    text, help = _in_python(_once(text)), None if help is None else _in_python(help)
+    text, help = _in_python(text), None if help is None else _in_python(help)
     cls = _BY_KIND.get(kind, Error)
     if cls is Exhausted and errno in _FULL:
         cls = DiskFull
@@ -140,15 +140,6 @@ def make(kind: str, text: str, place: str | None = None, help: str | None = None
         error.errno = errno or _NUMBERS.get(cls)
     error.place, error.help = place, help
     return error
-
-
-def _once(text: str) -> str:
-    """Leaves out a cause at the end of a message that the error around it names already, as `a: b` in `error: a: b: a: b`."""
-    parts = text.split(": ")
-    for length in range(1, len(parts) // 2 + 1):
-        if parts[-length:] == parts[-2 * length : -length]:
-            return ": ".join(parts[:-length])
-    return text
 
 
 def _in_python(text: str) -> str:
