@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from . import _arguments, _backlog, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, Calls, Waiting, finish
+from ._backlog import SILENCE, Backlog, Calls, Waiting, finish, only_here
 from ._devices import gpus
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
@@ -105,8 +105,7 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         check_compression(compression)
-        if not close_retry >= 0:
-            raise UsageError(f"close_retry is a number of seconds from 0 on, not {close_retry!r}")
+        _arguments.check_close_retry(close_retry)
         self.repository = opened(repo, create=create)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
@@ -127,7 +126,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(self.repository, Calls(self._give_up, self._own, self._expire, self._patience))
+        self._backlog = Backlog(Calls(self._give_up, self._upload, self._expire))
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
@@ -365,20 +364,15 @@ class Checkpointer:
 
     def _only_here(self, handles: list[Handle]) -> SaveFailed:
         """Exception for steps that are only in the spool."""
-        spool, names = self._spool or "", ", ".join(handle.name for handle in handles)
+        spool = self._spool or ""
         arguments = [repr(self.repository.url), repr(self.run)]
         if self.world_size > 1:
             arguments += [f"rank={self.rank}", f"world_size={self.world_size}"]
         if os.path.dirname(spool) != _default_spool():
             arguments.append(f"spool={os.path.dirname(spool)!r}")
         upload = f"towline.Checkpointer({', '.join(arguments)}).close()"
-        failed = SaveFailed(
-            f"{names}: not durable yet, only on the disk of this node ({os.uname().nodename}), in {spool}; lost if the node goes "
-            f"away. {self.repository.url} did not take all steps: {handles[0].error or 'the upload is not over yet'} (once it "
-            f"answers, run `{upload}` on this node, or start the training here again: both upload them)"
-        )
-        failed.place, failed.help = spool, f"once the store answers, run `{upload}` on this node"
-        return failed
+        remedy = f"run `{upload}` on this node, or start the training here again: both upload them"
+        return only_here(handles, self.repository.url, spool, remedy)
 
     def _patience(self, is_wanted: bool = False) -> float | None:
         """Seconds without progress after which the upload of a step in the spool ends: another state waits for its memory, or
@@ -533,6 +527,13 @@ class Checkpointer:
         handle._reach("local", "durable")
         job.settled.set()
         self._expire()
+
+    def _upload(self, waiting: Waiting) -> SaveReport:
+        """Uploads a step of the backlog."""
+        handle = waiting.handle
+        with self._own(handle.name, SILENCE) as expected:
+            handle._saving = spool.begin_save(self.repository, waiting.kept, expected)
+            return finish(handle._saving, self._patience)
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
