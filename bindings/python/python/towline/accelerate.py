@@ -13,6 +13,7 @@ hook: it is called before the folder is written.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ class AccelerateCheckpointer:
     States are written to `folder` before they are saved, and restored to it before they are loaded; by default `towline-states`
     in the accelerator's `project_dir`. With several nodes it must be a shared folder. `keep_last`, `keep_every`, `keep_min` and
     `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted),
-    `compression` and `create` (whether a missing repository is created) are as for `towline.Checkpointer`.
+    `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close` retries for if the
+    store takes no bytes) are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class AccelerateCheckpointer:
         compression: Compression = "auto",
         collect: bool = True,
         create: bool = True,
+        close_retry: float = 60.0,
     ):
         self.accelerator, self.run = accelerator, run
         self.folder = os.path.abspath(folder or os.path.join(accelerator.project_dir or ".", "towline-states"))
@@ -68,6 +71,7 @@ class AccelerateCheckpointer:
             compression=compression,
             collect=collect,
             create=create,
+            close_retry=close_retry,
         )
         self.repository = self._saver.repository
         if accelerator.is_main_process:
@@ -80,9 +84,10 @@ class AccelerateCheckpointer:
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             self.close()
-        except Error:
+        except Error as error:
             if kind is None:
                 raise
+            warnings.warn(f"towline: {error}", stacklevel=2)
 
     def save(self, step: int, metrics: Mapping[str, float] | None = None, **options: Any) -> Handle | None:
         """Saves the state as this step. Returns once it is written to `folder`: a Handle on the main process, None on others.
@@ -130,7 +135,8 @@ class AccelerateCheckpointer:
         self._saver.wait()
 
     def close(self) -> None:
-        """Waits as `wait`, and ends the background thread. If the store does not answer, states stay in `folder`, and the next
+        """Waits until every save is durable, and ends the background thread; raises SaveFailed if one failed. If the store takes
+        no bytes, it retries for `close_retry` seconds. Then it raises SaveFailed, too: the states stay in `folder`, and the next
         AccelerateCheckpointer of this run saves them."""
         self._saver.close()
 
