@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from .errors import Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
-from .retention import GivenUp, Retention
+from .retention import Branch, GivenUp, Retention, number
 
 #: Folder beside the checkpoints, for pending saves and restores in progress. Trainer does not upload names that begin with "_"
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
@@ -50,6 +51,15 @@ def _save_linked(
     raise Error(f"{linked} changed during each of {_TRIES} tries to save it: {changed}") from changed
 
 
+@dataclass
+class Found:
+    """Step to restore."""
+
+    name: str
+    #: Later steps, and their versions, as in `GivenUp`.
+    later: dict[str, int | None]
+
+
 class FolderSaver:
     """Saves folders as steps of `run`, one after the other. Each folder is first hard-linked into `PARENT/_towline`, so that the
     original may be removed, and so that the save can be finished after the process was killed. `close` retries for `close_retry`
@@ -75,6 +85,7 @@ class FolderSaver:
         _arguments.check_close_retry(close_retry)
         self.repository = opened(repo, create=create)
         self.run, self._framework, self._compression = run, framework, compression
+        self._branch = Branch()
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._work: queue.Queue[Waiting | None] = queue.Queue()
         self._backlog = Backlog(Calls(self._give_up, self._upload, self._expire))
@@ -98,16 +109,19 @@ class FolderSaver:
             raise self._only_here(self._left)
         handle = Handle(f"{self.run}/step-{step}", step)
         options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
+        given_up = self._branch.saved(handle.name, step)
         # Others may put a link in the place of the folder: it is opened once, and only what was opened is saved.
         with _private.opened(folder) as source:
             try:
                 with _private.given(parent) as above, above.inside(OWN, own=True) as own:
                     self._own = own.shown
-                    linked = spool.link(own, handle.name, options, source)
+                    linked = spool.link(own, handle.name, options, source, given_up)
             except Denied:
                 raise
             except OSError:
                 # No hard links possible: saves the folder itself, which must not change meanwhile.
+                self._check_order(handle, given_up)
+                self._give_up(given_up)
                 report = self.repository._engine.save(f"/proc/self/fd/{source}", handle.name, options)
                 handle.report = SaveReport.read(json.loads(report))
                 self._expire()
@@ -119,8 +133,18 @@ class FolderSaver:
             self._thread = threading.Thread(target=self._run, name="towline-saver", daemon=True)
             self._thread.start()
             _shutdown.watch(self)
-        self._work.put(Waiting(handle, linked))
+        self._work.put(Waiting(handle, linked, given_up))
         return handle
+
+    def found(self, name: str) -> Found:
+        """Step `name`, and the steps that a training which goes on from it gives up."""
+        waiting = [handle.name for handle in self._handles if not handle.done()]
+        return Found(name, retention.later(self.repository, self.run, number(name), waiting))
+
+    def restored(self, found: Found) -> None:
+        """Records that the training went back to a step. If it then saves one before the last of the later steps, those are
+        removed right before that save."""
+        self._branch.restored(number(found.name), found.later)
 
     def save_pending(self, parent: str) -> None:
         """Saves the steps that a killed process left in `parent`; returns once they are durable."""
@@ -134,7 +158,12 @@ class FolderSaver:
             pending = []
         for linked in pending:
             if not spool.outdated(self.repository, linked):
-                _save_linked(self.repository, linked)
+                try:
+                    self._give_up(spool.given_up(linked))
+                except Conflict as error:
+                    warnings.warn(f"towline: a step left at {linked} is dropped: {error}", stacklevel=3)
+                else:
+                    _save_linked(self.repository, linked)
             spool.remove(linked)
         self._left = []
 
@@ -202,8 +231,18 @@ class FolderSaver:
     def _expire(self) -> None:
         self._retention.expire(self.repository, self.run)
 
-    def _give_up(self, given_up: GivenUp | None, limit: timedelta | None) -> None:
-        """Does nothing: no framework goes back to an earlier step here."""
+    def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
+        retention.give_up(self.repository, self.run, given_up, limit)
+
+    def _check_order(self, handle: Handle, given_up: GivenUp | None) -> None:
+        """Raises Unreachable for a folder that cannot be linked, if it gives up steps while some wait: those would become durable
+        later, and count as the latest."""
+        waiting = [other.name for other in self._handles if not other.done()]
+        if given_up is not None and waiting:
+            raise Unreachable(
+                f"{handle.name} would replace later steps, but {', '.join(waiting)} wait in {self._own} until the store answers "
+                "(save it again once they are durable)"
+            )
 
     def _check(self) -> None:
         """Raises saves that failed since the last call, except those that stay on this node's disk."""

@@ -22,6 +22,7 @@ from accelerate.utils import broadcast_object_list
 from . import _arguments, _folders
 from .errors import Error, NotFound
 from .handle import Handle
+from .retention import number
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -109,22 +110,26 @@ class AccelerateCheckpointer:
     def restore(self, step: int | str = "latest", **options: Any) -> int | None:
         """Loads the state at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Returns the number of
         the step; None if `"latest"` is asked for and nothing is saved. `options` are keyword arguments of
-        `accelerator.load_state`."""
-        if self.accelerator.is_main_process:
-            self._saver.wait()
-        found = [self._find(step) if self.accelerator.is_main_process else None]
-        broadcast_object_list(found)
-        if isinstance(found[0], Error):
-            raise found[0]
-        if found[0] is None:
+        `accelerator.load_state`.
+
+        If a step before the last of the later ones is saved next, the training gives those up: they are removed right before that
+        save, so that no restart resumes them, and `Repository.undelete` restores them for 7 days."""
+        told = [self._find(step) if self.accelerator.is_main_process else None]
+        broadcast_object_list(told)
+        found = told[0]
+        if isinstance(found, Error):
+            raise found
+        if found is None:
             return None
-        folder = os.path.join(self.folder, found[0].rpartition("/")[2])
-        _folders.restore(self.repository, found[0], folder)
+        folder = os.path.join(self.folder, found.name.rpartition("/")[2])
+        _folders.restore(self.repository, found.name, folder)
         self.accelerator.load_state(folder, **options)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_local_main_process:
             _folders.remove(folder)
-        return int(found[0].rpartition("step-")[2])
+        if self.accelerator.is_main_process:
+            self._saver.restored(found)
+        return number(found.name)
 
     def steps(self) -> list[int]:
         """All saved steps, in order."""
@@ -140,15 +145,18 @@ class AccelerateCheckpointer:
         AccelerateCheckpointer of this run saves them."""
         self._saver.close()
 
-    def _find(self, step: int | str) -> str | Error | None:
-        steps = self.steps()
-        if step == "latest" and not steps:
-            return None
-        if _arguments.is_step(step):
-            step = _arguments.step_number(step)
-            message = f"{self.run} has no step {step} (saved are {steps or 'none'})"
-            return f"{self.run}/step-{step}" if step in steps else NotFound(message)
+    def _find(self, step: int | str) -> _folders.Found | Error | None:
+        """Step to restore; None if nothing is saved. Returns errors, so that all ranks raise them."""
         try:
-            return self.repository._engine.resolve(f"{self.run}@{step}")
+            self._saver.wait()
+            steps = self.steps()
+            if step == "latest":
+                return _folders.Found(self.repository._engine.resolve(f"{self.run}@latest"), {}) if steps else None
+            if not _arguments.is_step(step):
+                return self._saver.found(self.repository._engine.resolve(f"{self.run}@{step}"))
+            step = _arguments.step_number(step)
+            if step not in steps:
+                return NotFound(f"{self.run} has no step {step} (saved are {steps or 'none'})")
+            return self._saver.found(f"{self.run}/step-{step}")
         except Error as error:
             return error

@@ -305,7 +305,8 @@ class Checkpointer:
             raise self._explained(error, step) from error
         found = int(name.rpartition("step-")[2])
         # Before anything is loaded: the store may not answer.
-        later = self._later(found) if step != "latest" else {}
+        waiting = [handle.name for handle in self._handles if not handle.done()]
+        later = retention.later(self.repository, self.run, found, waiting) if step != "latest" else {}
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
@@ -557,9 +558,7 @@ class Checkpointer:
                         stacklevel=3,
                     )
                 else:
-                    given_up = spool.given_up(kept)
-                    if given_up is not None:
-                        retention.give_up(self.repository, self.run, given_up)
+                    retention.give_up(self.repository, self.run, spool.given_up(kept))
                     # A step that was saved twice replaces itself.
                     again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
                     spool.save(self.repository, kept, again)
@@ -583,23 +582,12 @@ class Checkpointer:
         if self.rank == 0:
             self._retention.expire(self.repository, self.run)
 
-    def _later(self, step: int) -> dict[str, int | None]:
-        """Steps that a training which goes on from `step` gives up, with their versions, also those that wait in the spool."""
-        found: dict[str, int | None] = {**retention.versions(self.repository, self.run)}
-        found |= {handle.name: None for handle in self._handles if not handle.done()}
-        return {name: version for name, version in found.items() if retention.number(name) > step}
-
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
-        """Removes the steps that the training gives up, before the first step in their place becomes durable: if the process is
-        killed in between, the next one resumes the step that the training went back to. Every rank calls this before its part:
-        the first one removes them, and parts of a step begin after that. Raises Unreachable if the store does not answer within
-        `limit`, and Conflict if another process went on with these steps."""
+        """As `retention.give_up`. Every rank calls this before its part: the first one removes the steps, and parts of a step
+        begin after that."""
         if given_up is None or given_up.removed:
             return
-        # A listing has no limit.
-        self.repository._engine.find(self.run, limit)
-        retention.give_up(self.repository, self.run, given_up)
-        given_up.removed = True
+        retention.give_up(self.repository, self.run, given_up, limit)
         for name in given_up.versions:
             if self._seen is not None:
                 self._seen.pop(name, None)
