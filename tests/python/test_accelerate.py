@@ -222,6 +222,22 @@ def test_killed_while_it_gives_up_steps(repository, tmp_path, place):
     assert not list((tmp_path / "states").rglob("*.json"))
 
 
+def test_it_goes_back_to_the_latest_durable_step(repository, tmp_path, monkeypatch):
+    """Steps 4 and 5 wait in the folder: `restore()` does not return them, and they are given up."""
+    monkeypatch.setattr(_backlog, "_PAUSE", 3600.0)
+    repository._engine = Far(repository._engine)
+    with (training := Training(repository, tmp_path / "states")).checkpointer as checkpointer:
+        save(training, 1, 1, 2, 3)
+        checkpointer.wait()
+        repository._engine.away = True
+        save(training, 1, 4, 5)
+        checkpointer.wait()
+        repository._engine.away = False
+        assert checkpointer.restore() == 3
+        save(training, 2, 4)
+    assert checkpointer.steps() == [1, 2, 3, 4] and resumed(repository, tmp_path / "other") == (4, 2)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_the_store_is_away_while_it_goes_back(repository, tmp_path, monkeypatch, restarted):
     """Steps 4 and 5 wait in the folder when it goes back, and are given up, too."""

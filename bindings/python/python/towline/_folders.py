@@ -136,10 +136,10 @@ class FolderSaver:
         self._work.put(Waiting(handle, linked, given_up))
         return handle
 
-    def found(self, name: str) -> Found:
-        """Step `name`, and the steps that a training which goes on from it gives up."""
+    def found(self, name: str, is_latest: bool) -> Found:
+        """Step `name`, the latest or not, and the steps that a training which goes on from it gives up."""
         waiting = [handle.name for handle in self._handles if not handle.done()]
-        return Found(name, retention.later(self.repository, self.run, number(name), waiting))
+        return Found(name, retention.later(self.repository, self.run, number(name), waiting, is_latest))
 
     def restored(self, found: Found) -> None:
         """Records that the training went back to a step. If it then saves one before the last of the later steps, those are

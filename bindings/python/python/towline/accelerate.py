@@ -150,13 +150,13 @@ class AccelerateCheckpointer:
         try:
             self._saver.wait()
             steps = self.steps()
-            if step == "latest":
-                return _folders.Found(self.repository._engine.resolve(f"{self.run}@latest"), {}) if steps else None
+            if step == "latest" and not steps:
+                return None
             if not _arguments.is_step(step):
-                return self._saver.found(self.repository._engine.resolve(f"{self.run}@{step}"))
+                return self._saver.found(self.repository._engine.resolve(f"{self.run}@{step}"), step == "latest")
             step = _arguments.step_number(step)
             if step not in steps:
                 return NotFound(f"{self.run} has no step {step} (saved are {steps or 'none'})")
-            return self._saver.found(f"{self.run}/step-{step}")
+            return self._saver.found(f"{self.run}/step-{step}", False)
         except Error as error:
             return error

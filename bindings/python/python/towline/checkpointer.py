@@ -306,7 +306,7 @@ class Checkpointer:
         found = int(name.rpartition("step-")[2])
         # Before anything is loaded: the store may not answer.
         waiting = [handle.name for handle in self._handles if not handle.done()]
-        later = retention.later(self.repository, self.run, found, waiting) if step != "latest" else {}
+        later = retention.later(self.repository, self.run, found, waiting, step == "latest")
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected

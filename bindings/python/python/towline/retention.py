@@ -80,10 +80,13 @@ class Branch:
         return given_up
 
 
-def later(repository: Repository, run: str, step: int, waiting: Iterable[str]) -> dict[str, int | None]:
+def later(
+    repository: Repository, run: str, step: int, waiting: Iterable[str], is_latest: bool
+) -> dict[str, int | None]:
     """Steps that a training which goes on from `step` gives up, with their versions; also those of `waiting`, which are on this
-    node's disk."""
-    found: dict[str, int | None] = {**versions(repository, run), **dict.fromkeys(waiting)}
+    node's disk. After the latest durable step there are only those: another process saves what the repository has beyond it."""
+    found: dict[str, int | None] = {} if is_latest else {**versions(repository, run)}
+    found |= dict.fromkeys(waiting)
     return {name: version for name, version in found.items() if number(name) > step}
 
 
