@@ -147,7 +147,7 @@ class FolderSaver:
         self._branch.restored(number(found.name), found.later)
 
     def save_pending(self, parent: str) -> None:
-        """Saves the steps that a killed process left in `parent`; returns once they are durable."""
+        """Saves the steps that an earlier process left in `parent`; returns once they are durable."""
         with contextlib.suppress(SaveFailed):
             # After this, all pending links belong to ended processes.
             self._close(retry=0)
