@@ -280,3 +280,23 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
 def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
     with pytest.raises(towline.NotFound, match="no repository"):
         TowlineCallback(tmp_path / "missing", "run-7", create=False)
+
+
+@pytest.mark.parametrize(
+    "error", ["file changed while the tree was being saved", "others commit faster than this writer"]
+)
+def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path, monkeypatch, error):
+    from towline import _folders
+
+    def conflict():
+        raise towline.Conflict(error)
+
+    monkeypatch.setattr(_folders, "_PAUSE", 0)
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "weights").write_bytes(b"1")
+    saver = _folders.FolderSaver(slow(repository, conflict), "run", "test")
+    saver.save(str(tmp_path / "checkpoint-1"), 1, None, str(tmp_path))
+    with pytest.raises(towline.SaveFailed, match=rf"run/step-1 was not saved: {error} .its files stay in .*/_towline/"):
+        saver.close()
+    _folders.FolderSaver(repository, "run", "test").save_pending(str(tmp_path))
+    assert names(repository) == ["run/step-1"]

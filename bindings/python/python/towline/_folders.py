@@ -45,10 +45,8 @@ def _save_linked(
         except Conflict as error:
             if "changed while" not in str(error):
                 raise
-            changed = error
-        time.sleep(_PAUSE)
-    # Not a Conflict, which would mean that another process has the step.
-    raise Error(f"{linked} changed during each of {_TRIES} tries to save it: {changed}") from changed
+            time.sleep(_PAUSE)
+    return finish(spool.begin_save(repository, linked, {}), patience)
 
 
 @dataclass
@@ -226,7 +224,11 @@ class FolderSaver:
                 self._backlog.upload()
 
     def _upload(self, waiting: Waiting) -> SaveReport:
-        return _save_linked(self.repository, waiting.kept, lambda: self._close_retry if self._closing else None)
+        try:
+            return _save_linked(self.repository, waiting.kept, lambda: self._close_retry if self._closing else None)
+        except Conflict as error:
+            # Not a Conflict, for which the backlog would remove the links: a later try may succeed.
+            raise Error(f"{error} (its files stay in {waiting.kept} for the next process)") from error
 
     def _expire(self) -> None:
         self._retention.expire(self.repository, self.run)
