@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,11 @@ pytest.importorskip("accelerate")
 
 import towline  # noqa: E402
 from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
+from towline import _backlog  # noqa: E402
 from towline.accelerate import AccelerateCheckpointer  # noqa: E402
+
+from .test_going_back import run_script  # noqa: E402
+from .test_spool import Far  # noqa: E402
 
 
 class Counter:
@@ -93,6 +98,195 @@ def test_steps_are_chosen(repository, tmp_path):
         training.checkpointer.restore("min=nothing")
 
 
+RULES = [{}, {"keep_last": 2}, {"keep_every": 5}, {"keep_min": "loss"}, {"keep_last": 20}]
+
+
+def save(training: Training, branch: int, *steps: int) -> None:
+    """Saves steps whose branch is the counter's state."""
+    training.counter.seen = branch
+    for step in steps:
+        training.checkpointer.save(step, metrics={"loss": 1 / step})
+
+
+def resumed(repository, folder: Path) -> tuple[int | None, int]:
+    """Step and branch that a restart goes on with."""
+    training = Training(repository, folder)
+    step = training.checkpointer.restore()
+    training.checkpointer.close()
+    return step, training.counter.seen
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_a_restart_resumes_the_branch_that_went_back(repository, tmp_path, caplog, rules):
+    first = Training(repository, tmp_path / "states")
+    save(first, 1, *range(1, 11))
+    first.checkpointer.close()
+    back = Training(repository, tmp_path / "states", **rules)
+    assert back.checkpointer.restore(3) == 3
+    assert back.checkpointer.steps() == list(range(1, 11)), "reading alone gives up nothing"
+    save(back, 2, 4)
+    back.checkpointer.wait()
+    # At once: the process may be killed now.
+    assert max(back.checkpointer.steps()) == 4 and resumed(repository, tmp_path / "other") == (4, 2)
+    assert caplog.text.count("gives up the later steps 4, 5, 6, 7, 8, 9, 10: they are removed") == 1
+    save(back, 2, 5, 6)
+    back.checkpointer.close()
+    assert resumed(repository, tmp_path / "other") == (6, 2)
+
+
+def test_a_restore_that_the_training_has_passed_gives_up_nothing(repository, tmp_path):
+    with (training := Training(repository, tmp_path / "states")).checkpointer as checkpointer:
+        save(training, 1, *range(1, 6))
+        assert checkpointer.restore("upto=2") == 2
+        save(training, 1, 6)
+        checkpointer.restore(2)
+        checkpointer.restore()
+        save(training, 1, 5)
+    assert checkpointer.steps() == [1, 2, 3, 4, 5, 6]
+
+
+def test_where_files_cannot_be_linked_it_goes_back_too(repository, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    training = Training(repository, tmp_path / "states")
+    save(training, 1, 1, 2, 3, 4)
+    training.checkpointer.restore(2)
+    save(training, 2, 3)
+    assert training.checkpointer.steps() == [1, 2, 3] and resumed(repository, tmp_path / "states") == (3, 2)
+
+
+@pytest.mark.parametrize("saved", [5, 9])
+def test_steps_that_another_process_saves_meanwhile_stay(repository, tmp_path, saved):
+    first = Training(repository, tmp_path / "a")
+    save(first, 1, *range(1, 6))
+    first.checkpointer.wait()
+    back = Training(repository, tmp_path / "b")
+    back.checkpointer.restore(2)
+    save(first, 3, saved)
+    first.checkpointer.close()
+    save(back, 2, 3)
+    with pytest.raises(towline.SaveConflict, match=f"run-7/step-{saved} was saved by another process since .* step 2"):
+        back.checkpointer.close()
+    assert resumed(repository, tmp_path / "b") == (saved, 3)
+
+
+BACK = """
+    import os, signal, sys
+    from pathlib import Path
+    import towline
+    from towline import _folders, retention, spool
+    from tests.python.test_accelerate import Training, save
+
+    def kill(*said, **more):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    training = Training(towline.open(sys.argv[1]), Path(sys.argv[2]))
+    training.checkpointer.restore(3)
+    place = sys.argv[3]
+    if place == "before the removal":
+        retention.give_up = kill
+    elif place == "in the removal":
+        towline.Repository._remove_steps = kill
+    elif place == "after the removal":
+        _folders._save_linked = kill
+    elif place == "after the save":
+        spool.remove = kill
+    save(training, 2, 4)
+    training.checkpointer.close()
+"""
+
+#: Steps and the branch of the last one after a kill.
+KILLS = {
+    "before the removal": (list(range(1, 11)), 1),
+    "in the removal": (list(range(1, 11)), 1),
+    "after the removal": ([1, 2, 3], 1),
+    "after the save": ([1, 2, 3, 4], 2),
+}
+
+
+@pytest.mark.parametrize("place", KILLS)
+def test_killed_while_it_gives_up_steps(repository, tmp_path, place):
+    first = Training(repository, tmp_path / "states")
+    save(first, 1, *range(1, 11))
+    first.checkpointer.close()
+    assert run_script(BACK, repository.url, str(tmp_path / "states"), place) == -signal.SIGKILL
+    steps, branch = KILLS[place]
+    # Elsewhere, without the folder of the killed process.
+    assert resumed(repository, tmp_path / "elsewhere") == (steps[-1], branch)
+    assert [step.step for step in repository.runs("run-7")[0].steps] == steps
+    # The next process with this folder finishes what was begun.
+    assert resumed(repository, tmp_path / "states") == (4, 2)
+    assert [step.step for step in repository.runs("run-7")[0].steps] == [1, 2, 3, 4]
+    assert not list((tmp_path / "states").rglob("*.json"))
+
+
+def test_it_goes_back_to_the_latest_durable_step(repository, tmp_path, monkeypatch):
+    """Steps 4 and 5 wait in the folder: `restore()` does not return them, and they are given up."""
+    monkeypatch.setattr(_backlog, "_PAUSE", 3600.0)
+    repository._engine = Far(repository._engine)
+    with (training := Training(repository, tmp_path / "states")).checkpointer as checkpointer:
+        save(training, 1, 1, 2, 3)
+        checkpointer.wait()
+        repository._engine.away = True
+        save(training, 1, 4, 5)
+        checkpointer.wait()
+        repository._engine.away = False
+        assert checkpointer.restore() == 3
+        save(training, 2, 4)
+    assert checkpointer.steps() == [1, 2, 3, 4] and resumed(repository, tmp_path / "other") == (4, 2)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_store_is_away_while_it_goes_back(repository, tmp_path, monkeypatch, restarted):
+    """Steps 4 and 5 wait in the folder when it goes back, and are given up, too."""
+    monkeypatch.setattr(_backlog, "_PAUSE", 3600.0)
+    repository._engine = Far(repository._engine)
+    training = Training(repository, tmp_path / "states", close_retry=0 if restarted else 60)
+    save(training, 1, 1, 2, 3)
+    training.checkpointer.wait()
+    repository._engine.away = True
+    save(training, 1, 4, 5)
+    training.checkpointer.wait()
+    repository._engine.away = False
+    training.checkpointer.restore(2)
+    repository._engine.away = True
+    save(training, 2, 3, 4)
+    training.checkpointer.wait()
+    if restarted:
+        with pytest.raises(
+            towline.SaveFailed, match="step-4, run-7/step-5, run-7/step-3, run-7/step-4: not durable yet"
+        ):
+            training.checkpointer.close()
+        repository._engine.away = False
+    else:
+        repository._engine.away = False
+        training.checkpointer.close()
+    assert resumed(repository, tmp_path / "states") == (4, 2)
+    assert [step.step for step in repository.runs("run-7")[0].steps] == [1, 2, 3, 4]
+    assert not list((tmp_path / "states").rglob("*.json"))
+
+
+def test_a_state_that_waits_gives_up_no_branch_that_went_on_elsewhere(repository, tmp_path):
+    far = towline.open(repository.url)
+    far._engine = Far(far._engine)
+    first = Training(far, tmp_path / "here", close_retry=0)
+    save(first, 1, 1, 2, 3)
+    first.checkpointer.restore(1)
+    far._engine.away = True
+    save(first, 2, 2)
+    with pytest.raises(towline.SaveFailed, match="run-7/step-2: not durable yet"):
+        first.checkpointer.close()
+    elsewhere = Training(repository, tmp_path / "elsewhere")
+    assert elsewhere.checkpointer.restore() == 3
+    save(elsewhere, 1, 4)
+    elsewhere.checkpointer.close()
+    with pytest.warns(UserWarning, match="is dropped: run-7/step-4 was saved by another process"):
+        assert resumed(repository, tmp_path / "here") == (4, 1)
+    assert not list((tmp_path / "here").rglob("*.json"))
+
+
 def test_automatic_names_of_accelerate(repository, tmp_path):
     from accelerate.utils import ProjectConfiguration
 
@@ -124,7 +318,13 @@ checkpointer.save(1)
 torch.rand(3)
 assert checkpointer.restore() == 1
 assert torch.equal(torch.get_rng_state(), before), "the random state of each rank is restored"
+checkpointer.save(2)
+checkpointer.save(3)
+assert checkpointer.restore(1) == 1
+checkpointer.save(2)
 checkpointer.close()
+accelerator.wait_for_everyone()
+assert checkpointer.steps() == [1, 2]
 accelerator.end_training()
 """
 

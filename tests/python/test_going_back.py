@@ -244,6 +244,24 @@ def test_the_store_is_away_while_it_goes_back(far, tmp_path, monkeypatch, killed
     assert in_spool(tmp_path) == []
 
 
+def test_it_goes_back_to_the_latest_durable_step(far, tmp_path, monkeypatch):
+    """Steps 4 and 5 are only in the spool: `restore()` does not return them, and they are given up."""
+    from towline import _backlog
+
+    monkeypatch.setattr(_backlog, "_PAUSE", 3600.0)
+    with towline.Checkpointer(far, "run", spool=tmp_path) as back:
+        save(back, "old", 1, 2, 3)
+        back.wait()
+        far._engine.away = True
+        save(back, "old", 4, 5)
+        while back._handles[-1].error is None:
+            pass
+        far._engine.away = False
+        assert resumed(back) == (3, "old")
+        save(back, "new", 4)
+    assert back.steps() == [1, 2, 3, 4] and resumed(towline.Checkpointer(far, "run")) == (4, "new")
+
+
 def test_a_spooled_step_gives_up_no_branch_that_went_on_elsewhere(far, tmp_path):
     with towline.Checkpointer(far, "run", spool=tmp_path / "here") as first:
         save(first, "old", 1, 2, 3)

@@ -14,11 +14,13 @@ import textwrap
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import towline
 from towline import _backlog, _folders, spool
+from towline.handle import Handle
 
 MIB = 1 << 20
 
@@ -259,6 +261,18 @@ def test_closing_retries_until_the_store_answers(far, tmp_path, monkeypatch):
         far._engine.begin_save = begin_save
         far._engine.away = False
     assert len(tries) == 3 and handle.done() and handle.error is None and in_spool(tmp_path) == []
+
+
+def test_saves_that_come_often_do_not_put_off_the_next_try(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(_backlog, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    backlog = _backlog.Backlog(_backlog.Calls(lambda *said: None, lambda waiting: None, lambda: None))
+    pauses = []
+    for step in range(4):
+        backlog.add(_backlog.Waiting(Handle(f"run/step-{step}", step), None), towline.Unreachable("no answer"))
+        pauses.append(backlog.pause())
+        now[0] += _backlog._PAUSE / 2
+    assert pauses == [_backlog._PAUSE, _backlog._PAUSE / 2, 0, 0]
 
 
 def test_what_stays_on_this_node_is_an_error_that_says_how_to_upload_it(far, tmp_path):

@@ -124,9 +124,9 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def save(self, *wanted):
+    def begin_save(self, *wanted):
         self._begin()
-        return self._engine.save(*wanted)
+        return self._engine.begin_save(*wanted)
 
 
 def slow(repository, begin) -> towline.Repository:
@@ -206,11 +206,31 @@ def test_a_store_that_does_not_answer_does_not_stop_the_training(repository, tmp
     def unreachable():
         raise towline.Unreachable("no answer")
 
-    with pytest.warns(UserWarning, match="not durable yet"):
-        trained(TowlineCallback(slow(repository, unreachable), "run-7"), tmp_path / "out", 4, save_total_limit=1)
+    callback = TowlineCallback(slow(repository, unreachable), "run-7", close_retry=0)
+    told = "run-7/step-2, run-7/step-4, run-7/step-6: not durable yet, only on .*out/_towline.* no answer .*start the training"
+    with pytest.raises(towline.SaveFailed, match=told):
+        trained(callback, tmp_path / "out", 6, save_total_limit=1)
     assert names(repository) == []
-    trained(TowlineCallback(repository, "run-7"), tmp_path / "out", 6)
-    assert names(repository) == ["run-7/step-2", "run-7/step-4", "run-7/step-6"]
+    # They would count as later than it.
+    with pytest.raises(towline.SaveFailed, match="run-7/step-6: not durable yet"):
+        callback._saver.save(str(tmp_path / "out" / "checkpoint-6"), 7, None, str(tmp_path / "out"))
+    trained(TowlineCallback(repository, "run-7"), tmp_path / "out", 8)
+    assert names(repository) == ["run-7/step-2", "run-7/step-4", "run-7/step-6", "run-7/step-8"]
+
+
+def test_the_end_retries_until_the_store_answers(repository, tmp_path, monkeypatch):
+    from towline import _backlog
+
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+    tries = []
+
+    def answer_late():
+        tries.append(1)
+        if len(tries) < 10:
+            raise towline.Unreachable("no answer")
+
+    trained(TowlineCallback(slow(repository, answer_late), "run-7"), tmp_path / "out", 4)
+    assert names(repository) == ["run-7/step-2", "run-7/step-4"] and len(tries) == 11
 
 
 def test_a_store_that_answers_again_gets_all(repository, tmp_path):
@@ -260,3 +280,23 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
 def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
     with pytest.raises(towline.NotFound, match="no repository"):
         TowlineCallback(tmp_path / "missing", "run-7", create=False)
+
+
+@pytest.mark.parametrize(
+    "error", ["file changed while the tree was being saved", "others commit faster than this writer"]
+)
+def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path, monkeypatch, error):
+    from towline import _folders
+
+    def conflict():
+        raise towline.Conflict(error)
+
+    monkeypatch.setattr(_folders, "_PAUSE", 0)
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "weights").write_bytes(b"1")
+    saver = _folders.FolderSaver(slow(repository, conflict), "run", "test")
+    saver.save(str(tmp_path / "checkpoint-1"), 1, None, str(tmp_path))
+    with pytest.raises(towline.SaveFailed, match=rf"run/step-1 was not saved: {error} .its files stay in .*/_towline/"):
+        saver.close()
+    _folders.FolderSaver(repository, "run", "test").save_pending(str(tmp_path))
+    assert names(repository) == ["run/step-1"]

@@ -28,6 +28,12 @@ def step_number(step: Any) -> int:
     return number
 
 
+def check_close_retry(seconds: float) -> None:
+    """Raises UsageError unless `close_retry` is a time."""
+    if not seconds >= 0:
+        raise UsageError(f"close_retry is a number of seconds from 0 on, not {seconds!r}")
+
+
 def is_step(step: Any) -> bool:
     """True for the number of a step, False for a choice such as "latest"."""
     return not isinstance(step, str)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 from . import _towline, spool
-from .errors import Conflict, Error, Exhausted, Unreachable
+from .errors import Conflict, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 from .retention import GivenUp
-
-if TYPE_CHECKING:
-    from .repository import Repository
 
 #: Seconds before the first and between later tries.
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
@@ -28,16 +24,14 @@ SILENCE = timedelta(seconds=20)
 
 @dataclass
 class Calls:
-    """Functions of a Checkpointer that the saves of its backlog call. Their times are for the store to answer."""
+    """Functions that the saves of a backlog call. The time is for the store to answer."""
 
     #: Removes the steps that a training gives up.
     give_up: Callable[[GivenUp | None, timedelta], None]
-    #: Returns options for a save of a name that make it fail rather than replace another process's step.
-    own: Callable[[str, timedelta], AbstractContextManager[dict[str, Any]]]
+    #: Uploads a step.
+    save: Callable[[Waiting], SaveReport]
     #: Is called after each save.
     durable: Callable[[], None]
-    #: Returns the seconds without progress after which an upload is to end; None if it may go on.
-    patience: Callable[[], float | None]
 
 
 @dataclass
@@ -51,25 +45,30 @@ class Waiting:
 
 
 class Backlog:
-    """Steps of one Checkpointer, used by its saver thread alone."""
+    """Steps of one Checkpointer or FolderSaver, used by its saver thread alone."""
 
-    def __init__(self, repository: Repository, calls: Calls):
-        self._repository, self._calls = repository, calls
+    def __init__(self, calls: Calls):
+        self._calls = calls
         self._steps: deque[Waiting] = deque()
         self._pause = _PAUSE
+        #: Time (of time.monotonic) of the next try.
+        self._next = 0.0
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def pause(self) -> float | None:
         """Seconds until the next try; None if nothing waits."""
-        return self._pause if self._steps else None
+        return max(0.0, self._next - time.monotonic()) if self._steps else None
 
     def add(self, step: Waiting, error: BaseException | None = None) -> None:
         """Adds a step; `error` is why the store did not take it: by default, that of the steps before."""
-        step.handle._fail(
-            error or self._steps[0].handle.error or Error("an earlier step waits for the store"), over=False
-        )
+        if not self._steps:
+            self._next = time.monotonic() + self._pause
+        elif error is None:
+            error = self._steps[0].handle.error or Error("an earlier step waits for the store")
+        if error is not None:
+            step.handle._fail(error, over=False)
         self._steps.append(step)
 
     def upload(self) -> None:
@@ -79,13 +78,12 @@ class Backlog:
             handle, kept = step.handle, step.kept
             try:
                 self._calls.give_up(step.given_up, SILENCE)
-                with self._calls.own(handle.name, SILENCE) as expected:
-                    handle._saving = spool.begin_save(self._repository, kept, expected)
-                    report = finish(handle._saving, self._calls.patience)
+                report = self._calls.save(step)
             except (Unreachable, Exhausted) as error:
                 for waiting in self._steps:
                     waiting.handle._fail(error, over=False)
                 self._pause = min(self._pause * 2, _PAUSE_MAX)
+                self._next = time.monotonic() + self._pause
                 return
             except Conflict as error:
                 # Another process has the step: the next one on this node must not replace it.
@@ -131,3 +129,14 @@ def finish(saving: _towline.Task, patience: Callable[[], float | None]) -> SaveR
             saving.wait()
             raise Unreachable(f"the store did not answer for {most:g} s")
     return SaveReport.read(json.loads(saving.result() or "{}"))
+
+
+def only_here(handles: Sequence[Handle], url: str, place: str, remedy: str) -> SaveFailed:
+    """Exception for steps that the store at `url` did not take: they are only in the folder `place`."""
+    names, remedy = ", ".join(handle.name for handle in handles), f"once the store answers, {remedy}"
+    failed = SaveFailed(
+        f"{names}: not durable yet, only on the disk of this node ({os.uname().nodename}), in {place}; lost if the node goes "
+        f"away. {url} did not take all steps: {handles[0].error or 'the upload is not over yet'} ({remedy})"
+    )
+    failed.place, failed.help = place, remedy
+    return failed

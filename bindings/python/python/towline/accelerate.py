@@ -13,6 +13,7 @@ hook: it is called before the folder is written.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from accelerate.utils import broadcast_object_list
 from . import _arguments, _folders
 from .errors import Error, NotFound
 from .handle import Handle
+from .retention import number
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,7 +39,8 @@ class AccelerateCheckpointer:
     States are written to `folder` before they are saved, and restored to it before they are loaded; by default `towline-states`
     in the accelerator's `project_dir`. With several nodes it must be a shared folder. `keep_last`, `keep_every`, `keep_min` and
     `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted),
-    `compression` and `create` (whether a missing repository is created) are as for `towline.Checkpointer`.
+    `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close` retries for if the
+    store takes no bytes) are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class AccelerateCheckpointer:
         compression: Compression = "auto",
         collect: bool = True,
         create: bool = True,
+        close_retry: float = 60.0,
     ):
         self.accelerator, self.run = accelerator, run
         self.folder = os.path.abspath(folder or os.path.join(accelerator.project_dir or ".", "towline-states"))
@@ -68,6 +72,7 @@ class AccelerateCheckpointer:
             compression=compression,
             collect=collect,
             create=create,
+            close_retry=close_retry,
         )
         self.repository = self._saver.repository
         if accelerator.is_main_process:
@@ -80,9 +85,10 @@ class AccelerateCheckpointer:
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             self.close()
-        except Error:
+        except Error as error:
             if kind is None:
                 raise
+            warnings.warn(f"towline: {error}", stacklevel=2)
 
     def save(self, step: int, metrics: Mapping[str, float] | None = None, **options: Any) -> Handle | None:
         """Saves the state as this step. Returns once it is written to `folder`: a Handle on the main process, None on others.
@@ -104,22 +110,26 @@ class AccelerateCheckpointer:
     def restore(self, step: int | str = "latest", **options: Any) -> int | None:
         """Loads the state at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Returns the number of
         the step; None if `"latest"` is asked for and nothing is saved. `options` are keyword arguments of
-        `accelerator.load_state`."""
-        if self.accelerator.is_main_process:
-            self._saver.wait()
-        found = [self._find(step) if self.accelerator.is_main_process else None]
-        broadcast_object_list(found)
-        if isinstance(found[0], Error):
-            raise found[0]
-        if found[0] is None:
+        `accelerator.load_state`.
+
+        If a step before the last of the later ones is saved next, the training gives those up: they are removed right before that
+        save, so that no restart resumes them, and `Repository.undelete` restores them for 7 days."""
+        told = [self._find(step) if self.accelerator.is_main_process else None]
+        broadcast_object_list(told)
+        found = told[0]
+        if isinstance(found, Error):
+            raise found
+        if found is None:
             return None
-        folder = os.path.join(self.folder, found[0].rpartition("/")[2])
-        _folders.restore(self.repository, found[0], folder)
+        folder = os.path.join(self.folder, found.name.rpartition("/")[2])
+        _folders.restore(self.repository, found.name, folder)
         self.accelerator.load_state(folder, **options)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_local_main_process:
             _folders.remove(folder)
-        return int(found[0].rpartition("step-")[2])
+        if self.accelerator.is_main_process:
+            self._saver.restored(found)
+        return number(found.name)
 
     def steps(self) -> list[int]:
         """All saved steps, in order."""
@@ -130,19 +140,23 @@ class AccelerateCheckpointer:
         self._saver.wait()
 
     def close(self) -> None:
-        """Waits as `wait`, and ends the background thread. If the store does not answer, states stay in `folder`, and the next
+        """Waits until every save is durable, and ends the background thread; raises SaveFailed if one failed. If the store takes
+        no bytes, it retries for `close_retry` seconds. Then it raises SaveFailed, too: the states stay in `folder`, and the next
         AccelerateCheckpointer of this run saves them."""
         self._saver.close()
 
-    def _find(self, step: int | str) -> str | Error | None:
-        steps = self.steps()
-        if step == "latest" and not steps:
-            return None
-        if _arguments.is_step(step):
-            step = _arguments.step_number(step)
-            message = f"{self.run} has no step {step} (saved are {steps or 'none'})"
-            return f"{self.run}/step-{step}" if step in steps else NotFound(message)
+    def _find(self, step: int | str) -> _folders.Found | Error | None:
+        """Step to restore; None if nothing is saved. Returns errors, so that all ranks raise them."""
         try:
-            return self.repository._engine.resolve(f"{self.run}@{step}")
+            self._saver.wait()
+            steps = self.steps()
+            if step == "latest" and not steps:
+                return None
+            if not _arguments.is_step(step):
+                return self._saver.found(self.repository._engine.resolve(f"{self.run}@{step}"), step == "latest")
+            step = _arguments.step_number(step)
+            if step not in steps:
+                return NotFound(f"{self.run} has no step {step} (saved are {steps or 'none'})")
+            return self._saver.found(f"{self.run}/step-{step}", False)
         except Error as error:
             return error

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from . import _arguments, _backlog, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, Calls, Waiting, finish
+from ._backlog import SILENCE, Backlog, Calls, Waiting, finish, only_here
 from ._devices import gpus
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
@@ -105,8 +105,7 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         check_compression(compression)
-        if not close_retry >= 0:
-            raise UsageError(f"close_retry is a number of seconds from 0 on, not {close_retry!r}")
+        _arguments.check_close_retry(close_retry)
         self.repository = opened(repo, create=create)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
@@ -127,7 +126,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(self.repository, Calls(self._give_up, self._own, self._expire, self._patience))
+        self._backlog = Backlog(Calls(self._give_up, self._upload, self._expire))
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
@@ -306,7 +305,8 @@ class Checkpointer:
             raise self._explained(error, step) from error
         found = int(name.rpartition("step-")[2])
         # Before anything is loaded: the store may not answer.
-        later = self._later(found) if step != "latest" else {}
+        waiting = [handle.name for handle in self._handles if not handle.done()]
+        later = retention.later(self.repository, self.run, found, waiting, step == "latest")
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
@@ -365,20 +365,15 @@ class Checkpointer:
 
     def _only_here(self, handles: list[Handle]) -> SaveFailed:
         """Exception for steps that are only in the spool."""
-        spool, names = self._spool or "", ", ".join(handle.name for handle in handles)
+        spool = self._spool or ""
         arguments = [repr(self.repository.url), repr(self.run)]
         if self.world_size > 1:
             arguments += [f"rank={self.rank}", f"world_size={self.world_size}"]
         if os.path.dirname(spool) != _default_spool():
             arguments.append(f"spool={os.path.dirname(spool)!r}")
         upload = f"towline.Checkpointer({', '.join(arguments)}).close()"
-        failed = SaveFailed(
-            f"{names}: not durable yet, only on the disk of this node ({os.uname().nodename}), in {spool}; lost if the node goes "
-            f"away. {self.repository.url} did not take all steps: {handles[0].error or 'the upload is not over yet'} (once it "
-            f"answers, run `{upload}` on this node, or start the training here again: both upload them)"
-        )
-        failed.place, failed.help = spool, f"once the store answers, run `{upload}` on this node"
-        return failed
+        remedy = f"run `{upload}` on this node, or start the training here again: both upload them"
+        return only_here(handles, self.repository.url, spool, remedy)
 
     def _patience(self, is_wanted: bool = False) -> float | None:
         """Seconds without progress after which the upload of a step in the spool ends: another state waits for its memory, or
@@ -534,6 +529,13 @@ class Checkpointer:
         job.settled.set()
         self._expire()
 
+    def _upload(self, waiting: Waiting) -> SaveReport:
+        """Uploads a step of the backlog."""
+        handle = waiting.handle
+        with self._own(handle.name, SILENCE) as expected:
+            handle._saving = spool.begin_save(self.repository, waiting.kept, expected)
+            return finish(handle._saving, self._patience)
+
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
@@ -556,9 +558,7 @@ class Checkpointer:
                         stacklevel=3,
                     )
                 else:
-                    given_up = spool.given_up(kept)
-                    if given_up is not None:
-                        retention.give_up(self.repository, self.run, given_up)
+                    retention.give_up(self.repository, self.run, spool.given_up(kept))
                     # A step that was saved twice replaces itself.
                     again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
                     spool.save(self.repository, kept, again)
@@ -582,23 +582,12 @@ class Checkpointer:
         if self.rank == 0:
             self._retention.expire(self.repository, self.run)
 
-    def _later(self, step: int) -> dict[str, int | None]:
-        """Steps that a training which goes on from `step` gives up, with their versions, also those that wait in the spool."""
-        found: dict[str, int | None] = {**retention.versions(self.repository, self.run)}
-        found |= {handle.name: None for handle in self._handles if not handle.done()}
-        return {name: version for name, version in found.items() if retention.number(name) > step}
-
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
-        """Removes the steps that the training gives up, before the first step in their place becomes durable: if the process is
-        killed in between, the next one resumes the step that the training went back to. Every rank calls this before its part:
-        the first one removes them, and parts of a step begin after that. Raises Unreachable if the store does not answer within
-        `limit`, and Conflict if another process went on with these steps."""
+        """As `retention.give_up`. Every rank calls this before its part: the first one removes the steps, and parts of a step
+        begin after that."""
         if given_up is None or given_up.removed:
             return
-        # A listing has no limit.
-        self.repository._engine.find(self.run, limit)
-        retention.give_up(self.repository, self.run, given_up)
-        given_up.removed = True
+        retention.give_up(self.repository, self.run, given_up, limit)
         for name in given_up.versions:
             if self._seen is not None:
                 self._seen.pop(name, None)

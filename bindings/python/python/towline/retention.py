@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments
@@ -79,9 +80,31 @@ class Branch:
         return given_up
 
 
-def give_up(repository: Repository, run: str, given_up: GivenUp) -> None:
-    """Removes the steps in one commit, so that no restore resumes them; `undelete` restores them for 7 days. Raises Conflict, and
-    removes nothing, if another process has gone on with them."""
+def later(
+    repository: Repository, run: str, step: int, waiting: Iterable[str], is_latest: bool
+) -> dict[str, int | None]:
+    """Steps that a training which goes on from `step` gives up, with their versions; also those of `waiting`, which are on this
+    node's disk. After the latest durable step there are only those: another process saves what the repository has beyond it."""
+    found: dict[str, int | None] = {} if is_latest else {**versions(repository, run)}
+    found |= dict.fromkeys(waiting)
+    return {name: version for name, version in found.items() if number(name) > step}
+
+
+def give_up(repository: Repository, run: str, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
+    """Removes the steps that a training gives up, before the first step in their place becomes durable: if the process is killed
+    in between, the next one resumes the step that the training went back to. They are removed in one commit, and `undelete`
+    restores them for 7 days. Raises Unreachable if the store does not answer within `limit`; raises Conflict, and removes
+    nothing, if another process has gone on with them."""
+    if given_up is None or given_up.removed:
+        return
+    if limit is not None:
+        # A listing has no limit.
+        repository._engine.find(run, limit)
+    _remove(repository, run, given_up)
+    given_up.removed = True
+
+
+def _remove(repository: Repository, run: str, given_up: GivenUp) -> None:
     for left in reversed(range(_TRIES)):
         there = versions(repository, run)
         names = [

@@ -83,14 +83,16 @@ def put(
     return kept
 
 
-def link(spool: _private.Folder, name: str, options: dict[str, Any], source: int) -> SpooledStep:
+def link(
+    spool: _private.Folder, name: str, options: dict[str, Any], source: int, given_up: GivenUp | None = None
+) -> SpooledStep:
     """As `put`, for the folder with the descriptor `source`: its files are hard-linked, so that they may be removed there. Raises
     OSError if files cannot be linked."""
     kept = _place(spool, name, options)
     try:
         with kept.run.inside(kept.name) as folder:
             _private.link_tree(source, folder.descriptor)
-        _write_record(kept, name, options)
+        _write_record(kept, name, options, given_up)
     except BaseException:
         remove(kept)
         raise

@@ -36,8 +36,9 @@ class TowlineCallback(TrainerCallback):
     numbers that were logged at it, such as `loss` and `eval_loss`.
 
     The save runs in the background, and completes even if `save_total_limit` removes the folder meanwhile. If it fails, the
-    callback raises SaveFailed after the next checkpoint, or at the end of the training, which waits for all saves. A restarted
-    process first finishes the saves that the killed one left.
+    callback raises SaveFailed after the next checkpoint, or at the end of the training, which waits for all saves. If the store
+    takes no bytes then, it retries for `close_retry` seconds, and raises SaveFailed, too: the checkpoints stay in the output
+    folder. A restarted process first finishes the saves that the one before left.
 
     With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
     `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
@@ -58,6 +59,7 @@ class TowlineCallback(TrainerCallback):
         compression: Compression = "auto",
         collect: bool = True,
         create: bool = True,
+        close_retry: float = 60.0,
     ):
         self._saver = _folders.FolderSaver(
             repo,
@@ -70,6 +72,7 @@ class TowlineCallback(TrainerCallback):
             compression=compression,
             collect=collect,
             create=create,
+            close_retry=close_retry,
         )
         self.repository, self.run, self.remove_local = self._saver.repository, run, remove_local
         self._saved: dict[str, Any] = {}
@@ -129,7 +132,7 @@ class TowlineCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Waits until every step is durable."""
+        """Waits until every step is durable; raises SaveFailed if one is not."""
         if state.is_world_process_zero:
             self._saver.close()
             self._remove_local(next(reversed(self._saved), None), state.best_model_checkpoint)
