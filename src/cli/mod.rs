@@ -154,6 +154,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
         stop: CancellationToken::new(),
     };
     let runtime = runtime()?;
+    runtime.block_on(async { signals::survive_file_limit() })?;
     let result = match cli.verb {
         verb if verb.handles_signals() => runtime.block_on(context.execute(verb)).map_err(Failed::from),
         verb => {

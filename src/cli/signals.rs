@@ -68,6 +68,12 @@ pub(super) fn listen(kind: SignalKind) -> Result<Signal> {
     signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source))
 }
 
+/// Makes a write beyond the limit of file sizes (`ulimit -f`) an error instead of the end of the process, for good. In a runtime.
+pub(super) fn survive_file_limit() -> Result<()> {
+    // The handler stays when this is dropped.
+    listen(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())).map(drop)
+}
+
 /// Behaviour of a command at a signal.
 pub(super) struct Interruption {
     /// Asks the command to stop.
