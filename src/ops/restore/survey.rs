@@ -354,19 +354,19 @@ mod tests {
         bytes[2 * ZEROS + 5] = 1;
         file.write_all(&bytes).unwrap();
         let (len, one) = (bytes.len() as u64, 2 * ZEROS as u64 + 5);
-        let whole = [0..len];
-        for (range, data, expected) in [
-            (0..one, &whole[..], true),
-            (one + 1..len, &whole, true),
-            (0..one + 1, &whole, false),
-            (0..len, &[], true),
-            (0..len, &[0..one, one + 1..len], true),
-            (0..len, &[0..7, one..one + 1], false),
-            (one..one + 1, &[0..7, 9..one], true),
-            (7..len, &[len..len + 1], true),
-            (len - 1..len + 1, &[0..len + 1], false),
+        for (range, ends, expected) in [
+            (0..one, vec![(0, len)], true),
+            (one + 1..len, vec![(0, len)], true),
+            (0..one + 1, vec![(0, len)], false),
+            (0..len, vec![], true),
+            (0..len, vec![(0, one), (one + 1, len)], true),
+            (0..len, vec![(0, 7), (one, one + 1)], false),
+            (one..one + 1, vec![(0, 7), (9, one)], true),
+            (7..len, vec![(len, len + 1)], true),
+            (len - 1..len + 1, vec![(0, len + 1)], false),
         ] {
-            assert_eq!(is_zero(&file, range.clone(), data), expected, "{range:?} {data:?}");
+            let data: Vec<Range<u64>> = ends.into_iter().map(|(start, end)| start..end).collect();
+            assert_eq!(is_zero(&file, range.clone(), &data), expected, "{range:?} {data:?}");
         }
     }
 }
