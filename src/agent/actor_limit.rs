@@ -40,23 +40,20 @@ impl ActorLimit {
     /// As [`ActorLimit::admit`], for a request for `what`, whose repeats in the same minute have no entry of their own.
     pub(super) fn admit_once(&self, actor: &str, what: &str, now: Timestamp) -> bool {
         let digest = blake3::hash(format!("{actor}\0{what}").as_bytes());
-        if self.minute(now).seen.contains(&digest) {
+        let mut minute = self.minute(now);
+        if minute.seen.contains(&digest) {
             return true;
         }
-        let admitted = self.admit(actor, now);
+        let admitted = minute.count(actor, 1) <= self.per_minute;
         if admitted {
-            self.minute(now).seen.insert(digest);
+            minute.seen.insert(digest);
         }
         admitted
     }
 
     /// As [`ActorLimit::admit`], for a request with `entries` of its own; counts as many.
     pub(super) fn admit_several(&self, actor: &str, entries: u32, now: Timestamp) -> bool {
-        let mut minute = self.minute(now);
-        // Actors have a certificate or a token, so they are few.
-        let count = minute.counts.entry(actor.to_owned()).or_default();
-        *count = count.saturating_add(entries);
-        *count <= self.per_minute
+        self.minute(now).count(actor, entries) <= self.per_minute
     }
 
     /// Counts of the minute of `now`.
@@ -67,6 +64,16 @@ impl ActorLimit {
             *minute = Minute { number, ..Minute::default() };
         }
         minute
+    }
+}
+
+impl Minute {
+    /// Counts `entries` more of `actor`; returns their number.
+    fn count(&mut self, actor: &str, entries: u32) -> u32 {
+        // Actors have a certificate or a token, so they are few.
+        let count = self.counts.entry(actor.to_owned()).or_default();
+        *count = count.saturating_add(entries);
+        *count
     }
 }
 

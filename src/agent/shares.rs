@@ -28,7 +28,7 @@ pub(super) struct Share {
     bytes: u64,
 }
 
-/// One that waits.
+/// Counts one waiter until it is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 /// Bytes in memory, and the share that ends with the last of them.

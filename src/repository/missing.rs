@@ -105,7 +105,8 @@ mod tests {
     }
 
     fn no_such_run(names: &[&str], wanted: &str) -> Error {
-        absent_run(|| refs(names).into_keys().collect::<Vec<_>>().leak().iter(), &name(wanted))
+        let refs = refs(names);
+        absent_run(|| refs.keys(), &name(wanted))
     }
 
     #[test]

@@ -298,7 +298,7 @@ def test_what_stays_on_this_node_is_an_error_that_says_how_to_upload_it(far, tmp
     assert "did not take all steps: no answer" in told
     call = re.search("`(towline.*)`", told)[1]
     assert call == f"towline.Checkpointer({far.url!r}, 'run', spool={str(tmp_path)!r}).close()"
-    # As it says, but with a store that is not on this node.
+    # Runs the call that the error tells, with the repository of this test.
     eval(call.replace(repr(far.url), "far"), {"towline": towline, "far": far})
     assert in_spool(tmp_path) == []
     with towline.Checkpointer(far, "run") as later:
@@ -325,7 +325,7 @@ def test_a_silent_store_does_not_stop_the_end(far, tmp_path, monkeypatch, call):
     assert silent.cancelled and len(in_spool(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("wrong", [-1, float("nan")])
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "60s", None])
 def test_the_time_of_retries_is_checked(far, wrong):
     with pytest.raises(towline.UsageError, match="close_retry is a number of seconds from 0 on"):
         towline.Checkpointer(far, "run", close_retry=wrong)

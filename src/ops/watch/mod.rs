@@ -9,7 +9,6 @@
 
 mod candidate;
 mod compare;
-mod cut_off;
 mod ending;
 mod events;
 mod handoff;
@@ -20,6 +19,7 @@ mod settle;
 mod state;
 #[cfg(test)]
 mod tests;
+mod truncated;
 
 use std::collections::BTreeMap;
 use std::future::pending;

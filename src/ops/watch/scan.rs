@@ -11,10 +11,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::candidate::{Class, Marker, Tracker, classify, has_checkpoint_ending, is_temporary, marker};
-use super::cut_off::lacking_end;
 use super::metrics::open;
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
+use super::truncated::lacking_end;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 

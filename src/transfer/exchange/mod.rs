@@ -110,6 +110,7 @@ pub struct Exchange {
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
     transcoding: Arc<Turns>,
+    /// Turns to plan large trees.
     planning: PlanTurns,
     catalog: Catalog,
     in_flight: InFlight,

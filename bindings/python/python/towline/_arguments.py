@@ -30,7 +30,7 @@ def step_number(step: Any) -> int:
 
 def check_close_retry(seconds: float) -> None:
     """Raises UsageError unless `close_retry` is a time."""
-    if not seconds >= 0:
+    if not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise UsageError(f"close_retry is a number of seconds from 0 on, not {seconds!r}")
 
 

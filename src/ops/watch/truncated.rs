@@ -1,4 +1,4 @@
-//! Checkpoint files that end before their format says: a training was killed, or its disk was full, while it wrote them.
+//! Truncated checkpoint files: a training was killed, or its disk was full, while it wrote them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_were_cut_lack_their_end_and_others_nothing() {
+    fn truncated_files_lack_their_end_and_others_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let header = br#"{"w":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}}"#;
         let whole = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 100]].concat();
