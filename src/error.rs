@@ -14,6 +14,10 @@ const ACCESS_CURE: &str = "check the owner and mode of the path, and how it is m
 /// Help about a full file system.
 const SPACE_CURE: &str = "free some space there and run the same command again";
 
+/// Help about a limit of the length of files.
+const LENGTH_CURE: &str =
+    "raise the limit of file sizes (ulimit -f), or use another file system, and run the same command again";
+
 /// The result of anything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -172,7 +176,8 @@ impl Error {
         let (kind, help) = match source.kind() {
             Io::NotFound => (ErrorKind::NotFound, None),
             Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, Some(ACCESS_CURE)),
-            Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, Some(SPACE_CURE)),
+            Io::StorageFull | Io::QuotaExceeded => (ErrorKind::Exhausted, Some(SPACE_CURE)),
+            Io::FileTooLarge => (ErrorKind::Exhausted, Some(LENGTH_CURE)),
             _ => (ErrorKind::Other, None),
         };
         let error = Self::new(kind, without_room(&source, what.into())).at(path.display()).source(source);
@@ -432,7 +437,8 @@ impl Error {
             if let Some(io) = inner.downcast_ref::<std::io::Error>() {
                 use std::io::ErrorKind as Io;
                 let (kind, help) = match io.kind() {
-                    Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, SPACE_CURE),
+                    Io::StorageFull | Io::QuotaExceeded => (ErrorKind::Exhausted, SPACE_CURE),
+                    Io::FileTooLarge => (ErrorKind::Exhausted, LENGTH_CURE),
                     Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, ACCESS_CURE),
                     _ => break,
                 };

@@ -125,5 +125,6 @@ fn a_command_that_cannot_be_recorded_does_nothing() {
     let error: Value = serde_json::from_slice(&output.stderr).unwrap();
     let message = error["error"]["message"].as_str().unwrap();
     assert!(message.starts_with("file too large: cannot write the audit log"), "{error}");
+    assert!(error["error"]["help"].as_str().unwrap().contains("ulimit -f"), "{error}");
     assert!(user.ok(&["ls"]).contains("run/1"));
 }
