@@ -11,7 +11,7 @@ use super::target::Target;
 use super::verbs::{Context, attached};
 use crate::audit::Action;
 use crate::error::Result;
-use crate::ops::{TensorReading, TensorSelector, TensorsRead};
+use crate::ops::{DecodeOn, DeviceRead, TensorReading, TensorSelector, TensorsRead};
 use crate::repository::{Repository, SourceBytes};
 use crate::size::show;
 use crate::staging::StageTimes;
@@ -30,6 +30,8 @@ struct BenchReport {
     times: StageTimes,
     /// Sum of the stages' times over the total.
     overlap: f64,
+    /// Plain bytes that the device decoded and verified.
+    decoded_on_device: u64,
     /// True if the memory was read back and compared.
     compared: bool,
 }
@@ -39,6 +41,7 @@ struct Loaded {
     device: String,
     read: TensorsRead,
     times: StageTimes,
+    decoded_on_device: u64,
     compared: bool,
 }
 
@@ -49,6 +52,7 @@ impl Context {
             Some(DeviceName::Cuda(ordinal)) => Some(CudaDevice::open(ordinal)?),
             Some(DeviceName::Host) | None => None,
         };
+        let decode_on = if stage.decode_on_cpu { DecodeOn::Cpu } else { DecodeOn::Device };
         let selectors = if stage.tensors.is_empty() { vec![TensorSelector::new("*")?] } else { stage.tensors.clone() };
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &what.name).await?;
@@ -57,7 +61,7 @@ impl Context {
         let loading = async {
             let reading = Arc::new(repository.choose_tensors(&name, what.path.as_deref(), &selectors).await?);
             let loaded = match &gpu {
-                Some(gpu) => self.load_to_gpu(&repository, &reading, gpu).await?,
+                Some(gpu) => self.load_to_gpu(&repository, &reading, (gpu, decode_on)).await?,
                 None => self.load_to_host(&repository, &reading).await?,
             };
             Ok((reading, loaded))
@@ -74,6 +78,7 @@ impl Context {
             sources: loaded.read.sources,
             times: loaded.times,
             overlap: loaded.times.overlap(),
+            decoded_on_device: loaded.decoded_on_device,
             compared: loaded.compared,
         };
         self.output.report(&report, |report, _| measured(report))
@@ -82,7 +87,7 @@ impl Context {
     async fn load_to_host(&self, repository: &Repository, reading: &Arc<TensorReading>) -> Result<Loaded> {
         let table = reading.table()?;
         let (_memory, read, times) = repository.stage_tensors(reading, &table, &self.progress).await?;
-        Ok(Loaded { device: "host".to_owned(), read, times, compared: false })
+        Ok(Loaded { device: "host".to_owned(), read, times, decoded_on_device: 0, compared: false })
     }
 
     /// Loads to a GPU, and compares what it has.
@@ -90,12 +95,13 @@ impl Context {
         &self,
         repository: &Repository,
         reading: &Arc<TensorReading>,
-        gpu: &CudaDevice,
+        (gpu, decode_on): (&CudaDevice, DecodeOn),
     ) -> Result<Loaded> {
-        let there = Arc::new(repository.read_tensors_to_new(reading, gpu, &self.progress).await?);
+        let there = Arc::new(repository.read_tensors_to_new(reading, gpu, decode_on, &self.progress).await?);
         there.compare(repository, reading, &self.progress).await?;
         let device = format!("cuda:{} ({})", gpu.ordinal(), gpu.name());
-        Ok(Loaded { device, read: there.read, times: there.times, compared: true })
+        let DeviceRead { read, times, on_device } = there.cost;
+        Ok(Loaded { device, read, times, decoded_on_device: on_device, compared: true })
     }
 }
 
@@ -106,11 +112,15 @@ fn measured(report: &BenchReport) -> String {
     // A rate needs no more digits than this.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "shown")]
     let rate = show((*bytes as f64 / times.total.max(1e-9)) as u64);
+    let on_device = match report.decoded_on_device {
+        0 => String::new(),
+        on_device => format!("  decoded and verified by the GPU: {}\n", show(on_device)),
+    };
     let compared = if report.compared { "  read back: the GPU has the same bytes\n" } else { "" };
     format!(
         "{name}: {tensors} tensors, {size}, loaded to {device} in {:.3} s, {rate}/s, from {fetched}{from}\n  \
          first tensor complete after {:.3} s\n  \
-         stages: read {:.3} s, decode and verify {:.3} s, wait for pinned memory {:.3} s, copy {:.3} s; overlap {:.2}\n{compared}",
+         stages: read {:.3} s, decode and verify {:.3} s, wait for pinned memory {:.3} s, copy {:.3} s; overlap {:.2}\n{on_device}{compared}",
         times.total, times.first_tensor, times.read, times.decode, times.wait, times.copy, report.overlap,
     )
 }

@@ -49,7 +49,7 @@ pub use show::{CodecUse, ShownEntry, ShownTensor, ShownTensors, ShownTree, TreeS
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
 pub use tensors::{
-    DeviceRange, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed,
+    DecodeOn, DeviceRange, DeviceRead, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed,
     TensorReading, TensorSelector, TensorSink, TensorsRead, WantedTensor,
 };
 pub use undelete::{NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport};

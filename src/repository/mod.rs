@@ -42,7 +42,7 @@ use tokio::time::Instant;
 
 pub use fetch::{
     ANEW_MAX, ChunkSink, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, PlannedChunk,
-    Sink, SourceBytes, Stored, deliver, fetch, longest_read, plan, plan_anew, read_pack,
+    Sink, SourceBytes, Stored, StoredChunk, deliver, fetch, longest_read, plan, plan_anew, read_pack,
 };
 pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};

@@ -20,7 +20,9 @@ mod upload;
 
 pub use self::clock::{StageClock, StageTimes};
 pub use self::pages::small_pages;
-pub use self::ring::{CopiedPart, CopyEngine, Landed, Piece, PinnedRing, ReservedPart, SlotLens};
+pub use self::ring::{
+    CopiedPart, CopyEngine, DecodeSizes, Landed, Landing, LandingChunk, Part, Piece, PinnedRing, ReservedPart, SlotLens, SlotLimits,
+};
 pub use self::sealed::{MappedMemory, SealedMemory, UnsealedMemory};
 pub use self::table::{StagedTensor, TensorTable};
 pub use self::upload::upload;

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use super::ring::{CopyEngine, Piece, PinnedRing};
+use super::ring::{CopyEngine, Landing, Piece, PinnedRing};
 use crate::error::{Error, Result};
 
 /// Threads that fill pinned memory: a few saturate the memory bus.
@@ -28,10 +28,10 @@ pub unsafe fn upload<E: CopyEngine>(ring: &PinnedRing<E>, pieces: &[Piece<'_>]) 
     let work = || -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             let Some(&(number, part)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-            let mut reserved = ring.reserve(part.from.len())?;
+            let mut reserved = ring.reserve(part.from.len(), 0)?;
             reserved.copy_from_slice(part.from);
             // SAFETY: as the caller says: this returns after `finish`.
-            unsafe { reserved.commit(part.to, number)? };
+            unsafe { reserved.commit(Landing::Copy(part.to), number)? };
         }
         Ok(())
     };
@@ -45,5 +45,5 @@ pub unsafe fn upload<E: CopyEngine>(ring: &PinnedRing<E>, pieces: &[Piece<'_>]) 
         }
         outcome
     });
-    outcome.and(ring.finish())
+    outcome.and(ring.finish().map(drop))
 }

@@ -2,7 +2,8 @@
 //!
 //! Copies run on a thread of their own, late, and only there is the memory touched, as by a real copy engine. What a real driver would not
 //! forgive ends the process: a copy from memory that is not pinned, or to memory that is not allocated, and the end of memory with copies
-//! pending. Knobs (environment):
+//! or kernels pending. Kernels are interpreted (ptx.rs), and end the process if they read or write memory that is not allocated. Knobs
+//! (environment):
 //!
 //! ```text
 //! SOFT_CUDA_DEVICES=N           GPUs [1]
@@ -12,13 +13,16 @@
 //! SOFT_CUDA_DELAY_US=N          time of a copy in microseconds [100]
 //! SOFT_CUDA_FAIL=FUNCTION:CALL:CODE,...   result of the CALL-th call of FUNCTION (from 1), and of all later ones with `CALL+`
 //! SOFT_CUDA_CORRUPT=CALL        changes a byte of the CALL-th copy
+//! SOFT_CUDA_KERNELS=0           loads no kernels, as a driver that is too old for them [1]
 //! SOFT_CUDA_COPYING=FILE        a file that is made when a copy starts
 //! SOFT_CUDA_LOG=FILE            counts, written when the context is released
 //! ```
 #![allow(non_snake_case, clippy::missing_safety_doc, missing_docs)]
 
+mod ptx;
+
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +32,9 @@ const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
 const INVALID_DEVICE: c_int = 101;
+/// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`.
+const UNSUPPORTED_PTX_VERSION: c_int = 222;
+const NOT_FOUND: c_int = 500;
 const NOT_READY: c_int = 600;
 
 fn knob(name: &str, default: u64) -> u64 {
@@ -50,8 +57,14 @@ struct State {
     calls: HashMap<&'static str, u64>,
     events: HashMap<usize, Arc<Moment>>,
     streams: HashMap<usize, mpsc::Sender<Task>>,
+    modules: HashMap<usize, Arc<ptx::Module>>,
+    /// Kernels by their handle: their module, and their name.
+    kernels: HashMap<usize, (usize, String)>,
+    /// Launches that have not ended.
+    running: usize,
     handles: usize,
     contexts: u64,
+    launches: u64,
     copies: u64,
     copied: u64,
     pinned_most: usize,
@@ -84,8 +97,27 @@ impl Moment {
 
 enum Task {
     Copy { from: usize, to: u64, len: usize, number: u64 },
+    Clear { at: u64, words: usize },
+    Launch { module: Arc<ptx::Module>, kernel: String, grid: ptx::Grid, arguments: Vec<u64> },
     Record(Arc<Moment>),
     Wait(Arc<Moment>),
+}
+
+/// Memory of the GPU, as kernels see it.
+struct Allocated<'s>(&'s mut BTreeMap<u64, Vec<u8>>);
+
+impl Allocated<'_> {
+    fn get(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
+        let (start, memory) = self.0.range_mut(..=address).next_back()?;
+        let offset = usize::try_from(address - start).ok()?;
+        memory.get_mut(offset..offset.checked_add(len)?)
+    }
+}
+
+impl ptx::Memory for Allocated<'_> {
+    fn bytes(&mut self, address: u64, len: usize) -> &mut [u8] {
+        self.get(address, len).unwrap_or_else(|| die("a kernel uses memory that is not allocated"))
+    }
 }
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
@@ -127,6 +159,21 @@ fn run(tasks: mpsc::Receiver<Task>) {
         match task {
             Task::Record(moment) => moment.happen(),
             Task::Wait(moment) => drop(moment.wait()),
+            Task::Clear { at, words } => {
+                let mut state = STATE.lock().unwrap();
+                let mut memory = Allocated(&mut state.allocated);
+                memory.get(at, 4 * words).unwrap_or_else(|| die("memory was freed before it was cleared")).fill(0);
+            }
+            Task::Launch { module, kernel, grid, arguments } => {
+                thread::sleep(delay);
+                for y in 0..grid.blocks[1] {
+                    for x in 0..grid.blocks[0] {
+                        let mut state = STATE.lock().unwrap();
+                        module.kernels[&kernel].run_block(grid, [x, y], &arguments, &mut Allocated(&mut state.allocated));
+                    }
+                }
+                STATE.lock().unwrap().running -= 1;
+            }
             Task::Copy { from, to, len, number } => {
                 thread::sleep(delay);
                 let mut state = STATE.lock().unwrap();
@@ -134,9 +181,8 @@ fn run(tasks: mpsc::Receiver<Task>) {
                 if !is_within(pinned, from as u64, len as u64) {
                     die("memory was unpinned during a copy");
                 }
-                let Some((start, memory)) = state.allocated.range_mut(..=to).next_back() else { die("memory was freed during a copy") };
-                let offset = usize::try_from(to - start).unwrap();
-                let Some(target) = memory.get_mut(offset..offset + len) else { die("memory was freed during a copy") };
+                let mut memory = Allocated(&mut state.allocated);
+                let target = memory.get(to, len).unwrap_or_else(|| die("memory was freed during a copy"));
                 target.copy_from_slice(unsafe { std::slice::from_raw_parts(from as *const u8, len) });
                 if number == corrupt {
                     target[0] ^= 1;
@@ -169,6 +215,8 @@ pub unsafe extern "C" fn cuGetErrorName(code: c_int, name: *mut *const c_char) -
         NO_DEVICE => c"CUDA_ERROR_NO_DEVICE",
         INVALID_DEVICE => c"CUDA_ERROR_INVALID_DEVICE",
         214 => c"CUDA_ERROR_ECC_UNCORRECTABLE",
+        UNSUPPORTED_PTX_VERSION => c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        NOT_FOUND => c"CUDA_ERROR_NOT_FOUND",
         _ => return INVALID_VALUE,
     };
     unsafe { *name = found.as_ptr() };
@@ -211,11 +259,13 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
     let mut state = STATE.lock().unwrap();
     state.contexts -= 1;
     if let Ok(file) = std::env::var("SOFT_CUDA_LOG") {
-        let State { allocated, pinned, pending, events, streams, copies, copied, pinned_most, pending_most, .. } = &*state;
+        let State { allocated, pinned, pending, events, streams, copies, copied, .. } = &*state;
+        let State { modules, running, launches, pinned_most, pending_most, .. } = &*state;
+        let modules = modules.len();
         let (allocated, pinned, pending) = (allocated.len(), pinned.len(), pending.len());
         let (events, streams) = (events.len(), streams.len());
         let log = format!(
-            r#"{{"allocated":{allocated},"pinned":{pinned},"pending":{pending},"events":{events},"streams":{streams},"copies":{copies},"copied":{copied},"pinned_most":{pinned_most},"pending_most":{pending_most}}}"#
+            r#"{{"allocated":{allocated},"pinned":{pinned},"pending":{pending},"events":{events},"streams":{streams},"modules":{modules},"running":{running},"launches":{launches},"copies":{copies},"copied":{copied},"pinned_most":{pinned_most},"pending_most":{pending_most}}}"#
         );
         std::fs::write(file, log).unwrap();
     }
@@ -261,6 +311,90 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> c_int {
     if state.pending.iter().any(|&(_, to, _)| address <= to && to < address + memory.len() as u64) {
         die("memory is freed to which a copy is pending");
     }
+    if state.running > 0 {
+        die("memory is freed while kernels run");
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, text: *const c_void) -> c_int {
+    fails!("cuModuleLoadData");
+    if knob("SOFT_CUDA_KERNELS", 1) == 0 {
+        return UNSUPPORTED_PTX_VERSION;
+    }
+    let text = unsafe { CStr::from_ptr(text.cast()) }.to_str().unwrap();
+    let parsed = ptx::Module::parse(text).unwrap_or_else(|error| die(&error));
+    let mut state = STATE.lock().unwrap();
+    state.handles += 16;
+    let handle = state.handles;
+    state.modules.insert(handle, Arc::new(parsed));
+    unsafe { *module = handle as *mut c_void };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(module: *mut c_void) -> c_int {
+    let mut state = STATE.lock().unwrap();
+    if state.modules.remove(&(module as usize)).is_none() {
+        die("kernels are unloaded that are not loaded");
+    }
+    if state.running > 0 {
+        die("kernels are unloaded while some run");
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(kernel: *mut *mut c_void, module: *mut c_void, name: *const c_char) -> c_int {
+    fails!("cuModuleGetFunction");
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap();
+    let mut state = STATE.lock().unwrap();
+    if !state.modules[&(module as usize)].kernels.contains_key(name) {
+        return NOT_FOUND;
+    }
+    state.handles += 16;
+    let handle = state.handles;
+    state.kernels.insert(handle, (module as usize, name.to_owned()));
+    unsafe { *kernel = handle as *mut c_void };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    kernel: *mut c_void,
+    blocks_x: c_uint,
+    blocks_y: c_uint,
+    _blocks_z: c_uint,
+    threads: c_uint,
+    _threads_y: c_uint,
+    _threads_z: c_uint,
+    _shared: c_uint,
+    stream: *mut c_void,
+    arguments: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> c_int {
+    fails!("cuLaunchKernel");
+    let mut state = STATE.lock().unwrap();
+    let (module, kernel) = state.kernels[&(kernel as usize)].clone();
+    let module = Arc::clone(&state.modules[&module]);
+    let count = module.kernels[&kernel].parameters.len();
+    let arguments = (0..count).map(|number| unsafe { *(*arguments.add(number)).cast::<u64>() }).collect();
+    if blocks_x == 0 || blocks_y == 0 || threads == 0 {
+        return INVALID_VALUE;
+    }
+    let grid = ptx::Grid { blocks: [blocks_x, blocks_y], threads };
+    state.launches += 1;
+    state.running += 1;
+    state.streams[&(stream as usize)].send(Task::Launch { module, kernel, grid, arguments }).unwrap();
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD32Async(at: u64, value: c_uint, words: usize, stream: *mut c_void) -> c_int {
+    fails!("cuMemsetD32Async");
+    assert_eq!(value, 0);
+    STATE.lock().unwrap().streams[&(stream as usize)].send(Task::Clear { at, words }).unwrap();
     SUCCESS
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use towline::ops::{DeviceRange, PINNED_MAX, TensorReading, TensorsRead};
+use towline::ops::{DecodeOn, DeviceRange, PINNED_MAX, TensorReading, TensorsRead};
 use towline::progress::Progress;
 use towline::repository::Repository;
 use towline::staging::cuda::{CudaCopier, CudaDevice};
@@ -94,6 +94,6 @@ pub(crate) async fn read_to(
     let copier = tokio::task::spawn_blocking(move || target.copier()).await;
     let copier = copier.map_err(|source| Error::other("cannot open the GPU").source(source))??;
     // SAFETY: the package keeps the tensors until this has ended, and nobody else has them yet.
-    let read = unsafe { repository.read_tensors_to(reading, copier, targets, progress) };
-    read.await.map(|(read, _)| read)
+    let read = unsafe { repository.read_tensors_to(reading, copier, DecodeOn::Device, targets, progress) };
+    read.await.map(|cost| cost.read)
 }

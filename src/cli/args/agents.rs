@@ -288,6 +288,9 @@ pub(in crate::cli) struct Stage {
     /// Load them there: host, or cuda:N [default: host]
     #[arg(long, value_name = "DEVICE", requires = "bench")]
     pub(in crate::cli) device: Option<DeviceName>,
+    /// Decode and verify on the CPU what a GPU could
+    #[arg(long, requires = "device")]
+    pub(in crate::cli) decode_on_cpu: bool,
 }
 
 /// Memory that tensors are loaded to.

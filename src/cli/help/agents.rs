@@ -66,11 +66,12 @@ the Python package. The memory is sealed: nobody can change it. The limit is [st
 reached, the tensors that were used longest ago make room. Tensors that no process uses are freed after [staging] keep \
 (docs/staging.md).
 
-With --bench this command loads the tensors itself, and frees them. What a GPU got is read back and compared.
+With --bench this command loads the tensors itself, and frees them. A GPU decodes and verifies most chunks by itself; the CPU the \
+others, or all with --decode-on-cpu. What a GPU got is read back and compared.
 
 JSON: name tensors bytes reused fetched_bytes sources seconds times: {total first_tensor read decode wait copy}, in seconds; with \
 --list: memory, trees: [name below selectors manifest tensors bytes users last_used]; with --clear: freed_bytes; with --bench: name \
-device tensors bytes fetched_bytes sources times overlap compared";
+device tensors bytes fetched_bytes sources times overlap decoded_on_device compared";
 
 pub(in crate::cli) const WARM: &str = "\
 Examples:

@@ -19,6 +19,7 @@ mod grouped;
 mod split;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 pub(super) use self::classed::{CLASSES, Classes};
 use self::count::counts;
@@ -126,12 +127,64 @@ pub fn encoded_len(plain: &[u8], element: Element) -> Option<usize> {
 
 /// Decodes the output of [`encode`] for `plain.len()` bytes; none if `stored` is invalid.
 pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
-    let (&kind, stored) = stored.split_first()?;
-    let (width, rotated) = (Width::of(1 << (kind & 3))?, kind & ROTATED != 0);
-    if kind & !(3 | ROTATED) != 0 || rotated && width == Width::W1 {
-        return None;
+    let (&first, stored) = stored.split_first()?;
+    read(stored, kind(first)?, None, plain)
+}
+
+/// Where the planes lie in an output of [`encode`], for decoders elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    /// Width of the numbers.
+    pub width: Width,
+    /// True if they were rotated.
+    pub rotated: bool,
+    /// Encoding and range of each plane, the least significant first.
+    pub planes: Vec<(Encoding, Range<usize>)>,
+    /// First byte after the planes; the bytes from there on follow the last complete number.
+    pub rest: usize,
+}
+
+/// Encodings of a plane that need no other planes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// A byte for each number.
+    Raw,
+    /// One byte, for all numbers.
+    One,
+    /// A Huffman code.
+    Huffman,
+}
+
+impl Outline {
+    /// Outline of `stored`, which decodes to `plain_len` bytes. None, if it is invalid, or a plane is in groups or classes.
+    #[must_use]
+    pub fn of(stored: &[u8], plain_len: usize) -> Option<Self> {
+        let (width, rotated) = kind(*stored.first()?)?;
+        let numbers = plain_len / width.bytes();
+        let mut at = 1 + width.bytes() * PLANE_HEADER;
+        let headers = stored.get(1..at)?;
+        let mut planes = Vec::with_capacity(width.bytes());
+        for header in headers.chunks_exact(PLANE_HEADER) {
+            let (&how, len) = header.split_first()?;
+            let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+            let end = at.checked_add(len).filter(|&end| end <= stored.len())?;
+            let encoding = match Flat::of(how)? {
+                Flat::Raw if len == numbers => Encoding::Raw,
+                Flat::One if len == 1 => Encoding::One,
+                Flat::Huffman => Encoding::Huffman,
+                Flat::Raw | Flat::One => return None,
+            };
+            planes.push((encoding, at..end));
+            at = end;
+        }
+        (stored.len() - at == plain_len % width.bytes()).then_some(Self { width, rotated, planes, rest: at })
     }
-    read(stored, (width, rotated), None, plain)
+}
+
+/// Width and rotation of the numbers by the first byte of a frame.
+fn kind(byte: u8) -> Option<(Width, bool)> {
+    let (width, rotated) = (Width::of(1 << (byte & 3))?, byte & ROTATED != 0);
+    (byte & !(3 | ROTATED) == 0 && !(rotated && width == Width::W1)).then_some((width, rotated))
 }
 
 /// True if numbers of `element` are rotated. Single bytes have sign and exponent in the same byte anyway.

@@ -6,10 +6,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::reading::{Segment, TensorReading};
 use crate::checkpoint::boxes::Run;
 use crate::chunk::Chunk;
+use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::restore::ATTEMPTS;
 use crate::progress::Progress;
-use crate::repository::{Fill, Gaps, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
+use crate::repository::{
+    Fill, Gaps, PackRead, Repository, Saved, Sink, SourceBytes, StoredChunk, fetch, longest_read, plan,
+};
 use crate::work::blocking;
 
 /// Runs shorter than this are buffered if they are adjacent in the target, such as those of a column.
@@ -42,6 +45,23 @@ pub trait TensorSink: Send + Sync {
 
     /// True if [`TensorSink::fill`] takes most bytes.
     fn fills(&self) -> bool {
+        false
+    }
+
+    /// Passes memory for the frame of a chunk to `read`, which writes it there, unverified; the sink decodes it to the tensor from byte
+    /// `offset` on, and verifies it. Returns false to get it by [`TensorSink::fill`] or [`TensorSink::place`] instead. Called under the
+    /// same conditions as [`TensorSink::place`].
+    ///
+    /// # Errors
+    /// As `read`; or errors of the sink.
+    fn take_stored(&self, tensor: usize, offset: u64, stored: StoredChunk, read: Fill<'_>) -> Result<bool> {
+        let _ = (tensor, offset, stored, read);
+        Ok(false)
+    }
+
+    /// True if [`TensorSink::take_stored`] takes most chunks of this codec.
+    fn takes_stored(&self, codec: Codec) -> bool {
+        let _ = codec;
         false
     }
 
@@ -275,6 +295,22 @@ impl Sink for Delivery {
             claim.end();
         }
         Ok(filled)
+    }
+
+    fn takes_stored(&self, codec: Codec) -> bool {
+        self.sink.takes_stored(codec)
+    }
+
+    fn take_stored(&self, stored: StoredChunk, read: Fill<'_>) -> Result<bool> {
+        let StoredChunk { index, plain_len, .. } = stored;
+        let Some((tensor, offset)) = self.stretch(index, plain_len as usize) else { return Ok(false) };
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = self.placing(index).filter(|_| *open).and_then(Placing::claim) else { return Ok(true) };
+        let taken = self.sink.take_stored(tensor, offset, stored, read)?;
+        if taken {
+            claim.end();
+        }
+        Ok(taken)
     }
 }
 

@@ -1,17 +1,23 @@
-//! Reading tensors into the memory of a GPU: fetch -> decode + verify -> pinned slot -> device, all at the same time.
+//! Reading tensors into the memory of a GPU, all stages at the same time: fetch -> pinned slot -> device -> decode + verify there, or
+//! fetch -> decode + verify -> pinned slot -> device.
 #![expect(unsafe_code, reason = "a device writes to memory that the caller names")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::delivery::{TensorSink, TensorsRead};
 use super::reading::TensorReading;
 use crate::budget::Budget;
+use crate::codec::Codec;
+use crate::codec::planes::Outline;
 use crate::error::{Error, Result};
 use crate::limits::MIB;
 use crate::progress::Progress;
-use crate::repository::{Fill, Repository};
+use crate::repository::{Fill, Repository, StoredChunk};
 use crate::staging::cuda::{CudaCopier, CudaDevice, CudaMemory};
-use crate::staging::{CopiedPart, CopyEngine, PinnedRing, SlotLens, StageClock, StageTimes};
+use crate::staging::{
+    CopiedPart, CopyEngine, DecodeSizes, Landing, LandingChunk, PinnedRing, SlotLens, StageClock, StageTimes,
+};
 use crate::work::blocking;
 
 /// Maximum pinned memory, in bytes: the fastest bus copies it in about a millisecond. Pinning took about a quarter of a millisecond for
@@ -24,6 +30,8 @@ const SLOT_MAX: u64 = 8 * MIB;
 const PART_MIN: u64 = 64 << 10;
 /// Minimum number of slots of pinned memory, unless one chunk is longer: threads fill some while others are copied.
 const SLOTS_MIN: u64 = 8;
+/// Plain bytes that the device may decline to decode before it is asked less often: each is read twice.
+const DECLINED_MIN: u64 = 32 * MIB;
 /// Alignment of tensors in memory that is allocated here, in bytes: that of torch's allocator.
 const ALIGNMENT: u64 = 512;
 
@@ -36,6 +44,16 @@ pub struct DeviceRange {
     pub len: u64,
 }
 
+/// Where chunks are decoded and verified on their way to a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DecodeOn {
+    /// On the device, if it can, and knows their codec; the others on the CPU. The default.
+    #[default]
+    Device,
+    /// On the CPU.
+    Cpu,
+}
+
 /// Tensors in new memory of a GPU.
 #[derive(Debug)]
 pub struct DeviceTensors {
@@ -44,13 +62,22 @@ pub struct DeviceTensors {
     /// First byte of each tensor there, in the order of the reading.
     pub starts: Vec<u64>,
     /// Cost of the reading.
+    pub cost: DeviceRead,
+}
+
+/// Cost of a reading to a device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRead {
+    /// Cost of the reading.
     pub read: TensorsRead,
     /// Times of the stages.
     pub times: StageTimes,
+    /// Plain bytes that the device has decoded and verified; the CPU did so for all others.
+    pub on_device: u64,
 }
 
 impl Repository {
-    /// Reads all boxes of `reading` into new memory of `device`. Every byte is verified before it is copied.
+    /// Reads all boxes of `reading` into new memory of `device`. Every byte is verified: before it is copied, or there.
     ///
     /// # Errors
     /// As [`Repository::read_tensors`]; exhausted, if the device has too little memory, or none can be pinned; others of the device.
@@ -61,6 +88,7 @@ impl Repository {
         &self,
         reading: &Arc<TensorReading>,
         device: &CudaDevice,
+        decode_on: DecodeOn,
         progress: &Progress,
     ) -> Result<DeviceTensors> {
         let (mut starts, mut end) = (Vec::with_capacity(reading.tensors().len()), 0_u64);
@@ -75,11 +103,12 @@ impl Repository {
         let ranges = reading.tensors().iter().zip(&starts);
         let ranges = ranges.map(|(tensor, start)| vec![DeviceRange { address: first + start, len: tensor.bytes }]);
         // SAFETY: the memory outlives the call, and is freed after it.
-        let (read, times) = unsafe { self.read_tensors_to(reading, copier, ranges.collect(), progress).await? };
-        Ok(DeviceTensors { memory, starts, read, times })
+        let cost = unsafe { self.read_tensors_to(reading, copier, decode_on, ranges.collect(), progress).await? };
+        Ok(DeviceTensors { memory, starts, cost })
     }
 
-    /// Reads all boxes of `reading` to `targets`: for each tensor one or more ranges of the device to which `engine` copies.
+    /// Reads all boxes of `reading` to `targets`: for each tensor one or more ranges of the device to which `engine` copies. If the device
+    /// finds chunks that are not what their ids say, all are read once more, and verified by the CPU.
     ///
     /// # Safety
     /// The targets are memory of the device that stays allocated, and is used by nobody else, until this has returned or was dropped.
@@ -92,31 +121,56 @@ impl Repository {
     pub async unsafe fn read_tensors_to<E: CopyEngine + 'static>(
         &self,
         reading: &Arc<TensorReading>,
-        engine: E,
+        mut engine: E,
+        decode_on: DecodeOn,
         targets: Vec<Vec<DeviceRange>>,
         progress: &Progress,
-    ) -> Result<(TensorsRead, StageTimes)> {
+    ) -> Result<DeviceRead> {
         let clock = Arc::new(StageClock::start(reading.tensors().iter().map(|tensor| tensor.bytes)));
         let read_before = progress.snapshot().reading;
         let slot = slot_len(self.budget(), reading.bytes(), longest_part(reading));
         let pinned = pinned_bytes(self.budget(), slot).min(slots_bytes(reading, slot));
         let _memory = self.budget().carve_beside_buffers(pinned).await?;
+        let (wanted, min) = (to_usize(slot), to_usize(longest_part(reading)));
+        let mut decodes = false;
+        if decode_on == DecodeOn::Device {
+            let sizes = DecodeSizes { slot: wanted, chunk: min, total: reading.bytes() };
+            (engine, decodes) = blocking(move || {
+                let decodes = engine.prepare_to_decode(sizes);
+                Ok((engine, decodes))
+            })
+            .await?;
+        }
         let landing = Arc::clone(&clock);
         let landed = move |parts: &[CopiedPart], took| {
             landing.copied(took);
             parts.iter().for_each(|part| landing.arrived(part.number, part.len));
         };
-        let lens = SlotLens { wanted: to_usize(slot), min: to_usize(longest_part(reading)) };
-        let ring = Arc::new(PinnedRing::new(engine, lens, pinned, Box::new(landed)));
+        let ring = Arc::new(PinnedRing::new(engine, SlotLens { wanted, min }, pinned, Box::new(landed)));
         // Dropped after the reading, and so after the last copy was started.
         let idle = IdleOnDrop(&ring);
-        let sink = Arc::new(DeviceSink { ring: Arc::clone(&ring), targets, clock: Arc::clone(&clock) });
-        let read = self.read_tensors(reading, sink, progress).await?;
-        let finishing = Arc::clone(&ring);
-        blocking(move || finishing.finish()).await?;
+        let sink = DeviceSink::new(&ring, targets, &clock, decodes);
+        let mut read = self.read_tensors(reading, Arc::clone(&sink) as Arc<dyn TensorSink>, progress).await?;
+        let mut on_device = sink.taken.load(Ordering::Relaxed);
+        let damaged = finish(&ring).await?;
+        if damaged > 0 {
+            tracing::warn!("the GPU found {damaged} chunks damaged: all are read again, and verified by the CPU");
+            let sink = DeviceSink::new(&ring, sink.targets.clone(), &clock, false);
+            let again = self.read_tensors(reading, sink, progress).await?;
+            read = TensorsRead { fetched_bytes: read.fetched_bytes + again.fetched_bytes, ..again };
+            finish(&ring).await?;
+            on_device = 0;
+        }
         drop(idle);
-        Ok((read, clock.times(progress.snapshot().reading.saturating_sub(read_before))))
+        let times = clock.times(progress.snapshot().reading.saturating_sub(read_before));
+        Ok(DeviceRead { read, times, on_device })
     }
+}
+
+/// Waits until all that was copied is verified; returns the number of damaged chunks.
+async fn finish<E: CopyEngine + 'static>(ring: &Arc<PinnedRing<E>>) -> Result<u64> {
+    let ring = Arc::clone(ring);
+    blocking(move || ring.finish()).await
 }
 
 impl DeviceTensors {
@@ -190,9 +244,25 @@ struct DeviceSink<E: CopyEngine> {
     /// Targets of each tensor, which the caller of [`Repository::read_tensors_to`] vouches for.
     targets: Vec<Vec<DeviceRange>>,
     clock: Arc<StageClock>,
+    /// True if the device decodes and verifies chunks.
+    decodes: bool,
+    /// Plain bytes of the chunks that the device decodes.
+    taken: AtomicU64,
+    /// Plain bytes of chunks with planes that it cannot decode.
+    declined: AtomicU64,
 }
 
 impl<E: CopyEngine> DeviceSink<E> {
+    fn new(
+        ring: &Arc<PinnedRing<E>>,
+        targets: Vec<Vec<DeviceRange>>,
+        clock: &Arc<StageClock>,
+        decodes: bool,
+    ) -> Arc<Self> {
+        let (taken, declined) = Default::default();
+        Arc::new(Self { ring: Arc::clone(ring), targets, clock: Arc::clone(clock), decodes, taken, declined })
+    }
+
     fn targets(&self, tensor: usize) -> &[DeviceRange] {
         self.targets.get(tensor).map(Vec::as_slice).unwrap_or_default()
     }
@@ -209,10 +279,10 @@ impl<E: CopyEngine> DeviceSink<E> {
         if offset.checked_add(len as u64).is_none_or(|end| end > target.len) {
             return Err(Error::other("more bytes than a tensor has room for").got(offset));
         }
-        let mut part = self.clock.waiting(|| self.ring.reserve(len))?;
+        let mut part = self.clock.waiting(|| self.ring.reserve(len, 0))?;
         self.clock.decoding(|| fill(&mut part))?;
         // SAFETY: the range is within a target.
-        unsafe { part.commit(target.address + offset, tensor) }
+        unsafe { part.commit(Landing::Copy(target.address + offset), tensor) }
     }
 }
 
@@ -241,6 +311,35 @@ impl<E: CopyEngine> TensorSink for DeviceSink<E> {
             // Several targets need the bytes.
             _ => Ok(false),
         }
+    }
+
+    fn takes_stored(&self, codec: Codec) -> bool {
+        let decodes_most = || self.declined.load(Ordering::Relaxed) <= self.taken.load(Ordering::Relaxed) + DECLINED_MIN;
+        self.decodes && (codec == Codec::Raw || codec == Codec::Planes && decodes_most())
+    }
+
+    fn take_stored(&self, tensor: usize, offset: u64, stored: StoredChunk, read: Fill<'_>) -> Result<bool> {
+        let StoredChunk { codec, id, plain_len, stored_len, .. } = stored;
+        let (len, is_encoded) = (stored_len as usize, codec == Codec::Planes);
+        let &[target] = self.targets(tensor) else { return Ok(false) };
+        let is_within = offset.checked_add(plain_len.into()).is_some_and(|end| end <= target.len);
+        let is_raw = codec == Codec::Raw && stored_len == plain_len;
+        if !is_within || plain_len == 0 || len > self.ring.part_max() || !(is_encoded || is_raw) {
+            return Ok(false);
+        }
+        let work = self.ring.engine().work(plain_len, is_encoded);
+        let mut part = self.clock.waiting(|| self.ring.reserve(len, work))?;
+        self.clock.decoding(|| read(&mut part))?;
+        let planes = if is_encoded { Outline::of(&part, plain_len as usize) } else { None };
+        if is_encoded && planes.is_none() {
+            self.declined.fetch_add(plain_len.into(), Ordering::Relaxed);
+            return Ok(false);
+        }
+        self.taken.fetch_add(plain_len.into(), Ordering::Relaxed);
+        let chunk = LandingChunk { to: target.address + offset, plain_len, id, planes };
+        // SAFETY: the range is within a target.
+        unsafe { part.commit(Landing::Chunk(Box::new(chunk)), tensor) }?;
+        Ok(true)
     }
 }
 

@@ -15,7 +15,7 @@ mod tests;
 use serde::Serialize;
 
 pub use self::delivery::{TensorSink, TensorsRead};
-pub use self::device::{DeviceRange, DeviceTensors, PINNED_MAX};
+pub use self::device::{DecodeOn, DeviceRange, DeviceRead, DeviceTensors, PINNED_MAX};
 pub use self::file::{RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE};
 pub use self::reading::{TensorReading, WantedTensor};
 pub use self::selector::TensorSelector;

@@ -33,6 +33,21 @@ pub struct Delivered<'a> {
 /// Decodes a chunk to the given memory and verifies it there. After an error the memory has arbitrary bytes.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<()>;
 
+/// A chunk as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredChunk {
+    /// Number of the chunk, as `locate` counts.
+    pub index: u32,
+    /// Id.
+    pub id: ChunkId,
+    /// Codec, which needs no base.
+    pub codec: Codec,
+    /// Bytes of the frame.
+    pub stored_len: u32,
+    /// Bytes of the chunk.
+    pub plain_len: u32,
+}
+
 /// Takes the chunks of one read, in order. Any function of a [`Delivered`] does.
 pub trait ChunkSink {
     /// Takes a chunk.
@@ -48,6 +63,16 @@ pub trait ChunkSink {
     /// As `fill`.
     fn fill(&mut self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
         let _ = (index, len, fill);
+        Ok(false)
+    }
+
+    /// Lets `read` write the frame of a chunk, unverified, to memory of a sink that decodes and verifies by itself. Returns false to get
+    /// the chunk by `fill` or `take` instead.
+    ///
+    /// # Errors
+    /// As `read`; errors of the sink.
+    fn take_stored(&mut self, stored: StoredChunk, read: Fill<'_>) -> Result<bool> {
+        let _ = (stored, read);
         Ok(false)
     }
 }
@@ -100,6 +125,15 @@ pub fn deliver(
         let frame = buffer.get(stored.clone()).unwrap_or_default();
         let next = read.chunks.get(at + 1).map(|next| locate(next.chunk)).transpose()?;
         let is_base = next.is_some_and(|next| next.base == Some(brought.chunk));
+        if brought.wanted && !is_base && located.is_whole(frame) {
+            let mut copy = |slot: &mut [u8]| {
+                slot.copy_from_slice(frame);
+                Ok(())
+            };
+            if to.take_stored(located.stored(brought.chunk), &mut copy)? {
+                continue;
+            }
+        }
         if brought.wanted && !is_base && located.place.codec != Codec::Raw {
             let mut fill = |slot: &mut [u8]| verified_in(&located, base, frame, slot).map(drop);
             if to.fill(brought.chunk, located.place.plain_len as usize, &mut fill)? {
@@ -126,6 +160,19 @@ pub fn deliver(
     Ok(())
 }
 
+impl Located {
+    /// The chunk as it is stored, with the number `index`.
+    pub(super) fn stored(&self, index: u32) -> StoredChunk {
+        let ChunkPlace { codec, stored_len, plain_len, .. } = self.place;
+        StoredChunk { index, id: self.id, codec, stored_len, plain_len }
+    }
+
+    /// True if `frame` is as long as the chunk's, and needs no base.
+    fn is_whole(&self, frame: &[u8]) -> bool {
+        self.base.is_none() && frame.len() == self.place.stored_len as usize
+    }
+}
+
 /// Decodes `frame` and verifies the chunk.
 fn verified<'a>(
     located: &Located,
@@ -139,6 +186,11 @@ fn verified<'a>(
     }
     scratch.resize(place.plain_len as usize, 0);
     verified_in(located, base, frame, scratch)
+}
+
+/// Decodes `frame`, which needs no base, to `out`, and verifies the chunk.
+pub(super) fn verified_alone<'a>(located: &Located, frame: &[u8], out: &'a mut [u8]) -> Result<Chunk<'a>> {
+    verified_in(located, None, frame, out)
 }
 
 /// Decodes `frame` to `out` and verifies the chunk.

@@ -1,5 +1,5 @@
 //! Direct reads: chunks that are stored raw in a local pack, or in the cache, go to their final memory without a buffer in between,
-//! and are verified there.
+//! and are verified there. The same for every frame of a local pack whose sink decodes and verifies by itself.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,6 +10,7 @@ use object_store::GetResultPayload;
 
 use super::plan::{Located, PackRead};
 use super::source::ChunkSource;
+use super::deliver::verified_alone;
 use super::{Sink, named};
 use crate::blocks::Block;
 use crate::chunk::Chunk;
@@ -19,8 +20,8 @@ use crate::repository::layout::{self, Family};
 use crate::repository::{Repository, Saved, objects};
 use crate::work::blocking;
 
-/// Reads the chunks of `read` to `sink`; returns their plain bytes. None, with nothing read, if one of them is not raw, the pack is
-/// not a local file, or `sink` has no memory for most chunks.
+/// Reads the chunks of `read` to `sink`; returns their plain bytes. None, with nothing read, if one of them is neither raw nor of a codec
+/// that `sink` decodes, the pack is not a local file, or `sink` has no memory for most chunks.
 ///
 /// # Errors
 /// Not found, if the pack is gone; damaged; errors of `sink`.
@@ -37,7 +38,7 @@ pub(super) async fn read_direct(
     if !repository.store().is_local() {
         return Ok(None);
     }
-    let Some(chunks) = raw_chunks(saved, read, &**sink)? else { return Ok(None) };
+    let Some(chunks) = direct_chunks(saved, read, |codec| sink.fills() && is_direct(codec, &**sink))? else { return Ok(None) };
     let key = layout::owned(Family::Pack, part.pack);
     let opened = objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?;
     let GetResultPayload::File(file, path) = opened.payload else { return Ok(None) };
@@ -72,7 +73,9 @@ pub(super) async fn read_near(
     read: &PackRead,
     sink: &Arc<dyn Sink>,
 ) -> Result<ReadNear> {
-    let Some(chunks) = raw_chunks(saved, read, &**sink)? else { return Ok(ReadNear::default()) };
+    let Some(chunks) = direct_chunks(saved, read, |codec| sink.fills() && codec == Codec::Raw)? else {
+        return Ok(ReadNear::default());
+    };
     let (source, sink) = (Arc::clone(source), Arc::clone(sink));
     blocking(move || {
         let mut near = ReadNear::default();
@@ -98,20 +101,22 @@ pub(super) async fn read_near(
     .await
 }
 
-/// Chunks of `read` and their places; none, if one of them is not raw, or `sink` has no memory for most chunks.
-fn raw_chunks(saved: &Saved, read: &PackRead, sink: &dyn Sink) -> Result<Option<Vec<(u32, Located)>>> {
-    if !sink.fills() {
-        return Ok(None);
-    }
+/// Chunks of `read` and their places; none, if one of them has another codec, or is only the base of others.
+fn direct_chunks(saved: &Saved, read: &PackRead, is_direct: impl Fn(Codec) -> bool) -> Result<Option<Vec<(u32, Located)>>> {
     let mut chunks = Vec::with_capacity(read.chunks.len());
     for planned in &read.chunks {
         let located = saved.locate(planned.chunk)?;
-        if located.place.codec != Codec::Raw || !planned.wanted {
+        if !is_direct(located.place.codec) || !planned.wanted {
             return Ok(None);
         }
         chunks.push((planned.chunk, located));
     }
     Ok(Some(chunks))
+}
+
+/// True if chunks of `codec` need no buffer.
+fn is_direct(codec: Codec, sink: &dyn Sink) -> bool {
+    codec == Codec::Raw || !codec.has_base() && sink.takes_stored(codec)
 }
 
 /// A local pack.
@@ -122,7 +127,14 @@ struct OpenPack {
 
 impl OpenPack {
     fn deliver(&self, index: u32, located: &Located, sink: &dyn Sink) -> Result<()> {
-        let len = located.place.plain_len as usize;
+        let (codec, len) = (located.place.codec, located.place.plain_len as usize);
+        let offset = located.place.offset;
+        if sink.takes_stored(codec) {
+            let mut read = |slot: &mut [u8]| objects::read_file(&self.file, &self.path, offset, slot);
+            if sink.take_stored(located.stored(index), &mut read)? {
+                return Ok(());
+            }
+        }
         if sink.fill(index, len, &mut |slot| self.read(located, slot).map(drop))? {
             return Ok(());
         }
@@ -130,9 +142,15 @@ impl OpenPack {
         sink.take(index, self.read(located, &mut block)?)
     }
 
-    /// Reads and verifies a chunk.
+    /// Reads, decodes and verifies a chunk.
     fn read<'a>(&self, located: &Located, slot: &'a mut [u8]) -> Result<Chunk<'a>> {
-        objects::read_file(&self.file, &self.path, located.place.offset, slot)?;
-        Chunk::verify(located.id, slot).map_err(|error| named(&located.place, error))
+        let (codec, offset) = (located.place.codec, located.place.offset);
+        if codec == Codec::Raw {
+            objects::read_file(&self.file, &self.path, offset, slot)?;
+            return Chunk::verify(located.id, slot).map_err(|error| named(&located.place, error));
+        }
+        let mut frame = Block::new(located.place.stored_len as usize);
+        objects::read_file(&self.file, &self.path, offset, &mut frame)?;
+        verified_alone(located, &frame, slot)
     }
 }

@@ -20,7 +20,7 @@ use object_store::GetResultPayload;
 use tracing::Instrument as _;
 
 use self::deliver::named;
-pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, deliver};
+pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, StoredChunk, deliver};
 use self::direct::{read_direct, read_near};
 pub use self::gaps::Gaps;
 use self::near::NearFrames;
@@ -30,6 +30,7 @@ use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
 use crate::budget::{Budget, Buffer};
 use crate::chunk::Chunk;
+use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::progress::{Progress, TimeSum};
@@ -61,6 +62,21 @@ pub trait Sink: Send + Sync {
     /// As `fill`.
     fn fill(&self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
         let _ = (index, len, fill);
+        Ok(false)
+    }
+
+    /// True if [`Sink::take_stored`] takes most chunks of this codec.
+    fn takes_stored(&self, codec: Codec) -> bool {
+        let _ = codec;
+        false
+    }
+
+    /// As [`ChunkSink::take_stored`]: lets a frame be read, unverified, to memory of a sink that decodes and verifies by itself.
+    ///
+    /// # Errors
+    /// As `read`; errors of the sink.
+    fn take_stored(&self, stored: StoredChunk, read: Fill<'_>) -> Result<bool> {
+        let _ = (stored, read);
         Ok(false)
     }
 }
@@ -181,6 +197,12 @@ impl ChunkSink for &mut ForwardingSink<'_> {
         let filled = self.sink.fill(index, len, fill)?;
         self.plain += if filled { len as u64 } else { 0 };
         Ok(filled)
+    }
+
+    fn take_stored(&mut self, stored: StoredChunk, read: Fill<'_>) -> Result<bool> {
+        let taken = self.sink.takes_stored(stored.codec) && self.sink.take_stored(stored, read)?;
+        self.plain += if taken { u64::from(stored.plain_len) } else { 0 };
+        Ok(taken)
     }
 }
 

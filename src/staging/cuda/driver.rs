@@ -56,12 +56,20 @@ handle!(
     Context
 );
 handle!(
-    /// Queue of copies.
+    /// Queue of copies and kernels.
     Stream
 );
 handle!(
     /// Point in a stream.
     Event
+);
+handle!(
+    /// Loaded kernels.
+    Module
+);
+handle!(
+    /// One of them.
+    Kernel
 );
 
 /// The functions, by the field that holds each.
@@ -113,6 +121,13 @@ symbols! {
     query: b"cuEventQuery\0" (Event);
     wait: b"cuEventSynchronize\0" (Event);
     elapsed: b"cuEventElapsedTime\0" (*mut f32, Event, Event);
+    load: b"cuModuleLoadData\0" (*mut Module, *const c_void);
+    unload: b"cuModuleUnload\0" (Module);
+    kernel: b"cuModuleGetFunction\0" (*mut Kernel, Module, *const c_char);
+    clear: b"cuMemsetD32Async\0" (u64, c_uint, usize, Stream);
+    launch: b"cuLaunchKernel\0" (
+        Kernel, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 /// The loaded driver. Every function may be called from any thread.
@@ -347,6 +362,71 @@ impl Driver {
         let code = unsafe { (self.0.elapsed)(&raw mut elapsed, from, to) };
         self.check("cannot measure a copy to the GPU", code)?;
         Ok(elapsed)
+    }
+}
+
+/// Shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    /// Blocks, in both dimensions.
+    pub(super) blocks: (u32, u32),
+    /// Threads of a block.
+    pub(super) threads: u32,
+}
+
+impl Driver {
+    /// Loads kernels, which the driver translates for its GPU.
+    ///
+    /// # Errors
+    /// Unsupported, if the driver or the GPU is too old for them.
+    pub(super) fn load(&self, text: &CStr) -> Result<Module> {
+        let mut module = Module(ptr::null_mut());
+        // SAFETY: the text ends with 0.
+        let code = unsafe { (self.0.load)(&raw mut module, text.as_ptr().cast()) };
+        self.check_as(ErrorKind::Unsupported, "cannot load the kernels", code)?;
+        Ok(module)
+    }
+
+    pub(super) fn unload(&self, module: Module) {
+        // SAFETY: the caller has it from `load`, and no kernel of it runs.
+        unsafe { (self.0.unload)(module) };
+    }
+
+    pub(super) fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel> {
+        let mut kernel = Kernel(ptr::null_mut());
+        // SAFETY: the module is loaded; the name ends with 0.
+        let code = unsafe { (self.0.kernel)(&raw mut kernel, module, name.as_ptr()) };
+        self.check("cannot find a kernel", code)?;
+        Ok(kernel)
+    }
+
+    /// Queues a launch with these arguments, each of 8 bytes.
+    ///
+    /// # Safety
+    /// The kernel takes these arguments, and what it reads and writes is allocated until an event that is recorded later has happened.
+    pub(super) unsafe fn launch<const N: usize>(
+        &self,
+        kernel: Kernel,
+        grid: Grid,
+        mut arguments: [u64; N],
+        stream: Stream,
+    ) -> Result<()> {
+        let mut addresses = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast());
+        let (Grid { blocks: (x, y), threads }, shared, extra) = (grid, 0, ptr::null_mut());
+        // SAFETY: as the caller says; the driver copies the arguments.
+        let code = unsafe {
+            (self.0.launch)(kernel, x, y, 1, threads, 1, 1, shared, stream, addresses.as_mut_ptr(), extra)
+        };
+        self.check("cannot launch a kernel", code)
+    }
+
+    /// Queues the setting of `words` words of 4 bytes to 0.
+    ///
+    /// # Safety
+    /// They are memory of the GPU that stays allocated until an event that is recorded later has happened.
+    pub(super) unsafe fn clear(&self, address: u64, words: usize, stream: Stream) -> Result<()> {
+        // SAFETY: as the caller says.
+        self.check("cannot clear memory of the GPU", unsafe { (self.0.clear)(address, 0, words, stream) })
     }
 }
 

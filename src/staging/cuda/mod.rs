@@ -3,9 +3,11 @@
 //! ```text
 //! driver   the functions of libcuda.so.1 that are called, loaded at run time
 //! copier   copies from pinned memory, in the background
+//! decoder  decoding and verification of what was copied, by kernels on the GPU
 //! ```
 
 mod copier;
+mod decoder;
 mod driver;
 
 use std::ffi::c_int;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use self::copier::CudaCopier;
-use self::driver::{Context, Driver};
+use self::driver::{Context, Driver, Event, Stream};
 use crate::error::{Error, Result};
 
 /// A GPU. Clones share it.
@@ -86,6 +88,11 @@ impl CudaDevice {
         Ok(CudaMemory { device: self.clone(), address, len })
     }
 
+    /// The driver, to free what no copy or kernel uses any more; none if that is not known.
+    fn unless_lost(&self) -> Option<&'static Driver> {
+        if self.0.is_lost.load(Ordering::Acquire) { None } else { self.enter().ok() }
+    }
+
     /// The driver, for calls of this thread about this GPU.
     fn enter(&self) -> Result<&'static Driver> {
         self.0.driver.enter(self.0.context)?;
@@ -125,12 +132,51 @@ impl CudaMemory {
 impl Drop for CudaMemory {
     #[expect(unsafe_code, reason = "frees memory of the GPU")]
     fn drop(&mut self) {
-        if self.device.0.is_lost.load(Ordering::Acquire) {
-            return;
-        }
-        if let Ok(driver) = self.device.enter() {
+        if let Some(driver) = self.device.unless_lost() {
             // SAFETY: this owns the memory, and the rings that copy to it have ended.
             unsafe { driver.free(self.address) };
+        }
+    }
+}
+
+/// Stream of a GPU, destroyed on drop.
+#[derive(Debug)]
+struct OwnedStream {
+    device: CudaDevice,
+    stream: Stream,
+}
+
+impl OwnedStream {
+    fn new(device: &CudaDevice) -> Result<Self> {
+        Ok(Self { device: device.clone(), stream: device.enter()?.create_stream()? })
+    }
+}
+
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.device.enter() {
+            driver.destroy_stream(self.stream);
+        }
+    }
+}
+
+/// Event of a GPU, destroyed on drop.
+#[derive(Debug)]
+struct OwnedEvent {
+    device: CudaDevice,
+    event: Event,
+}
+
+impl OwnedEvent {
+    fn new(device: &CudaDevice) -> Result<Self> {
+        Ok(Self { device: device.clone(), event: device.enter()?.create_event()? })
+    }
+}
+
+impl Drop for OwnedEvent {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.device.enter() {
+            driver.destroy_event(self.event);
         }
     }
 }

@@ -22,7 +22,8 @@ use std::time::Duration;
 
 use memmap2::{Advice, MmapMut};
 
-pub use self::engine::{CopyEngine, Piece};
+pub(super) use self::engine::joined;
+pub use self::engine::{CopyEngine, DecodeSizes, Landing, LandingChunk, Part, Piece, SlotLimits};
 use crate::error::{Error, Result};
 
 /// Minimum bytes that are pinned at a time, unless the limit is less: each time has a fixed cost.
@@ -33,7 +34,7 @@ const BLOCK_MIN: usize = 16 << 20;
 pub struct CopiedPart {
     /// The number that it was committed with.
     pub number: usize,
-    /// Its bytes.
+    /// Its bytes, plain.
     pub len: usize,
 }
 
@@ -52,6 +53,7 @@ pub struct SlotLens {
 /// Pinned memory in slots.
 pub struct PinnedRing<E: CopyEngine> {
     engine: E,
+    limits: SlotLimits,
     /// Bytes of the longest part.
     part_max: usize,
     /// Maximum pinned bytes, unless one slot has more.
@@ -98,18 +100,13 @@ struct Filling {
     slot: Slot,
     /// Bytes reserved so far.
     reserved: usize,
+    /// Parts reserved so far.
+    parts: usize,
+    /// Bytes of the device's memory to decode them.
+    work: usize,
     /// Parts that threads still fill.
     writers: usize,
-    committed: Vec<Committed>,
-}
-
-/// A filled part of a slot.
-struct Committed {
-    /// First byte in the slot.
-    at: usize,
-    len: usize,
-    to: u64,
-    number: usize,
+    committed: Vec<(Part, usize)>,
 }
 
 struct Flying<C> {
@@ -142,7 +139,14 @@ impl<E: CopyEngine> PinnedRing<E> {
             failed: None,
         };
         state.plan_slots(lens.wanted.max(lens.min), memory);
-        Self { engine, part_max: lens.min, memory, state: Mutex::new(state), changed: Condvar::new(), landed }
+        let (limits, part_max) = (engine.limits(), lens.min);
+        Self { engine, limits, part_max, memory, state: Mutex::new(state), changed: Condvar::new(), landed }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn engine(&self) -> &E {
+        &self.engine
     }
 
     /// Bytes of the longest part.
@@ -151,12 +155,12 @@ impl<E: CopyEngine> PinnedRing<E> {
         self.part_max
     }
 
-    /// Waits for `len` bytes to fill. They are arbitrary. A thread that has a part already must not wait for another one: the ring may
-    /// wait for the first.
+    /// Waits for `len` bytes to fill. They are arbitrary. `work` is the device's memory to decode them ([`CopyEngine::work`]). A thread
+    /// that has a part already must not wait for another one: the ring may wait for the first.
     ///
     /// # Errors
     /// Exhausted, if not even one slot can be pinned; other, if an earlier copy failed, or the part is too long.
-    pub fn reserve(&self, len: usize) -> Result<ReservedPart<'_, E>> {
+    pub fn reserve(&self, len: usize, work: usize) -> Result<ReservedPart<'_, E>> {
         if len > self.part_max {
             let error = Error::other("part is too long for pinned memory");
             return Err(error.expected(format!("at most {} bytes", self.part_max)).got(len));
@@ -167,7 +171,7 @@ impl<E: CopyEngine> PinnedRing<E> {
                 return Err(Error::other("an earlier copy to the device failed").got(failed.clone()));
             }
             if let Some(open) = &mut state.open {
-                if let Some(at) = open.reserve(len) {
+                if let Some(at) = open.reserve(len, work, self.limits) {
                     return Ok(ReservedPart { ring: self, slot: open.slot, at, len });
                 }
                 self.close(&mut state)?;
@@ -188,11 +192,12 @@ impl<E: CopyEngine> PinnedRing<E> {
         }
     }
 
-    /// Waits for the end of all copies, also after an error.
+    /// Waits for the end of all copies, of decoding and of verification, also after an error. Returns the number of chunks so far that the
+    /// device has found not to be what their ids say.
     ///
     /// # Errors
     /// The first error of the device: nothing that was copied may be used.
-    pub fn finish(&self) -> Result<()> {
+    pub fn finish(&self) -> Result<u64> {
         let mut state = self.lock();
         loop {
             // Errors of the device are in `failed`, too.
@@ -203,7 +208,13 @@ impl<E: CopyEngine> PinnedRing<E> {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
-        let Some(failed) = state.failed.clone() else { return Ok(()) };
+        let failed = match state.failed.clone() {
+            Some(failed) => failed,
+            None => match self.engine.verified() {
+                Ok(damaged) => return Ok(damaged),
+                Err(error) => state.failed.insert(error.to_string()).clone(),
+            },
+        };
         drop(state);
         let error = Error::other("a copy to the device failed").got(failed);
         match self.engine.settle() {
@@ -224,7 +235,7 @@ impl<E: CopyEngine> PinnedRing<E> {
     }
 
     /// Ends the filling of a part of `slot`; None is one that is not copied.
-    fn end_part(&self, slot: Slot, part: Option<Committed>) -> Result<()> {
+    fn end_part(&self, slot: Slot, part: Option<(Part, usize)>) -> Result<()> {
         let mut state = self.lock();
         let started = self.ended_part(&mut state, slot, part);
         drop(state);
@@ -232,7 +243,7 @@ impl<E: CopyEngine> PinnedRing<E> {
         started
     }
 
-    fn ended_part(&self, state: &mut State<E::Copy>, slot: Slot, part: Option<Committed>) -> Result<()> {
+    fn ended_part(&self, state: &mut State<E::Copy>, slot: Slot, part: Option<(Part, usize)>) -> Result<()> {
         if let Some(open) = state.open.as_mut().filter(|open| open.slot == slot) {
             let is_filled = open.end_part(part) && open.has_parts();
             return if is_filled && self.is_idle(state) { self.close(state) } else { Ok(()) };
@@ -258,12 +269,14 @@ impl<E: CopyEngine> PinnedRing<E> {
             state.free.push(slot);
             return Ok(());
         }
-        committed.sort_unstable_by_key(|part| part.at);
-        let pieces = merged(slot, &committed);
-        // SAFETY: the threads that committed the parts say so; the slot is kept until the copies have ended.
-        match unsafe { self.engine.start(&pieces) } {
+        committed.sort_unstable_by_key(|(part, _)| part.range.start);
+        let (parts, numbers): (Vec<Part>, Vec<usize>) = committed.into_iter().unzip();
+        // SAFETY: the slot is kept until the copies have ended, and nobody writes to it before: no part is being filled.
+        let bytes = unsafe { std::slice::from_raw_parts(slot.first, slot.len) };
+        // SAFETY: the threads that committed the parts vouch for the targets.
+        match unsafe { self.engine.start(bytes, &parts) } {
             Ok(copy) => {
-                let parts = committed.iter().map(|&Committed { number, len, .. }| CopiedPart { number, len });
+                let parts = parts.iter().zip(numbers).map(|(part, number)| CopiedPart { number, len: part.plain_len() });
                 state.flying.push_back(Flying { slot, copy, parts: parts.collect() });
                 Ok(())
             }
@@ -391,19 +404,25 @@ fn page_multiple(len: usize) -> usize {
 
 impl Filling {
     fn new(slot: Slot) -> Self {
-        Self { slot, reserved: 0, writers: 0, committed: Vec::new() }
+        Self { slot, reserved: 0, parts: 0, work: 0, writers: 0, committed: Vec::new() }
     }
 
-    /// Reserves `len` bytes; returns the first, or None if there are fewer.
-    fn reserve(&mut self, len: usize) -> Option<usize> {
+    /// Reserves `len` bytes; returns the first, or None if there are fewer, or the device could not decode as much.
+    fn reserve(&mut self, len: usize, work: usize, limits: SlotLimits) -> Option<usize> {
         let at = self.reserved;
-        self.reserved = at.checked_add(len).filter(|&end| end <= self.slot.len)?;
+        let end = at.checked_add(len).filter(|&end| end <= self.slot.len)?;
+        let work = self.work.saturating_add(work);
+        if self.parts > 0 && (self.parts >= limits.parts || work > limits.work) {
+            return None;
+        }
+        (self.reserved, self.work) = (end, work);
+        self.parts += 1;
         self.writers += 1;
         Some(at)
     }
 
     /// Ends the filling of a part. True if it was the last that was being filled.
-    fn end_part(&mut self, part: Option<Committed>) -> bool {
+    fn end_part(&mut self, part: Option<(Part, usize)>) -> bool {
         self.committed.extend(part);
         self.writers -= 1;
         self.writers == 0
@@ -412,21 +431,6 @@ impl Filling {
     fn has_parts(&self) -> bool {
         !self.committed.is_empty()
     }
-}
-
-/// Pieces to copy: `parts` of `slot`, in the order of their places there, those joined that follow each other in the slot and in the
-/// device's memory.
-fn merged<'s>(slot: Slot, parts: &[Committed]) -> Vec<Piece<'s>> {
-    let runs =
-        parts.chunk_by(|one, next| one.at + one.len == next.at && one.to.checked_add(one.len as u64) == Some(next.to));
-    let piece = |run: &[Committed]| {
-        let first = run.first()?;
-        let len = run.iter().map(|part| part.len).sum();
-        // SAFETY: parts lie within the slot and are filled, and nobody writes to them until the copies have ended.
-        let from = unsafe { std::slice::from_raw_parts(slot.first.wrapping_add(first.at), len) };
-        Some(Piece { from, to: first.to })
-    };
-    runs.filter_map(piece).collect()
 }
 
 /// Part of a slot that nobody else uses. What is dropped without [`ReservedPart::commit`] is not copied.
@@ -445,17 +449,18 @@ impl<E: CopyEngine> fmt::Debug for ReservedPart<'_, E> {
 }
 
 impl<E: CopyEngine> ReservedPart<'_, E> {
-    /// Lets the device copy these bytes to its address `to`, soon. `number` is that of [`CopiedPart`].
+    /// Lets the device copy or decode these bytes, soon. `number` is that of [`CopiedPart`].
     ///
     /// # Safety
-    /// As many bytes at `to` are memory of the device that stays allocated until [`PinnedRing::finish`] has returned, or the ring is
+    /// As many bytes at the target are memory of the device that stays allocated until [`PinnedRing::finish`] has returned, or the ring is
     /// dropped.
     ///
     /// # Errors
     /// Errors of the device.
-    pub unsafe fn commit(self, to: u64, number: usize) -> Result<()> {
+    pub unsafe fn commit(self, landing: Landing, number: usize) -> Result<()> {
         let this = ManuallyDrop::new(self);
-        this.ring.end_part(this.slot, Some(Committed { at: this.at, len: this.len, to, number }))
+        let part = Part { range: this.at..this.at + this.len, landing };
+        this.ring.end_part(this.slot, Some((part, number)))
     }
 }
 

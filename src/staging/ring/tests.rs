@@ -44,11 +44,15 @@ impl CopyEngine for Threads {
 
     unsafe fn unpin(&self, _: *mut u8) {}
 
-    unsafe fn start(&self, pieces: &[Piece<'_>]) -> Result<JoinHandle<()>> {
+    unsafe fn start(&self, slot: &[u8], parts: &[Part]) -> Result<JoinHandle<()>> {
         let late = self.started.fetch_add(1, Ordering::Relaxed).is_multiple_of(7);
-        self.pieces.fetch_add(pieces.len(), Ordering::Relaxed);
-        let pieces: Vec<_> =
-            pieces.iter().map(|piece| (piece.from.as_ptr() as usize, piece.from.len(), piece.to)).collect();
+        let copies = joined(parts.iter().map(|part| match part.landing {
+            Landing::Copy(to) => (part.range.clone(), to),
+            Landing::Chunk(_) => panic!("this device decodes nothing"),
+        }));
+        self.pieces.fetch_add(copies.len(), Ordering::Relaxed);
+        let first = slot.as_ptr() as usize;
+        let pieces: Vec<_> = copies.into_iter().map(|(range, to)| (first + range.start, range.len(), to)).collect();
         let gate = Arc::clone(&self.gate);
         Ok(spawn(move || {
             drop(gate.lock());
@@ -98,13 +102,13 @@ fn copy_by_threads(slot_len: usize, slots: usize, parts: usize, longest: usize) 
                     let len = len_of(part);
                     if part % 9 == 0 {
                         // Not committed.
-                        ring.reserve(len).unwrap().fill(0xff);
+                        ring.reserve(len, 0).unwrap().fill(0xff);
                     }
-                    let mut reserved = ring.reserve(len).unwrap();
+                    let mut reserved = ring.reserve(len, 0).unwrap();
                     reserved.fill(value);
                     let at = (thread * parts + part) * longest;
                     // SAFETY: the target outlives the ring.
-                    unsafe { reserved.commit(address + at as u64, 0).unwrap() };
+                    unsafe { reserved.commit(Landing::Copy(address + at as u64), 0).unwrap() };
                 }
             });
         }
@@ -136,10 +140,10 @@ fn a_busy_device_gets_few_large_copies() {
     let gate = Arc::clone(&engine.gate);
     let ring = PinnedRing::new(engine, one_len(16 << 10), 64 << 10, Box::new(|_, _| {}));
     let commit = |part: u8| {
-        let mut reserved = ring.reserve(LEN).unwrap();
+        let mut reserved = ring.reserve(LEN, 0).unwrap();
         reserved.fill(part + 1);
         // SAFETY: the target outlives the ring.
-        unsafe { reserved.commit(address + u64::from(part) * LEN as u64, 0).unwrap() };
+        unsafe { reserved.commit(Landing::Copy(address + u64::from(part) * LEN as u64), 0).unwrap() };
     };
     let counts = || (ring.engine.started.load(Ordering::Relaxed), ring.engine.pieces.load(Ordering::Relaxed));
     let busy = gate.lock().unwrap();
@@ -164,7 +168,7 @@ fn without_pinned_memory_every_thread_ends() {
             PinnedRing::new(Threads::new(0), SlotLens { wanted: 1 << 20, min: 9 }, 64 << 20, Box::new(|_, _| {}));
         std::thread::scope(|scope| {
             for _ in 0..6 {
-                scope.spawn(|| assert_eq!(ring.reserve(1).unwrap_err().kind(), ErrorKind::Exhausted));
+                scope.spawn(|| assert_eq!(ring.reserve(1, 0).unwrap_err().kind(), ErrorKind::Exhausted));
             }
         });
     }
@@ -179,7 +183,7 @@ fn slots_become_shorter_where_little_can_be_pinned() {
             1 << 20,
             Box::new(|_, _| {}),
         );
-        ring.reserve(10_000).map(|part| part.slot.len)
+        ring.reserve(10_000, 0).map(|part| part.slot.len)
     };
     assert_eq!(reserved(1 << 20).unwrap(), 64 << 10);
     assert_eq!(reserved(40 << 10).unwrap(), 32 << 10);

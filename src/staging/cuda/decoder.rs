@@ -1,0 +1,413 @@
+//! Decoding and verification of chunks on a GPU, by the kernels of kernels/kernels.cu.
+//!
+//! The chunks of a slot are jobs of one *set*: memory for their frames and for the work on them, and a stream. Sets take turns, so that
+//! the kernels of several slots run at the same time: a Huffman code is decoded by four threads only, which takes several times as long
+//! as the copy of its frame.
+#![expect(unsafe_code, reason = "kernels read and write memory of the GPU")]
+
+use std::ffi::CStr;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use memmap2::{Advice, MmapMut};
+
+use super::driver::{Driver, Event, Grid, Kernel, Module, Stream};
+use super::{CudaDevice, CudaMemory, OwnedEvent, OwnedStream};
+use crate::codec::planes::Encoding;
+use crate::error::{Error, Result};
+use crate::staging::ring::{DecodeSizes, Landing, LandingChunk, Part, SlotLimits};
+
+/// The kernels, for GPUs since compute capability 7.5.
+const KERNELS: &str = concat!(include_str!("kernels/kernels.ptx"), "\0");
+/// Maximum number of sets: enough for the time in which a slot is decoded.
+const SETS_MAX: usize = 12;
+/// Minimum number of sets: one is filled while another is decoded.
+const SETS_MIN: usize = 2;
+/// Maximum jobs of a set.
+const JOBS_MAX: usize = 256;
+/// Memory for the work on a slot, as a multiple of the slot's length.
+const WORK_FACTOR: usize = 2;
+/// Bytes that one thread hashes, to a chaining value.
+const LEAF: usize = 1024;
+/// Bytes of a chaining value.
+const VALUE_LEN: usize = 32;
+/// Streams of a Huffman code.
+const STREAMS: usize = 4;
+/// Maximum planes of a chunk.
+const PLANES: usize = 8;
+/// Alignment of memory for a job, in bytes.
+const ALIGNMENT: usize = 16;
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Threads of a block that decodes a Huffman code: a warp.
+const CODE_THREADS: u32 = 32;
+/// Blocks that write the numbers of a chunk.
+const MERGE_BLOCKS: u32 = 8;
+
+/// Decodes and verifies chunks.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    device: CudaDevice,
+    kernels: Kernels,
+    turns: Mutex<Turns>,
+    /// Bytes for frames in a set.
+    frames_len: usize,
+    /// Bytes for work in a set.
+    work_len: usize,
+    /// Number of chunks that are not what their ids say.
+    mismatches: CudaMemory,
+}
+
+#[derive(Debug)]
+struct Kernels {
+    device: CudaDevice,
+    module: Module,
+    unpack: Kernel,
+    merge: Kernel,
+    leaves: Kernel,
+    roots: Kernel,
+}
+
+/// The sets, in the order of their use.
+#[derive(Debug)]
+struct Turns {
+    sets: Vec<Set>,
+    next: usize,
+    /// Pinned memory for the jobs of each set.
+    tables: PinnedTables,
+}
+
+#[derive(Debug)]
+struct Set {
+    stream: OwnedStream,
+    /// The jobs were copied.
+    copied: OwnedEvent,
+    /// The jobs are done.
+    done: OwnedEvent,
+    /// Frames, jobs, and memory for work.
+    memory: CudaMemory,
+    is_used: bool,
+}
+
+/// Jobs whose frames are being copied.
+#[derive(Debug)]
+pub(super) struct Jobs {
+    set: usize,
+    /// Address for the slot's frames.
+    frames: u64,
+    /// Address of the jobs.
+    table: u64,
+    count: u32,
+    /// Plain bytes of the longest chunk.
+    longest: u32,
+    is_encoded: bool,
+    has_codes: bool,
+}
+
+impl Decoder {
+    /// Prepares to decode what is queued in the stream `copies`.
+    ///
+    /// # Errors
+    /// Unsupported, if the driver or the GPU is too old; exhausted, if the GPU has too little memory; others of the driver.
+    pub(super) fn new(device: &CudaDevice, sizes: DecodeSizes, copies: Stream) -> Result<Self> {
+        let kernels = Kernels::load(device)?;
+        let frames_len = (sizes.slot + ALIGNMENT).next_multiple_of(ALIGNMENT);
+        let work_len = (sizes.slot * WORK_FACTOR).max(work(sizes.chunk, true));
+        let slots = usize::try_from(sizes.total / sizes.slot.max(1) as u64).unwrap_or(usize::MAX).saturating_add(1);
+        let wanted = slots.clamp(SETS_MIN, SETS_MAX);
+        let mut sets = Vec::with_capacity(wanted);
+        while sets.len() < wanted {
+            match Set::new(device, (frames_len + Job::LEN * JOBS_MAX + work_len) as u64) {
+                Ok(set) => sets.push(set),
+                Err(_) if sets.len() >= SETS_MIN => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let tables = PinnedTables::new(device, sets.len())?;
+        let mismatches = device.allocate(4)?;
+        // SAFETY: the memory is kept until this is dropped, which waits for `copies`.
+        unsafe { device.enter()?.clear(mismatches.address(), 1, copies)? };
+        let turns = Mutex::new(Turns { sets, next: 0, tables });
+        Ok(Self { device: device.clone(), kernels, turns, frames_len, work_len, mismatches })
+    }
+
+    pub(super) fn limits(&self) -> SlotLimits {
+        SlotLimits { parts: JOBS_MAX, work: self.work_len }
+    }
+
+    /// Makes the chunks of `parts` jobs of the next set, queues the copy of the jobs in the stream `copies`, and lets it wait until the
+    /// set's memory is free.
+    ///
+    /// # Errors
+    /// Errors of the driver; other, if there are more chunks than [`Decoder::limits`] says.
+    pub(super) fn prepare(&self, driver: &Driver, parts: &[Part], copies: Stream) -> Result<Jobs> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let Turns { sets, next, tables } = &mut *turns;
+        let index = *next;
+        *next = (index + 1) % sets.len();
+        let set = sets.get_mut(index).ok_or_else(|| Error::other("no memory to decode on the GPU"))?;
+        if set.is_used {
+            // Other jobs may still be copied from the pinned memory.
+            driver.wait(set.copied.event)?;
+            driver.wait_in_stream(copies, set.done.event)?;
+        }
+        set.is_used = true;
+        let frames = set.memory.address();
+        let table = frames + self.frames_len as u64;
+        let mut jobs = Jobs { set: index, frames, table, count: 0, longest: 0, is_encoded: false, has_codes: false };
+        let mut memory = WorkMemory { free: table + (Job::LEN * JOBS_MAX) as u64, left: self.work_len };
+        let pinned = tables.of(index);
+        let mut slots = pinned.as_chunks_mut::<{ Job::LEN }>().0.iter_mut();
+        for part in parts {
+            let Landing::Chunk(chunk) = &part.landing else { continue };
+            let too_many = || Error::other("more chunks than the GPU can decode at once");
+            let job = Job::of(chunk, frames + part.range.start as u64, &mut memory).ok_or_else(too_many)?;
+            slots.next().ok_or_else(too_many)?.copy_from_slice(&job.to_bytes());
+            jobs.count += 1;
+            jobs.longest = jobs.longest.max(job.len);
+            jobs.is_encoded |= job.width > 0;
+            jobs.has_codes |= job.has_codes();
+        }
+        let filled = pinned.get(..Job::LEN * jobs.count as usize).unwrap_or_default();
+        // SAFETY: the table is not written before `copied` has happened, and the set is kept until its stream has ended.
+        unsafe { driver.copy_in(table, filled, copies)? };
+        driver.record(set.copied.event, copies)?;
+        Ok(jobs)
+    }
+
+    /// Launches the kernels of `jobs` once `copied` has happened.
+    ///
+    /// # Safety
+    /// The frames are copied to the set by then. The targets stay memory of the GPU until [`Decoder::mismatches`] has returned, and
+    /// nobody else writes to them.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub(super) unsafe fn launch(&self, driver: &Driver, jobs: &Jobs, copied: Event) -> Result<()> {
+        let turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(set) = turns.sets.get(jobs.set) else { return Ok(()) };
+        let (stream, mismatches) = (set.stream.stream, self.mismatches.address());
+        let &Jobs { table, count, longest, is_encoded, has_codes, .. } = jobs;
+        driver.wait_in_stream(stream, copied)?;
+        let Kernels { unpack, merge, leaves, roots, .. } = self.kernels;
+        if has_codes {
+            let grid = Grid { blocks: (count, PLANES as u32), threads: CODE_THREADS };
+            // SAFETY: a kernel writes only to the memory of its jobs, as kernels.cu says, and reads only that, the jobs and the frames.
+            unsafe { driver.launch(unpack, grid, [table, mismatches], stream)? };
+        }
+        if is_encoded {
+            let grid = Grid { blocks: (MERGE_BLOCKS, count), threads: THREADS };
+            // SAFETY: as above.
+            unsafe { driver.launch(merge, grid, [table], stream)? };
+        }
+        let leaf_blocks = longest.div_ceil(LEAF as u32).div_ceil(THREADS);
+        // SAFETY: as above.
+        unsafe { driver.launch(leaves, Grid { blocks: (leaf_blocks, count), threads: THREADS }, [table], stream)? };
+        // SAFETY: as above.
+        unsafe { driver.launch(roots, Grid { blocks: (count, 1), threads: THREADS }, [table, mismatches], stream)? };
+        driver.record(set.done.event, stream)
+    }
+
+    /// Waits until all jobs are done; returns the number of chunks that are not what their ids say.
+    ///
+    /// # Errors
+    /// Errors of the driver: then kernels may still run.
+    pub(super) fn mismatches(&self) -> Result<u64> {
+        self.settle(self.device.enter()?)?;
+        let mut count = [0; 4];
+        self.mismatches.read(0, &mut count)?;
+        Ok(u64::from(u32::from_le_bytes(count)))
+    }
+
+    /// Waits until no kernel runs.
+    ///
+    /// # Errors
+    /// Errors of the driver: then kernels may still run.
+    pub(super) fn settle(&self, driver: &Driver) -> Result<()> {
+        let turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.sets.iter().try_for_each(|set| driver.settle(set.stream.stream))
+    }
+}
+
+impl Jobs {
+    /// Address for the bytes of the slot from `at` on.
+    pub(super) fn frame_at(&self, at: usize) -> u64 {
+        self.frames + at as u64
+    }
+}
+
+impl Kernels {
+    fn load(device: &CudaDevice) -> Result<Self> {
+        let driver = device.enter()?;
+        let text = CStr::from_bytes_with_nul(KERNELS.as_bytes());
+        let module = driver.load(text.map_err(|source| Error::other("kernels are not text").source(source))?)?;
+        let find = |name| driver.kernel(module, name);
+        let found = find(c"unpack").and_then(|unpack| {
+            let (merge, leaves, roots) = (find(c"merge")?, find(c"leaves")?, find(c"roots")?);
+            Ok(Self { device: device.clone(), module, unpack, merge, leaves, roots })
+        });
+        found.inspect_err(|_| driver.unload(module))
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if let Some(driver) = self.device.unless_lost() {
+            driver.unload(self.module);
+        }
+    }
+}
+
+impl Set {
+    fn new(device: &CudaDevice, len: u64) -> Result<Self> {
+        Ok(Self {
+            stream: OwnedStream::new(device)?,
+            copied: OwnedEvent::new(device)?,
+            done: OwnedEvent::new(device)?,
+            memory: device.allocate(len)?,
+            is_used: false,
+        })
+    }
+}
+
+/// Pinned memory for jobs. It stays pinned if the GPU is lost, which may still read it.
+#[derive(Debug)]
+struct PinnedTables {
+    device: CudaDevice,
+    memory: ManuallyDrop<MmapMut>,
+}
+
+impl PinnedTables {
+    /// Tables for `count` sets.
+    fn new(device: &CudaDevice, count: usize) -> Result<Self> {
+        let len = (Job::LEN * JOBS_MAX * count).next_multiple_of(4096);
+        let failed = |source| Error::exhausted("cannot get memory for jobs of a GPU").got(len).source(source);
+        let mut memory = MmapMut::map_anon(len).map_err(failed)?;
+        // As for all pinned memory: a child of this process must not share the pages.
+        memory.advise(Advice::DontFork).map_err(failed)?;
+        // SAFETY: it is unmapped after it was unpinned, or never.
+        unsafe { device.enter()?.register(memory.as_mut_ptr(), len)? };
+        Ok(Self { device: device.clone(), memory: ManuallyDrop::new(memory) })
+    }
+
+    /// Table of the set `index`.
+    fn of(&mut self, index: usize) -> &mut [u8] {
+        let len = Job::LEN * JOBS_MAX;
+        self.memory.get_mut(index * len..(index + 1) * len).unwrap_or_default()
+    }
+}
+
+impl Drop for PinnedTables {
+    fn drop(&mut self) {
+        let Some(driver) = self.device.unless_lost() else { return };
+        // SAFETY: the decoder's streams have ended: no copy from it is pending.
+        unsafe { driver.unregister(self.memory.as_mut_ptr()) };
+        // SAFETY: it is not used any more.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+    }
+}
+
+/// Memory of the GPU, in bytes, to decode and verify a chunk of `plain_len` bytes.
+pub(super) fn work(plain_len: usize, is_encoded: bool) -> usize {
+    let planes = if is_encoded { plain_len + PLANES * STREAMS * 2 * ALIGNMENT } else { 0 };
+    planes + values_len(plain_len) + 2 * ALIGNMENT
+}
+
+/// Bytes for the chaining values of a chunk, on two levels of its tree.
+fn values_len(plain_len: usize) -> usize {
+    let leaves = plain_len.div_ceil(LEAF);
+    VALUE_LEN * (leaves + leaves.div_ceil(2))
+}
+
+/// Memory for work that is not given out yet.
+struct WorkMemory {
+    free: u64,
+    left: usize,
+}
+
+impl WorkMemory {
+    fn take(&mut self, len: usize) -> Option<u64> {
+        let len = len.next_multiple_of(ALIGNMENT);
+        self.left = self.left.checked_sub(len)?;
+        let taken = self.free;
+        self.free += len as u64;
+        Some(taken)
+    }
+}
+
+/// `struct Job` of kernels.cu, which says what the fields are.
+struct Job {
+    frame: u64,
+    target: u64,
+    planes: u64,
+    values: u64,
+    len: u32,
+    width: u32,
+    rotated: u32,
+    rest: u32,
+    encodings: [u32; PLANES],
+    starts: [u32; PLANES],
+    ends: [u32; PLANES],
+    id: [u8; 32],
+}
+
+impl Job {
+    /// Bytes of a job.
+    const LEN: usize = 176;
+
+    /// The job of a chunk with its frame at `frame`. None, if there is not enough memory.
+    fn of(chunk: &LandingChunk, frame: u64, memory: &mut WorkMemory) -> Option<Self> {
+        let plain_len = chunk.plain_len as usize;
+        let mut job = Self {
+            frame,
+            target: chunk.to,
+            planes: 0,
+            values: memory.take(values_len(plain_len))?,
+            len: chunk.plain_len,
+            width: 0,
+            rotated: 0,
+            rest: 0,
+            encodings: [0; PLANES],
+            starts: [0; PLANES],
+            ends: [0; PLANES],
+            id: *chunk.id.as_bytes(),
+        };
+        let Some(outline) = &chunk.planes else { return Some(job) };
+        let width = outline.width.bytes();
+        job.width = u32::try_from(width).ok()?;
+        job.rotated = u32::from(outline.rotated);
+        job.rest = u32::try_from(outline.rest).ok()?;
+        let places = job.encodings.iter_mut().zip(&mut job.starts).zip(&mut job.ends);
+        for (((encoding, start), end), (how, Range { start: first, end: last })) in places.zip(&outline.planes) {
+            *encoding = match how {
+                Encoding::Raw => 0,
+                Encoding::One => 1,
+                Encoding::Huffman => CODED,
+            };
+            (*start, *end) = (u32::try_from(*first).ok()?, u32::try_from(*last).ok()?);
+        }
+        let coded = job.encodings.iter().filter(|&&encoding| encoding == CODED).count();
+        let part = (plain_len / width).div_ceil(STREAMS);
+        job.planes = memory.take(coded * STREAMS * (part + ALIGNMENT).next_multiple_of(ALIGNMENT))?;
+        Some(job)
+    }
+
+    fn has_codes(&self) -> bool {
+        self.encodings.contains(&CODED)
+    }
+
+    fn to_bytes(&self) -> [u8; Self::LEN] {
+        let addresses = [self.frame, self.target, self.planes, self.values].map(u64::to_le_bytes);
+        let numbers = [self.len, self.width, self.rotated, self.rest].map(u32::to_le_bytes);
+        let planes = [self.encodings, self.starts, self.ends].map(|words| words.map(u32::to_le_bytes));
+        let mut bytes = [0; Self::LEN];
+        let all = addresses.as_flattened().iter().chain(numbers.as_flattened());
+        let all = all.chain(planes.as_flattened().as_flattened()).chain(&self.id);
+        bytes.iter_mut().zip(all).for_each(|(to, byte)| *to = *byte);
+        bytes
+    }
+}
+
+/// Encoding of a plane by a Huffman code.
+const CODED: u32 = 2;
