@@ -13,7 +13,7 @@ TOWLINE := target/release/towline
 DIST_PROFILE ?= release
 PYTHON_PATHS := bindings/python benches/gpu benches/page.py tests/python tests/vllm deploy examples packaging
 
-.PHONY: help demo test test-python test-vllm bench bench-gpu bench-page bench-peers soak lint deny sbom fuzz dist image clean-servers rust nextest
+.PHONY: help demo test test-python test-vllm bench bench-gpu bench-page bench-peers kernels soak lint deny sbom fuzz dist image clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
@@ -30,6 +30,7 @@ help:
 	@echo 'make dist           what ships, into target/dist: program, wheel and crate, stripped; their symbols in target/dist/symbols'
 	@echo 'make image          an OCI image of the program, into target/image/towline.tar: no shell, not root, the same each time'
 	@echo 'make sbom           what the program and the wheel are built from, into target/sbom (CycloneDX)'
+	@echo 'make kernels        compile the GPU kernels to PTX after a change of their source (clang 19; the result is committed)'
 	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
 	@echo 'make clean-servers  stop the test servers and remove what they keep'
 
@@ -80,6 +81,15 @@ bench: rust
 bench-gpu: rust
 	@cargo build --release --quiet --bin towline
 	benches/gpu/run.sh
+
+# Only clang's compiler of CUDA is needed, not NVIDIA's toolkit.
+KERNELS := src/staging/cuda/decoder/kernels
+kernels:
+	@command -v clang-19 >/dev/null || { echo 'missing: clang-19 (apt-get install clang-19)' >&2; exit 1; }
+	digest=$$(sha256sum $(KERNELS).cu | cut -d ' ' -f 1)
+	echo "// Compiled from kernels.cu (sha256 $$digest) by \`make kernels\`." >$(KERNELS).ptx.new
+	clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_75 -nocudainc -nocudalib -O3 -S -o - $(KERNELS).cu >>$(KERNELS).ptx.new
+	mv $(KERNELS).ptx.new $(KERNELS).ptx
 
 bench-page: rust
 	@cargo build --release --quiet --bin towline

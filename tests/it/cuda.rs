@@ -16,8 +16,13 @@ use crate::data::safetensors;
 fn driver() -> &'static Path {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
     DRIVER.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/libcuda.rs");
-        let version = blake3::hash(&std::fs::read(&source).unwrap()).to_hex();
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda");
+        let source = sources.join("libcuda.rs");
+        let mut version = blake3::Hasher::new();
+        for file in [&source, &sources.join("ptx.rs")] {
+            version.update(&std::fs::read(file).unwrap());
+        }
+        let version = version.finalize().to_hex();
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}", &version[..16]));
         let library = folder.join("libcuda.so.1");
         if library.exists() {
@@ -59,7 +64,7 @@ struct Outcome {
     log: Option<Value>,
 }
 
-/// Runs `towline stage base --bench --device cuda:0 --json MORE` with the driver and its knobs.
+/// Runs `towline stage base --bench --device cuda:0 --json MORE` with the driver and its knobs. Without `KERNELS`, the CPU decodes.
 fn load(user: &User, more: &[&str], knobs: &[(&str, &str)]) -> Outcome {
     let output = command(user, more, knobs).output().unwrap();
     let log = std::fs::read(user.work().join("cuda.log")).ok();
@@ -75,9 +80,12 @@ fn command(user: &User, more: &[&str], knobs: &[(&str, &str)]) -> Command {
     let line = [&["stage", "base", "--bench", "--json", "--device", "cuda:0"], more].concat();
     let mut command = user.command(&line);
     command.env("LD_LIBRARY_PATH", driver()).env("SOFT_CUDA_LOG", user.work().join("cuda.log"));
-    command.envs(knobs.iter().copied());
+    command.env("SOFT_CUDA_KERNELS", "0").envs(knobs.iter().copied());
     command
 }
+
+/// Knob for a driver that runs kernels.
+const KERNELS: (&str, &str) = ("SOFT_CUDA_KERNELS", "1");
 
 /// The error that a command ends with, which has released all but what a lost device keeps.
 fn error(user: &User, code: i32, knobs: &[(&str, &str)]) -> (Value, Option<Value>) {
@@ -96,7 +104,7 @@ fn says(error: &Value, words: &str) -> bool {
 #[track_caller]
 fn is_released(log: Option<&Value>) {
     let log = log.expect("the context was released");
-    for kind in ["allocated", "pinned", "pending", "streams"] {
+    for kind in ["allocated", "pinned", "pending", "streams", "modules", "running"] {
         assert_eq!(log[kind], 0, "{kind}: {log}");
     }
 }
@@ -107,7 +115,7 @@ fn tensors_arrive_as_they_were_saved() {
     let loaded = load(&user, &[], &[]);
     assert_eq!(loaded.code, Some(0), "{}", loaded.err);
     let report: Value = serde_json::from_str(&loaded.out).unwrap();
-    has_members(&report, "name device tensors bytes fetched_bytes sources times overlap compared");
+    has_members(&report, "name device tensors bytes fetched_bytes sources times overlap decoded_on_device compared");
     assert_eq!((&report["device"], &report["compared"]), (&"cuda:0 (Software GPU)".into(), &true.into()));
     assert_eq!((&report["tensors"], &report["bytes"]), (&4.into(), &(7 * 1024 * 1024 + 12).into()));
     let times = |stage: &str| report["times"][stage].as_f64().unwrap();
@@ -136,6 +144,100 @@ fn encoded_chunks_and_holes_arrive_too() {
     let loaded = load(&user, &[], &[]);
     assert_eq!(loaded.code, Some(0), "{}", loaded.err);
     is_released(loaded.log.as_ref());
+}
+
+/// A repository with `base`: tensors that are stored raw, and as planes of all encodings that a GPU decodes, and in groups.
+fn with_encoded_weights() -> User {
+    let user = User::with_repository();
+    user.set_up("64M");
+    let mut file = safetensors(7, &[("raw", 1 << 17), ("smooth", 1 << 17), ("few", 1 << 16)]);
+    let begins = file.len() - (5 << 18);
+    for (at, number) in file[begins + (1 << 19)..begins + (2 << 19)].chunks_exact_mut(4).enumerate() {
+        let random = u32::from_le_bytes(number.try_into().unwrap());
+        let value = (1.0 + at as f32 / 1e6) * if random % 5 == 0 { 1e-4 } else { -3.0 };
+        number.copy_from_slice(&value.to_le_bytes());
+    }
+    for (at, number) in file[begins + (2 << 19)..].chunks_exact_mut(4).enumerate() {
+        number.copy_from_slice(&if at % 50 == 0 { 0.5_f32 } else { 0.0 }.to_le_bytes());
+    }
+    user.write("base/model.safetensors", &file);
+    user.ok(&["save", "base", "base"]);
+    user
+}
+
+/// Plain bytes that the GPU decoded and verified in a load that went well.
+#[track_caller]
+fn decoded_on_device(loaded: &Outcome) -> u64 {
+    assert_eq!(loaded.code, Some(0), "{}", loaded.err);
+    let report: Value = serde_json::from_str(&loaded.out).unwrap();
+    assert_eq!(report["compared"], true);
+    is_released(loaded.log.as_ref());
+    report["decoded_on_device"].as_u64().unwrap()
+}
+
+#[test]
+fn a_gpu_decodes_and_verifies_by_itself() {
+    let user = with_encoded_weights();
+    let loaded = load(&user, &[], &[KERNELS]);
+    // All but the chunks with the header, and those in groups.
+    let decoded = decoded_on_device(&loaded);
+    assert!(decoded > 1 << 19, "{decoded}: {:?}", loaded.log);
+    assert!(loaded.log.unwrap()["launches"].as_u64().unwrap() >= 3);
+    assert_eq!(decoded_on_device(&load(&user, &["--decode-on-cpu"], &[KERNELS])), 0);
+    // Boxes, whose bytes are not whole chunks.
+    let some = load(&user, &["--tensor", "raw[5:900]"], &[KERNELS]);
+    assert_eq!(decoded_on_device(&some), 0);
+}
+
+/// Without kernels, or memory for them, the CPU decodes.
+#[test]
+fn a_gpu_that_cannot_decode_still_gets_its_tensors() {
+    let user = with_encoded_weights();
+    for fault in ["cuModuleLoadData:1:214", "cuModuleGetFunction:3:214", "cuMemAlloc_v2:2+:2"] {
+        let loaded = load(&user, &[], &[KERNELS, ("SOFT_CUDA_FAIL", fault)]);
+        assert_eq!(decoded_on_device(&loaded), 0, "{fault}");
+    }
+    let few = load(&user, &[], &[KERNELS, ("SOFT_CUDA_MEMORY", "4000000")]);
+    assert_eq!(decoded_on_device(&few), 0);
+}
+
+#[test]
+fn faults_of_kernels_are_errors() {
+    let user = with_encoded_weights();
+    for fault in ["cuLaunchKernel:1:214", "cuLaunchKernel:3:214", "cuMemcpyDtoH_v2:1:214"] {
+        let (failed, log) = error(&user, 1, &[KERNELS, ("SOFT_CUDA_FAIL", fault)]);
+        assert!(failed.to_string().contains("CUDA_ERROR_ECC_UNCORRECTABLE"), "{fault}: {failed}");
+        is_released(log.as_ref());
+    }
+}
+
+/// A copy that changed a byte is found by the GPU: all is read again, and is right.
+#[test]
+fn a_gpu_finds_what_a_copy_changed() {
+    let user = with_encoded_weights();
+    let clean = load(&user, &[], &[KERNELS]).log.unwrap();
+    let healed = (1..=clean["copies"].as_u64().unwrap()).filter(|copy| {
+        let copy = copy.to_string();
+        let loaded = load(&user, &[], &[KERNELS, ("SOFT_CUDA_CORRUPT", &copy)]);
+        loaded.code == Some(0) && decoded_on_device(&loaded) == 0
+    });
+    assert!(healed.count() > 0, "{clean}");
+}
+
+/// The GPU finds the damage, and the CPU says where it is.
+#[test]
+fn damage_that_a_gpu_finds_is_told_as_ever() {
+    let user = with_encoded_weights();
+    let packs: Vec<PathBuf> = walk(&user.repository().join("pack"));
+    let pack = packs.iter().max_by_key(|pack| pack.metadata().unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(pack).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::remove_file(pack).unwrap();
+    std::fs::write(pack, bytes).unwrap();
+    let (damaged, log) = error(&user, 4, &[KERNELS]);
+    assert!(damaged["kind"] == "damaged" && says(&damaged, "damage in "), "{damaged}");
+    is_released(log.as_ref());
 }
 
 #[test]
@@ -298,7 +400,7 @@ fn the_bench_of_gpus_runs_and_says_where_there_is_none() {
         assert!(!out.path().join("gpu.md").exists());
     }
     let table = bench(Some(driver()));
-    assert!(table.starts_with("Software GPU, ") && table.matches("| cuda:0 (Software GPU) |").count() == 2, "{table}");
+    assert!(table.starts_with("Software GPU, ") && table.matches("| cuda:0 (Software GPU) |").count() == 4, "{table}");
     assert_eq!(std::fs::read_to_string(out.path().join("gpu.md")).unwrap(), table);
 }
 

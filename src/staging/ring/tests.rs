@@ -11,6 +11,8 @@ use crate::error::ErrorKind;
 struct Threads {
     /// Bytes that may be pinned.
     limit: usize,
+    /// Limits of a slot.
+    limits: SlotLimits,
     pinned: AtomicUsize,
     started: AtomicUsize,
     pieces: AtomicUsize,
@@ -22,6 +24,7 @@ impl Threads {
     fn new(limit: usize) -> Self {
         Self {
             limit,
+            limits: SlotLimits { parts: usize::MAX, work: usize::MAX },
             pinned: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             pieces: AtomicUsize::new(0),
@@ -32,6 +35,10 @@ impl Threads {
 
 impl CopyEngine for Threads {
     type Copy = JoinHandle<()>;
+
+    fn limits(&self) -> SlotLimits {
+        self.limits
+    }
 
     unsafe fn pin(&self, _: *mut u8, len: usize) -> Result<()> {
         let before = self.pinned.fetch_add(len, Ordering::Relaxed);
@@ -189,4 +196,32 @@ fn slots_become_shorter_where_little_can_be_pinned() {
     assert_eq!(reserved(40 << 10).unwrap(), 32 << 10);
     assert_eq!(reserved(12 << 10).unwrap(), 12 << 10);
     assert_eq!(reserved(11 << 10).unwrap_err().kind(), ErrorKind::Exhausted);
+}
+
+/// A slot takes no more parts, and no more work, than the device decodes at once; a single part may need any work.
+#[test]
+fn slots_end_at_the_limits_of_the_device() {
+    let target: Vec<u8> = vec![0; 8];
+    let address = target.as_ptr() as u64;
+    let starts = |work: &[usize]| {
+        let mut engine = Threads::new(64 << 10);
+        engine.limits = SlotLimits { parts: 3, work: 10 };
+        let gate = Arc::clone(&engine.gate);
+        let busy = gate.lock().unwrap();
+        let ring = PinnedRing::new(engine, one_len(4096), 64 << 10, Box::new(|_, _| {}));
+        for &work in work {
+            // SAFETY: the target outlives the ring.
+            unsafe { ring.reserve(1, work).unwrap().commit(Landing::Copy(address), 0).unwrap() };
+        }
+        let started = ring.engine.started.load(Ordering::Relaxed);
+        drop(busy);
+        ring.finish().unwrap();
+        started
+    };
+    // The first is copied at once.
+    assert_eq!(starts(&[0, 0, 0, 0]), 1);
+    assert_eq!(starts(&[0, 0, 0, 0, 0]), 2);
+    assert_eq!(starts(&[0, 6, 4]), 1);
+    assert_eq!(starts(&[0, 6, 5]), 2);
+    assert_eq!(starts(&[0, 50, 1]), 2);
 }

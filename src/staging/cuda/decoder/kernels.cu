@@ -26,7 +26,7 @@ typedef unsigned long long u64;
 #define ONE 1
 #define HUFFMAN 2
 
-// As `Job` in decoder.rs.
+// As `Job` in job.rs.
 struct Job {
   u64 frame;    // address of the frame; not used for a raw chunk
   u64 target;   // address of the plain bytes

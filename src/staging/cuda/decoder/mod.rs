@@ -1,25 +1,27 @@
-//! Decoding and verification of chunks on a GPU, by the kernels of kernels/kernels.cu.
+//! Decoding and verification of chunks on a GPU, by the kernels of kernels.cu.
 //!
 //! The chunks of a slot are jobs of one *set*: memory for their frames and for the work on them, and a stream. Sets take turns, so that
 //! the kernels of several slots run at the same time: a Huffman code is decoded by four threads only, which takes several times as long
 //! as the copy of its frame.
 #![expect(unsafe_code, reason = "kernels read and write memory of the GPU")]
 
+mod job;
+
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut};
 
+pub(super) use self::job::work;
+use self::job::{ALIGNMENT, Job, LEAF, PLANES, WorkMemory};
 use super::driver::{Driver, Event, Grid, Kernel, Module, Stream};
 use super::{CudaDevice, CudaMemory, OwnedEvent, OwnedStream};
-use crate::codec::planes::Encoding;
 use crate::error::{Error, Result};
-use crate::staging::ring::{DecodeSizes, Landing, LandingChunk, Part, SlotLimits};
+use crate::staging::ring::{DecodeSizes, Landing, Part, SlotLimits};
 
 /// The kernels, for GPUs since compute capability 7.5.
-const KERNELS: &str = concat!(include_str!("kernels/kernels.ptx"), "\0");
+const KERNELS: &str = concat!(include_str!("kernels.ptx"), "\0");
 /// Maximum number of sets: enough for the time in which a slot is decoded.
 const SETS_MAX: usize = 12;
 /// Minimum number of sets: one is filled while another is decoded.
@@ -28,16 +30,6 @@ const SETS_MIN: usize = 2;
 const JOBS_MAX: usize = 256;
 /// Memory for the work on a slot, as a multiple of the slot's length.
 const WORK_FACTOR: usize = 2;
-/// Bytes that one thread hashes, to a chaining value.
-const LEAF: usize = 1024;
-/// Bytes of a chaining value.
-const VALUE_LEN: usize = 32;
-/// Streams of a Huffman code.
-const STREAMS: usize = 4;
-/// Maximum planes of a chunk.
-const PLANES: usize = 8;
-/// Alignment of memory for a job, in bytes.
-const ALIGNMENT: usize = 16;
 /// Threads of a block.
 const THREADS: u32 = 128;
 /// Threads of a block that decodes a Huffman code: a warp.
@@ -308,106 +300,5 @@ impl Drop for PinnedTables {
     }
 }
 
-/// Memory of the GPU, in bytes, to decode and verify a chunk of `plain_len` bytes.
-pub(super) fn work(plain_len: usize, is_encoded: bool) -> usize {
-    let planes = if is_encoded { plain_len + PLANES * STREAMS * 2 * ALIGNMENT } else { 0 };
-    planes + values_len(plain_len) + 2 * ALIGNMENT
-}
-
-/// Bytes for the chaining values of a chunk, on two levels of its tree.
-fn values_len(plain_len: usize) -> usize {
-    let leaves = plain_len.div_ceil(LEAF);
-    VALUE_LEN * (leaves + leaves.div_ceil(2))
-}
-
-/// Memory for work that is not given out yet.
-struct WorkMemory {
-    free: u64,
-    left: usize,
-}
-
-impl WorkMemory {
-    fn take(&mut self, len: usize) -> Option<u64> {
-        let len = len.next_multiple_of(ALIGNMENT);
-        self.left = self.left.checked_sub(len)?;
-        let taken = self.free;
-        self.free += len as u64;
-        Some(taken)
-    }
-}
-
-/// `struct Job` of kernels.cu, which says what the fields are.
-struct Job {
-    frame: u64,
-    target: u64,
-    planes: u64,
-    values: u64,
-    len: u32,
-    width: u32,
-    rotated: u32,
-    rest: u32,
-    encodings: [u32; PLANES],
-    starts: [u32; PLANES],
-    ends: [u32; PLANES],
-    id: [u8; 32],
-}
-
-impl Job {
-    /// Bytes of a job.
-    const LEN: usize = 176;
-
-    /// The job of a chunk with its frame at `frame`. None, if there is not enough memory.
-    fn of(chunk: &LandingChunk, frame: u64, memory: &mut WorkMemory) -> Option<Self> {
-        let plain_len = chunk.plain_len as usize;
-        let mut job = Self {
-            frame,
-            target: chunk.to,
-            planes: 0,
-            values: memory.take(values_len(plain_len))?,
-            len: chunk.plain_len,
-            width: 0,
-            rotated: 0,
-            rest: 0,
-            encodings: [0; PLANES],
-            starts: [0; PLANES],
-            ends: [0; PLANES],
-            id: *chunk.id.as_bytes(),
-        };
-        let Some(outline) = &chunk.planes else { return Some(job) };
-        let width = outline.width.bytes();
-        job.width = u32::try_from(width).ok()?;
-        job.rotated = u32::from(outline.rotated);
-        job.rest = u32::try_from(outline.rest).ok()?;
-        let places = job.encodings.iter_mut().zip(&mut job.starts).zip(&mut job.ends);
-        for (((encoding, start), end), (how, Range { start: first, end: last })) in places.zip(&outline.planes) {
-            *encoding = match how {
-                Encoding::Raw => 0,
-                Encoding::One => 1,
-                Encoding::Huffman => CODED,
-            };
-            (*start, *end) = (u32::try_from(*first).ok()?, u32::try_from(*last).ok()?);
-        }
-        let coded = job.encodings.iter().filter(|&&encoding| encoding == CODED).count();
-        let part = (plain_len / width).div_ceil(STREAMS);
-        job.planes = memory.take(coded * STREAMS * (part + ALIGNMENT).next_multiple_of(ALIGNMENT))?;
-        Some(job)
-    }
-
-    fn has_codes(&self) -> bool {
-        self.encodings.contains(&CODED)
-    }
-
-    fn to_bytes(&self) -> [u8; Self::LEN] {
-        let addresses = [self.frame, self.target, self.planes, self.values].map(u64::to_le_bytes);
-        let numbers = [self.len, self.width, self.rotated, self.rest].map(u32::to_le_bytes);
-        let planes = [self.encodings, self.starts, self.ends].map(|words| words.map(u32::to_le_bytes));
-        let mut bytes = [0; Self::LEN];
-        let all = addresses.as_flattened().iter().chain(numbers.as_flattened());
-        let all = all.chain(planes.as_flattened().as_flattened()).chain(&self.id);
-        bytes.iter_mut().zip(all).for_each(|(to, byte)| *to = *byte);
-        bytes
-    }
-}
-
-/// Encoding of a plane by a Huffman code.
-const CODED: u32 = 2;
+#[cfg(test)]
+mod tests;
