@@ -32,7 +32,7 @@ done
 rm -rf "$work/weights"
 # The last of three: the file system's cache has the packs then.
 for name in raw encoded; do
-  for to in "cuda:0" "cuda:0 --decode-on-cpu" "host"; do
+  for to in "cuda:0" "cuda:0 --decode-on gpu" "host"; do
     for _ in 1 2 3; do
       "$towline" --repo "$work/$name" stage $name --bench --device $to --json >"$work/$name-${to// /}.json"
     done

@@ -107,9 +107,12 @@ def main() -> None:
         folder, saved = Path(work), weights()
         repo = str(folder / "repo")
         towline.safetensors.save_file(saved, "model.safetensors", repo=repo, name="base")
-        loads(repo, saved)
-        loads_into_reused_memory(repo, saved)
-        restores(folder, saved)
+        for decode_on in ("cpu", "gpu"):
+            os.environ["TOWLINE_DECODE_ON"] = decode_on
+            print(f"decoded on the {decode_on}:", flush=True)
+            loads(repo, saved)
+            loads_into_reused_memory(repo, saved)
+            restores(folder / decode_on, saved)
         loads_from_an_agent(folder, repo, saved)
 
 

@@ -52,7 +52,7 @@ impl Context {
             Some(DeviceName::Cuda(ordinal)) => Some(CudaDevice::open(ordinal)?),
             Some(DeviceName::Host) | None => None,
         };
-        let decode_on = if stage.decode_on_cpu { DecodeOn::Cpu } else { DecodeOn::Device };
+        let decode_on = stage.decode_on.unwrap_or_default();
         let selectors = if stage.tensors.is_empty() { vec![TensorSelector::new("*")?] } else { stage.tensors.clone() };
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &what.name).await?;

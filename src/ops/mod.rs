@@ -49,8 +49,8 @@ pub use show::{CodecUse, ShownEntry, ShownTensor, ShownTensors, ShownTree, TreeS
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
 pub use tensors::{
-    DecodeOn, DeviceRange, DeviceRead, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed,
-    TensorReading, TensorSelector, TensorSink, TensorsRead, WantedTensor,
+    DecodeOn, DeviceRange, DeviceRead, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport,
+    TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink, TensorsRead, WantedTensor,
 };
 pub use undelete::{NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport};
 pub use verify::{Damage, VerifyOptions, VerifyReport};

@@ -7,21 +7,21 @@
 use std::collections::HashMap;
 
 /// Memory of the GPU.
-pub trait Memory {
+pub(super) trait Memory {
     /// The `len` bytes at `address`.
     fn bytes(&mut self, address: u64, len: usize) -> &mut [u8];
 }
 
 /// The kernels of one text.
 #[derive(Debug, Default)]
-pub struct Module {
-    pub kernels: HashMap<String, Kernel>,
+pub(super) struct Module {
+    pub(super) kernels: HashMap<String, Kernel>,
 }
 
 #[derive(Debug, Default)]
-pub struct Kernel {
+pub(super) struct Kernel {
     /// Bytes of each parameter.
-    pub parameters: Vec<usize>,
+    pub(super) parameters: Vec<usize>,
     code: Vec<Instruction>,
     registers: usize,
     /// Bytes of shared memory.
@@ -30,9 +30,9 @@ pub struct Kernel {
 
 /// Shape of a launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Grid {
-    pub blocks: [u32; 2],
-    pub threads: u32,
+pub(super) struct Grid {
+    pub(super) blocks: [u32; 2],
+    pub(super) threads: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ impl Module {
     ///
     /// # Errors
     /// What is not known, with its line.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut module = Self::default();
         let mut lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
         while let Some(line) = lines.next() {
@@ -153,7 +153,8 @@ impl Parser {
                 self.labels.insert(label.to_owned(), code.iter().map(|line| pieces(line)).sum());
             } else if let Some(shared) = line.strip_prefix(".shared .align ") {
                 let declared = shared.split_whitespace().nth(2).unwrap_or_default().trim_end_matches(';');
-                let (align, (name, len)) = (shared.split(' ').next(), declared.split_once('[').unwrap_or((declared, "")));
+                let (align, (name, len)) =
+                    (shared.split(' ').next(), declared.split_once('[').unwrap_or((declared, "")));
                 let align: usize = align.and_then(|align| align.parse().ok()).ok_or("alignment")?;
                 let bytes = match (len.trim_end_matches(']').parse(), shared.contains(".u32")) {
                     (Ok(bytes), _) => bytes,
@@ -212,7 +213,8 @@ impl Parser {
             None => (None, line),
         };
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        let rest: Vec<&str> = rest.split(',').map(|part| part.trim().trim_matches(['{', '}'])).filter(|part| !part.is_empty()).collect();
+        let rest: Vec<&str> =
+            rest.split(',').map(|part| part.trim().trim_matches(['{', '}'])).filter(|part| !part.is_empty()).collect();
         let mut parsed = self.instruction(name, &rest)?;
         parsed.iter_mut().for_each(|instruction| instruction.guard = guard);
         Ok(parsed)
@@ -259,7 +261,8 @@ impl Parser {
                 return Ok(vec![Instruction { inputs, ..self.to("", Does::Store(space), bits) }]);
             }
             ("atom", _) => {
-                let ((base, offset), value) = (self.address(rest.get(1).ok_or("address")?), self.operand(rest.get(2).ok_or("value")?));
+                let ((base, offset), value) =
+                    (self.address(rest.get(1).ok_or("address")?), self.operand(rest.get(2).ok_or("value")?));
                 let inputs = inputs([base, Operand::Value(offset), value]);
                 return Ok(vec![Instruction { inputs, ..self.to(first, Does::AtomicAdd, bits) }]);
             }
@@ -304,7 +307,12 @@ impl Parser {
         let mut inputs = inputs([]);
         inputs.iter_mut().zip(given).for_each(|(to, given)| *to = given);
         let signed = kind.starts_with('s');
-        if signed && matches!(does, Does::Move | Does::MultiplyWide | Does::Divide | Does::Minimum | Does::Maximum | Does::ShiftRight) {
+        if signed
+            && matches!(
+                does,
+                Does::Move | Does::MultiplyWide | Does::Divide | Does::Minimum | Does::Maximum | Does::ShiftRight
+            )
+        {
             return Err("unknown for signed numbers".to_owned());
         }
         Ok(vec![Instruction { signed, inputs, ..self.to(first, does, bits) }])
@@ -331,7 +339,7 @@ struct Thread {
 
 impl Kernel {
     /// Runs one block of a launch.
-    pub fn run_block(&self, grid: Grid, block: [u32; 2], arguments: &[u64], memory: &mut dyn Memory) {
+    pub(super) fn run_block(&self, grid: Grid, block: [u32; 2], arguments: &[u64], memory: &mut dyn Memory) {
         let mut shared = vec![0xa5; self.shared];
         let thread = |number| {
             let mut registers = vec![0; self.registers];
@@ -404,8 +412,20 @@ impl Kernel {
                 Does::And => x & y,
                 Does::Or => x | y,
                 Does::Xor => x ^ y,
-                Does::ShiftLeft => if b >= u64::from(bits) { 0 } else { x << b },
-                Does::ShiftRight => if b >= u64::from(bits) { 0 } else { x >> b },
+                Does::ShiftLeft => {
+                    if b >= u64::from(bits) {
+                        0
+                    } else {
+                        x << b
+                    }
+                }
+                Does::ShiftRight => {
+                    if b >= u64::from(bits) {
+                        0
+                    } else {
+                        x >> b
+                    }
+                }
                 Does::FunnelLeft => ((y << 32 | x) << (c & 31)) >> 32,
                 Does::ReverseBits => x.reverse_bits() >> (64 - bits),
                 Does::InsertBits => {
@@ -413,7 +433,13 @@ impl Kernel {
                     (y & !field) | (x << c & field)
                 }
                 Does::UpperHalf => a >> 32,
-                Does::Select => if c == 0 { y } else { x },
+                Does::Select => {
+                    if c == 0 {
+                        y
+                    } else {
+                        x
+                    }
+                }
                 Does::Set(compare) => {
                     // Flipped sign bits order signed numbers as unsigned ones.
                     let flip = if signed { sign } else { 0 };
@@ -441,7 +467,9 @@ fn bytes<'m>(space: Space, address: u64, len: usize, shared: &'m mut [u8], memor
         Space::Global => memory.bytes(address, len),
         Space::Shared => {
             let at = usize::try_from(address).unwrap();
-            shared.get_mut(at..at + len).unwrap_or_else(|| panic!("access of {len} bytes of shared memory at {address}"))
+            shared
+                .get_mut(at..at + len)
+                .unwrap_or_else(|| panic!("access of {len} bytes of shared memory at {address}"))
         }
     }
 }

@@ -64,7 +64,7 @@ struct Outcome {
     log: Option<Value>,
 }
 
-/// Runs `towline stage base --bench --device cuda:0 --json MORE` with the driver and its knobs. Without `KERNELS`, the CPU decodes.
+/// Runs `towline stage base --bench --device cuda:0 --json MORE` with the driver and its knobs.
 fn load(user: &User, more: &[&str], knobs: &[(&str, &str)]) -> Outcome {
     let output = command(user, more, knobs).output().unwrap();
     let log = std::fs::read(user.work().join("cuda.log")).ok();
@@ -80,21 +80,27 @@ fn command(user: &User, more: &[&str], knobs: &[(&str, &str)]) -> Command {
     let line = [&["stage", "base", "--bench", "--json", "--device", "cuda:0"], more].concat();
     let mut command = user.command(&line);
     command.env("LD_LIBRARY_PATH", driver()).env("SOFT_CUDA_LOG", user.work().join("cuda.log"));
-    command.env("SOFT_CUDA_KERNELS", "0").envs(knobs.iter().copied());
+    command.envs(knobs.iter().copied());
     command
 }
 
-/// Knob for a driver that runs kernels.
-const KERNELS: (&str, &str) = ("SOFT_CUDA_KERNELS", "1");
-
-/// The error that a command ends with, which has released all but what a lost device keeps.
-fn error(user: &User, code: i32, knobs: &[(&str, &str)]) -> (Value, Option<Value>) {
-    let failed = load(user, &[], knobs);
-    assert_eq!(failed.code, Some(code), "{}", failed.err);
-    assert!(failed.out.is_empty(), "{}", failed.out);
-    let error: Value = serde_json::from_str(&failed.err).unwrap();
-    (error["error"].clone(), failed.log)
+impl Outcome {
+    /// The error that a command ends with, and the counts.
+    #[track_caller]
+    fn error(self, code: i32) -> (Value, Option<Value>) {
+        assert_eq!(self.code, Some(code), "{}", self.err);
+        assert!(self.out.is_empty(), "{}", self.out);
+        let error = self.err.lines().last().unwrap_or_default();
+        let error: Value = serde_json::from_str(error).unwrap_or_else(|_| panic!("{}", self.err));
+        (error["error"].clone(), self.log)
+    }
 }
+
+fn error(user: &User, code: i32, knobs: &[(&str, &str)]) -> (Value, Option<Value>) {
+    load(user, &[], knobs).error(code)
+}
+
+const ON_GPU: &[&str] = &["--decode-on", "gpu"];
 
 fn says(error: &Value, words: &str) -> bool {
     error["message"].as_str().unwrap().contains(words)
@@ -150,12 +156,12 @@ fn encoded_chunks_and_holes_arrive_too() {
 fn with_encoded_weights() -> User {
     let user = User::with_repository();
     user.set_up("64M");
-    let mut file = safetensors(7, &[("raw", 1 << 17), ("smooth", 1 << 17), ("few", 1 << 16)]);
+    let mut file = safetensors(7, &[("raw", 1 << 17), ("coded", 1 << 17), ("few", 1 << 16)]);
     let begins = file.len() - (5 << 18);
-    for (at, number) in file[begins + (1 << 19)..begins + (2 << 19)].chunks_exact_mut(4).enumerate() {
+    for number in file[begins + (1 << 19)..begins + (2 << 19)].chunks_exact_mut(4) {
+        // Eight exponents.
         let random = u32::from_le_bytes(number.try_into().unwrap());
-        let value = (1.0 + at as f32 / 1e6) * if random % 5 == 0 { 1e-4 } else { -3.0 };
-        number.copy_from_slice(&value.to_le_bytes());
+        number.copy_from_slice(&(0x3c00_0000 + (random & 0x3ff_ffff)).to_le_bytes());
     }
     for (at, number) in file[begins + (2 << 19)..].chunks_exact_mut(4).enumerate() {
         number.copy_from_slice(&if at % 50 == 0 { 0.5_f32 } else { 0.0 }.to_le_bytes());
@@ -178,14 +184,14 @@ fn decoded_on_device(loaded: &Outcome) -> u64 {
 #[test]
 fn a_gpu_decodes_and_verifies_by_itself() {
     let user = with_encoded_weights();
-    let loaded = load(&user, &[], &[KERNELS]);
+    let loaded = load(&user, ON_GPU, &[]);
     // All but the chunks with the header, and those in groups.
     let decoded = decoded_on_device(&loaded);
-    assert!(decoded > 1 << 19, "{decoded}: {:?}", loaded.log);
-    assert!(loaded.log.unwrap()["launches"].as_u64().unwrap() >= 3);
-    assert_eq!(decoded_on_device(&load(&user, &["--decode-on-cpu"], &[KERNELS])), 0);
+    assert!(decoded > 3 << 18, "{decoded}: {:?}", loaded.log);
+    assert!(loaded.log.unwrap()["launches"].as_u64().unwrap() >= 4);
+    assert_eq!(decoded_on_device(&load(&user, &[], &[])), 0);
     // Boxes, whose bytes are not whole chunks.
-    let some = load(&user, &["--tensor", "raw[5:900]"], &[KERNELS]);
+    let some = load(&user, &["--decode-on", "gpu", "--tensor", "raw[5:900]"], &[]);
     assert_eq!(decoded_on_device(&some), 0);
 }
 
@@ -194,10 +200,12 @@ fn a_gpu_decodes_and_verifies_by_itself() {
 fn a_gpu_that_cannot_decode_still_gets_its_tensors() {
     let user = with_encoded_weights();
     for fault in ["cuModuleLoadData:1:214", "cuModuleGetFunction:3:214", "cuMemAlloc_v2:2+:2"] {
-        let loaded = load(&user, &[], &[KERNELS, ("SOFT_CUDA_FAIL", fault)]);
+        let loaded = load(&user, ON_GPU, &[("SOFT_CUDA_FAIL", fault)]);
         assert_eq!(decoded_on_device(&loaded), 0, "{fault}");
     }
-    let few = load(&user, &[], &[KERNELS, ("SOFT_CUDA_MEMORY", "4000000")]);
+    let old = load(&user, ON_GPU, &[("SOFT_CUDA_KERNELS", "0")]);
+    assert_eq!(decoded_on_device(&old), 0);
+    let few = load(&user, ON_GPU, &[("SOFT_CUDA_MEMORY", "4000000")]);
     assert_eq!(decoded_on_device(&few), 0);
 }
 
@@ -205,7 +213,8 @@ fn a_gpu_that_cannot_decode_still_gets_its_tensors() {
 fn faults_of_kernels_are_errors() {
     let user = with_encoded_weights();
     for fault in ["cuLaunchKernel:1:214", "cuLaunchKernel:3:214", "cuMemcpyDtoH_v2:1:214"] {
-        let (failed, log) = error(&user, 1, &[KERNELS, ("SOFT_CUDA_FAIL", fault)]);
+        let failed = load(&user, ON_GPU, &[("SOFT_CUDA_FAIL", fault)]);
+        let (failed, log) = failed.error(1);
         assert!(failed.to_string().contains("CUDA_ERROR_ECC_UNCORRECTABLE"), "{fault}: {failed}");
         is_released(log.as_ref());
     }
@@ -215,10 +224,10 @@ fn faults_of_kernels_are_errors() {
 #[test]
 fn a_gpu_finds_what_a_copy_changed() {
     let user = with_encoded_weights();
-    let clean = load(&user, &[], &[KERNELS]).log.unwrap();
+    let clean = load(&user, ON_GPU, &[]).log.unwrap();
     let healed = (1..=clean["copies"].as_u64().unwrap()).filter(|copy| {
         let copy = copy.to_string();
-        let loaded = load(&user, &[], &[KERNELS, ("SOFT_CUDA_CORRUPT", &copy)]);
+        let loaded = load(&user, ON_GPU, &[("SOFT_CUDA_CORRUPT", &copy)]);
         loaded.code == Some(0) && decoded_on_device(&loaded) == 0
     });
     assert!(healed.count() > 0, "{clean}");
@@ -235,7 +244,7 @@ fn damage_that_a_gpu_finds_is_told_as_ever() {
     bytes[middle] ^= 1;
     std::fs::remove_file(pack).unwrap();
     std::fs::write(pack, bytes).unwrap();
-    let (damaged, log) = error(&user, 4, &[KERNELS]);
+    let (damaged, log) = load(&user, ON_GPU, &[]).error(4);
     assert!(damaged["kind"] == "damaged" && says(&damaged, "damage in "), "{damaged}");
     is_released(log.as_ref());
 }

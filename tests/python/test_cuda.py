@@ -44,14 +44,14 @@ places = [allocated(one["bytes"]) for one in wanted]
 requests = [
     read_request(one["name"], one["path"], None, place, one["bytes"]) for one, place in zip(wanted, places, strict=True)
 ]
-tree.read_tensors(requests, None, (0, 0))
+tree.read_tensors(requests, None, (0, 0, sys.argv[2]))
 found = {one["name"]: back(place, one["bytes"]).hex() for one, place in zip(wanted, places, strict=True)}
 
 # And from host memory, as with tensors that an agent keeps.
 bytes_ = bytes(range(256)) * 40_000
 source = ctypes.create_string_buffer(bytes_, len(bytes_))
 place = allocated(len(bytes_))
-_towline.copy_to_cuda([(ctypes.addressof(source), place, len(bytes_))], (0, 0))
+_towline.copy_to_cuda([(ctypes.addressof(source), place, len(bytes_))], (0, 0, sys.argv[2]))
 assert back(place, len(bytes_)) == bytes_
 print(json.dumps({"name": name, "found": found}))
 """
@@ -60,7 +60,7 @@ print(json.dumps({"name": name, "found": found}))
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuda")
-    rustc = ["rustc", "--edition", "2024", "--crate-type", "cdylib", "-o", folder / "libcuda.so.1"]
+    rustc = ["rustc", "--edition", "2024", "--crate-type", "cdylib", "-C", "opt-level=1", "-o", folder / "libcuda.so.1"]
     subprocess.run([*rustc, ROOT / "tests/cuda/libcuda.rs"], check=True)
     return folder
 
@@ -71,16 +71,18 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def run(driver: Path, folder: Path, **knobs: str) -> subprocess.CompletedProcess[str]:
+def run(driver: Path, folder: Path, decode_on: str = "cpu", **knobs: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "TOWLINE_AGENT": "none", **knobs}
-    line = [sys.executable, "-c", CHILD, str(folder)]
+    line = [sys.executable, "-c", CHILD, str(folder), decode_on]
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_tensors_are_read_to_the_memory_of_a_gpu(driver: Path, tmp_path: Path) -> None:
-    state = saved(tmp_path / "repo")
-    done = run(driver, tmp_path / "repo")
+@pytest.mark.parametrize("decode_on", ["cpu", "gpu"])
+def test_tensors_are_read_to_the_memory_of_a_gpu(driver: Path, tmp_path: Path, decode_on: str) -> None:
+    state, log = saved(tmp_path / "repo"), tmp_path / "cuda.log"
+    done = run(driver, tmp_path / "repo", decode_on, SOFT_CUDA_LOG=str(log))
     assert done.returncode == 0, done.stderr
+    assert (json.loads(log.read_text())["launches"] > 0) == (decode_on == "gpu")
     report = json.loads(done.stdout)
     assert report["name"] == "Software GPU"
     assert report["found"] == {key: tensor.numpy().tobytes().hex() for key, tensor in state.items()}
@@ -90,6 +92,12 @@ def test_a_failing_copy_is_an_error(driver: Path, tmp_path: Path) -> None:
     saved(tmp_path / "repo")
     done = run(driver, tmp_path / "repo", SOFT_CUDA_FAIL="cuMemcpyHtoDAsync_v2:2:214")
     assert done.returncode == 1 and "CUDA_ERROR_ECC_UNCORRECTABLE (214)" in done.stderr, done.stderr
+
+
+def test_decoding_elsewhere_is_an_error(driver: Path, tmp_path: Path) -> None:
+    saved(tmp_path / "repo")
+    done = run(driver, tmp_path / "repo", "tpu")
+    assert "TOWLINE_DECODE_ON: nothing decodes there: expected cpu or gpu" in done.stderr, done.stderr
 
 
 def test_a_default_device_of_torch_does_not_count(tmp_path: Path) -> None:

@@ -16,20 +16,25 @@ use crate::memory::MemoryRange;
 /// Bytes of a piece of an upload.
 const PIECE: usize = 4 << 20;
 
-/// A GPU and torch's current stream there, as Python gives them.
+/// Environment variable with the value that Python gives.
+const DECODE_ON: &str = "TOWLINE_DECODE_ON";
+
+/// A GPU, torch's current stream there, and where chunks are decoded, as Python gives them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     ordinal: u32,
     /// `CUstream`.
     stream: usize,
+    decode_on: DecodeOn,
 }
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Target {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let (ordinal, stream) = given.extract()?;
-        Ok(Self { ordinal, stream })
+        let (ordinal, stream, decode_on): (u32, usize, String) = given.extract()?;
+        let decode_on = decode_on.parse().map_err(|error: Error| raised(given.py(), &error.at(DECODE_ON)))?;
+        Ok(Self { ordinal, stream, decode_on })
     }
 }
 
@@ -94,6 +99,6 @@ pub(crate) async fn read_to(
     let copier = tokio::task::spawn_blocking(move || target.copier()).await;
     let copier = copier.map_err(|source| Error::other("cannot open the GPU").source(source))??;
     // SAFETY: the package keeps the tensors until this has ended, and nobody else has them yet.
-    let read = unsafe { repository.read_tensors_to(reading, copier, DecodeOn::Device, targets, progress) };
+    let read = unsafe { repository.read_tensors_to(reading, copier, target.decode_on, targets, progress) };
     read.await.map(|cost| cost.read)
 }

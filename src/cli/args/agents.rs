@@ -16,7 +16,7 @@ use crate::cli::usage::UsageArgs;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::name::Name;
-use crate::ops::TensorSelector;
+use crate::ops::{DecodeOn, TensorSelector};
 use crate::policy::Sensitivity;
 use crate::selector::Selector;
 use crate::transfer::exchange;
@@ -288,9 +288,9 @@ pub(in crate::cli) struct Stage {
     /// Load them there: host, or cuda:N [default: host]
     #[arg(long, value_name = "DEVICE", requires = "bench")]
     pub(in crate::cli) device: Option<DeviceName>,
-    /// Decode and verify on the CPU what a GPU could
-    #[arg(long, requires = "device")]
-    pub(in crate::cli) decode_on_cpu: bool,
+    /// Decode and verify them there, on their way to a GPU: cpu, or gpu [default: cpu]
+    #[arg(long, value_name = "DEVICE", requires = "device")]
+    pub(in crate::cli) decode_on: Option<DecodeOn>,
 }
 
 /// Memory that tensors are loaded to.

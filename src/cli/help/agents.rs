@@ -60,14 +60,15 @@ Examples:
   towline stage --clear                          free what no process uses
   towline stage models/base --bench              how long each stage takes on this machine
   towline stage models/base --bench --device cuda:0     and to the memory of a GPU
+  towline stage models/base --bench --device cuda:0 --decode-on gpu
 
 The agent reads and verifies the tensors once. Processes of this node map them without a copy: towline.load(), and the restores of \
 the Python package. The memory is sealed: nobody can change it. The limit is [staging] memory in the agent's settings; if it is \
 reached, the tensors that were used longest ago make room. Tensors that no process uses are freed after [staging] keep \
 (docs/staging.md).
 
-With --bench this command loads the tensors itself, and frees them. A GPU decodes and verifies most chunks by itself; the CPU the \
-others, or all with --decode-on-cpu. What a GPU got is read back and compared.
+With --bench this command loads the tensors itself, and frees them. What a GPU got is read back and compared. With --decode-on gpu, \
+a GPU decodes and verifies most chunks by itself.
 
 JSON: name tensors bytes reused fetched_bytes sources seconds times: {total first_tensor read decode wait copy}, in seconds; with \
 --list: memory, trees: [name below selectors manifest tensors bytes users last_used]; with --clear: freed_bytes; with --bench: name \

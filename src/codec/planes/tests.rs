@@ -104,3 +104,30 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// An outline names bytes of the frame, and what it says decodes to the same length.
+    #[test]
+    fn outlines_stay_within_the_frame(
+        frame in proptest::collection::vec(any::<u8>(), 0..60),
+        lens in proptest::collection::vec(0u32..20, 8),
+        how in proptest::collection::vec(0u8..6, 8),
+        log in 0usize..4,
+        plain_len in 0usize..100,
+    ) {
+        let mut frame = frame;
+        frame.insert(0, u8::try_from(log).unwrap());
+        for (header, (len, how)) in frame[1..].chunks_exact_mut(PLANE_HEADER).zip(lens.iter().zip(&how)).take(1 << log) {
+            header[0] = *how;
+            header[1..].copy_from_slice(&len.to_le_bytes());
+        }
+        let Some(outline) = Outline::of(&frame, plain_len) else { return Ok(()) };
+        prop_assert_eq!(outline.planes.len(), outline.width.bytes());
+        let mut at = 1 + outline.planes.len() * PLANE_HEADER;
+        for (_, range) in &outline.planes {
+            prop_assert!(range.start == at && range.end <= frame.len());
+            at = range.end;
+        }
+        prop_assert_eq!((outline.rest, frame.len() - outline.rest), (at, plain_len % outline.width.bytes()));
+    }
+}

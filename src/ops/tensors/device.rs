@@ -2,6 +2,7 @@
 //! fetch -> decode + verify -> pinned slot -> device.
 #![expect(unsafe_code, reason = "a device writes to memory that the caller names")]
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +18,7 @@ use crate::repository::{Fill, Repository, StoredChunk};
 use crate::staging::cuda::{CudaCopier, CudaDevice, CudaMemory};
 use crate::staging::{
     CopiedPart, CopyEngine, DecodeSizes, Landing, LandingChunk, PinnedRing, SlotLens, StageClock, StageTimes,
+    slot_bytes,
 };
 use crate::work::blocking;
 
@@ -47,11 +49,24 @@ pub struct DeviceRange {
 /// Where chunks are decoded and verified on their way to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DecodeOn {
-    /// On the device, if it can, and knows their codec; the others on the CPU. The default.
+    /// On the CPU. The default, until the kernels have run on real GPUs.
     #[default]
-    Device,
-    /// On the CPU.
     Cpu,
+    /// On the device, if it can, and knows their codec; the others on the CPU.
+    Device,
+}
+
+impl FromStr for DecodeOn {
+    type Err = Error;
+
+    /// `cpu` or `gpu`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "cpu" => Ok(Self::Cpu),
+            "gpu" => Ok(Self::Device),
+            other => Err(Error::usage("nothing decodes there").expected("cpu or gpu").got(format!("{other:?}"))),
+        }
+    }
 }
 
 /// Tensors in new memory of a GPU.
@@ -134,7 +149,7 @@ impl Repository {
         let (wanted, min) = (to_usize(slot), to_usize(longest_part(reading)));
         let mut decodes = false;
         if decode_on == DecodeOn::Device {
-            let sizes = DecodeSizes { slot: wanted, chunk: min, total: reading.bytes() };
+            let sizes = DecodeSizes { slot: slot_bytes(wanted.max(min)), chunk: min, total: reading.bytes() };
             (engine, decodes) = blocking(move || {
                 let decodes = engine.prepare_to_decode(sizes);
                 Ok((engine, decodes))
@@ -314,7 +329,8 @@ impl<E: CopyEngine> TensorSink for DeviceSink<E> {
     }
 
     fn takes_stored(&self, codec: Codec) -> bool {
-        let decodes_most = || self.declined.load(Ordering::Relaxed) <= self.taken.load(Ordering::Relaxed) + DECLINED_MIN;
+        let decodes_most =
+            || self.declined.load(Ordering::Relaxed) <= self.taken.load(Ordering::Relaxed) + DECLINED_MIN;
         self.decodes && (codec == Codec::Raw || codec == Codec::Planes && decodes_most())
     }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use object_store::GetResultPayload;
 
+use super::deliver::verified_alone;
 use super::plan::{Located, PackRead};
 use super::source::ChunkSource;
-use super::deliver::verified_alone;
 use super::{Sink, named};
 use crate::blocks::Block;
 use crate::chunk::Chunk;
@@ -38,7 +38,9 @@ pub(super) async fn read_direct(
     if !repository.store().is_local() {
         return Ok(None);
     }
-    let Some(chunks) = direct_chunks(saved, read, |codec| sink.fills() && is_direct(codec, &**sink))? else { return Ok(None) };
+    let Some(chunks) = direct_chunks(saved, read, |codec| sink.fills() && is_direct(codec, &**sink))? else {
+        return Ok(None);
+    };
     let key = layout::owned(Family::Pack, part.pack);
     let opened = objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?;
     let GetResultPayload::File(file, path) = opened.payload else { return Ok(None) };
@@ -102,7 +104,11 @@ pub(super) async fn read_near(
 }
 
 /// Chunks of `read` and their places; none, if one of them has another codec, or is only the base of others.
-fn direct_chunks(saved: &Saved, read: &PackRead, is_direct: impl Fn(Codec) -> bool) -> Result<Option<Vec<(u32, Located)>>> {
+fn direct_chunks(
+    saved: &Saved,
+    read: &PackRead,
+    is_direct: impl Fn(Codec) -> bool,
+) -> Result<Option<Vec<(u32, Located)>>> {
     let mut chunks = Vec::with_capacity(read.chunks.len());
     for planned in &read.chunks {
         let located = saved.locate(planned.chunk)?;

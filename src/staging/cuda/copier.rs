@@ -36,12 +36,7 @@ impl CudaCopier {
     /// # Errors
     /// Errors of the driver.
     pub fn new(device: &CudaDevice) -> Result<Self> {
-        Ok(Self {
-            device: device.clone(),
-            decoder: None,
-            stream: OwnedStream::new(device)?,
-            events: Mutex::default(),
-        })
+        Ok(Self { device: device.clone(), decoder: None, stream: OwnedStream::new(device)?, events: Mutex::default() })
     }
 
     /// Lets all copies wait for what is queued in `stream` now, which may still use the memory that they write to.

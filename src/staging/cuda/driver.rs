@@ -414,9 +414,8 @@ impl Driver {
         let mut addresses = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast());
         let (Grid { blocks: (x, y), threads }, shared, extra) = (grid, 0, ptr::null_mut());
         // SAFETY: as the caller says; the driver copies the arguments.
-        let code = unsafe {
-            (self.0.launch)(kernel, x, y, 1, threads, 1, 1, shared, stream, addresses.as_mut_ptr(), extra)
-        };
+        let code =
+            unsafe { (self.0.launch)(kernel, x, y, 1, threads, 1, 1, shared, stream, addresses.as_mut_ptr(), extra) };
         self.check("cannot launch a kernel", code)
     }
 

@@ -276,7 +276,8 @@ impl<E: CopyEngine> PinnedRing<E> {
         // SAFETY: the threads that committed the parts vouch for the targets.
         match unsafe { self.engine.start(bytes, &parts) } {
             Ok(copy) => {
-                let parts = parts.iter().zip(numbers).map(|(part, number)| CopiedPart { number, len: part.plain_len() });
+                let parts =
+                    parts.iter().zip(numbers).map(|(part, number)| CopiedPart { number, len: part.plain_len() });
                 state.flying.push_back(Flying { slot, copy, parts: parts.collect() });
                 Ok(())
             }
@@ -340,7 +341,7 @@ impl<E: CopyEngine> PinnedRing<E> {
                 } else if state.slots > 0 {
                     state.slots_max = state.slots;
                     tracing::debug!("no more pinned memory: {error}");
-                } else if slot_len > page_multiple(self.part_max) {
+                } else if slot_len > slot_bytes(self.part_max) {
                     // Another thread may have made them shorter.
                     let shorter = (slot_len / 2).max(self.part_max).min(state.slot_len);
                     state.plan_slots(shorter, self.memory);
@@ -391,14 +392,15 @@ impl<E: CopyEngine> Drop for PinnedRing<E> {
 impl<C> State<C> {
     /// Sets the length of slots that are added from now on, and how many there may be in `memory` bytes.
     fn plan_slots(&mut self, len: usize, memory: usize) {
-        self.slot_len = page_multiple(len);
+        self.slot_len = slot_bytes(len);
         self.slots_max = (memory / self.slot_len).max(1);
         self.block_slots = (BLOCK_MIN / self.slot_len).max(1);
     }
 }
 
-/// `len`, at least 1, rounded up to whole pages.
-fn page_multiple(len: usize) -> usize {
+/// Bytes of a slot that is to have at least `len`: whole pages.
+#[must_use]
+pub fn slot_bytes(len: usize) -> usize {
     len.max(1).next_multiple_of(4096)
 }
 

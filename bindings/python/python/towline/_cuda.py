@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,9 +24,9 @@ class Gpu(NamedTuple):
     stream: torch.cuda.Stream
 
     @property
-    def target(self) -> tuple[int, int]:
-        """Number of the GPU and handle of the stream, for the engine."""
-        return self.number, self.stream.cuda_stream
+    def target(self) -> tuple[int, int, str]:
+        """Number of the GPU, handle of the stream, and where chunks are decoded, for the engine."""
+        return self.number, self.stream.cuda_stream, os.environ.get("TOWLINE_DECODE_ON", "cpu")
 
     def allocating(self) -> torch.cuda.StreamContext:
         """Block in which tensors are allocated for the stream, also in another thread than that of its user."""

@@ -104,7 +104,8 @@ impl Decoder {
     /// Unsupported, if the driver or the GPU is too old; exhausted, if the GPU has too little memory; others of the driver.
     pub(super) fn new(device: &CudaDevice, sizes: DecodeSizes, copies: Stream) -> Result<Self> {
         let kernels = Kernels::load(device)?;
-        let frames_len = (sizes.slot + ALIGNMENT).next_multiple_of(ALIGNMENT);
+        // Kernels read the words around a frame.
+        let frames_len = sizes.slot.next_multiple_of(ALIGNMENT) + ALIGNMENT;
         let work_len = (sizes.slot * WORK_FACTOR).max(work(sizes.chunk, true));
         let slots = usize::try_from(sizes.total / sizes.slot.max(1) as u64).unwrap_or(usize::MAX).saturating_add(1);
         let wanted = slots.clamp(SETS_MIN, SETS_MAX);
@@ -154,6 +155,9 @@ impl Decoder {
         for part in parts {
             let Landing::Chunk(chunk) = &part.landing else { continue };
             let too_many = || Error::other("more chunks than the GPU can decode at once");
+            if part.range.end + ALIGNMENT > self.frames_len {
+                return Err(too_many());
+            }
             let job = Job::of(chunk, frames + part.range.start as u64, &mut memory).ok_or_else(too_many)?;
             slots.next().ok_or_else(too_many)?.copy_from_slice(&job.to_bytes());
             jobs.count += 1;
