@@ -25,6 +25,7 @@ use crate::transfer::driver::{Fetching, Reply};
 use crate::transfer::frame_request::frame_request;
 use crate::transfer::ledger::{Direction, MovedChunks};
 use crate::transfer::peers::{Peer, min_useful_rate};
+use crate::transfer::protocol::{Closed, RequestOutcome, Violation};
 use crate::work::blocking;
 
 /// Maximum number of concurrent groups. Each peer or store bounds its own work.
@@ -207,7 +208,17 @@ impl Exchange {
         taken?;
         self.end_peer_request(asked, request, &link).await?;
         match link.closed() {
-            Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
+            Some(closed) if !lacking.is_empty() => {
+                let error = Error::from(closed.clone()).at(link.peer());
+                if let Closed::Violated(violation) = closed {
+                    if matches!(violation, Violation::Length { .. } | Violation::TooLong { .. }) {
+                        add(&self.counts.corrupt, 1);
+                    }
+                    tracing::warn!(peer = %peer.address(), "peer violated the protocol: {violation}");
+                    peer.sent_wrong_data(&error);
+                }
+                Err(error)
+            }
             _ => Ok(()),
         }
     }
@@ -240,7 +251,12 @@ impl Exchange {
                     }
                 }
                 Reply::Missing(_) => {}
-                Reply::Ended { how, .. } => tracing::debug!(peer = %peer.address(), ?how, "request has ended"),
+                Reply::Ended { how, .. } => {
+                    tracing::debug!(peer = %peer.address(), ?how, "request has ended");
+                    if how == RequestOutcome::Lost {
+                        fetching.until_closed().await;
+                    }
+                }
             }
         }
         Ok(())
