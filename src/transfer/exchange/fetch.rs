@@ -37,8 +37,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(20);
 /// Minimum rate of a peer, in bytes a second, while the rate of the repository is not known.
 const RATE_UNKNOWN: f64 = 65_536.0;
-/// Minimum time limit of a source that a tenant or token named.
-const PATIENCE_NAMED: Duration = Duration::from_mins(1);
 /// Time limit of an agent of the own site that fetches for this one, in those of one that has the chunks.
 const THROUGH: u32 = 8;
 /// Wait for a permit to ask a busy peer, in time limits of the request.
@@ -269,7 +267,7 @@ impl Exchange {
             return Some(self.patience(request, chunks));
         }
         request.repository.caller().and_then(LocalCaller::limited)?;
-        Some(PATIENCE_NAMED + Duration::from_secs_f64(stored_len(request, chunks) as f64 / RATE_UNKNOWN))
+        Some(self.named_patience + Duration::from_secs_f64(stored_len(request, chunks) as f64 / RATE_UNKNOWN))
     }
 
     /// Time in which `chunks` come from a source that is worth waiting for, by the rate of the repository.
