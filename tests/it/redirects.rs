@@ -164,3 +164,64 @@ async fn answers_that_do_not_end_are_not_read_to_the_end() {
         assert!(sent < 256 << 20, "{head}: {sent} bytes were taken");
     }
 }
+
+/// A bucket whose listing has the page `page(n)` for request `n`: keys, and the continuation token if there is one more; and the
+/// number of requests so far.
+async fn listing(page: fn(u64) -> (Vec<u64>, Option<String>)) -> (Store, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            read_request(&mut client).await;
+            let (keys, next) = page(counted.fetch_add(1, Ordering::Relaxed));
+            let mut body = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", next.is_some());
+            for key in keys {
+                let at = "<LastModified>2026-11-24T13:10:02.000Z</LastModified>";
+                body += &format!("<Contents><Key>p/log/{key:020}</Key>{at}<Size>1</Size></Contents>");
+            }
+            if let Some(next) = next {
+                body += &format!("<NextContinuationToken>{next}</NextContinuationToken>");
+            }
+            body += "</ListBucketResult>";
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\ncontent-length: {}", body.len());
+            client.write_all(format!("{head}\r\nconnection: close\r\n\r\n{body}").as_bytes()).await.ok();
+        }
+    });
+    let keys = Keys { access_key_id: "a".into(), secret_access_key: "b".into(), session_token: None };
+    let options = StoreOptions {
+        endpoint: Some(endpoint),
+        region: Some("us-east-1".into()),
+        keys: Some(keys),
+        ..StoreOptions::default()
+    };
+    (connect(&"s3://bucket/p".parse().unwrap(), &options).await.unwrap(), requests)
+}
+
+#[tokio::test]
+async fn a_listing_whose_pages_do_not_get_on_is_an_error_after_few_requests() {
+    let endless: [(&str, u64, fn(u64) -> _); 4] = [
+        ("its own continuation token", 2, |n| (vec![n], Some("again".into()))),
+        ("pages without a key", 65, |n| (vec![], Some(format!("token-{n}")))),
+        ("pages without a key", 66, |n| (if n == 0 { vec![7] } else { vec![] }, Some(format!("token-{n}")))),
+        ("twice", 7, |n| (vec![n % 3], Some(format!("token-{n}")))),
+    ];
+    for (what, most, page) in endless {
+        let (store, requests) = listing(page).await;
+        let error =
+            Error::from(store.objects().list(Some(&Path::from("log"))).try_collect::<Vec<_>>().await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(what) && text.contains("at s3://bucket/p"), "{text}");
+        assert_eq!(requests.load(Ordering::Relaxed), most, "{what}");
+    }
+    // Pages may be empty, or out of order, as long as the listing gets on.
+    let (store, requests) = listing(|n| {
+        let keys = if n % 2 == 0 { vec![100 - n, 1000 - n] } else { vec![] };
+        (keys, (n < 99).then(|| format!("token-{n}")))
+    })
+    .await;
+    let found: Vec<_> = store.objects().list(Some(&Path::from("log"))).try_collect().await.unwrap();
+    assert_eq!((found.len(), requests.load(Ordering::Relaxed)), (100, 100));
+}
