@@ -112,14 +112,10 @@ mod tests {
         (stream::iter(metas).boxed(), count)
     }
 
-    /// Number in an own key.
-    fn pick(meta: ObjectMeta) -> Option<u64> {
-        meta.location.as_ref().strip_prefix("log/own/")?.parse().ok()
-    }
-
     #[tokio::test]
     async fn a_listing_without_end_ends_in_bounded_memory_and_requests() {
         let (prefix, budget) = (Path::from("log"), Budget::new(MEMORY_MIN).unwrap());
+        let pick = |meta: ObjectMeta| meta.location.as_ref().strip_prefix("log/own/")?.parse::<u64>().ok();
         let (strangers, count) = endless(u64::MAX);
         let error = collect(select(strangers, &prefix, pick), budget.keep_growing(), |_| 0).await.unwrap_err();
         assert_eq!((error.kind(), count.load(Ordering::Relaxed)), (ErrorKind::Unsupported, FOREIGN_MAX + 1));

@@ -202,12 +202,15 @@ impl<T: ObjectStore + PaginatedListStore> ObjectStore for Pages<T> {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let mut pages = self.pages(prefix, None, true);
-        let mut all = ListResult { common_prefixes: Vec::new(), objects: Vec::new(), extensions: Default::default() };
-        while let Some(page) = pages.try_next().await? {
+        let together = |mut all: ListResult, page: ListResult| async move {
             all.common_prefixes.extend(page.common_prefixes);
             all.objects.extend(page.objects);
-        }
+            Ok(all)
+        };
+        let mut pages = self.pages(prefix, None, true);
+        // Each listing has a first page.
+        let Some(first) = pages.try_next().await? else { return self.client.list_with_delimiter(prefix).await };
+        let mut all = pages.try_fold(first, together).await?;
         all.common_prefixes.sort();
         all.common_prefixes.dedup();
         Ok(all)
