@@ -206,19 +206,23 @@ impl Exchange {
         taken?;
         self.end_peer_request(asked, request, &link).await?;
         match link.closed() {
-            Some(closed) if !lacking.is_empty() => {
-                let error = Error::from(closed.clone()).at(link.peer());
-                if let Closed::Violated(violation) = closed {
-                    if matches!(violation, Violation::Length { .. } | Violation::TooLong { .. }) {
-                        add(&self.counts.corrupt, 1);
-                    }
-                    tracing::warn!(peer = %peer.address(), "peer violated the protocol: {violation}");
-                    peer.sent_wrong_data(&error);
-                }
-                Err(error)
-            }
+            Some(closed) if !lacking.is_empty() => Err(self.blamed(peer, closed.clone())),
             _ => Ok(()),
         }
+    }
+
+    /// Error of a request whose connection to `peer` is over. A peer that has violated the protocol is avoided for a while.
+    fn blamed(&self, peer: &Peer, closed: Closed) -> Error {
+        let violation = if let Closed::Violated(violation) = &closed { Some(violation.clone()) } else { None };
+        let error = Error::from(closed).at(peer.address());
+        if let Some(violation) = violation {
+            if matches!(violation, Violation::Length { .. } | Violation::TooLong { .. }) {
+                add(&self.counts.corrupt, 1);
+            }
+            tracing::warn!(peer = %peer.address(), "peer violated the protocol: {violation}");
+            peer.sent_wrong_data(&error);
+        }
+        error
     }
 
     /// Receives the frames of a request whose ordinals are the chunks `numbers`, verifies and reports them.

@@ -29,8 +29,9 @@ pub(super) struct Announced {
 impl Announced {
     /// Bytes of the body that are received before the rest gets memory.
     fn first(self) -> usize {
-        let all = self.len as usize;
-        if self.kind == Kind::Frame as u8 { all.min(FRAME_HEAD_MAX as usize) } else { all }
+        let head = u32::try_from(FRAME_HEAD_MAX).unwrap_or(u32::MAX);
+        let first = if self.kind == Kind::Frame as u8 { self.len.min(head) } else { self.len };
+        first as usize
     }
 }
 

@@ -147,8 +147,8 @@ fn a_requester_takes_no_more_than_it_granted_even_of_a_frame_that_was_only_annou
 }
 
 /// Header of a frame of `len` bytes of body, and the beginning of the body: `head` without stored bytes.
-fn beginning(head: Frame, len: u32) -> Vec<u8> {
-    let head = bytes_of(&Message::Frame(Frame { stored: Bytes::new(), ..head }));
+fn beginning(head: &Frame, len: u32) -> Vec<u8> {
+    let head = bytes_of(&Message::Frame(Frame { stored: Bytes::new(), ..head.clone() }));
     [&len.to_le_bytes()[..], &head[4..]].concat()
 }
 
@@ -174,14 +174,14 @@ fn a_frame_that_no_requested_chunk_can_have_is_refused_before_it_gets_memory() {
     for (head, len, expected) in lies {
         let mut requester = ask(vec![10, 3_000_000, 20, 30]).unwrap();
         // As much of the body as is looked at before the rest is allocated.
-        let mut bytes = beginning(head, len);
+        let mut bytes = beginning(&head, len);
         bytes.resize(5 + 64, 0);
         requester.handle(1, &bytes, NOW);
         assert_eq!(why(&mut requester), expected.map(Closed::Violated));
     }
     // Without lengths, no more than the frame says itself.
     let mut requester = requester();
-    requester.handle(1, &[beginning(of(0, 100), 1000), vec![0; 64]].concat(), NOW);
+    requester.handle(1, &[beginning(&of(0, 100), 1000), vec![0; 64]].concat(), NOW);
     assert_eq!(why(&mut requester), Some(Closed::Violated(long(995, 100))));
 }
 
