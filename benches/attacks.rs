@@ -28,7 +28,7 @@ use towline::pattern::Patterns;
 use towline::policy::{AllowList, AllowRule};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, Limits};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, Limits, NAMED_PATIENCE};
 use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions};
 use towline::transfer::policy::Policies;
@@ -74,7 +74,18 @@ async fn agent(folder: &Path) {
     let allow = AllowList::only(vec![AllowRule { agents: patterns("cloud/*"), names: patterns("public/*") }]);
     let (identity, ahead) = (credentials.identity(), budget.carve(32 * MIB).await.unwrap());
     let (limits, policies) = (Limits::default(), Policies::new(Some(credentials.clone()), None));
-    let exchange = Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits });
+    let named_patience = NAMED_PATIENCE;
+    let exchange = Exchange::new(ExchangeOptions {
+        identity,
+        cache,
+        budget,
+        ahead,
+        peers,
+        allow,
+        policies,
+        limits,
+        named_patience,
+    });
     exchange.serve_repository(&repository);
     let (gate, over) = (Gate::default(), CancellationToken::new());
     let any = "127.0.0.1:0".parse().unwrap();

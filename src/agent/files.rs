@@ -2,7 +2,7 @@
 
 use std::iter::Peekable;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::time::Instant;
 
-use super::file_windows::{WINDOW, Window};
+use super::file_windows::{FileWindows, WINDOW, Window};
 use super::folders::Folder;
 use super::state::AgentState;
 use super::tasks::{resolve_for, without_offers};
@@ -30,6 +30,8 @@ const PIECE: usize = 256 << 10;
 static UNREADABLE: LogLimit = LogLimit::new();
 /// Timeout for a client that reads nothing.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// Time that the client of a tenant or token has for a window while others wait for one.
+const WINDOW_TIME: Duration = Duration::from_mins(1);
 
 /// An entry of a saved tree.
 #[derive(Debug)]
@@ -159,21 +161,10 @@ impl File {
 
     /// Sends `window` piece by piece while the policy allows it. False if the client is gone, reads nothing, or is that of a tenant or
     /// token and too slow while others wait.
-    async fn send(&self, mut window: Bytes, readers: &Sender<Result<Bytes>>) -> Result<bool> {
-        let begun = Instant::now();
-        while !window.is_empty() {
-            if self.limited().is_some() && begun.elapsed() > PATIENCE && self.state.windows.is_wanted() {
-                return Ok(false);
-            }
-            self.repository.check_still_readable(&self.saved).await?;
-            let piece = window.split_to(PIECE.min(window.len()));
-            let len = piece.len() as u64;
-            if readers.send_timeout(Ok(piece), PATIENCE).await.is_err() {
-                return Ok(false);
-            }
-            self.state.file_bytes_sent.fetch_add(len, Ordering::Relaxed);
-        }
-        Ok(true)
+    async fn send(&self, window: Bytes, readers: &Sender<Result<Bytes>>) -> Result<bool> {
+        let may_go_on = || self.repository.check_still_readable(&self.saved);
+        let client = Client { readers, limit: self.limited().map(|_| WINDOW_TIME), windows: &self.state.windows };
+        client.send(window, may_go_on, &self.state.file_bytes_sent).await
     }
 
     /// Reads the bytes `window`; reopens the tree once if its packs were replaced meanwhile.
@@ -212,6 +203,40 @@ impl File {
         self.repository.read_ranges(&self.saved, &[(self.path.clone(), window.clone())], sink).await?;
         let collected = collected.lock().unwrap_or_else(PoisonError::into_inner).take();
         collected.ok_or_else(|| Error::other("bytes of a file were lost"))
+    }
+}
+
+/// Client to which a window is sent.
+struct Client<'c> {
+    readers: &'c Sender<Result<Bytes>>,
+    /// Time for a window while others wait for one; none without a limit.
+    limit: Option<Duration>,
+    windows: &'c FileWindows,
+}
+
+impl Client<'_> {
+    /// Sends `window` piece by piece, while `may_go_on`; counts the bytes in `sent`. False, if the client is gone, reads nothing, or is
+    /// too slow.
+    async fn send<F: Future<Output = Result<()>>>(
+        &self,
+        mut window: Bytes,
+        may_go_on: impl Fn() -> F,
+        sent: &AtomicU64,
+    ) -> Result<bool> {
+        let begun = Instant::now();
+        while !window.is_empty() {
+            if self.limit.is_some_and(|limit| begun.elapsed() > limit) && self.windows.is_wanted() {
+                return Ok(false);
+            }
+            may_go_on().await?;
+            let piece = window.split_to(PIECE.min(window.len()));
+            let len = piece.len() as u64;
+            if self.readers.send_timeout(Ok(piece), PATIENCE).await.is_err() {
+                return Ok(false);
+            }
+            sent.fetch_add(len, Ordering::Relaxed);
+        }
+        Ok(true)
     }
 }
 
@@ -285,8 +310,55 @@ impl<P: Fn(u64) -> Vec<Range<u64>>> Iterator for Windows<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use super::*;
     use crate::limits::MIB;
+
+    /// A client of `limit` that reads each piece after a millisecond; whether it got all of `windows`' next window, and its bytes.
+    async fn slow_client(windows: &FileWindows, limit: Option<Duration>) -> (bool, u64) {
+        let (readers, mut pieces) = mpsc::channel::<Result<Bytes>>(1);
+        let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
+        let reading = async {
+            while let Some(Ok(piece)) = pieces.recv().await {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                received.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            }
+        };
+        let sending = async {
+            let window = windows.window(limit.map(|_| "slow"), usize::try_from(WINDOW).unwrap()).await.unwrap();
+            let client = Client { readers: &readers, limit, windows };
+            let whole = client.send(window.freeze(), || async { Ok(()) }, &sent).await.unwrap();
+            drop(readers);
+            whole
+        };
+        let (whole, ()) = tokio::join!(sending, reading);
+        assert_eq!(sent.load(Ordering::Relaxed), received.load(Ordering::Relaxed));
+        (whole, received.into_inner())
+    }
+
+    #[tokio::test]
+    async fn a_slow_client_of_a_token_is_cut_off_only_while_others_wait() {
+        let windows = FileWindows::new(64 * MIB).unwrap();
+        let no_time = Some(Duration::ZERO);
+        assert_eq!(slow_client(&windows, no_time).await, (true, WINDOW), "nobody waits");
+        // Another token has used up its share, and waits for more of it.
+        let len = usize::try_from(WINDOW).unwrap();
+        let mut held = Vec::new();
+        let waiting = loop {
+            let mut next = Box::pin(windows.window(Some("other"), len));
+            match futures::poll!(&mut next) {
+                Poll::Ready(window) => held.push(window.unwrap()),
+                Poll::Pending => break next,
+            }
+        };
+        assert!(windows.is_wanted());
+        let (whole, received) = slow_client(&windows, no_time).await;
+        assert!(!whole && received < WINDOW, "{received}");
+        assert_eq!(slow_client(&windows, Some(WINDOW_TIME)).await, (true, WINDOW), "it has a minute");
+        assert_eq!(slow_client(&windows, None).await, (true, WINDOW), "a user has no limit");
+        drop((waiting, held));
+    }
 
     fn cut(places: &[Range<u64>], range: Range<u64>) -> Vec<Range<u64>> {
         let in_mib = |range: &Range<u64>| range.start * MIB..range.end * MIB;

@@ -15,7 +15,6 @@
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
 
-mod actor_limit;
 pub mod advisor;
 mod api;
 mod audit;

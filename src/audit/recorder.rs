@@ -11,7 +11,7 @@ use super::entry::{Decision, EntryKind};
 use super::head::Head;
 use super::journal::Journal;
 use super::requests::{Repeats, Request, Requests};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 
 /// Maximum number of queued decisions. One more is refused, so that nobody waits for a slow disk.
@@ -53,6 +53,7 @@ struct Shared {
     folder: PathBuf,
     queue: SyncSender<Message>,
     problem: Arc<Mutex<Option<String>>>,
+    clock: Arc<dyn Clock>,
 }
 
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl Recorder {
         let (folder, problem) = (journal.folder().to_owned(), Arc::new(Mutex::new(None)));
         let writing = Writing {
             journal,
-            clock,
+            clock: Arc::clone(&clock),
             requests: Requests::new(window),
             ends: Vec::new(),
             problem: Arc::clone(&problem),
@@ -87,13 +88,19 @@ impl Recorder {
             .name("towline-audit".to_owned())
             .spawn(move || writing.run(&waiting))
             .map_err(|source| Error::other("cannot start the thread of the audit log").source(source))?;
-        Ok(Self(Arc::new(Shared { folder, queue, problem })))
+        Ok(Self(Arc::new(Shared { folder, queue, problem, clock })))
     }
 
     /// Folder of the log.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.0.folder
+    }
+
+    /// Time by the clock of its entries.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.0.clock.now()
     }
 
     /// Records `decision`. A caller that gets an error must refuse the request, whatever was decided. It waits for the

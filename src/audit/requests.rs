@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::entry::{Decision, EntryKind};
+use super::entry::{Actor, Decision, EntryKind};
 
-/// Maximum number of requests in progress; the oldest is ended first.
+/// Maximum number of requests in progress. Of the actor with most of them, the one is ended first that was least recently used.
 const OPEN_MAX: usize = 4096;
 
 /// Treatment of a repeated decision.
@@ -87,6 +87,8 @@ pub(super) struct Requests {
 struct Open {
     request: Request,
     begun: Instant,
+    /// Time of the last repeat.
+    repeated: Instant,
     /// Bytes at the last check, and the time since when they have not changed.
     seen: u64,
     still_since: Instant,
@@ -94,7 +96,7 @@ struct Open {
 
 impl Open {
     fn new(request: Request, now: Instant) -> Self {
-        Self { request, begun: now, seen: 0, still_since: now }
+        Self { request, begun: now, repeated: now, seen: 0, still_since: now }
     }
 
     /// True if it was ended, or nobody holds it any more.
@@ -118,24 +120,36 @@ impl Requests {
     }
 
     /// Request that `decision` repeats, if any.
-    pub(super) fn repeated(&self, decision: &Decision, now: Instant) -> Option<Request> {
-        let open = self.merged.get(decision)?;
+    pub(super) fn repeated(&mut self, decision: &Decision, now: Instant) -> Option<Request> {
+        let open = self.merged.get_mut(decision)?;
         if now.saturating_duration_since(open.begun) >= self.window {
             return None;
         }
+        open.repeated = now;
         open.request.0.requests.fetch_add(1, Ordering::Relaxed);
         Some(open.request.clone())
     }
 
-    /// Ends that must be recorded before `decision`: of its earlier request, and of the oldest request if there are too
-    /// many.
+    /// Ends that must be recorded before `decision`: of its earlier request, and of one more if there are too many. Who has few keeps
+    /// them, however many another has.
     pub(super) fn make_room(&mut self, decision: &Decision) -> Vec<EntryKind> {
         let mut gone: Vec<Open> = self.merged.remove(decision).into_iter().collect();
         if self.merged.len() >= OPEN_MAX {
-            let oldest = self.merged.iter().min_by_key(|(_, open)| open.begun).map(|(key, _)| key.clone());
-            gone.extend(oldest.and_then(|key| self.merged.remove(&key)));
+            gone.extend(self.least_used().and_then(|key| self.merged.remove(&key)));
         }
         gone.iter().map(|open| open.request.ended()).collect()
+    }
+
+    /// Of the requests of the actor that has most of them, the one that was least recently repeated, or sent bytes.
+    fn least_used(&self) -> Option<Decision> {
+        let mut counts: HashMap<&Actor, usize> = HashMap::new();
+        for decision in self.merged.keys() {
+            *counts.entry(&decision.actor).or_default() += 1;
+        }
+        let most = counts.values().copied().max()?;
+        let of_most = self.merged.iter().filter(|(decision, _)| counts.get(&decision.actor) == Some(&most));
+        let last_use = |open: &Open| (open.repeated.max(open.still_since), open.request.seq());
+        of_most.min_by_key(|(_, open)| last_use(open)).map(|(decision, _)| decision.clone())
     }
 
     /// Adds a recorded request.

@@ -25,6 +25,10 @@ use crate::work::blocking;
 const FENCE_AFTER: Duration = Duration::from_hours(24);
 /// Entries that a truncation keeps, so that few readers have to start over.
 const LOG_KEEP: u64 = 64;
+/// Values that one log entry forgets, at most.
+const FORGOTTEN_MAX: usize = 1 << 14;
+/// Forgotten values that a report describes one by one, at most.
+const FORGOTTEN_STEPS_MAX: usize = 1000;
 /// Live segments above which a collect merges some.
 const SEGMENTS_GOOD: usize = 8;
 
@@ -178,9 +182,8 @@ impl Repository {
     ) -> Result<()> {
         // The store's clock costs a write to read: a dry run goes by this machine's.
         let now = self.clock().now();
-        let forgotten = self.due_to_forget(options, Some(now)).await?;
-        report.log_forgotten(&forgotten);
-        let evidence = self.evidence(&options.progress, &forgotten).await?;
+        let forgotten = self.due_to_forget(options, Some(now), report).await?;
+        let evidence = self.evidence(&options.progress, forgotten).await?;
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
@@ -221,11 +224,11 @@ impl Repository {
         let opened = self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
         let store_now = store_time(self, opened.entry.unwrap_or(0)).await?;
         let cutoff = options.cutoff(store_now);
-        let forgotten = self.due_to_forget(options, store_now).await?;
-        self.commit_still_right(session, forgotten.clone()).await?;
-        report.log_forgotten(&forgotten);
+        if let Some(last) = self.due_to_forget(options, store_now, report).await? {
+            self.forget_through(session, last).await?;
+        }
 
-        let evidence = self.evidence(&options.progress, &[]).await?;
+        let evidence = self.evidence(&options.progress, None).await?;
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
         self.leave_without_space(&evidence, &mut judgement, report).await;
@@ -242,7 +245,7 @@ impl Repository {
 
         // Marks again, from a state in which all packs to purge are condemned already. Only one marking is in memory.
         drop(evidence);
-        let evidence = self.evidence(&options.progress, &[]).await?;
+        let evidence = self.evidence(&options.progress, None).await?;
         let again = evidence.judge(listed, cutoff);
         let second = Judgement { purge: again.purge, pardon: again.pardon, ..Judgement::default() };
         self.commit_still_right(session, second.actions()).await?;
@@ -251,7 +254,7 @@ impl Repository {
         drop(evidence);
         self.rebuild_index(session, report).await?;
 
-        let evidence = self.evidence(&options.progress, &[]).await?;
+        let evidence = self.evidence(&options.progress, None).await?;
         report.report_live(&evidence);
         report.report_held(
             listed.held(&mut times, &evidence.state, &evidence.marks).await?,
@@ -307,19 +310,43 @@ impl Repository {
         }
     }
 
-    /// Actions that forget what was kept of removed names for long enough, if it is `now`. A store that does not tell the time
-    /// forgets nothing but what is not to be kept at all.
-    async fn due_to_forget(&self, options: &CollectOptions, now: Option<Timestamp>) -> Result<Vec<Action>> {
+    /// Newest entry whose kept values of removed names were kept for long enough, if it is `now`; they are reported. A store that does
+    /// not tell the time forgets nothing but what is not to be kept at all.
+    async fn due_to_forget(
+        &self,
+        options: &CollectOptions,
+        now: Option<Timestamp>,
+        report: &mut CollectReport,
+    ) -> Result<Option<u64>> {
         let until = match now {
             _ if options.keep_removed.is_zero() => KeepUntil::Now,
             Some(now) => KeepUntil::TakenBefore(now.before(options.keep_removed)),
-            None => return Ok(Vec::new()),
+            None => return Ok(None),
         };
-        outlived(self, &*self.state().await?, until).await
+        let state = self.state().await?;
+        let last = outlived(self, &state, until).await?;
+        if let Some(last) = last {
+            report.log_forgotten(&state, last);
+        }
+        Ok(last)
     }
 
-    /// Reads the state, the index and the maps, as if `forgotten` were committed.
-    async fn evidence(&self, progress: &Progress, forgotten: &[Action]) -> Result<Evidence> {
+    /// Forgets the values that entries up to `last` kept, some with each commit: an entry of all of them would take as much memory again
+    /// as the state.
+    async fn forget_through(&self, session: SessionId, last: u64) -> Result<()> {
+        loop {
+            let commit = self.log().commit(Some(session), |state| {
+                let due = state.kept_through(last).take(FORGOTTEN_MAX);
+                Ok(due.map(|(key, removed)| removed.forget(key)).collect())
+            });
+            if commit.await?.state.kept_through(last).next().is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads the state, the index and the maps, as if what entries up to `forgotten` kept were forgotten.
+    async fn evidence(&self, progress: &Progress, forgotten: Option<u64>) -> Result<Evidence> {
         progress.phase("marking", 0);
         loop {
             let (now, index) = self.indexed_state().await?;
@@ -438,13 +465,11 @@ fn is_leftover(file: &StagingFile) -> bool {
         || file.published && numbered.into_iter().any(|kind| kind.number(&key).is_some())
 }
 
-/// `state`, but for values that `forgotten` forgets.
-fn without(state: &Arc<State>, forgotten: &[Action]) -> Arc<State> {
+/// `state`, but for values that entries up to `forgotten` kept.
+fn without(state: &Arc<State>, forgotten: Option<u64>) -> Arc<State> {
     let mut state = Arc::clone(state);
-    for action in forgotten {
-        if let Action::Forget { name, version, .. } = action {
-            Arc::make_mut(&mut state).removed.remove(&(name.clone(), *version));
-        }
+    if let Some(last) = forgotten {
+        Arc::make_mut(&mut state).removed.retain(|_, removed| removed.at > last);
     }
     state
 }
@@ -484,14 +509,19 @@ impl CollectReport {
         self.fenced_sessions += judgement.fence.len() as u64;
     }
 
-    fn log_forgotten(&mut self, forgotten: &[Action]) {
-        self.forgotten_values += forgotten.len() as u64;
-        self.steps.extend(forgotten.iter().filter_map(|action| match action {
-            Action::Forget { name, version, .. } => {
-                Some(format!("forget {name} as of entry {version}: it was kept for long enough"))
-            }
-            _ => None,
-        }));
+    /// Counts the values of `state` that entries up to `last` kept, and describes the first ones.
+    fn log_forgotten(&mut self, state: &State, last: u64) {
+        let count = state.kept_through(last).count();
+        self.forgotten_values += count as u64;
+        let first = state.kept_through(last).take(FORGOTTEN_STEPS_MAX);
+        self.steps.extend(
+            first.map(|((name, version), _)| {
+                format!("forget {name} as of entry {version}: it was kept for long enough")
+            }),
+        );
+        if let Some(more) = count.checked_sub(FORGOTTEN_STEPS_MAX).filter(|&more| more > 0) {
+            self.steps.push(format!("forget {more} more values, which were kept for long enough"));
+        }
     }
 
     fn report_live(&mut self, evidence: &Evidence) {

@@ -1,6 +1,6 @@
 //! Bytes that removing names would free, of chunks that no other name uses.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::repository::Repository;
 use crate::repository::collect::Marks;
-use crate::repository::log::{Action, KeptKey, KeptValue, RefValue, State};
+use crate::repository::log::{KeptKey, KeptValue, RefValue, State};
 
 /// Plan of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -59,11 +59,15 @@ impl Repository {
 
     /// Stored bytes that only `names` use, and values that `forget` forgets, by the maps of all names of `state` and of what is
     /// kept; None if a map is damaged.
-    async fn freed_without(&self, state: &State, names: &[Name], forget: &[Action]) -> Result<Option<u64>> {
+    async fn freed_without(
+        &self,
+        state: &State,
+        names: &[Name],
+        forget: &BTreeMap<KeptKey, u64>,
+    ) -> Result<Option<u64>> {
         let names: HashSet<&Name> = names.iter().collect();
-        let forgotten: HashSet<KeptKey> = forget.iter().filter_map(forgotten_key).collect();
         let (gone, mut kept): (Vec<_>, Vec<_>) = state.refs.iter().partition(|(name, _)| names.contains(*name));
-        let (forgotten, stay): (Vec<_>, Vec<_>) = state.removed.iter().partition(|(key, _)| forgotten.contains(key));
+        let (forgotten, stay): (Vec<_>, Vec<_>) = state.removed.iter().partition(|(key, _)| forget.contains_key(key));
         let gone = gone.into_iter().chain(forgotten.into_iter().map(root));
         kept.extend(stay.into_iter().map(root));
         let mut marks = Marks::new(self.budget());
@@ -81,14 +85,6 @@ impl Repository {
             }
             Err(error) => Err(error),
         }
-    }
-}
-
-/// Key of the value that an action forgets.
-fn forgotten_key(action: &Action) -> Option<KeptKey> {
-    match action {
-        Action::Forget { name, version, .. } => Some((name.clone(), *version)),
-        _ => None,
     }
 }
 

@@ -8,7 +8,7 @@ use super::names::{Listed, listed};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::repository::Repository;
-use crate::repository::log::{Action, RefValue, State};
+use crate::repository::log::{Action, KeptKey, RefValue, State};
 
 /// Options of a removal.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,7 +76,7 @@ impl Repository {
         let mut report = RemoveReport { removed: Vec::new(), kept: 0, forgotten: 0 };
         let commit = self.log().commit(None, |state| {
             let chosen = self.chosen(state, names, *options)?;
-            let mut actions = if options.now { chosen.forget } else { state.keep(chosen.refs.keys()) };
+            let mut actions = if options.now { chosen.forgets() } else { state.keep(chosen.refs.keys()) };
             let count = |of: fn(&Action) -> bool| actions.iter().filter(|action| of(action)).count() as u64;
             report.kept = count(|action| matches!(action, Action::Keep { .. }));
             report.forgotten = count(|action| matches!(action, Action::Forget { .. }));
@@ -91,14 +91,14 @@ impl Repository {
 
     /// Names and kept values of `state` that [`Repository::remove_with`] takes.
     pub(super) fn chosen(&self, state: &State, names: &[Name], options: RemoveOptions) -> Result<Chosen> {
-        let mut chosen = Chosen { refs: BTreeMap::new(), forget: Vec::new() };
+        let mut chosen = Chosen { refs: BTreeMap::new(), forget: BTreeMap::new() };
         for name in names {
             let is_meant = |other: &Name| if options.recursive { other.is_under(name) } else { other == name };
             let refs = state.refs.iter().filter(|(other, _)| is_meant(other));
             let refs: Vec<_> = refs.map(|(name, value)| (name.clone(), value.clone())).collect();
             let kept = state.removed.iter().filter(|((other, _), _)| options.now && is_meant(other));
-            let kept: Vec<Action> = kept.map(|(key, removed)| removed.forget(key)).collect();
-            if refs.is_empty() && kept.is_empty() {
+            let mut kept = kept.map(|(key, removed)| (key.clone(), removed.at)).peekable();
+            if refs.is_empty() && kept.peek().is_none() {
                 return Err(if options.recursive {
                     self.no_such_name(state, name)
                 } else {
@@ -106,7 +106,7 @@ impl Repository {
                 });
             }
             chosen.refs.extend(refs);
-            chosen.forget.extend(kept.into_iter().filter(|forget| !chosen.forget.contains(forget)).collect::<Vec<_>>());
+            chosen.forget.extend(kept);
         }
         Ok(chosen)
     }
@@ -127,6 +127,15 @@ impl Repository {
 pub(super) struct Chosen {
     /// The names, with what they stand for.
     pub(super) refs: BTreeMap<Name, RefValue>,
-    /// Actions that forget what is kept of them; none unless nothing is to be kept.
-    pub(super) forget: Vec<Action>,
+    /// Values kept of them, with the entries that kept these; empty unless nothing is to be kept.
+    pub(super) forget: BTreeMap<KeptKey, u64>,
+}
+
+impl Chosen {
+    /// Actions that forget what is kept of them.
+    fn forgets(&self) -> Vec<Action> {
+        let forget =
+            |((name, version), at): (&KeptKey, &u64)| Action::Forget { name: name.clone(), version: *version, at: *at };
+        self.forget.iter().map(forget).collect()
+    }
 }

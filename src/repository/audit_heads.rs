@@ -3,8 +3,11 @@
 //! They are not part of the saved state: no commit names them, and a collect ignores them.
 
 use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::StreamExt as _;
+use object_store::ObjectMeta;
+use object_store::path::Path;
 
+use super::listing::listed;
 use super::{Repository, layout, objects};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -62,9 +65,9 @@ impl Repository {
         mut each: impl FnMut(Result<Bytes>),
     ) -> Result<()> {
         let prefix = layout::audit_heads(identity);
-        let listed = self.store().objects().list(Some(&prefix)).map_err(Error::from);
-        let mut keys: Vec<_> = listed.map_ok(|meta| meta.location).try_collect().await?;
-        keys.retain(layout::is_audit_head);
+        let pick = |meta: ObjectMeta| layout::is_audit_head(&meta.location).then_some(meta.location);
+        let heap = |key: &Path| key.as_ref().len();
+        let (mut keys, _memory) = listed(&**self.store().objects(), self.budget(), &prefix, pick, heap).await?;
         keys.sort();
         keys.drain(..keys.len().saturating_sub(newest.unwrap_or(usize::MAX)));
         let read = futures::stream::iter(keys).map(|key| async move {

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::{ObjectStoreExt as _, PutPayload};
 
+use super::listing::listing;
 use super::{Repository, layout, objects};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::envelope::{Kind, seal};
 use crate::identity::Identity;
 
@@ -63,11 +64,10 @@ impl Repository {
         &self,
         wanted: impl Fn(&str) -> bool + Send,
     ) -> Result<(Vec<StoredInventory>, bool)> {
-        let listed = self.store().objects().list(Some(&layout::inventories())).map_err(Error::from);
-        let agents = listed.try_filter_map(|meta| {
-            let agent = layout::inventory_agent(&meta.location).filter(|agent| wanted(agent.site()));
+        let agents = listing(&**self.store().objects(), &layout::inventories(), |meta| {
+            let agent = layout::inventory_agent(&meta.location).filter(|agent| wanted(agent.site()))?;
             let version = format!("{} {:?} {}", meta.size, meta.e_tag, meta.last_modified);
-            async move { Ok(agent.map(|agent| StoredInventory { agent, version })) }
+            Some(StoredInventory { agent, version })
         });
         let mut agents: Vec<StoredInventory> = agents.take(AGENTS_MAX + 1).try_collect().await?;
         let more = agents.len() > AGENTS_MAX;

@@ -15,6 +15,7 @@ mod inventories;
 mod joint;
 mod label_scope;
 pub mod layout;
+mod listing;
 pub mod log;
 mod mapping;
 mod missing;

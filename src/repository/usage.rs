@@ -7,9 +7,10 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 
+use super::listing::listing;
 use super::{Repository, layout, objects};
 use crate::clock::Timestamp;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::Month;
 use crate::format::envelope::{Kind, seal};
 use crate::identity::Identity;
@@ -51,12 +52,10 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn stored_usage(&self, month: Month) -> Result<(Vec<StoredUsage>, bool)> {
-        let listed = self.store().objects().list(Some(&layout::usage_of(month))).map_err(Error::from);
-        let reports = listed.try_filter_map(|meta| {
+        let reports = listing(&**self.store().objects(), &layout::usage_of(month), |meta| {
+            let (agent, started) = layout::usage_of_key(&meta.location)?;
             let version = format!("{} {:?} {}", meta.size, meta.e_tag, meta.last_modified);
-            let key = meta.location;
-            let of = layout::usage_of_key(&key);
-            async move { Ok(of.map(|(agent, started)| StoredUsage { agent, started, key, version })) }
+            Some(StoredUsage { agent, started, key: meta.location, version })
         });
         let mut reports: Vec<StoredUsage> = reports.take(REPORTS_MAX + 1).try_collect().await?;
         let more = reports.len() > REPORTS_MAX;

@@ -13,6 +13,7 @@ use aws_sdk_s3::types::{
 
 use super::credentials::ChainCredentials;
 use super::http::{is_redirect, redirected};
+use super::pages::EMPTY_PAGES_MAX;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -242,18 +243,21 @@ impl Bucket {
         let is_ours = |upload: &UnfinishedUpload| upload.key.strip_prefix(&prefix).is_some_and(&ours);
         let mut uploads = Vec::new();
         let (mut key_marker, mut id_marker) = (None, None);
+        let mut empty = 0;
         loop {
             let request = self.client().list_multipart_uploads().bucket(self.name()).prefix(self.key_prefix());
             let request = request.set_key_marker(key_marker.clone()).set_upload_id_marker(id_marker.clone());
             let page = request.send().await.map_err(|e| self.failed("unfinished uploads cannot be listed", e))?;
             uploads.extend(page.uploads().iter().filter_map(unfinished).filter(is_ours));
+            let page_is_empty = page.uploads().is_empty();
             let more = page.is_truncated() == Some(true) && page.next_key_marker().is_some();
             if !more || uploads.len() >= UPLOADS_MAX {
                 return Ok(uploads);
             }
             let next = (page.next_key_marker, page.next_upload_id_marker);
+            empty = if page_is_empty { empty + 1 } else { 0 };
             // Keys are in order (ListMultipartUploads in the API reference of S3): otherwise the listing may never end.
-            if next.0 < key_marker || next == (key_marker, id_marker) {
+            if next.0 < key_marker || next == (key_marker, id_marker) || empty > EMPTY_PAGES_MAX {
                 return Err(Error::unreachable("listing of unfinished uploads does not get on")
                     .at(self.name())
                     .got(format!("again from {}", next.0.unwrap_or_default())));

@@ -1,7 +1,7 @@
 //! Storage of a repository: a directory or an S3 bucket behind one decorated `ObjectStore`.
 //!
 //! ```text
-//! Location --open--> Store = metered( watchdog( prefix( routed( S3 with retries | S3 without ) ) ) )
+//! Location --open--> Store = metered( watchdog( routed( prefix( pages( S3 with retries | S3 without ) ) ) ) )
 //!                                            or local files with fsync, large ones written directly
 //! probe(store) -> Capabilities               actual abilities of the store, tested also with races
 //! ```
@@ -17,6 +17,7 @@ mod http;
 mod location;
 mod metered;
 mod options;
+mod pages;
 mod probe;
 mod routed;
 mod s3;

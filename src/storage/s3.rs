@@ -21,6 +21,7 @@ use super::credentials::ChainCredentials;
 use super::endpoint::check_endpoint;
 use super::http::{ResponseLengthLimit, SharedPool};
 use super::options::{Keys, StoreOptions};
+use super::pages::Pages;
 use super::routed::Routed;
 use crate::error::{Error, Result};
 
@@ -103,7 +104,7 @@ fn objects(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> Result<Arc<d
     let pool = SharedPool::new(CONNECT_TIMEOUT)?;
     let build = |retry: RetryConfig| -> Result<Arc<dyn ObjectStore>> {
         let built = builder(bucket, credentials).with_http_connector(pool.clone());
-        Ok(rooted(built.with_retry(retry).build()?, bucket.prefix()))
+        Ok(rooted(Pages::new(built.with_retry(retry).build()?, bucket.name()), bucket.prefix()))
     };
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };
@@ -131,6 +132,6 @@ fn builder(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> AmazonS3Buil
     }
 }
 
-fn rooted(client: AmazonS3, prefix: &str) -> Arc<dyn ObjectStore> {
+fn rooted(client: Pages<AmazonS3>, prefix: &str) -> Arc<dyn ObjectStore> {
     if prefix.is_empty() { Arc::new(client) } else { Arc::new(PrefixStore::new(client, prefix)) }
 }

@@ -19,6 +19,7 @@ use object_store::{
 use tokio::time::{Instant, Sleep, timeout};
 
 use super::location::Location;
+use super::pages::ListingCheck;
 
 /// Minimum bytes per second of a request whose progress is not visible, which extends its stall limit by its size. `object_store`
 /// does not report the progress of a put. If the peer stops acknowledging packets, the kernel notices much earlier (reqwest sets
@@ -137,11 +138,11 @@ impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        ending(watched(self.inner.list(prefix), self.limit.stall))
+        ending(watched(self.inner.list(prefix), self.limit.stall), &self.limit.store)
     }
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
-        ending(watched(self.inner.list_with_offset(prefix, offset), self.limit.stall))
+        ending(watched(self.inner.list_with_offset(prefix, offset), self.limit.stall), &self.limit.store)
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
@@ -184,22 +185,10 @@ fn watched<T: Send + 'static>(inner: BoxStream<'static, Result<T>>, stall: Durat
     WatchdogStream { inner: Some(inner), stall, alarm: None }.boxed()
 }
 
-/// The listing, which fails if it begins again: a store that answers each page with the same token would be listed for ever. One key
-/// is compared with those after it, each time twice as many (<https://doi.org/10.1007/BF01933190>).
-fn ending(listing: BoxStream<'static, Result<ObjectMeta>>) -> BoxStream<'static, Result<ObjectMeta>> {
-    let (mut kept, mut listed, mut keep_at) = (None, 0u64, 1u64);
-    let mut check = move |meta: ObjectMeta| {
-        if kept.as_ref() == Some(&meta.location) {
-            let source = format!("listing has {} twice: it would never end", meta.location).into();
-            return Err(Error::Generic { store: "watchdog", source });
-        }
-        listed += 1;
-        if listed == keep_at {
-            (kept, keep_at) = (Some(meta.location.clone()), 2 * keep_at);
-        }
-        Ok(meta)
-    };
-    listing.map(move |found| found.and_then(&mut check)).boxed()
+/// The listing, which fails if it begins again: a store that answers each page with the same keys would be listed for ever.
+fn ending(listing: BoxStream<'static, Result<ObjectMeta>>, store: &Arc<str>) -> BoxStream<'static, Result<ObjectMeta>> {
+    let mut check = ListingCheck::new(Arc::clone(store));
+    listing.map(move |found| found.and_then(|meta| check.check(meta))).boxed()
 }
 
 /// A stream that ends with an error once its next item is overdue. The timer runs only while an item is awaited: ready items need
@@ -258,15 +247,18 @@ mod tests {
             e_tag: None,
             version: None,
         };
+        let store: Arc<str> = "s3://models".into();
         for before in [0, 1, 7, 1000] {
             for page in [1, 2, 1000] {
                 let keys = (0..before).chain((before..before + page).cycle());
-                let listed: Vec<_> = ending(stream::iter(keys.map(meta).map(Ok)).boxed()).take(9000).collect().await;
-                let error = listed.iter().find_map(|found| found.as_ref().err()).expect("it ends");
-                assert!(error.to_string().contains("would never end"), "{error}");
+                let listed: Vec<_> =
+                    ending(stream::iter(keys.map(meta).map(Ok)).boxed(), &store).take(9000).collect().await;
+                let error = crate::Error::from(listed.into_iter().find_map(Result::err).expect("it ends"));
+                assert_eq!(error.kind(), crate::ErrorKind::Unsupported);
+                assert!(error.to_string().starts_with("store lists objects without end at s3://models"), "{error}");
             }
         }
-        let long = ending(stream::iter((0..9000).map(meta).map(Ok)).boxed());
+        let long = ending(stream::iter((0..9000).map(meta).map(Ok)).boxed(), &store);
         assert!(long.all(|found| std::future::ready(found.is_ok())).await);
     }
 

@@ -20,7 +20,8 @@ pub(super) fn frame_request(saved: &Saved, chunks: &mut [u32], alone: &HashSet<u
     chunks.sort_unstable();
     let without = (0..).zip(chunks.iter()).filter(|(_, chunk)| alone.contains(chunk)).map(|(ordinal, _)| ordinal);
     let alone = without.collect::<Runs>();
+    let lens = chunks.iter().map(|&chunk| Ok(saved.locate(chunk)?.place.plain_len)).collect::<Result<_>>()?;
     let (places, bases) = chunks.split_at(chunks.partition_point(|&chunk| chunk < listed));
     let bases = bases.iter().map(|&chunk| Ok(saved.locate(chunk)?.id)).collect::<Result<_>>()?;
-    Ok(Wanted { chunks: places.iter().copied().collect::<Runs>(), bases, alone })
+    Ok(Wanted { chunks: places.iter().copied().collect::<Runs>(), bases, alone, lens })
 }

@@ -164,3 +164,85 @@ async fn answers_that_do_not_end_are_not_read_to_the_end() {
         assert!(sent < 256 << 20, "{head}: {sent} bytes were taken");
     }
 }
+
+/// A bucket that answers request `n` with the document `answer(n)`; and the number of requests so far.
+async fn answering(answer: impl Fn(u64) -> String + Send + 'static) -> (Store, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            read_request(&mut client).await;
+            let body = answer(counted.fetch_add(1, Ordering::Relaxed));
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\ncontent-length: {}", body.len());
+            client.write_all(format!("{head}\r\nconnection: close\r\n\r\n{body}").as_bytes()).await.ok();
+        }
+    });
+    let keys = Keys { access_key_id: "a".into(), secret_access_key: "b".into(), session_token: None };
+    let options = StoreOptions {
+        endpoint: Some(endpoint),
+        region: Some("us-east-1".into()),
+        keys: Some(keys),
+        ..StoreOptions::default()
+    };
+    (connect(&"s3://bucket/p".parse().unwrap(), &options).await.unwrap(), requests)
+}
+
+/// Page `n` of a listing: keys, and the continuation token if there is one more.
+type Page = fn(u64) -> (Vec<u64>, Option<String>);
+
+/// A bucket whose listing has `page`, and the number of requests so far.
+async fn listing(page: Page) -> (Store, Arc<AtomicU64>) {
+    answering(move |n| {
+        let (keys, next) = page(n);
+        let truncated = format!("<IsTruncated>{}</IsTruncated>", next.is_some());
+        let key = |key| {
+            let at = "<LastModified>2026-11-24T13:10:02.000Z</LastModified>";
+            format!("<Contents><Key>p/log/{key:020}</Key>{at}<Size>1</Size></Contents>")
+        };
+        let keys = keys.into_iter().map(key).collect::<Vec<_>>().concat();
+        let next = next.map(|next| format!("<NextContinuationToken>{next}</NextContinuationToken>"));
+        format!("<ListBucketResult>{truncated}{keys}{}</ListBucketResult>", next.unwrap_or_default())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_listing_of_unfinished_uploads_without_any_on_its_pages_is_an_error_after_few_requests() {
+    let (store, requests) = answering(|n| {
+        let next = format!("<NextKeyMarker>p/{n:020}</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>");
+        format!("<ListMultipartUploadsResult>{next}<IsTruncated>true</IsTruncated></ListMultipartUploadsResult>")
+    })
+    .await;
+    let error = store.bucket().unwrap().unfinished_uploads(|_| true).await.unwrap_err();
+    assert!(error.to_string().contains("unfinished uploads does not get on"), "{error:?}");
+    assert_eq!(requests.load(Ordering::Relaxed), 65);
+}
+
+#[tokio::test]
+async fn a_listing_whose_pages_do_not_get_on_is_an_error_after_few_requests() {
+    let endless: [(&str, u64, Page); 4] = [
+        ("its own continuation token", 2, |n| (vec![n], Some("again".into()))),
+        ("pages without a key", 65, |n| (vec![], Some(format!("token-{n}")))),
+        ("pages without a key", 66, |n| (if n == 0 { vec![7] } else { vec![] }, Some(format!("token-{n}")))),
+        ("twice", 7, |n| (vec![n % 3], Some(format!("token-{n}")))),
+    ];
+    for (what, most, page) in endless {
+        let (store, requests) = listing(page).await;
+        let error =
+            Error::from(store.objects().list(Some(&Path::from("log"))).try_collect::<Vec<_>>().await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(what) && text.contains("at s3://bucket/p"), "{text}");
+        assert_eq!(requests.load(Ordering::Relaxed), most, "{what}");
+    }
+    // Pages may be empty, or out of order, as long as the listing gets on.
+    let (store, requests) = listing(|n| {
+        let keys = if n % 2 == 0 { vec![100 - n, 1000 - n] } else { vec![] };
+        (keys, (n < 99).then(|| format!("token-{n}")))
+    })
+    .await;
+    let found: Vec<_> = store.objects().list(Some(&Path::from("log"))).try_collect().await.unwrap();
+    assert_eq!((found.len(), requests.load(Ordering::Relaxed)), (100, 100));
+}

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,10 +14,13 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use towline::clock::{Clock as _, SystemClock, Timestamp};
 use towline::id::{Owned, SessionId};
+use towline::name::Name;
 use towline::ops::{CollectOptions, RestoreOptions, SaveOptions, SyncOptions, sync};
+use towline::repository::collect::{KeepUntil, outlived};
 use towline::repository::layout::{self, Family};
-use towline::repository::log::Action;
+use towline::repository::log::{Action, State};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 use towline::tree::MemoryFile;
@@ -118,6 +122,52 @@ async fn a_collect_asks_once_for_the_time_of_an_entry_that_opened_very_many_sess
         assert!(report.held.iter().all(|held| held.ends.is_some()), "the time of each is known");
         assert!(reads.len() < 200, "{} reads", reads.len());
     }
+}
+
+/// A request for each entry that kept something, and a log entry with all that is forgotten, if they are not bounded.
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_kept_values_are_forgotten_by_few_requests_and_some_with_each_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Arc::new(Counted::default());
+    let repository = repository(&objects, &dir).await;
+    let files = vec![MemoryFile::new("f", [Bytes::from_static(b"bytes")])];
+    repository.save(files, &name("saved"), &SaveOptions::default()).await.unwrap();
+    let names: Vec<Name> = (0..20_000).map(|n| name(&format!("r/{n:05}"))).collect();
+    let set = |state: &State| {
+        let value = state.refs[&name("saved")].clone();
+        let set = |name: &Name| Action::SetRef { name: name.clone(), expected: None, value: value.clone() };
+        Ok(names.iter().map(set).collect())
+    };
+    repository.log().commit(None, set).await.unwrap();
+    let (single, rest) = names.split_at(200);
+    for taken in single.iter().map(std::slice::from_ref).chain([rest]) {
+        let take = |state: &State| {
+            let keep = taken.iter().map(|name| Action::Keep { name: name.clone(), version: state.refs[name].version });
+            let gone = taken.iter().map(|name| (name.clone(), state.refs[name].version));
+            let gone = gone.map(|(name, expected)| Action::RemoveRef { name, expected });
+            Ok(keep.chain(gone).collect())
+        };
+        repository.log().commit(None, take).await.unwrap();
+    }
+    let state = repository.log().refresh().await.unwrap();
+    assert_eq!(state.removed.len(), names.len());
+    objects.reads();
+    let now = KeepUntil::TakenBefore(SystemClock.now());
+    assert_eq!(outlived(&repository, &state, now).await.unwrap(), Some(state.seq));
+    let reads = objects.reads().len();
+    assert!(reads < 20, "{reads} reads for 201 entries");
+    assert_eq!(outlived(&repository, &state, KeepUntil::TakenBefore(Timestamp(0))).await.unwrap(), None);
+
+    let options = CollectOptions { keep_removed: Duration::from_nanos(1), ..CollectOptions::at_once() };
+    let planned = repository.collect(&CollectOptions { dry_run: true, ..options.clone() }).await.unwrap();
+    assert_eq!((planned.forgotten_values, planned.kept_values), (20_000, 0));
+    let report = repository.collect(&options).await.unwrap();
+    assert_eq!((report.forgotten_values, report.kept_values), (20_000, 0));
+    assert!(report.steps.len() < 1100 && report.steps.iter().any(|step| step.starts_with("forget 19000 more values")));
+    let forgotten = repository.log().refresh().await.unwrap();
+    assert!(forgotten.removed.is_empty() && forgotten.refs.len() == 1);
+    // Opening, twice forgetting, closing, at least.
+    assert!(forgotten.seq >= state.seq + 4, "{} after {}", forgotten.seq, state.seq);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -151,6 +151,27 @@ def test_a_name_in_several_files_is_told_apart(repository, tree):
     assert torch.equal(tensors["model.pt:w"].torch(), tensors["model.safetensors:w"].torch())
 
 
+def test_a_key_that_two_tensors_have_is_an_error_that_names_both(repository, tmp_path):
+    from safetensors.torch import save_file
+    from towline.safetensors import load_file
+
+    folder = tmp_path / "colons"
+    folder.mkdir()
+    first, second, third = (torch.full((2,), float(value)) for value in range(3))
+    save_file({"w": first}, folder / "f")
+    save_file({"w": second, "f:w": third}, folder / "g")
+    repository.save(folder, "colons")
+    tensors = repository.tensors("colons")
+    assert set(tensors) == {"f:w", "g:w"} and torch.equal(tensors["g:w"].torch(), second)
+    for read in (lambda: tensors["f:w"], lambda: list(tensors.values()), lambda: tensors.get("f:w")):
+        with pytest.raises(towline.UsageError, match="have the key 'f:w': 'w' of f and 'f:w' of g"):
+            read()
+    assert torch.equal(tensors.of_file("f")["w"].torch(), first)
+    assert torch.equal(tensors.of_file("g")["f:w"].torch(), third) and tensors.of_file("h") == {}
+    whole = load_file("towline://colons/g", repo=repository)
+    assert torch.equal(whole["f:w"], third) and torch.equal(whole["w"], second)
+
+
 @pytest.mark.parametrize(("text", "mebibytes"), [("0.25G", 256), ("256MiB", 256), ("134217728", 128), ("128 m", 128)])
 def test_memory_is_a_size_as_on_the_command_line(tmp_path, text, mebibytes):
     assert towline.open(tmp_path / "r", memory=text)._engine.memory() == mebibytes << 20

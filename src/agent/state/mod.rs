@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::parts::{advisors, exchange, handoff_store, open_cache, open_commitments, repositories, share, tokens};
-use super::actor_limit::{ActorLimit, DENIED_NAMES, RECORDED_REQUESTS};
 use super::advisor::Advisor;
 use super::audit::open_log;
 use super::commitments::Commitments;
@@ -32,7 +31,7 @@ use super::tasks::{LargeTrees, Tasks};
 use super::tokens::Tokens;
 use super::user_rules::UserRules;
 use super::view;
-use crate::audit::Recorder;
+use crate::audit::{ActorLimit, DENIED_NAMES, RECORDED_REQUESTS, Recorder};
 use crate::cache::{Cache, PinLimit};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, Result};

@@ -17,7 +17,7 @@ use crate::limits::{MEMORY_MIN, MIB};
 use crate::repository::{Guard, OpenOptions, Repository};
 use crate::size;
 use crate::transfer::GOOD_WINDOW;
-use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
+use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits, NAMED_PATIENCE};
 use crate::transfer::identity::Credentials;
 use crate::transfer::peers::{Peers, PeersOptions};
 use crate::transfer::policy::Policies;
@@ -176,6 +176,7 @@ pub(super) async fn exchange(
         allow,
         policies,
         limits: Limits::new(settings.limits.iter().cloned()),
+        named_patience: NAMED_PATIENCE,
     }))
 }
 

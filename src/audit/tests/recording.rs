@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use super::super::entry::{EntryKind, Verdict};
+use super::super::entry::{Actor, Decision, EntryKind, Verdict};
 use super::super::head::SignedHead;
 use super::super::publish::{FallbackPublisher, Publisher, Signer, published};
 use super::super::recorder::{Recorder, RecorderOptions};
@@ -50,6 +50,30 @@ fn repeats_within_a_minute_are_one_and_bytes_are_told_at_the_end() {
     let end = EntryKind::End { of: 7, bytes: 15, requests: 2, outcome: "done".to_owned() };
     assert_eq!(ends, [end]);
     assert!(!first.moved(1), "what moves later needs an entry again");
+}
+
+#[test]
+fn of_too_many_requests_in_progress_the_least_used_one_of_who_has_most_ends() {
+    let (mut requests, start) = (Requests::new(MINUTE), Instant::now());
+    let of = |actor: &str, name: u64| {
+        let actor = Actor::Agent(Identity::new("home", actor).unwrap());
+        Decision { actor, ..decision(&format!("run/step-{name}"), Verdict::Allow) }
+    };
+    let begin = |requests: &mut Requests, asked: Decision, seq: u64| {
+        let ends = requests.make_room(&asked);
+        requests.begin(asked, Repeats::Merged, Request::new(seq), start + Duration::from_millis(seq));
+        ends.into_iter().map(|end| if let EntryKind::End { of, .. } = end { of } else { 0 }).collect::<Vec<_>>()
+    };
+    // The oldest of all is of an agent that has few.
+    assert_eq!(begin(&mut requests, of("few", 0), 0), [0; 0]);
+    for seq in 1..4096 {
+        assert_eq!(begin(&mut requests, of("many", seq), seq), [0; 0]);
+    }
+    // The first one is asked for again.
+    assert!(requests.repeated(&of("many", 1), start + MINUTE / 2).is_some());
+    assert_eq!(begin(&mut requests, of("few", 4096), 4096), [2]);
+    assert_eq!(begin(&mut requests, of("many", 4097), 4097), [3]);
+    assert!(requests.repeated(&of("few", 0), start).is_some() && requests.repeated(&of("many", 1), start).is_some());
 }
 
 #[test]

@@ -21,6 +21,8 @@ use crate::work::blocking;
 const AT_ONCE: (usize, u64) = (8, 4 * MIB);
 /// Number of small reads, of which the median counts.
 const READS: usize = 9;
+/// Maximum number of keys that are listed to be removed: more than are written.
+const KEYS_MAX: usize = 1000;
 /// S3 refuses requests whose clock is a quarter of an hour off
 /// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>, `RequestTimeTooSkewed`); the warning comes
 /// before that.
@@ -158,7 +160,7 @@ fn noise(len: u64) -> Bytes {
 
 /// Removes the objects written, as far as the store allows.
 async fn sweep(objects: &dyn ObjectStore, root: &Path) {
-    let keys = objects.list(Some(root)).map_ok(|meta| meta.location).boxed();
+    let keys = objects.list(Some(root)).map_ok(|meta| meta.location).take(KEYS_MAX).boxed();
     let mut deleted = objects.delete_stream(keys);
     while let Some(outcome) = deleted.next().await {
         if let Err(error) = outcome {

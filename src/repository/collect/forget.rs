@@ -3,14 +3,13 @@
 //! The age of a kept value is measured by the store alone: by its time of the log entry that kept the value, or, once
 //! that entry is truncated, of the first boundary above it, which was written later. So nothing is forgotten too early.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::store_time;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::repository::Repository;
-use crate::repository::log::{Action, State};
+use crate::repository::log::State;
 
 /// Default time for which values of removed and replaced names are kept.
 pub const KEEP_REMOVED: Duration = Duration::from_hours(7 * 24);
@@ -24,31 +23,34 @@ pub enum KeepUntil {
     TakenBefore(Timestamp),
 }
 
-/// Actions that forget the values of `state` that are old enough.
+/// Newest entry of `state` whose kept values are old enough to be forgotten, with all that earlier entries kept; none if no value is.
+/// It takes a few requests for any number of entries.
 ///
 /// # Errors
 /// Unreachable, if the store is; damaged, if a boundary is.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
-pub async fn outlived(repository: &Repository, state: &State, until: KeepUntil) -> Result<Vec<Action>> {
+pub async fn outlived(repository: &Repository, state: &State, until: KeepUntil) -> Result<Option<u64>> {
+    let mut entries: Vec<u64> = state.removed.values().map(|removed| removed.at).collect();
+    entries.sort_unstable();
+    entries.dedup();
     let limit = match until {
-        KeepUntil::Now => return Ok(state.removed.iter().map(|(key, removed)| removed.forget(key)).collect()),
+        KeepUntil::Now => return Ok(entries.last().copied()),
         KeepUntil::TakenBefore(limit) => limit,
     };
-    let mut by_entry: BTreeMap<u64, Vec<Action>> = BTreeMap::new();
-    for (key, removed) in &state.removed {
-        by_entry.entry(removed.at).or_default().push(removed.forget(key));
-    }
-    let mut due = Vec::new();
-    // Entries come in order: after the first that is too young the rest need not be checked.
-    for (at, actions) in by_entry {
-        if kept_since(repository, at).await?.is_none_or(|taken| taken > limit) {
-            break;
+    // Entries come in order: what is kept by one was taken no later than what is kept by those after it.
+    let (mut old, mut young) = (0, entries.len());
+    while old < young {
+        let middle = old + (young - old) / 2;
+        let Some(&at) = entries.get(middle) else { break };
+        if kept_since(repository, at).await?.is_some_and(|taken| taken <= limit) {
+            old = middle + 1;
+        } else {
+            young = middle;
         }
-        due.extend(actions);
     }
-    Ok(due)
+    Ok(old.checked_sub(1).and_then(|last| entries.get(last).copied()))
 }
 
 /// Time when entry `at` kept a value, by the store's clock, or a later time; none if the store has no time for it.

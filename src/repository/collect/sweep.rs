@@ -6,17 +6,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStoreExt as _};
 
 use super::Marks;
 use super::tombstones::{self, Item, Tombstone};
+use crate::budget::GrowingMemory;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::PackRef;
 use crate::id::{Owned, PackId, SessionId};
 use crate::repository::Repository;
 use crate::repository::layout::{self, Family, Numbered};
+use crate::repository::listing::listed;
 use crate::repository::log::State;
 use crate::repository::objects;
 
@@ -36,6 +38,8 @@ pub struct SweepCandidates {
     listed: Vec<Listed>,
     /// The oldest first.
     tombstones: Vec<Tombstone>,
+    /// Memory of `listed`.
+    _memory: Vec<GrowingMemory>,
 }
 
 /// Cutoff: objects found unneeded before it are deleted.
@@ -59,28 +63,25 @@ pub struct Unneeded {
 /// Lists the objects of all sessions. Call it before the fold.
 ///
 /// # Errors
-/// Unreachable, if the store is.
+/// Unreachable, if the store is; unsupported, if it lists without end; exhausted, if the lists do not fit into the memory budget.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
 pub async fn leftovers(repository: &Repository) -> Result<SweepCandidates> {
-    let mut listed = Vec::new();
+    let (mut all, mut memory) = (Vec::new(), Vec::new());
     for family in Family::ALL {
-        let prefix = layout::family(family);
-        let found: Vec<Listed> = objects::retry(|| async {
-            let all = repository.store().objects().list(Some(&prefix)).map_err(Error::from);
-            let known = all.try_filter_map(|meta| async move {
-                let modified = Timestamp(meta.last_modified.timestamp_nanos_opt().unwrap_or(i64::MAX));
-                let id = layout::owner(family, &meta.location);
-                Ok(id.map(|id| Listed { family, id, len: meta.size, modified }))
-            });
-            known.try_collect().await
-        })
-        .await?;
-        listed.extend(found);
+        let pick = |meta: ObjectMeta| {
+            let modified = Timestamp(meta.last_modified.timestamp_nanos_opt().unwrap_or(i64::MAX));
+            let id = layout::owner(family, &meta.location)?;
+            Some(Listed { family, id, len: meta.size, modified })
+        };
+        let (found, counted) =
+            listed(&**repository.store().objects(), repository.budget(), &layout::family(family), pick, |_| 0).await?;
+        all.extend(found);
+        memory.push(counted);
     }
-    listed.sort_unstable_by_key(Listed::item);
-    let mut leftovers = SweepCandidates { listed, tombstones: Vec::new() };
+    all.sort_unstable_by_key(Listed::item);
+    let mut leftovers = SweepCandidates { listed: all, tombstones: Vec::new(), _memory: memory };
     leftovers.tombstones = tombstones::read(repository, |item| leftovers.has(item)).await?;
     leftovers.tombstones.sort_by_key(|tombstone| tombstone.written);
     Ok(leftovers)

@@ -6,6 +6,7 @@
 //! Body of an object of kind 'D': `[n]` of family (1: 0 pack, 1 index, 2 manifest, 3 map, 4 part), session (16), object (16).
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use crate::budget::Retained;
@@ -16,6 +17,7 @@ use crate::format::wire::{Read, Reader, Writer};
 use crate::id::{ObjectId, Owned, SessionId};
 use crate::repository::Repository;
 use crate::repository::layout::{self, Family};
+use crate::repository::listing::listed;
 use crate::repository::objects;
 
 /// Maximum number of objects in one list: 8.6 MB with their keys.
@@ -96,16 +98,13 @@ const fn code(family: Family) -> u8 {
 /// # Cancel safety
 /// Safe: it only reads.
 pub async fn read(repository: &Repository, wanted: impl Fn(&Item) -> bool) -> Result<Vec<Tombstone>> {
-    let prefix = layout::tombstones();
-    let listed: Vec<(Path, Timestamp)> = objects::retry(|| async {
-        let all = repository.store().objects().list(Some(&prefix)).map_err(Error::from);
-        let known = all.try_filter_map(|meta| async move {
-            let written = Timestamp(meta.last_modified.timestamp_nanos_opt().unwrap_or(i64::MAX));
-            Ok(layout::is_tombstone(&meta.location).then_some((meta.location, written)))
-        });
-        known.try_collect().await
-    })
-    .await?;
+    let pick = |meta: ObjectMeta| {
+        let written = Timestamp(meta.last_modified.timestamp_nanos_opt().unwrap_or(i64::MAX));
+        layout::is_tombstone(&meta.location).then_some((meta.location, written))
+    };
+    let heap = |(key, _): &(Path, Timestamp)| key.as_ref().len();
+    let store = &**repository.store().objects();
+    let (listed, _memory) = listed(store, repository.budget(), &layout::tombstones(), pick, heap).await?;
     let read = listed.into_iter().map(|(key, written)| async move {
         let items = match items(repository, &key).await {
             Err(error) if error.kind() == ErrorKind::Damaged => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::ObjectMeta;
 use tokio::time::Instant;
 
 use super::{Boundary, Log, LogEntry, State};
@@ -15,6 +16,7 @@ use crate::format::envelope::{Kind, open, version};
 use crate::format::wire::Reader;
 use crate::limits::MIB;
 use crate::repository::layout::Numbered;
+use crate::repository::listing::listed;
 use crate::repository::objects::{self, Sealed};
 
 /// Entries requested at once.
@@ -352,14 +354,11 @@ impl Log {
         objects::exists(&*self.objects, &Numbered::Entry.key(number)).await
     }
 
-    /// Listed numbers of the objects of one kind, unsorted.
+    /// Listed numbers of the objects of one kind, unsorted. Their memory counts in the budget while they are listed.
     pub(super) async fn numbers(&self, kind: Numbered) -> Result<Vec<u64>> {
-        let prefix = kind.prefix();
-        objects::retry(|| async {
-            let listed = self.objects.list(Some(&prefix)).map_err(Error::from);
-            listed.try_filter_map(|meta| async move { Ok(kind.number(&meta.location)) }).try_collect().await
-        })
-        .await
+        let pick = |meta: ObjectMeta| kind.number(&meta.location);
+        let (numbers, _memory) = listed(&*self.objects, &self.budget, &kind.prefix(), pick, |_| 0).await?;
+        Ok(numbers)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Kept values of removed or replaced names: roots for marking until they are forgotten.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::num::NonZeroUsize;
 
 use super::Action;
 use super::fields::read_name;
@@ -12,6 +13,9 @@ use crate::format::wire::{Reader, Writer};
 use crate::id::ManifestId;
 use crate::limits::{CHUNK_LEN_MAX, REMOVED_BYTES_MAX, REMOVED_MAX};
 use crate::name::Name;
+
+/// Values beyond the quota that one entry forgets, at most: the oldest ones. Later entries forget the rest.
+const FORGOTTEN_MAX: usize = 1 << 14;
 
 /// Key of a kept value: the name, and the version that the value had under it.
 pub type KeptKey = (Name, u64);
@@ -46,6 +50,11 @@ impl State {
         self.removed.iter().map(|((name, _), removed)| (name, &removed.value))
     }
 
+    /// Kept values that entries up to `last` kept, by name.
+    pub fn kept_through(&self, last: u64) -> impl Iterator<Item = (&KeptKey, &KeptValue)> {
+        self.removed.iter().filter(move |(_, removed)| removed.at <= last)
+    }
+
     /// Kept versions of `name`, the oldest first.
     pub fn removed_of<'a>(&'a self, name: &Name) -> impl DoubleEndedIterator<Item = (u64, &'a KeptValue)> + use<'a> {
         let own = (name.clone(), 0)..=(name.clone(), u64::MAX);
@@ -53,7 +62,7 @@ impl State {
     }
 
     /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. Beyond the quota
-    /// values are forgotten by the same entry, or not kept at all: of the first segment of names that has the most, the oldest first.
+    /// values are forgotten by the same entry, some thousands at most, or not kept at all: of the first segment of names that has the most, the oldest first.
     /// So whoever may write the names below one cannot use up what is kept of the others.
     pub fn keep<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Vec<Action> {
         let names: BTreeSet<&Name> = names.into_iter().collect();
@@ -63,21 +72,19 @@ impl State {
         let mut kept: Vec<(&KeptKey, &KeptValue)> = self.removed.iter().collect();
         kept.sort_by_key(|((_, version), removed)| std::cmp::Reverse((removed.at, *version)));
         let mut quota = Quota::default();
-        for (place, (name, value)) in taken.iter().enumerate() {
-            quota.add(place, name, value);
+        for (name, value) in &taken {
+            quota.add(name, value);
         }
-        for (place, ((name, _), removed)) in kept.iter().enumerate() {
-            quota.add(taken.len() + place, name, &removed.value);
+        for ((name, _), removed) in &kept {
+            quota.add(name, &removed.value);
         }
         let beyond = quota.beyond();
-        let mut actions = Vec::new();
-        for (place, (name, value)) in taken.iter().enumerate() {
-            if !beyond.contains(&place) {
-                actions.push(Action::Keep { name: (*name).clone(), version: value.version });
-            }
-        }
-        let forgotten = kept.iter().enumerate().filter(|(place, _)| beyond.contains(&(taken.len() + place)));
-        actions.extend(forgotten.map(|(_, (key, removed))| removed.forget(key)));
+        let (taken_beyond, kept_beyond) = beyond.split_at(taken.len());
+        let within = taken.iter().zip(taken_beyond).filter(|(_, beyond)| !**beyond);
+        let mut actions: Vec<Action> =
+            within.map(|((name, value), _)| Action::Keep { name: (*name).clone(), version: value.version }).collect();
+        let forgotten = kept.iter().zip(kept_beyond).rev().filter(|(_, beyond)| **beyond).take(FORGOTTEN_MAX);
+        actions.extend(forgotten.map(|((key, removed), _)| removed.forget(key)));
         actions
     }
 
@@ -140,59 +147,82 @@ pub fn log_forgotten(actions: &[Action]) {
     }
 }
 
-/// Use of the quota, by the first segment of names.
+/// Use of the quota, by the first segment of names. Small, for anyone who may write names may make as many as they like.
 #[derive(Clone, Debug, Default)]
 struct Quota<'a> {
+    /// Values that are within the quota.
     values: usize,
-    /// Sum of the bytes of all: those of each are at most a `u64`, which their sum may exceed.
+    /// Sum of the bytes of these: those of each are at most a `u64`, which their sum may exceed.
     bytes: u128,
     segments: BTreeMap<&'a str, Share>,
+    /// All values, in the order in which they were counted.
+    counted: Vec<Counted>,
 }
 
-/// Values of the names below one segment: place and bytes of each, the latest first.
-#[derive(Clone, Debug, Default)]
+/// Values of the names below one segment.
+#[derive(Clone, Copy, Debug, Default)]
 struct Share {
-    values: Vec<(usize, u64)>,
+    /// The oldest of them, by its place.
+    oldest: Option<NonZeroUsize>,
+    values: usize,
     bytes: u128,
+}
+
+/// A value: its bytes, and the next later one of its segment, if there is one.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    bytes: u64,
+    later: Option<NonZeroUsize>,
 }
 
 impl<'a> Quota<'a> {
-    /// Counts a value; of one segment, the latest comes first.
-    fn add(&mut self, place: usize, name: &'a Name, value: &RefValue) {
+    /// Counts a value, at the place after those before; of one segment, the latest comes first.
+    fn add(&mut self, name: &'a Name, value: &RefValue) {
         // Holes are in no chunk.
         let bytes = value.logical_bytes.min(value.chunks.saturating_mul(CHUNK_LEN_MAX));
         let segment = name.as_str().split('/').next().unwrap_or_default();
         let share = self.segments.entry(segment).or_default();
-        share.values.push((place, bytes));
+        self.counted.push(Counted { bytes, later: share.oldest });
+        // Counted from 1, so that none takes no space.
+        share.oldest = NonZeroUsize::new(self.counted.len());
+        share.values += 1;
         share.bytes += u128::from(bytes);
         self.values += 1;
         self.bytes += u128::from(bytes);
     }
 
-    /// Places of the values that are too many; one always stays.
-    fn beyond(mut self) -> HashSet<usize> {
-        let mut places = HashSet::new();
+    /// For each place, whether its value is one too many; one always stays.
+    fn beyond(mut self) -> Vec<bool> {
+        let mut beyond = vec![false; self.counted.len()];
         let too_many = |quota: &Self| quota.values > REMOVED_MAX;
-        self.shrink(&mut places, |share| share.values.len() as u128, too_many);
+        self.shrink(&mut beyond, |share| share.values as u128, too_many);
         let too_large = |quota: &Self| quota.bytes > u128::from(REMOVED_BYTES_MAX) && quota.values > 1;
-        self.shrink(&mut places, |share| share.bytes, too_large);
-        places
+        self.shrink(&mut beyond, |share| share.bytes, too_large);
+        beyond
     }
 
-    /// Moves to `places` the oldest value of the segment with the greatest `weight`, the last such by name, while `is_beyond`.
-    /// A heap of the segments finds it: anyone who may write names may make as many segments as names.
-    fn shrink(&mut self, places: &mut HashSet<usize>, weight: fn(&Share) -> u128, is_beyond: impl Fn(&Self) -> bool) {
-        let used = self.segments.iter().filter(|(_, share)| !share.values.is_empty());
+    /// Marks in `beyond` the oldest value of the segment with the greatest `weight`, the last such by name, while `is_beyond`.
+    /// A heap of the segments finds it.
+    fn shrink(&mut self, beyond: &mut [bool], weight: fn(&Share) -> u128, is_beyond: impl Fn(&Self) -> bool) {
+        if !is_beyond(self) {
+            return;
+        }
+        let used = self.segments.iter().filter(|(_, share)| share.oldest.is_some());
         let mut heaviest: BinaryHeap<(u128, &str)> = used.map(|(segment, share)| (weight(share), *segment)).collect();
         while is_beyond(self) {
             let Some((_, segment)) = heaviest.pop() else { break };
             let Some(share) = self.segments.get_mut(segment) else { continue };
-            let Some((place, bytes)) = share.values.pop() else { continue };
-            share.bytes -= u128::from(bytes);
+            let Some(place) = share.oldest.map(|oldest| oldest.get() - 1) else { continue };
+            let (Some(counted), Some(gone)) = (self.counted.get(place), beyond.get_mut(place)) else { continue };
+            *gone = true;
+            *share = Share {
+                oldest: counted.later,
+                values: share.values - 1,
+                bytes: share.bytes - u128::from(counted.bytes),
+            };
             self.values -= 1;
-            self.bytes -= u128::from(bytes);
-            places.insert(place);
-            if !share.values.is_empty() {
+            self.bytes -= u128::from(counted.bytes);
+            if share.oldest.is_some() {
                 heaviest.push((weight(share), segment));
             }
         }
@@ -335,6 +365,29 @@ mod tests {
     }
 
     #[test]
+    fn very_many_values_beyond_the_quota_are_forgotten_by_several_entries_the_oldest_first() {
+        let mut state = State::default();
+        set(&mut state, "n/last", 1);
+        let planted = FORGOTTEN_MAX * 2 + 100;
+        for number in 0..planted as u64 {
+            let value = RefValue { version: 1, ..value(1) };
+            let removed = KeptValue { at: number, when: Timestamp(0), value };
+            state.removed.insert((name(&format!("n/{}", planted as u64 - number)), 1), removed);
+        }
+        let forgotten = [(); 3].map(|()| {
+            let mut actions = state.keep(&[name("n/last")]);
+            actions.retain(|action| matches!(action, Action::Forget { .. }));
+            let count = actions.len();
+            commit(&mut state, actions).unwrap();
+            (count, state.removed.values().map(|removed| removed.at).min().unwrap())
+        });
+        // The last one's own value is kept, too.
+        let all = planted + 1 - REMOVED_MAX;
+        let rest = all - FORGOTTEN_MAX;
+        assert_eq!(forgotten, [(FORGOTTEN_MAX, FORGOTTEN_MAX as u64), (rest, all as u64), (0, all as u64)]);
+    }
+
+    #[test]
     fn what_is_kept_below_one_segment_does_not_use_up_the_others() {
         let mut state = State::default();
         set(&mut state, "precious/data", 1 << 40);
@@ -364,21 +417,25 @@ mod tests {
         RefValue { chunks: u64::MAX, logical_bytes: bytes, ..value(0) }
     }
 
-    /// [`Quota::beyond`] by its definition: each value that goes is found by a look at all segments.
-    fn beyond_by_definition(mut quota: Quota<'_>) -> HashSet<usize> {
-        let mut places = HashSet::new();
-        while quota.values > REMOVED_MAX || (quota.bytes > u128::from(REMOVED_BYTES_MAX) && quota.values > 1) {
-            let by_number = quota.values > REMOVED_MAX;
-            let used = quota.segments.values_mut().filter(|share| !share.values.is_empty());
-            let most = used.max_by_key(|share| if by_number { share.values.len() as u128 } else { share.bytes });
-            let share = most.unwrap();
-            let (place, bytes) = share.values.pop().unwrap();
-            share.bytes -= u128::from(bytes);
-            quota.values -= 1;
-            quota.bytes -= u128::from(bytes);
-            places.insert(place);
+    /// [`Quota::beyond`] by its definition, of values by segment and bytes: each that goes is found by a look at all of them.
+    fn beyond_by_definition(values: &[(u32, u64)]) -> Vec<bool> {
+        let mut segments: BTreeMap<String, Vec<(usize, u64)>> = BTreeMap::new();
+        for (place, (segment, bytes)) in values.iter().enumerate() {
+            segments.entry(format!("s{segment}")).or_default().push((place, *bytes));
         }
-        places
+        let bytes_of = |share: &[(usize, u64)]| share.iter().map(|(_, bytes)| u128::from(*bytes)).sum::<u128>();
+        let (mut beyond, mut left) = (vec![false; values.len()], values.len());
+        let mut bytes: u128 = segments.values().map(|share| bytes_of(share)).sum();
+        while left > REMOVED_MAX || (bytes > u128::from(REMOVED_BYTES_MAX) && left > 1) {
+            let by_number = left > REMOVED_MAX;
+            let used = segments.values_mut().filter(|share| !share.is_empty());
+            let most = used.max_by_key(|share| if by_number { share.len() as u128 } else { bytes_of(share) });
+            let (place, of_it) = most.unwrap().pop().unwrap();
+            bytes -= u128::from(of_it);
+            left -= 1;
+            beyond[place] = true;
+        }
+        beyond
     }
 
     /// Values of few and of many segments: number of the segment and content of each.
@@ -397,10 +454,10 @@ mod tests {
             let named = |(segment, bytes): &(u32, u64)| (name(&format!("s{segment}/x")), large(*bytes));
             let named: Vec<(Name, RefValue)> = values.iter().map(named).collect();
             let mut quota = Quota::default();
-            for (place, (name, value)) in named.iter().enumerate() {
-                quota.add(place, name, value);
+            for (name, value) in &named {
+                quota.add(name, value);
             }
-            prop_assert_eq!(quota.clone().beyond(), beyond_by_definition(quota));
+            prop_assert_eq!(quota.beyond(), beyond_by_definition(&values));
         }
     }
 
@@ -410,11 +467,12 @@ mod tests {
         let count = 300_000;
         let names: Vec<Name> = (0..count).map(|n| name(&format!("s{n:06}/x"))).collect();
         let mut quota = Quota::default();
-        for (place, name) in names.iter().enumerate() {
-            quota.add(place, name, &large(1));
+        for name in &names {
+            quota.add(name, &large(1));
         }
         let beyond = quota.beyond();
-        assert_eq!(beyond, (REMOVED_MAX..count).collect(), "of those that have as much, the last by name goes first");
+        let last = (0..count).map(|place| place >= REMOVED_MAX).collect::<Vec<_>>();
+        assert!(beyond == last, "of those that have as much, the last by name goes first");
     }
 
     #[test]
@@ -422,9 +480,9 @@ mod tests {
         let names = ["a", "b", "c"].map(name);
         let mut quota = Quota::default();
         for (place, name) in names.iter().enumerate() {
-            quota.add(place, name, &large(if place < 2 { u64::MAX } else { 1 }));
+            quota.add(name, &large(if place < 2 { u64::MAX } else { 1 }));
         }
-        assert_eq!(quota.beyond(), [0, 1].into());
+        assert_eq!(quota.beyond(), [true, true, false]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use super::commit::used_up;
@@ -13,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::format::wire::Writer;
 use crate::repository::layout::Numbered;
+use crate::repository::listing::listed;
 use crate::repository::objects;
 
 impl Log {
@@ -90,16 +92,13 @@ impl Log {
 
     /// Times when the listed boundaries were written, by the store's clock.
     async fn boundaries_written(&self) -> Result<BTreeMap<u64, Timestamp>> {
-        let prefix = Numbered::Boundary.prefix();
-        objects::retry(|| async {
-            let listed = self.objects.list(Some(&prefix)).map_err(Error::from);
-            let written = listed.try_filter_map(|meta| async move {
-                let written = meta.last_modified.timestamp_nanos_opt().map(Timestamp);
-                Ok(Numbered::Boundary.number(&meta.location).zip(written))
-            });
-            written.try_collect().await
-        })
-        .await
+        let pick = |meta: ObjectMeta| {
+            let written = meta.last_modified.timestamp_nanos_opt().map(Timestamp);
+            Numbered::Boundary.number(&meta.location).zip(written)
+        };
+        let (written, _memory) =
+            listed(&*self.objects, &self.budget, &Numbered::Boundary.prefix(), pick, |_| 0).await?;
+        Ok(written.into_iter().collect())
     }
 
     /// Creates one boundary object. Losing the race to another truncation is as good as winning it.

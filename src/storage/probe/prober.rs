@@ -17,6 +17,9 @@ use crate::storage::{Bucket, Store};
 /// Maximum tries of a request that fails.
 const TRIES: usize = 3;
 
+/// Maximum number of keys that are listed: more than a probe writes.
+const KEYS_MAX: usize = 1000;
+
 /// A probe in progress, under its own prefix.
 pub(super) struct Prober {
     objects: Arc<dyn ObjectStore>,
@@ -54,7 +57,7 @@ impl Prober {
 
     /// Removes the objects of the probe, as far as the store allows.
     pub(super) async fn sweep(&self) {
-        let keys = self.objects.list(Some(&self.root)).map_ok(|meta| meta.location).boxed();
+        let keys = self.objects.list(Some(&self.root)).map_ok(|meta| meta.location).take(KEYS_MAX).boxed();
         let mut deleted = self.objects.delete_stream(keys);
         while let Some(outcome) = deleted.next().await {
             if let Err(error) = outcome {
@@ -76,7 +79,8 @@ impl Prober {
     }
 
     async fn list(&self) -> Result<Vec<Path>> {
-        Ok(self.objects.list(Some(&self.root)).map_ok(|meta| meta.location).try_collect().await?)
+        let keys = self.objects.list(Some(&self.root)).map_ok(|meta| meta.location);
+        Ok(keys.take(KEYS_MAX).try_collect().await?)
     }
 
     /// Writer whose bytes are at `key`.

@@ -137,6 +137,14 @@ impl Fetching {
         reply
     }
 
+    /// Waits until the connection is over: then [`Client::closed`] has the reason of [`RequestOutcome::Lost`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn until_closed(&self) {
+        self.shared.closed.wait().await;
+    }
+
     /// Reports that a frame did not decode to its chunk: ends the connection.
     pub fn corrupt(&self, why: &Error) {
         self.shared.order(Order::Corrupt(why.to_string()));

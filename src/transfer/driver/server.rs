@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ConnectionClock;
 use super::lanes::{Incoming, Lanes};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::identity::Identity;
 use crate::log_limit::LogLimit;
@@ -237,7 +237,11 @@ fn take(provider: &mut Provider, answer: Answer, now: Duration) {
             if let Some(kept_back) = NOT_SERVED.may() {
                 tracing::warn!(peer = %provider.peer(), kept_back, "request cannot be served: {error:?}");
             }
-            provider.failed(request, "request cannot be served now", now);
+            if error.kind() == ErrorKind::Exhausted {
+                provider.busy(request, "too much is requested at a time", now);
+            } else {
+                provider.failed(request, "request cannot be served now", now);
+            }
         }
         Answer::Read(request, ordinal, supply) => {
             let supply = supply.unwrap_or_else(|error| {

@@ -7,8 +7,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use super::Exchange;
 use super::get::ChunkRequest;
 use super::permits::Endpoints;
-use crate::audit::{Action, Actor, Decision, Recorder, Repeats, Request, Verdict};
-use crate::error::{ErrorKind, Result};
+use crate::audit::{
+    Action, Actor, ActorLimit, DENIED_NAMES, Decision, Recorder, Repeats, Request, SERVED_TREES, Verdict,
+};
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestId, RepositoryId};
 use crate::identity::Identity;
 use crate::log_limit::LogLimit;
@@ -49,13 +52,49 @@ enum PeerRole {
 }
 
 /// The recorder, if there is one, and the requests that it has recorded.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Audited {
     recorder: OnceLock<Recorder>,
     requests: Mutex<HashMap<(PeerRole, ManifestId), Request>>,
+    /// Trees that each agent was served lately.
+    served: ActorLimit,
+    /// Trees that each agent was refused lately.
+    denied: ActorLimit,
+}
+
+impl Default for Audited {
+    fn default() -> Self {
+        Self {
+            recorder: OnceLock::new(),
+            requests: Mutex::default(),
+            served: ActorLimit::new(SERVED_TREES),
+            denied: ActorLimit::new(DENIED_NAMES),
+        }
+    }
 }
 
 impl Audited {
+    /// `decision` about a request of `agent` for the tree of a manifest, as it is recorded: of many refused trees without their names. A
+    /// tree whose entry `ended` counts again.
+    ///
+    /// # Errors
+    /// Exhausted, if the agent is served too many trees in the minute of `now`.
+    fn limited(&self, decision: Decision, agent: &Identity, ended: Option<u64>, now: Timestamp) -> Result<Decision> {
+        let (who, Some(manifest)) = (agent.to_string(), &decision.manifest) else { return Ok(decision) };
+        let granted = decision.verdict == Verdict::Allow;
+        let limit = if granted { &self.served } else { &self.denied };
+        if limit.admit_once(&who, &format!("{manifest} {ended:?}"), now) {
+            return Ok(decision);
+        }
+        if granted {
+            return Err(Error::exhausted("agent asks for chunks of too many trees in a minute")
+                .at(agent)
+                .expected(format!("at most {SERVED_TREES}, as each has an entry in the audit log")));
+        }
+        let rule = "refused, as many trees before in this minute".to_owned();
+        Ok(Decision { name: None, manifest: None, repository: None, rule, ..decision })
+    }
+
     fn requests(&self) -> std::sync::MutexGuard<'_, HashMap<(PeerRole, ManifestId), Request>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,13 +139,18 @@ impl Exchange {
     /// way.
     ///
     /// # Errors
-    /// As [`Recorder::record`].
+    /// As [`Recorder::record`]; exhausted, if an agent is served too many trees in a minute.
     ///
     /// # Cancel safety
     /// Safe.
     pub(super) async fn record(&self, requester: Requester<'_>, manifest: &ManifestId, granted: bool) -> Result<()> {
         let Some(recorder) = self.audited.recorder.get() else { return Ok(()) };
-        let decision = self.decision(requester, manifest, granted);
+        let mut decision = self.decision(requester, manifest, granted);
+        if let Requester::Agent(agent) = requester {
+            let key = (PeerRole::Requester(requester.actor()), *manifest);
+            let ended = self.audited.requests().get(&key).filter(|request| !request.moved(0)).map(Request::seq);
+            decision = self.audited.limited(decision, agent, ended, recorder.now())?;
+        }
         if matches!(requester, Requester::Process(_)) && !granted {
             // Absent, so not refused.
             return Ok(());
@@ -256,5 +300,46 @@ impl Exchange {
             verdict: if granted { Verdict::Allow } else { Verdict::Deny },
             rule,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_asks_for_very_many_trees_has_few_entries_and_others_have_theirs() {
+        let audited = Audited::default();
+        let agent = |name: &str| Identity::new("home", name).unwrap();
+        let of = |agent: &Identity, tree: u32, verdict| Decision {
+            actor: Actor::Agent(agent.clone()),
+            action: Action::Serve,
+            name: Some(format!("run/step-{tree}")),
+            manifest: Some(ManifestId::of(&tree.to_le_bytes()).to_string()),
+            repository: None,
+            to: None,
+            asked: None,
+            verdict,
+            rule: "[[allow]] 1".to_owned(),
+        };
+        let (many, other, now) = (agent("many"), agent("other"), Timestamp(0));
+        let served = |who: &Identity, tree, ended, now| {
+            audited.limited(of(who, tree, Verdict::Allow), who, ended, now).map(|decision| decision.name.is_some())
+        };
+        // Those that were asked for first are served, again and again; further ones are not.
+        for _ in 0..2 {
+            let come = (0..5000).filter(|&tree| served(&many, tree, None, now).is_ok()).collect::<Vec<_>>();
+            assert_eq!(come, (0..SERVED_TREES).collect::<Vec<_>>());
+        }
+        assert_eq!(served(&many, SERVED_TREES, None, now).unwrap_err().kind(), ErrorKind::Exhausted);
+        // An entry that has ended needs another one.
+        assert_eq!(served(&many, 0, Some(1), now).unwrap_err().kind(), ErrorKind::Exhausted);
+        assert!(served(&other, 7000, None, now).unwrap());
+        assert!(served(&many, 7000, None, Timestamp(60_000_000_000)).unwrap());
+        // Refusals are recorded all the same, without what was asked for: as one.
+        let refused = |tree| audited.limited(of(&many, tree, Verdict::Deny), &many, None, now).unwrap();
+        let named = (0..5000).filter(|&tree| refused(tree).manifest.is_some()).count();
+        assert_eq!(named, DENIED_NAMES as usize);
+        assert_eq!(refused(4000), refused(4001));
     }
 }

@@ -25,6 +25,7 @@ use crate::transfer::driver::{Fetching, Reply};
 use crate::transfer::frame_request::frame_request;
 use crate::transfer::ledger::{Direction, MovedChunks};
 use crate::transfer::peers::{Peer, min_useful_rate};
+use crate::transfer::protocol::{Closed, RequestOutcome, Violation};
 use crate::work::blocking;
 
 /// Maximum number of concurrent groups. Each peer or store bounds its own work.
@@ -36,8 +37,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(20);
 /// Minimum rate of a peer, in bytes a second, while the rate of the repository is not known.
 const RATE_UNKNOWN: f64 = 65_536.0;
-/// Minimum time limit of a source that a tenant or token named.
-const PATIENCE_NAMED: Duration = Duration::from_mins(1);
 /// Time limit of an agent of the own site that fetches for this one, in those of one that has the chunks.
 const THROUGH: u32 = 8;
 /// Wait for a permit to ask a busy peer, in time limits of the request.
@@ -207,9 +206,23 @@ impl Exchange {
         taken?;
         self.end_peer_request(asked, request, &link).await?;
         match link.closed() {
-            Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
+            Some(closed) if !lacking.is_empty() => Err(self.blamed(peer, closed.clone())),
             _ => Ok(()),
         }
+    }
+
+    /// Error of a request whose connection to `peer` is over. A peer that has violated the protocol is avoided for a while.
+    fn blamed(&self, peer: &Peer, closed: Closed) -> Error {
+        let violation = if let Closed::Violated(violation) = &closed { Some(violation.clone()) } else { None };
+        let error = Error::from(closed).at(peer.address());
+        if let Some(violation) = violation {
+            if matches!(violation, Violation::Length { .. } | Violation::TooLong { .. }) {
+                add(&self.counts.corrupt, 1);
+            }
+            tracing::warn!(peer = %peer.address(), "peer violated the protocol: {violation}");
+            peer.sent_wrong_data(&error);
+        }
+        error
     }
 
     /// Receives the frames of a request whose ordinals are the chunks `numbers`, verifies and reports them.
@@ -240,7 +253,12 @@ impl Exchange {
                     }
                 }
                 Reply::Missing(_) => {}
-                Reply::Ended { how, .. } => tracing::debug!(peer = %peer.address(), ?how, "request has ended"),
+                Reply::Ended { how, .. } => {
+                    tracing::debug!(peer = %peer.address(), ?how, "request has ended");
+                    if how == RequestOutcome::Lost {
+                        fetching.until_closed().await;
+                    }
+                }
             }
         }
         Ok(())
@@ -253,7 +271,7 @@ impl Exchange {
             return Some(self.patience(request, chunks));
         }
         request.repository.caller().and_then(LocalCaller::limited)?;
-        Some(PATIENCE_NAMED + Duration::from_secs_f64(stored_len(request, chunks) as f64 / RATE_UNKNOWN))
+        Some(self.named_patience + Duration::from_secs_f64(stored_len(request, chunks) as f64 / RATE_UNKNOWN))
     }
 
     /// Time in which `chunks` come from a source that is worth waiting for, by the rate of the repository.

@@ -38,6 +38,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -93,7 +94,12 @@ pub struct ExchangeOptions {
     pub policies: Arc<Policies>,
     /// Rate limits.
     pub limits: Limits,
+    /// Time limit of a source that a tenant or token named, besides that for its bytes at 64 KiB/s; usually [`NAMED_PATIENCE`].
+    pub named_patience: Duration,
 }
+
+/// Usual time limit of a source that a tenant or token named, besides that for its bytes.
+pub const NAMED_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Exchange of an agent.
 #[derive(Debug)]
@@ -107,6 +113,7 @@ pub struct Exchange {
     policies: Arc<Policies>,
     grants: Mutex<HashMap<GrantKey, GrantedAt>>,
     limits: Limits,
+    named_patience: Duration,
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
     transcoding: Arc<Turns>,
@@ -173,7 +180,8 @@ impl Exchange {
     /// Creates an exchange without repositories.
     #[must_use]
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
-        let ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits } = options;
+        let ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits, named_patience } =
+            options;
         let verifier = Verifier::new(Arc::clone(&cache));
         let (catalog, in_flight, origin_reads, counts, audited, origin, link_rates) = Default::default();
         Arc::new(Self {
@@ -186,6 +194,7 @@ impl Exchange {
             policies,
             grants: Mutex::default(),
             limits,
+            named_patience,
             verifier,
             planning: PlanTurns::default(),
             transcoding: Arc::new(Turns::new(available_parallelism().map_or(1, usize::from).div_ceil(2))),

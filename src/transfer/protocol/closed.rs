@@ -31,6 +31,14 @@ pub enum Violation {
         /// Limit.
         limit: u64,
     },
+    /// A frame says another length of its chunk than the manifest or its map.
+    #[error("FRAME of a chunk of {got} bytes where the chunk has {expected}")]
+    Length {
+        /// Plain length of the requested chunk.
+        expected: u32,
+        /// Plain length in the frame.
+        got: u32,
+    },
     /// A message that is not allowed here, or now.
     #[error("{0}")]
     Unexpected(&'static str),
@@ -63,7 +71,9 @@ impl Violation {
             Self::Version { .. } => ErrorCode::Version,
             Self::Identity { .. } => ErrorCode::Identity,
             Self::TooLong { .. } | Self::Limit(_) => ErrorCode::Limit,
-            Self::Malformed { .. } | Self::Unknown(_) | Self::Unexpected(_) => ErrorCode::Protocol,
+            Self::Malformed { .. } | Self::Unknown(_) | Self::Unexpected(_) | Self::Length { .. } => {
+                ErrorCode::Protocol
+            }
         }
     }
 }

@@ -6,7 +6,8 @@
 
 use bytes::Bytes;
 
-use super::limits::HEADER_LEN;
+use super::limits::{FRAME_HEAD_MAX, HEADER_LEN};
+use super::message::Kind;
 use crate::blocks::Block;
 
 /// Assembler of the messages of one stream.
@@ -25,18 +26,28 @@ pub(super) struct Announced {
     pub(super) len: u32,
 }
 
+impl Announced {
+    /// Bytes of the body that are received before the rest gets memory.
+    fn first(self) -> usize {
+        let head = u32::try_from(FRAME_HEAD_MAX).unwrap_or(u32::MAX);
+        let first = if self.kind == Kind::Frame as u8 { self.len.min(head) } else { self.len };
+        first as usize
+    }
+}
+
 impl Assembler {
     /// Takes bytes from the front of `input` until a message is complete: its kind and body. None, once `input` is used
     /// up.
     ///
-    /// `admit` is called before the body is allocated.
+    /// `admit` is called before anything of the body is allocated; for a frame once more, with the beginning of the body, before the
+    /// rest is.
     ///
     /// # Errors
     /// Errors of `admit`.
     pub(super) fn next<E>(
         &mut self,
         input: &mut &[u8],
-        admit: impl FnOnce(Announced) -> Result<(), E>,
+        mut admit: impl FnMut(Announced, Option<&[u8]>) -> Result<(), E>,
     ) -> Result<Option<(u8, Bytes)>, E> {
         if self.filled < HEADER_LEN {
             let taken = take(input, HEADER_LEN - self.filled);
@@ -47,21 +58,36 @@ impl Assembler {
             if self.filled < HEADER_LEN {
                 return Ok(None);
             }
-            admit(self.announced())?;
+            admit(self.announced(), None)?;
             // `admit` has checked the length by now.
-            self.body = Block::new(self.announced().len as usize);
+            self.body = Block::new(self.announced().first());
         }
-        let left = self.body.get_mut(self.filled - HEADER_LEN..).unwrap_or_default();
-        let taken = take(input, left.len());
-        left[..taken.len()].copy_from_slice(taken);
-        let whole = taken.len() == left.len();
-        self.filled += taken.len();
-        if !whole {
+        let announced = self.announced();
+        if !self.fill(input) {
             return Ok(None);
+        }
+        if announced.kind == Kind::Frame as u8 && self.filled == HEADER_LEN + announced.first() {
+            admit(announced, Some(&self.body))?;
+            if announced.first() < announced.len as usize {
+                let beginning = std::mem::replace(&mut self.body, Block::new(announced.len as usize));
+                self.body[..beginning.len()].copy_from_slice(&beginning);
+                if !self.fill(input) {
+                    return Ok(None);
+                }
+            }
         }
         self.filled = 0;
         let body = std::mem::take(&mut self.body);
-        Ok(Some((self.announced().kind, body.freeze())))
+        Ok(Some((announced.kind, body.freeze())))
+    }
+
+    /// Fills the body from the front of `input`; true if it is full.
+    fn fill(&mut self, input: &mut &[u8]) -> bool {
+        let left = self.body.get_mut(self.filled - HEADER_LEN..).unwrap_or_default();
+        let taken = take(input, left.len());
+        left[..taken.len()].copy_from_slice(taken);
+        self.filled += taken.len();
+        taken.len() == left.len()
     }
 
     /// Kind of the message whose body is being received.

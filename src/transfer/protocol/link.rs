@@ -11,7 +11,8 @@ use super::limits::{
     ANSWER_PING_AFTER, ANSWER_SILENCE_MAX, CONTROL_LEN_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM,
     LANES_MAX, PING_AFTER, PROGRESS_MIN, SILENCE_MAX, TEXT_LEN_MAX,
 };
-use super::message::{ErrorCode, Hello, Kind, Message};
+use super::message::{ErrorCode, FrameHead, Hello, Kind, Message};
+use crate::format::wire::Reader;
 use crate::identity::Identity;
 
 /// Bytes to put on a lane: first `head`, then `body` (empty, but for frames).
@@ -22,6 +23,9 @@ pub struct Transmit {
     /// Stored bytes, shared with their source.
     pub body: Bytes,
 }
+
+/// Plain length of the chunk of a frame that begins so; a violation, if the frame is not expected.
+pub(super) type Expected<'r> = &'r dyn Fn(&FrameHead) -> Result<u32, Violation>;
 
 /// Lane of control messages: the whole of a TCP connection, the first stream of a QUIC connection.
 pub const CONTROL: u32 = 0;
@@ -112,10 +116,16 @@ impl Link {
         self.theirs.is_some() && !self.goodbye_sent && !self.goodbye_heard && self.over.is_none()
     }
 
-    /// Next message of `lane` that is not for this layer; None, once `input` is used up.
-    pub(super) fn next(&mut self, lane: u32, input: &mut &[u8], now: Duration) -> Result<Option<Message>, Violation> {
+    /// Next message of `lane` that is not for this layer; None, once `input` is used up. Frames are as `expected`.
+    pub(super) fn next(
+        &mut self,
+        lane: u32,
+        input: &mut &[u8],
+        now: Duration,
+        expected: Expected<'_>,
+    ) -> Result<Option<Message>, Violation> {
         while !input.is_empty() && self.over.is_none() {
-            let Some((byte, body)) = self.assemble(lane, input, now)? else { return Ok(None) };
+            let Some((byte, body)) = self.assemble(lane, input, now, expected)? else { return Ok(None) };
             let Some(kind) = Kind::from_byte(byte) else { continue };
             let read = Message::read(kind, &body);
             let message = read.map_err(|source| Violation::Malformed { kind: kind.word(), source })?;
@@ -126,8 +136,14 @@ impl Link {
         Ok(None)
     }
 
-    /// Assembles one message, checking its header first.
-    fn assemble(&mut self, lane: u32, input: &mut &[u8], now: Duration) -> Result<Option<(u8, Bytes)>, Violation> {
+    /// Assembles one message, checking its header first, and the beginning of a frame before its stored bytes.
+    fn assemble(
+        &mut self,
+        lane: u32,
+        input: &mut &[u8],
+        now: Duration,
+        expected: Expected<'_>,
+    ) -> Result<Option<(u8, Bytes)>, Violation> {
         if lane > LANES_MAX {
             return Err(Violation::Limit("too many streams"));
         }
@@ -136,7 +152,10 @@ impl Link {
         let credit = self.granted - self.admitted;
         let (admitted, assembler) = (&mut self.admitted, self.lanes.entry(lane).or_default());
         let before = input.len();
-        let whole = assembler.next(input, |announced| {
+        let whole = assembler.next(input, |announced, beginning| {
+            if let Some(beginning) = beginning {
+                return check_frame(announced, beginning, expected);
+            }
             let charge = admit(announced, lane, greeted, credit)?;
             *admitted += charge;
             Ok(())
@@ -354,6 +373,16 @@ fn admit(announced: Announced, lane: u32, greeted: bool, credit: u64) -> Result<
         Some(_) if lane != CONTROL => Err(Violation::Unexpected("message on the wrong stream")),
         Some(_) => control_len(word, len),
     }
+}
+
+/// Checks the `beginning` of the body of a frame: that it was asked for, and that no more follows than its chunk can take.
+fn check_frame(announced: Announced, beginning: &[u8], expected: Expected<'_>) -> Result<(), Violation> {
+    let kind = Kind::Frame.word();
+    let mut reader = Reader::new(beginning);
+    let head = FrameHead::read(&mut reader).map_err(|source| Violation::Malformed { kind, source })?;
+    let len = u64::from(announced.len) - (beginning.len() - reader.remaining()) as u64;
+    let limit = u64::from(expected(&head)?);
+    if len <= limit { Ok(()) } else { Err(Violation::TooLong { kind, len, limit }) }
 }
 
 fn control_len(kind: &'static str, len: u64) -> Result<u64, Violation> {

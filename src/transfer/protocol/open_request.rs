@@ -1,7 +1,7 @@
 //! Open request of a requester: what it asked for, and what has been answered.
 
 use super::closed::Violation;
-use super::message::Wanted;
+use super::message::{FrameHead, Wanted};
 use super::runs::Runs;
 
 /// Open request.
@@ -26,28 +26,44 @@ pub(super) struct Answered {
     words: Vec<u64>,
     len: u32,
     left: u32,
+    /// Plain lengths of the chunks; empty if they are not known.
+    lens: Vec<u32>,
 }
 
 impl Answered {
-    /// Creates a set of `len` ordinals without an answer.
-    pub(super) fn none_of(len: u32) -> Self {
-        Self { words: vec![0; len.div_ceil(64) as usize], len, left: len }
+    /// Creates a set of `len` ordinals without an answer, whose chunks have the plain lengths `lens`.
+    pub(super) fn none_of(len: u32, lens: Vec<u32>) -> Self {
+        Self { words: vec![0; len.div_ceil(64) as usize], len, left: len, lens }
+    }
+
+    /// Plain length of the chunk of a frame that begins so.
+    pub(super) fn expected(&self, head: &FrameHead) -> Result<u32, Violation> {
+        self.check(head.ordinal)?;
+        let got = head.plain_len;
+        match self.lens.get(head.ordinal as usize) {
+            Some(&expected) if expected != got => Err(Violation::Length { expected, got }),
+            _ => Ok(got),
+        }
+    }
+
+    /// Checks that `ordinal` has no answer yet.
+    fn check(&self, ordinal: u32) -> Result<(), Violation> {
+        if ordinal >= self.len {
+            return Err(Violation::Unexpected("answer to a chunk that was not requested"));
+        }
+        let word = self.words.get(ordinal as usize / 64).copied().unwrap_or(u64::MAX);
+        let answered = word & (1 << (ordinal % 64)) != 0;
+        if answered { Err(Violation::Unexpected("chunk was answered twice")) } else { Ok(()) }
     }
 
     /// Marks one more as answered.
     pub(super) fn insert(&mut self, ordinal: u32) -> Result<(), Violation> {
-        if ordinal >= self.len {
-            return Err(Violation::Unexpected("answer to a chunk that was not requested"));
+        self.check(ordinal)?;
+        if let Some(word) = self.words.get_mut(ordinal as usize / 64) {
+            *word |= 1 << (ordinal % 64);
+            self.left -= 1;
         }
-        let bit = 1 << (ordinal % 64);
-        match self.words.get_mut(ordinal as usize / 64) {
-            Some(word) if *word & bit == 0 => {
-                *word |= bit;
-                self.left -= 1;
-                Ok(())
-            }
-            _ => Err(Violation::Unexpected("chunk was answered twice")),
-        }
+        Ok(())
     }
 
     pub(super) fn is_all(&self) -> bool {
@@ -71,6 +87,7 @@ impl Wanted {
                 Some(chunk) => some.chunks.push(chunk..chunk.saturating_add(1)),
                 None => some.bases.extend(self.base(ordinal.into())),
             }
+            some.lens.extend(self.lens.get(ordinal as usize));
             if self.alone.contains(ordinal) {
                 some.alone.push(place..place + 1);
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::closed::{Closed, Violation};
 use super::limits::{FETCHING_AFTER, READ_AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
-use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
+use super::message::{EndCode, ErrorCode, Found, FrameHead, Hello, Message, Priority, Survey};
 use super::serving::{AskedChunk, FrameRequest, Grant, NextAction, OutgoingFrame, Serving, Work};
 use crate::id::ManifestId;
 use crate::identity::Identity;
@@ -145,7 +145,9 @@ impl Provider {
     pub fn handle(&mut self, lane: u32, mut input: &[u8], now: Duration) {
         self.wake(now);
         while self.link.over().is_none() {
-            let done = match self.link.next(lane, &mut input, now) {
+            // It grants no credit, so none is even begun.
+            let no_frame = |_: &FrameHead| Err(Violation::Unexpected("message is for a requester"));
+            let done = match self.link.next(lane, &mut input, now, &no_frame) {
                 Ok(Some(message)) => self.take(message),
                 Ok(None) => break,
                 Err(violation) => Err(violation),

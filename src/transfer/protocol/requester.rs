@@ -7,7 +7,7 @@ use super::closed::{Closed, Violation};
 use super::limits::{BASES_MAX, CHUNKS_MAX, FETCHING_MAX, REQUESTS_MAX, RUNS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{Link, Transmit};
 use super::message::{
-    EndCode, ErrorCode, Find, Found, Frame, Hello, Message, Missing, Priority, Request, Survey, Wanted,
+    EndCode, ErrorCode, Find, Found, Frame, FrameHead, Hello, Message, Missing, Priority, Request, Survey, Wanted,
 };
 use super::open_request::{Answered, OpenRequest, RequestKind};
 use super::runs::Runs;
@@ -174,9 +174,15 @@ impl Requester {
     /// Requests the stored frames of chunks; returns the request's number.
     ///
     /// # Errors
-    /// Usage, for more than a request may name; unsupported, if it names chunks without bases and the other side does not know that;
+    /// Usage, for more than a request may name, or lengths of other chunks than it names; unsupported, if it names chunks without bases and the other side does not know that;
     /// unreachable, while no request may be made ([`Requester::free_requests`]).
-    pub fn request(&mut self, priority: Priority, manifest: ManifestId, wanted: Wanted, now: Duration) -> Result<u64> {
+    pub fn request(
+        &mut self,
+        priority: Priority,
+        manifest: ManifestId,
+        mut wanted: Wanted,
+        now: Duration,
+    ) -> Result<u64> {
         let limits = [
             ("chunks in one request", wanted.chunks.len(), CHUNKS_MAX),
             ("runs in one request", wanted.chunks.ranges().len() as u64, RUNS_MAX as u64),
@@ -193,7 +199,11 @@ impl Requester {
         }
         let len = u32::try_from(wanted.len()).ok().filter(|&len| len > 0);
         let len = len.ok_or_else(|| Error::usage("request names no chunk"))?;
-        let what = RequestKind::Frames(Answered::none_of(len));
+        if !wanted.lens.is_empty() && wanted.lens.len() != len as usize {
+            let error = Error::usage("request does not have one length for each chunk");
+            return Err(error.expected(len).got(wanted.lens.len()));
+        }
+        let what = RequestKind::Frames(Answered::none_of(len, std::mem::take(&mut wanted.lens)));
         let request = self.begin(what, now)?;
         self.link.send(Message::Request(Request { request, priority, manifest, wanted }));
         Ok(request)
@@ -276,7 +286,11 @@ impl Requester {
     /// Handles bytes that arrived on `lane`.
     pub fn handle(&mut self, lane: u32, mut input: &[u8], now: Duration) {
         while self.link.over().is_none() {
-            let done = match self.link.next(lane, &mut input, now) {
+            let expected = |head: &FrameHead| match self.requests.get(&head.request) {
+                Some(OpenRequest { what: RequestKind::Frames(answered), .. }) => answered.expected(head),
+                _ => Err(Violation::Unexpected("answer to an unknown request")),
+            };
+            let done = match self.link.next(lane, &mut input, now, &expected) {
                 Ok(Some(message)) => self.take(message, now),
                 Ok(None) => break,
                 Err(violation) => Err(violation),

@@ -10,7 +10,13 @@ use serde_json::{Value, json};
 use super::routing::{fails, two_sites};
 use super::sidecar::{until, write_checkpoint};
 use super::together::{EVERYTHING, identities, start_peer_with};
+use super::tokens::token;
 use super::{Running, told, told_json, with_tree};
+use towline::name::Name;
+use towline::repository::log::{Action, State};
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::{Location, StoreOptions, open as open_store};
+
 use crate::cli::User;
 use crate::semantics::Tmpfs;
 
@@ -118,6 +124,53 @@ fn pins_that_are_set_and_end_are_recorded() {
         let name = if action == "pin" { json!("run/step-1") } else { Value::Null };
         assert_eq!(asked[0]["name"], name);
     }
+}
+
+/// Gives the tree of `name` the names `many/N` as well, in one commit.
+async fn name_again(user: &User, name: &str, numbers: std::ops::Range<u32>) {
+    let location = Location::directory(user.repository()).unwrap();
+    let store = open_store(&location, &StoreOptions::default()).await.unwrap();
+    let cache = Some(user.work().join("namer"));
+    let repository = Repository::open(store, OpenOptions { cache, ..OpenOptions::default() }).await.unwrap();
+    let named = |state: &State| {
+        let value = state.refs[&name.parse::<Name>().unwrap()].clone();
+        let set = |number| Action::SetRef {
+            name: format!("many/{number}").parse().unwrap(),
+            expected: None,
+            value: value.clone(),
+        };
+        Ok(numbers.clone().map(set).collect())
+    };
+    repository.log().commit(None, named).await.unwrap();
+}
+
+/// A token fills the disk of the log no faster by reading than by asking for tasks.
+#[test]
+fn reads_of_very_many_names_by_a_token_are_refused_and_repeats_are_not() {
+    let user = with_tree();
+    user.write("small/file", b"bytes");
+    user.ok(&["save", "small", "small"]);
+    // As many as are read in two minutes, so that one of the two has too many.
+    let most = 1300;
+    tokio::runtime::Runtime::new().unwrap().block_on(name_again(&user, "small", 0..most));
+    let agent = Running::start(&user, "http = '127.0.0.1:0'\ntokens = 'own/tokens'\n[audit]\ndir = 'audit'\n");
+    let holder = token(&user, &agent, &["read=many/**"], &[]);
+    let read = |number: u32| holder.ask("GET", &format!("/v1/files/many%2F{number}/file"), "");
+    let refused = (0..most).find(|&number| {
+        let answer = read(number);
+        assert!(matches!(answer.status, 200 | 429), "{}", answer.status);
+        answer.status == 429
+    });
+    let refused = refused.expect("600 a minute are read");
+    assert!(refused >= 600, "{refused}");
+    assert_eq!(read(refused - 1).status, 200, "it has its entry");
+    let by_user = agent.ask("GET", &format!("/v1/files/many%2F{refused}/file"), "", "");
+    assert_eq!(by_user.status, 200, "its own user has no limit");
+    agent.stop();
+    let all = entries(&user, "audit");
+    let reads = of(&all, "read");
+    let of_token = reads.iter().filter(|entry| entry["actor"].as_str().unwrap().starts_with("token:")).count();
+    assert_eq!(of_token, refused as usize, "those that were answered");
 }
 
 /// L1 "Another entry tells the bytes at the end": of a handoff, at both sides.

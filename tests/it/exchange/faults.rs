@@ -8,6 +8,7 @@ use towline::Result;
 use towline::codec::{Codec, Encoded};
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::CollectOptions;
+use towline::policy::LocalCaller;
 use towline::transfer::Reply;
 use towline::transfer::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame, Priority, Runs, Survey, Wanted};
 
@@ -154,6 +155,35 @@ async fn who_is_slower_than_going_direct_is_dropped() {
     assert_eq!(agent.stats().from_site, 0);
     // Nothing waits for it again.
     assert!(agent.exchange.peers().live().await.iter().all(|peer| peer.is_late()));
+}
+
+/// A source that sends next to nothing does not hold a place for ever, though a token has named it; a user may wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_a_token_named_must_send_at_the_least_rate() {
+    let world = Fixture { named_patience: Duration::from_millis(300), ..Fixture::new() };
+    let (agent, other) = (world.agent("west", "a").await, world.agent("east", "other").await);
+    let leaving = CancellationToken::new();
+    let slow = serve(&world.credentials("east", "slow"), Arc::new(Slow(Arc::clone(&other.exchange))), &leaving).await;
+    // A tenth of a second at 64 KiB/s.
+    let folder = world.path("small");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("file"), noise(3, 6000)).unwrap();
+    agent.plain.save(&folder, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+    agent.exchange.peers().add(&slow).unwrap();
+    agent.is_linked().await;
+    let policy = FetchPolicy { from: From::Site("east".to_owned()), ..FetchPolicy::default() };
+    let options = WarmOptions { policy, ..WarmOptions::default() };
+    let warm_for = async |caller| {
+        let repository = agent.plain.for_caller(Some(caller));
+        warm(&agent.exchange, &repository, &name("run/step-1"), &options).await
+    };
+    // Each of its chunks takes a minute.
+    let limited = tokio::time::timeout(Duration::from_secs(40), warm_for(LocalCaller::token("job", None))).await;
+    assert!(limited.expect("it ends before a chunk comes").is_ok_and(|warmed| warmed.missing > 0));
+    assert!(agent.exchange.peers().live().await.iter().all(|peer| peer.is_late()));
+    let patient = tokio::time::timeout(Duration::from_secs(2), warm_for(LocalCaller::user("ann"))).await;
+    assert!(patient.is_err(), "it has no limit, as the user can end it");
 }
 
 /// Says that it holds what another has, and gives nothing of it.

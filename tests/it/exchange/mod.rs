@@ -34,7 +34,9 @@ use towline::policy::{AllowList, AllowRule};
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, From, Limits, TransferStats};
+use towline::transfer::exchange::{
+    Exchange, ExchangeOptions, FetchPolicy, From, Limits, NAMED_PATIENCE, TransferStats,
+};
 use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions, Transports};
 use towline::transfer::policy::Policies;
@@ -48,6 +50,8 @@ const MIB: u64 = 1 << 20;
 struct Fixture {
     dir: TempDir,
     objects: Arc<ThrottledStore<InMemory>>,
+    /// Of the agents that are made.
+    named_patience: Duration,
 }
 
 /// An agent in this process.
@@ -65,7 +69,8 @@ impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Authority::create(&dir.path().join("ca"), "test", 10, SystemClock.now()).unwrap();
-        Self { dir, objects: Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default())) }
+        let objects = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+        Self { dir, objects, named_patience: NAMED_PATIENCE }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -117,8 +122,18 @@ impl Fixture {
         let peers = Peers::new(credentials.clone(), budget.clone(), options);
         let identity = credentials.identity();
         let (ahead, limits) = (budget.carve(32 * MIB).await.unwrap(), Limits::default());
-        let exchange =
-            Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits });
+        let named_patience = self.named_patience;
+        let exchange = Exchange::new(ExchangeOptions {
+            identity,
+            cache,
+            budget,
+            ahead,
+            peers,
+            allow,
+            policies,
+            limits,
+            named_patience,
+        });
         exchange.serve_repository(&plain);
         let leaving = CancellationToken::new();
         let address = serve(&credentials, Arc::clone(&exchange) as Arc<dyn ServedChunks>, &leaving).await;

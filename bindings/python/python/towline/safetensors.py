@@ -128,7 +128,7 @@ class SavedFile:
     def __init__(self, tensors: Tensors, path: str, framework: str, device: str | int | torch.device):
         self._engine, self._name, self._path = tensors.repository._engine, tensors.name, path
         self._framework, self._device = framework, device
-        self._held = {tensor.name: tensor for tensor in tensors.values() if tensor.path == path}
+        self._held = tensors.of_file(path)
         self._header: dict[str, Any] | None = None
         self._closed = False
         if not self._held:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Tensors(Mapping[str, "Tensor"]):
-    """Mapping of all tensors of one tree. If a name is in several files, the keys are `FILE:NAME`."""
+    """Mapping of all tensors of one tree. If a name is in several files, the keys are `FILE:NAME`. Reading a key that two tensors
+    have raises UsageError, which names both."""
 
     def __init__(self, repository: Repository, name: str):
         self.repository, self.name = repository, name
@@ -26,15 +27,33 @@ class Tensors(Mapping[str, "Tensor"]):
         for tensor in listed:
             seen[tensor["name"]] = seen.get(tensor["name"], 0) + 1
         self._tensors: dict[str, Tensor] = {}
+        #: Tensors whose keys others before them have.
+        self._same: dict[str, list[Tensor]] = {}
         for info in listed:
             key = info["name"] if seen[info["name"]] == 1 else f"{info['path']}:{info['name']}"
-            self._tensors[key] = Tensor(self, info["name"], info["path"], info["dtype"], tuple(info["shape"]))
+            tensor = Tensor(self, info["name"], info["path"], info["dtype"], tuple(info["shape"]))
+            if key in self._tensors:
+                self._same.setdefault(key, []).append(tensor)
+            else:
+                self._tensors[key] = tensor
 
     def __getitem__(self, name: str) -> Tensor:
         try:
-            return self._tensors[name]
+            tensor = self._tensors[name]
         except KeyError:
             raise TensorNotFound(f"no such tensor in {self.name}: {name}") from None
+        if name in self._same:
+            both = (tensor, self._same[name][0])
+            named = " and ".join(f"{one.name!r} of {one.path}" for one in both)
+            raise UsageError(
+                f"two tensors of {self.name} have the key {name!r}: {named} (`of_file` has those of one file)"
+            )
+        return tensor
+
+    def of_file(self, path: str) -> dict[str, Tensor]:
+        """Returns the tensors of the file `path` by their names in it; none, if it has no tensors or does not exist."""
+        others = (tensor for same in self._same.values() for tensor in same)
+        return {tensor.name: tensor for tensor in (*self._tensors.values(), *others) if tensor.path == path}
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

@@ -230,6 +230,9 @@ pub struct Wanted {
     pub bases: Vec<ChunkId>,
     /// Ordinals whose frames must have no base: only for a provider with the extension [`Hello::ALONE`].
     pub alone: Runs,
+    /// Plain lengths of the chunks in bytes, by ordinal; empty if the requester does not know them. They are not sent: frames of other
+    /// lengths are refused.
+    pub lens: Vec<u32>,
 }
 
 impl Wanted {
@@ -305,6 +308,16 @@ pub struct Frame {
     pub base: Option<ChunkId>,
     /// Stored bytes; no more than the plain ones.
     pub stored: Bytes,
+}
+
+/// Beginning of a [`Frame`]: all but the stored bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FrameHead {
+    pub(super) request: u64,
+    pub(super) ordinal: u32,
+    pub(super) codec: u8,
+    pub(super) plain_len: u32,
+    pub(super) base: Option<ChunkId>,
 }
 
 /// Chunks of a request that will not come.

@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 
-use super::{EndCode, Ended, ErrorCode, Find, Found, Frame, Hello, Kind, Message, Missing, Priority, Request};
+use super::{
+    EndCode, Ended, ErrorCode, Find, Found, Frame, FrameHead, Hello, Kind, Message, Missing, Priority, Request,
+};
 use super::{Survey, Wanted};
 use crate::format::wire::{Read, Reader};
 use crate::id::{ChunkId, ManifestId};
@@ -106,7 +108,7 @@ impl Request {
         for _ in 0..count {
             bases.push(ChunkId::from_bytes(reader.array()?));
         }
-        let wanted = Wanted { chunks, bases, alone: Runs::default() };
+        let wanted = Wanted { chunks, bases, ..Wanted::default() };
         if wanted.is_empty() {
             return Err(reader.malformed("request names no chunk"));
         }
@@ -135,14 +137,22 @@ impl Survey {
     }
 }
 
-impl Frame {
-    fn read(mut reader: Reader<'_>, body: &Bytes) -> Read<Self> {
+impl FrameHead {
+    /// Reads what comes before the stored bytes: at most [`FRAME_HEAD_MAX`](crate::transfer::protocol::limits::FRAME_HEAD_MAX) bytes.
+    pub(in crate::transfer::protocol) fn read(reader: &mut Reader<'_>) -> Read<Self> {
         let (request, ordinal) = (reader.varint()?, reader.varint32()?);
         let (codec, plain_len) = (reader.u8()?, reader.varint32()?);
         let base = if reader.flag()? { Some(ChunkId::from_bytes(reader.array()?)) } else { None };
         if u64::from(plain_len) > CHUNK_LEN_MAX {
             return Err(reader.malformed("chunk is too long"));
         }
+        Ok(Self { request, ordinal, codec, plain_len, base })
+    }
+}
+
+impl Frame {
+    fn read(mut reader: Reader<'_>, body: &Bytes) -> Read<Self> {
+        let FrameHead { request, ordinal, codec, plain_len, base } = FrameHead::read(&mut reader)?;
         let stored = body.slice(body.len() - reader.remaining()..);
         if stored.len() > plain_len as usize {
             return Err(reader.malformed("stored length exceeds the plain length"));

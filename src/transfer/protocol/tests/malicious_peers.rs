@@ -146,6 +146,45 @@ fn a_requester_takes_no_more_than_it_granted_even_of_a_frame_that_was_only_annou
     assert!(matches!(why(&mut requester), Some(Closed::Violated(Violation::TooLong { limit: 95, .. }))));
 }
 
+/// Header of a frame of `len` bytes of body, and the beginning of the body: `head` without stored bytes.
+fn beginning(head: &Frame, len: u32) -> Vec<u8> {
+    let head = bytes_of(&Message::Frame(Frame { stored: Bytes::new(), ..head.clone() }));
+    [&len.to_le_bytes()[..], &head[4..]].concat()
+}
+
+#[test]
+fn a_frame_that_no_requested_chunk_can_have_is_refused_before_it_gets_memory() {
+    let ask = |lens: Vec<u32>| {
+        let mut requester = greeted();
+        let wanted = Wanted { chunks: Runs::of(0..3), bases: vec![ChunkId::of(b"base")], lens, ..Wanted::default() };
+        requester.request(Priority::Restore, ManifestId::of(b""), wanted, NOW).map(|_| requester)
+    };
+    assert_eq!(ask(vec![10, 3_000_000, 20]).unwrap_err().kind(), crate::ErrorKind::Usage);
+    let of = |ordinal, plain_len| Frame { plain_len, ..frame(ordinal) };
+    let long = |len, limit| Violation::TooLong { kind: "FRAME", len, limit };
+    let unexpected = |what| Some(Violation::Unexpected(what));
+    let lies = [
+        (of(0, 3_000_000), 3_000_000, Some(Violation::Length { expected: 10, got: 3_000_000 })),
+        (of(3, 29), 100, Some(Violation::Length { expected: 30, got: 29 })),
+        (of(0, 10), 3_000_000, Some(long(2_999_995, 10))),
+        (of(1, 3_000_000), 3_000_008, None),
+        (of(4, 10), 3_000_000, unexpected("answer to a chunk that was not requested")),
+        (Frame { request: 7, ..of(0, 10) }, 3_000_000, unexpected("answer to an unknown request")),
+    ];
+    for (head, len, expected) in lies {
+        let mut requester = ask(vec![10, 3_000_000, 20, 30]).unwrap();
+        // As much of the body as is looked at before the rest is allocated.
+        let mut bytes = beginning(&head, len);
+        bytes.resize(5 + 64, 0);
+        requester.handle(1, &bytes, NOW);
+        assert_eq!(why(&mut requester), expected.map(Closed::Violated));
+    }
+    // Without lengths, no more than the frame says itself.
+    let mut requester = requester();
+    requester.handle(1, &[beginning(&of(0, 100), 1000), vec![0; 64]].concat(), NOW);
+    assert_eq!(why(&mut requester), Some(Closed::Violated(long(995, 100))));
+}
+
 #[test]
 fn a_codec_of_the_future_makes_a_chunk_missing_and_nothing_worse() {
     let mut requester = requester();
@@ -164,12 +203,13 @@ fn a_provider_that_trickles_is_given_up() {
     // Just too little in each period to count as progress, and just enough. The header's five bytes count.
     for (bytes, given_up) in [(PROGRESS_MIN - 6, true), (PROGRESS_MIN - 5, false)] {
         let mut requester = requester();
-        let mut announced = 3_000_000u32.to_le_bytes().to_vec();
-        announced.push(5);
-        requester.handle(0, &announced, NOW);
-        let piece = vec![0; usize::try_from(bytes).unwrap()];
+        let long = Frame { plain_len: 3_000_000, stored: Bytes::from(vec![0; 3_000_000]), ..frame(1) };
+        let message = bytes_of(&Message::Frame(long));
+        let (header, body) = message.split_at(5);
+        requester.handle(0, header, NOW);
+        let piece = &body[..usize::try_from(bytes).unwrap()];
         let mut now = NOW + (STALL_MAX.saturating_sub(Duration::from_millis(1)));
-        requester.handle(0, &piece, now);
+        requester.handle(0, piece, now);
         now += Duration::from_millis(1);
         requester.expire(now);
         assert_eq!(requester.is_over(), given_up, "{bytes}");

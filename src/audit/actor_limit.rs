@@ -7,13 +7,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::clock::Timestamp;
 
 /// Denied requests of one actor and a minute whose names are recorded. Further ones share one entry.
-pub(super) const DENIED_NAMES: u32 = 100;
+pub(crate) const DENIED_NAMES: u32 = 100;
 /// Requests of one actor and a minute that are recorded one by one. Further ones are refused.
-pub(super) const RECORDED_REQUESTS: u32 = 600;
+pub(crate) const RECORDED_REQUESTS: u32 = 600;
+/// Trees whose chunks one agent is served in a minute, as each has an entry. Requests for further ones are refused.
+pub(crate) const SERVED_TREES: u32 = 1024;
 
 /// Counts of the last minute, by actor.
 #[derive(Debug)]
-pub(super) struct ActorLimit {
+pub(crate) struct ActorLimit {
     per_minute: u32,
     minute: Mutex<Minute>,
 }
@@ -28,17 +30,17 @@ struct Minute {
 
 impl ActorLimit {
     /// A limit of `per_minute` for each actor.
-    pub(super) fn new(per_minute: u32) -> Self {
+    pub(crate) fn new(per_minute: u32) -> Self {
         Self { per_minute, minute: Mutex::default() }
     }
 
     /// True if `actor` is within its limit; counts one more.
-    pub(super) fn admit(&self, actor: &str, now: Timestamp) -> bool {
+    pub(crate) fn admit(&self, actor: &str, now: Timestamp) -> bool {
         self.admit_several(actor, 1, now)
     }
 
     /// As [`ActorLimit::admit`], for a request for `what`, whose repeats in the same minute have no entry of their own.
-    pub(super) fn admit_once(&self, actor: &str, what: &str, now: Timestamp) -> bool {
+    pub(crate) fn admit_once(&self, actor: &str, what: &str, now: Timestamp) -> bool {
         let digest = blake3::hash(format!("{actor}\0{what}").as_bytes());
         let mut minute = self.minute(now);
         if minute.seen.contains(&digest) {
@@ -52,7 +54,7 @@ impl ActorLimit {
     }
 
     /// As [`ActorLimit::admit`], for a request with `entries` of its own; counts as many.
-    pub(super) fn admit_several(&self, actor: &str, entries: u32, now: Timestamp) -> bool {
+    pub(crate) fn admit_several(&self, actor: &str, entries: u32, now: Timestamp) -> bool {
         self.minute(now).count(actor, entries) <= self.per_minute
     }
 
