@@ -9,8 +9,8 @@ use object_store::ObjectStoreExt as _;
 use towline::clock::{Clock as _, ManualClock, SystemClock, Timestamp};
 use towline::error::ErrorKind;
 use towline::ops::{
-    Changes, CollectOptions, CollectReport, ExpirePolicy, PartOptions, RemovalCause, RemoveOptions, RestoreOptions,
-    SaveOptions, SyncOptions, UndeleteOptions, VerifyOptions, sync,
+    Changes, CollectOptions, CollectReport, Existing, ExpirePolicy, PartOptions, RemovalCause, RemoveOptions,
+    RestoreOptions, SaveOptions, SyncOptions, UndeleteOptions, VerifyOptions, sync,
 };
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, State, StepFacts};
@@ -183,7 +183,8 @@ async fn a_replaced_value_comes_back_under_another_name_or_in_its_place() {
     // A sync, and ranks.
     let there = Fixture::open(&fixture.dir, "there", "there-cache").await;
     there.save(&fixture.tree(9), &name("best"), &SaveOptions::default()).await.unwrap();
-    sync(&fixture.repository, &there, &[], &SyncOptions::default()).await.unwrap();
+    let forced = SyncOptions { existing: Existing::Replace, ..SyncOptions::default() };
+    sync(&fixture.repository, &there, &[], &forced).await.unwrap();
     assert_eq!(there.history(&name("best")).await.unwrap().kept.len(), 1);
     let rank = PartOptions { rank: 0, ranks: std::num::NonZeroU32::MIN, attempt: "1".parse().unwrap() };
     there.save_part(&fixture.tree(8), &name("best"), &rank, &SaveOptions::default()).await.unwrap();

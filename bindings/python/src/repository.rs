@@ -15,8 +15,8 @@ use towline::agent::{Client, user_name};
 use towline::audit::Action;
 use towline::name::Name;
 use towline::ops::{
-    Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
-    UndeleteOptions, VerifyOptions, sync,
+    Changes, CollectOptions, Existing, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions,
+    TensorSelector, UndeleteOptions, VerifyOptions, sync,
 };
 use towline::policy::LocalCaller;
 use towline::progress::Progress;
@@ -451,9 +451,26 @@ impl Repository {
         })
     }
 
-    /// Copies the trees under `names`, by default all, to the repository `to`; a dry run only reports them.
-    #[pyo3(signature = (to, names, dry_run=false))]
-    fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>, dry_run: bool) -> PyResult<String> {
+    /// Copies the trees under `names`, by default all, to the repository `to`; a dry run only reports them. Names that are newer
+    /// there are kept, unless `force`; with `if_absent` all that exist are.
+    #[pyo3(signature = (to, names, dry_run=false, if_absent=false, force=false))]
+    fn sync(
+        &self,
+        py: Python<'_>,
+        to: &Bound<'_, Self>,
+        names: Vec<String>,
+        dry_run: bool,
+        if_absent: bool,
+        force: bool,
+    ) -> PyResult<String> {
+        let existing = match (if_absent, force) {
+            (true, true) => {
+                return Err(pyo3::exceptions::PyValueError::new_err("if_absent and force exclude each other"));
+            }
+            (true, false) => Existing::Keep,
+            (false, true) => Existing::Replace,
+            (false, false) => Existing::KeepNewer,
+        };
         let to = to.get().engine(py)?;
         let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
         self.report(py, |from| async move {
@@ -468,7 +485,8 @@ impl Repository {
             };
             let place = Some(to.store().location().to_string());
             let recorded = record_all(&from, Action::Sync, &all, place).await?;
-            let report = sync(&from, &to, &names, &SyncOptions { dry_run, ..SyncOptions::default() }).await;
+            let options = SyncOptions { dry_run, existing, ..SyncOptions::default() };
+            let report = sync(&from, &to, &names, &options).await;
             recorded.end(report, |report| report.moved_bytes).await
         })
     }

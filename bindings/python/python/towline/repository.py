@@ -326,14 +326,18 @@ class Repository:
         names: Iterable[str] = (),
         *,
         create: bool = False,
+        if_absent: bool = False,
+        force: bool = False,
         dry_run: bool = False,
     ) -> SyncReport:
         """Copies `names` (names, prefixes of names, or selectors such as `RUN@latest`; by default all) to the repository `to`, a
-        Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there are replaced. With `create` the
-        repository is created if there is none. With `dry_run` nothing is copied: the report's `planned` says what would be."""
+        Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there with another value are
+        replaced, but not if that value is newer: then it stays, which the report's `kept` says, unless `force` is set. With
+        `if_absent` no existing name is replaced. With `create` the repository is created if there is none. With `dry_run` nothing
+        is copied: the report's `planned` says what would be."""
         names = [names] if isinstance(names, str) else list(names)
         there = opened(to, create=create)
-        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, if_absent, force)))
 
     def load(
         self,
