@@ -339,3 +339,31 @@ fn a_list_says_where_there_is_no_repository_yet() {
     let user = User::with_repository();
     assert_eq!(user.run(&["ls"]).err, "the repository holds no names\n");
 }
+
+/// A default repository on a disk that is not mounted is not made anew in its mount point.
+#[test]
+fn a_default_repository_that_is_gone_is_not_made_again_by_a_save() {
+    let user = User::new();
+    user.write("tree/a.txt", b"hello, world");
+    user.ok(&["save", "tree", "run/1"]);
+    let (here, away) = (user.work().join("../home/.local/share/towline"), user.work().join("../away"));
+    user.ok(&["save", "tree", "run/2"]);
+    fs::rename(&here, &away).unwrap();
+    for empty_mount_point in [false, true] {
+        if empty_mount_point {
+            fs::create_dir(&here).unwrap();
+        }
+        for args in [&["save", "tree", "run/3"][..], &["ls"], &["restore", "run/1", "out"]] {
+            let gone = user.fails(args, 3);
+            assert!(gone["message"].as_str().unwrap().contains("was here, and is gone"), "{args:?}: {gone}");
+            assert!(gone["help"].as_str().unwrap().contains("not mounted"), "{gone}");
+        }
+        assert!(!here.join("repository").exists());
+    }
+    fs::remove_dir(&here).unwrap();
+    fs::rename(&away, &here).unwrap();
+    assert_eq!(user.json(&["ls"], 0)["refs"].as_array().unwrap().len(), 2);
+    fs::rename(&here, &away).unwrap();
+    user.ok(&["init"]);
+    assert!(user.ok(&["save", "tree", "run/3"]).contains("saved run/3"), "it is a decision now");
+}
