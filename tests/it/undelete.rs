@@ -502,7 +502,14 @@ fn all_removed_steps_of_a_run_come_back_at_once() {
         report["names"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["run/step-1", "run/step-2"]);
     assert_eq!((user.ok(&["cat", "run/step-2:a"]), user.ok(&["cat", "run/step-3:a"])), ("2".into(), "new".into()));
-    assert_eq!(user.fails(&["undelete", "run", "--recursive"], 3)["kind"], "not-found");
+    let again = user.fails(&["undelete", "run", "--recursive"], 3);
+    assert_eq!(again["kind"], "not-found");
+    user.ok(&["rm", "run/step-1"]);
+    user.ok(&["save", "tree", "run/step-1"]);
+    let again = user.fails(&["undelete", "run", "--recursive"], 3);
+    assert!(again["help"].as_str().unwrap().starts_with("`towline undelete run/step-1 --as NEW` restores"), "{again}");
+    let again = user.fails(&["undelete", "run/step-1"], 5);
+    assert!(again["help"].as_str().unwrap().contains("--as NEW"), "{again}");
     user.fails(&["show", "run-b/step-1"], 3);
     assert_eq!(user.run(&["undelete", "run", "--recursive", "--as", "other"]).code, Some(2));
 }
