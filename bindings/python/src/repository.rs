@@ -454,6 +454,7 @@ impl Repository {
     /// Copies the trees under `names`, by default all, to the repository `to`; a dry run only reports them. Names that are newer
     /// there are kept, unless `force`; with `if_absent` all that exist are.
     #[pyo3(signature = (to, names, dry_run=false, if_absent=false, force=false))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn sync(
         &self,
         py: Python<'_>,

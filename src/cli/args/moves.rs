@@ -59,6 +59,7 @@ pub(in crate::cli) struct Cp {
 
 /// `towline sync`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(in crate::cli) struct Sync {
     /// The repository to read
     #[arg(value_name = "SRC_URL", value_hint = ValueHint::DirPath)]

@@ -47,10 +47,9 @@ impl Syncing<'_> {
     pub(super) fn is_kept(&mut self, name: &Name, value: &RefValue, source: &State) -> bool {
         let Some(there) = self.began.refs.get(name).filter(|there| !is_same(there, value)) else { return false };
         let reason = match self.options.existing {
-            Existing::Replace => return false,
             Existing::Keep => KeptReason::Exists,
             Existing::KeepNewer if is_newer(name, there, value, [source, &self.began]) => KeptReason::Newer,
-            Existing::KeepNewer => return false,
+            Existing::Replace | Existing::KeepNewer => return false,
         };
         let [saved, saved_there] = [value, there].map(|value| value.saved.to_string());
         self.report.kept.push(KeptName { name: name.clone(), reason, saved, saved_there });
