@@ -166,3 +166,18 @@ async fn a_stop_does_not_wait_for_uploads_that_hang() {
     let report = repository.collect(&CollectOptions::default()).await.unwrap();
     assert_eq!(report.held_packs, 0);
 }
+
+/// W4: "At SIGTERM and Ctrl-C `watch` saves the finished checkpoints". People are told which signal it was.
+#[test]
+fn a_watch_says_which_signal_ends_it() {
+    let user = User::with_repository();
+    for (signal, called) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")] {
+        let mut child = user.command(&["watch", "out", "run", "--settle", "50ms"]).spawn().unwrap();
+        let mut told = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        assert!(told.by_ref().any(|line| line.starts_with("watching out ")));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let rest: Vec<String> = told.collect();
+        assert!(rest.contains(&format!("got {called}: the watch ends")), "{rest:?}");
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+    }
+}

@@ -15,8 +15,8 @@ use towline::agent::{Client, user_name};
 use towline::audit::Action;
 use towline::name::Name;
 use towline::ops::{
-    Changes, CollectOptions, Existing, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions,
-    TensorSelector, UndeleteOptions, VerifyOptions, sync,
+    Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
+    UndeleteOptions, VerifyOptions, sync,
 };
 use towline::policy::LocalCaller;
 use towline::progress::Progress;
@@ -32,7 +32,7 @@ use crate::json::{json, json_within};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read};
 use crate::runtime::wait;
-use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files};
+use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files, treatment};
 use crate::staged::{StagedTensors, stage};
 use crate::tree::Tree;
 
@@ -451,28 +451,17 @@ impl Repository {
         })
     }
 
-    /// Copies the trees under `names`, by default all, to the repository `to`; a dry run only reports them. Names that are newer
-    /// there are kept, unless `force`; with `if_absent` all that exist are.
-    #[pyo3(signature = (to, names, dry_run=false, if_absent=false, force=false))]
-    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
+    /// Copies the trees under `names`, by default all, to `to`; a dry run only reports them. `existing` is as for `treatment`.
+    #[pyo3(signature = (to, names, dry_run=false, existing=""))]
     fn sync(
         &self,
         py: Python<'_>,
         to: &Bound<'_, Self>,
         names: Vec<String>,
         dry_run: bool,
-        if_absent: bool,
-        force: bool,
+        existing: &str,
     ) -> PyResult<String> {
-        let existing = match (if_absent, force) {
-            (true, true) => {
-                return Err(pyo3::exceptions::PyValueError::new_err("if_absent and force exclude each other"));
-            }
-            (true, false) => Existing::Keep,
-            (false, true) => Existing::Replace,
-            (false, false) => Existing::KeepNewer,
-        };
-        let to = to.get().engine(py)?;
+        let (to, existing) = (to.get().engine(py)?, treatment(existing));
         let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
         self.report(py, |from| async move {
             let mut names = Vec::with_capacity(selectors.len());

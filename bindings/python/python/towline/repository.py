@@ -335,9 +335,11 @@ class Repository:
         replaced, but not if that value is newer: then it stays, which the report's `kept` says, unless `force` is set. With
         `if_absent` no existing name is replaced. With `create` the repository is created if there is none. With `dry_run` nothing
         is copied: the report's `planned` says what would be."""
+        if if_absent and force:
+            raise UsageError("if_absent and force exclude each other")
         names = [names] if isinstance(names, str) else list(names)
-        there = opened(to, create=create)
-        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, if_absent, force)))
+        there, existing = opened(to, create=create), "keep" if if_absent else "replace" if force else ""
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, existing)))
 
     def load(
         self,
