@@ -28,6 +28,7 @@ mod dial;
 mod file_windows;
 mod files;
 mod folders;
+mod former;
 mod gates;
 mod handoff;
 mod head_limits;
@@ -81,6 +82,7 @@ pub use self::config::{
     StagingConfig, WatchedFolder,
 };
 pub use self::controller::ClusterAccess;
+use self::former::once_released;
 pub use self::gates::GatesConfig;
 use self::gates::GatesController;
 use self::handoff::{ReceiverOptions, run_receiver};
@@ -138,16 +140,16 @@ impl Agent {
     /// Opens everything that `config` names, and starts the API. Needs a runtime.
     ///
     /// # Errors
-    /// Conflict, if another agent has the socket, or another process the port or the cache; not found, for a missing
-    /// repository; usage, denied or exhausted, as the parts report.
+    /// Conflict, if another agent has the socket, or another process the port or the cache, for three seconds: a process that was
+    /// killed still holds them for a moment; not found, for a missing repository; usage, denied or exhausted, as the parts report.
     ///
     /// # Cancel safety
     /// Safe: only empty folders may be left.
     pub async fn start(config: Config) -> Result<Self> {
         // Opens the socket first: only one agent can hold it.
-        let (claimed, unix) = Claimed::listen(&config.socket)?;
+        let (claimed, unix) = once_released("the socket", async || Claimed::listen(&config.socket)).await?;
         let tcp = match config.http {
-            Some(address) => Some(listen(address).await?),
+            Some(address) => Some(once_released("the port of `http`", || listen(address)).await?),
             None => None,
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
@@ -350,7 +352,7 @@ async fn open_to_peers(
 ) -> Result<SocketAddr> {
     let credentials = state.credentials()?;
     let exchange = state.exchange()?;
-    let (tcp, quic) = transfer::listen(address, credentials).await?;
+    let (tcp, quic) = once_released("the port of `listen`", || transfer::listen(address, credentials)).await?;
     let (mut tcp, quic) = (tcp.through(state.gate.clone()), quic.through(state.gate.clone()));
     let address = tcp.address()?;
     let (served_chunks, leaving): (Arc<dyn ServedChunks>, _) =

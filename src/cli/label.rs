@@ -1,11 +1,14 @@
 //! `towline label`.
 
 use super::output::printable;
+use super::render::counted;
 use super::verbs::Context;
 use crate::audit::Action;
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::ops::Labelled;
 use crate::policy::Labels;
+use crate::repository::Repository;
 use crate::selector::Selector;
 
 impl Context {
@@ -46,7 +49,34 @@ impl Context {
             let (bound, why) = (printable(bound.as_str()), printable(&error.to_string()));
             self.output.remark(&format!("with these labels {bound} cannot be read here any more: {why}"));
         }
-        self.output.answer(&labelled, |labelled, _| described(labelled))
+        self.output.answer(&labelled, |labelled, _| described(labelled))?;
+        let more: Vec<&Name> = state
+            .labels
+            .iter()
+            .filter_map(|(below, labels)| {
+                (below != name && below.is_under(name) && !labelled.labels.imply(labels)).then_some(below)
+            })
+            .collect();
+        if let Some(first) = more.first() {
+            let names = counted(more.len() as u64, "name");
+            self.output.remark(&format!(
+                "{names} below it, such as {first}, with more labels of their own: `towline label {first}`"
+            ));
+        }
+        self.tell_free_labels(&repository, name).await;
+        Ok(())
+    }
+
+    /// Says which labels the tree of `name` has that bind nothing, if it can be read.
+    async fn tell_free_labels(&self, repository: &Repository, name: &Name) {
+        let Ok(saved) = repository.saved(name).await else { return };
+        let keys: Vec<&str> = saved.manifest.labels.keys().map(String::as_str).collect();
+        if !keys.is_empty() {
+            let keys = printable(&keys.join(", "));
+            self.output.remark(&format!(
+                "its tree has other labels, which bind nothing: {keys}; `towline show {name}` shows them"
+            ));
+        }
     }
 }
 

@@ -68,7 +68,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use self::args::{Cli, Verb};
-use self::config::{Environment, Settings};
+use self::config::{Environment, Flags, Settings};
 use self::output::Output;
 use self::signals::{Failed, Interruption, interruptible, listen};
 use self::verbs::Context;
@@ -144,7 +144,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     let around = Environment { folder: &folder, variable: &|name| std::env::var_os(name) };
     let resolve = if cli.verb.reads_settings() { Settings::resolve } else { Settings::without_file };
     let context = Context {
-        settings: resolve(cli.globals.flags(), around)?,
+        settings: resolve(Flags { places: cli.verb.places(), ..cli.globals.flags() }, around)?,
         output: output.clone(),
         progress: Progress::default(),
         // Log lines would tear the line of progress.

@@ -3,12 +3,13 @@
 use serde::Serialize;
 
 use super::args::{Cp, Rm, Sync};
+use super::render::{self, counted};
+use super::undelete;
 use super::verbs::Context;
-use super::{render, undelete};
 use crate::audit::Action;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
-use crate::ops::{self, RemoveOptions, RemovePlan, Replaced, Settled, SyncOptions};
+use crate::ops::{self, Existing, KeptReason, RemoveOptions, RemovePlan, Replaced, Settled, SyncOptions, SyncReport};
 use crate::repository::Repository;
 use crate::selector::Selector;
 use crate::size::show;
@@ -102,7 +103,7 @@ impl Context {
     }
 
     pub(super) async fn sync(&self, sync: &Sync) -> Result<()> {
-        let Sync { from, to, what, init, as_stored, dry_run } = sync;
+        let Sync { from, to, what, init, as_stored, if_absent, force, dry_run } = sync;
         let opened = async {
             let from = self.open_at(from, 2).await?;
             let (mut names, state) = (Vec::with_capacity(what.len()), from.state().await?);
@@ -124,14 +125,20 @@ impl Context {
         let recorded = self.record(Action::Sync, if *dry_run { &[] } else { &all }, &from, place).await?;
         let line = self.line();
         let (progress, stop) = (self.progress.clone(), self.stop.clone());
-        let options = SyncOptions { dry_run: *dry_run, as_stored: *as_stored, progress, stop };
+        let existing = match (*if_absent, *force) {
+            (true, _) => Existing::Keep,
+            (false, true) => Existing::Replace,
+            (false, false) => Existing::KeepNewer,
+        };
+        let options = SyncOptions { dry_run: *dry_run, as_stored: *as_stored, existing, progress, stop };
         let report = recorded.end(ops::sync(&from, &to, &names, &options).await, |report| report.moved_bytes).await?;
         drop(line);
-        for name in &report.replaced {
+        for name in report.replaced.iter().filter(|_| !dry_run) {
             self.output
                 .remark(&format!("replaced {name} in {}: `towline undelete {name}` there restores it", to.store()));
         }
-        self.output.outcome(*dry_run, &report, |report, _| render::sync(report))
+        self.output.outcome(*dry_run, &report, |report, _| render::sync(report))?;
+        newer_kept(&report, to.store())
     }
 
     /// The repository at `location`. With `init` it is made if there is none; in a dry run an empty one in memory stands for it.
@@ -152,4 +159,23 @@ impl Context {
         }
         Ok(repository)
     }
+}
+
+/// Error, if names were kept because they are newer in the destination: the two repositories are not equal.
+fn newer_kept(report: &SyncReport, there: &Store) -> Result<()> {
+    let newer = report.kept.iter().filter(|kept| kept.reason == KeptReason::Newer);
+    let names: Vec<&str> = newer.map(|kept| kept.name.as_str()).collect();
+    let Some(first) = names.first() else { return Ok(()) };
+    let what = match names.len() - 1 {
+        0 => format!("{first} is newer in the destination, and stays as it is"),
+        more => {
+            let more = counted(more as u64, "more name");
+            format!("{first} and {more} are newer in the destination, and stay as they are")
+        }
+    };
+    let [those, them] = if names.len() == 1 { ["that value", "it"] } else { ["those values", "them"] };
+    Err(Error::conflict(what).at(there).help(format!(
+        "--force replaces {those} with the source's; `towline sync` the other way copies {them} here; --if-absent keeps every name \
+         that is there"
+    )))
 }

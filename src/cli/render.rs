@@ -6,9 +6,9 @@ use std::io;
 
 use super::output::{Colors, printable, table, write_table};
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedName,
-    PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed,
-    SyncReport, TensorListed, VerifyReport, WatchEvent,
+    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, KeptReason, Listed, Outcome, PartReport,
+    PlannedName, PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport,
+    StepListed, SyncReport, TensorListed, VerifyReport, WatchEvent,
 };
 use crate::repository::SourceBytes;
 use crate::repository::log::StepFacts;
@@ -362,6 +362,21 @@ pub(super) fn sync(report: &SyncReport) -> String {
         counted(report.chunks, "chunk"),
         show(report.skipped_bytes),
     );
+    if !report.replaced.is_empty() {
+        let what = if dry { "would replace" } else { "replaced" };
+        let _ = writeln!(text, "  {what}: {}, which undelete restores", counted(report.replaced.len() as u64, "name"));
+    }
+    if !report.kept.is_empty() {
+        let what = if dry { "would keep" } else { "kept" };
+        let _ = writeln!(text, "  {what} as there: {}", counted(report.kept.len() as u64, "name"));
+        for kept in report.kept.iter().take(LISTED) {
+            let why = if kept.reason == KeptReason::Newer { "newer there" } else { "exists there" };
+            let _ = writeln!(text, "    {}: {why} (saved {} there, {} here)", kept.name, kept.saved_there, kept.saved);
+        }
+        if report.kept.len() > LISTED {
+            let _ = writeln!(text, "    and {} more; --json lists all", report.kept.len() - LISTED);
+        }
+    }
     text
 }
 

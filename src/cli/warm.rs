@@ -16,6 +16,7 @@ use crate::repository::SourceBytes;
 use crate::selector::Selector;
 use crate::size::show;
 use crate::span;
+use crate::transfer::exchange;
 
 /// The request to the agent.
 #[derive(Clone, Serialize)]
@@ -56,6 +57,10 @@ impl Context {
     /// Begins to warm each name; follows them if asked to. What fails for one name does not keep the others from being warmed and
     /// reported; then it is the error of the command.
     pub(super) async fn warm(&self, warm: Warm) -> Result<u8> {
+        if warm.wait && warm.dry_run {
+            return Err(Error::usage("--wait and --dry-run exclude each other: a dry run fetches nothing to wait for")
+                .help("drop --wait to see what would be fetched, or drop --dry-run to fetch it"));
+        }
         let agent = warm.at.clone().agent()?;
         let (mut begun, mut failed) = (Vec::with_capacity(warm.what.len()), Vec::new());
         for what in &warm.what {
@@ -68,9 +73,12 @@ impl Context {
             begun = self.followed(begun, &mut failed).await;
         }
         let said = begun.iter().map(|one| AgentAnswer::by(&one.agent, one.task.clone()));
-        let all = All { tasks: said.collect() };
+        let (all, only_from) = (All { tasks: said.collect() }, warm.from.as_ref().filter(|_| !warm.or_repository));
+        let only_from = only_from.filter(|from| **from != exchange::From::Repository).map(ToString::to_string);
         if !all.tasks.is_empty() {
-            self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
+            self.output.outcome(warm.dry_run, &all, |all, _| {
+                all.tasks.iter().map(|task| warmed(task, only_from.as_deref())).collect()
+            })?;
         }
         let mut failed = failed.into_iter();
         if let Some(error) = failed.next() {
@@ -205,7 +213,8 @@ impl Lack {
     }
 }
 
-fn warmed(said: &AgentAnswer<Task>) -> String {
+/// The outcome of a warm. `only_from` is its only source, if it named one.
+fn warmed(said: &AgentAnswer<Task>, only_from: Option<&str>) -> String {
     let task = &said.what;
     let name = format!("{}{}", printable(&task.name), said.place());
     if task.report.is_none() {
@@ -217,7 +226,12 @@ fn warmed(said: &AgentAnswer<Task>) -> String {
     };
     let missing = match Lack::of(task) {
         None => String::new(),
-        Some(lack) => format!("\n  missing: {}: {}", sum("missing", "missing_bytes"), lack.words()),
+        Some(lack) => {
+            let more = only_from.filter(|_| lack == Lack::Source).map_or_else(String::new, |from| {
+                format!("\n  only {from} was asked (--from): --or-repository reads the rest from the repository")
+            });
+            format!("\n  missing: {}: {}{more}", sum("missing", "missing_bytes"), lack.words())
+        }
     };
     if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
@@ -269,27 +283,36 @@ mod tests {
         }))
         .unwrap();
         let mut begun = AgentAnswer { at: None, what: task };
-        assert_eq!(warmed(&begun), "warming run/1: A\n");
+        assert_eq!(warmed(&begun, None), "warming run/1: A\n");
         let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
         begun.what.report = Some(serde_json::json!({
             "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 512, "fetched": 2, "fetched_bytes": 1024, "missing": 3,
             "missing_bytes": 512, "sources": sources,
         }));
-        let text = warmed(&begun);
+        let text = warmed(&begun, None);
         let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
                         (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no source that answers has \
                         them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the policy, --from)\n";
         assert_eq!(text, expected);
+        let only = warmed(&begun, Some("cloud"));
+        assert!(
+            only.ends_with("only cloud was asked (--from): --or-repository reads the rest from the repository\n"),
+            "{only}"
+        );
         begun.what.report.as_mut().unwrap()["full"] = true.into();
         assert!(
-            warmed(&begun).contains("512 B in 3 chunks: the cache is full (capacity, free_floor)"),
+            warmed(&begun, None).contains("512 B in 3 chunks: the cache is full (capacity, free_floor)"),
             "{}",
-            warmed(&begun)
+            warmed(&begun, None)
         );
         begun.what.report.as_mut().unwrap()["full"] = false.into();
         begun.what.report.as_mut().unwrap()["sources"]["remote"] = 1536.into();
-        assert!(warmed(&begun).contains("512 B in 3 chunks: they came and were evicted again"), "{}", warmed(&begun));
+        assert!(
+            warmed(&begun, None).contains("512 B in 3 chunks: they came and were evicted again"),
+            "{}",
+            warmed(&begun, None)
+        );
         begun.at = Some("cloud/b".into());
-        assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
+        assert!(warmed(&begun, None).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }
 }

@@ -68,6 +68,8 @@ impl Context {
                 _ = terminate.recv() => true,
             };
             let again = std::mem::replace(&mut asked, true);
+            let (signal, how) = (if linger { "SIGTERM" } else { "SIGINT" }, if again { " at once" } else { "" });
+            self.output.remark(&format!("got {signal}: the watch ends{how}"));
             let wait = if again { SHUTDOWN_MAX } else { on_term.saturating_add(SHUTDOWN_MAX) };
             let stop = if again { Stop::Now } else { Stop::Within { grace: on_term, linger } };
             latest.set(sleep(wait));

@@ -284,10 +284,15 @@ impl Repository {
         let Some((entry, at)) = told else {
             // The log has no removal of it.
             let below = removed_below(state, name).len();
-            return nothing(String::new()).help(if below > 0 {
-                format!("`towline undelete {name} --recursive` restores the removed names below it: {below}")
-            } else {
-                "`towline ls` lists the names".to_owned()
+            let again = state.removed.keys().map(|(kept, _)| kept).find(|kept| kept.is_under(name));
+            return nothing(String::new()).help(match again {
+                _ if below > 0 => {
+                    format!("`towline undelete {name} --recursive` restores the removed names below it: {below}")
+                }
+                Some(again) => {
+                    format!("`towline undelete {again} --as NEW` restores what {again} was before it was saved again")
+                }
+                None => "`towline ls` lists the names".to_owned(),
             });
         };
         let when = self.time_of(entry, Some(at)).await;

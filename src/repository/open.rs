@@ -191,8 +191,27 @@ fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
 /// Name of a local folder for the repository `id` at `address`: the id, and a digest of the address. A copy elsewhere may have
 /// the same id but other content, and must not share the cache.
 fn name_at(id: RepositoryId, address: &str) -> String {
-    let digest = blake3::hash(address.as_bytes()).to_hex();
-    format!("{id}-{}", &digest[..16])
+    format!("{id}{}", digest_of(address))
+}
+
+/// End of the names of local folders for repositories at `address`.
+fn digest_of(address: &str) -> String {
+    format!("-{}", &blake3::hash(address.as_bytes()).to_hex()[..16])
+}
+
+/// True if this user's cache has files of a repository in the folder at `location`, where perhaps none is now: its disk may not be
+/// mounted.
+pub(crate) fn was_used_before(location: &Location) -> bool {
+    let (Location::Directory(path), Ok(cache)) = (location, default_cache()) else { return false };
+    // The address of a store has no links; the end of the path may be gone.
+    let real = path.ancestors().find_map(|above| {
+        let rest = path.strip_prefix(above).ok()?;
+        above.canonicalize().ok().map(|real| real.join(rest))
+    });
+    let address = Location::Directory(real.unwrap_or_else(|| path.clone())).to_string();
+    let end = digest_of(&address);
+    let entries = std::fs::read_dir(cache).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().ends_with(&end))
 }
 
 /// `$XDG_CACHE_HOME/towline`, else `~/.cache/towline`

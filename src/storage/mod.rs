@@ -16,6 +16,7 @@ mod endpoint;
 mod http;
 mod location;
 mod metered;
+mod notice;
 mod options;
 mod pages;
 mod probe;

@@ -12,6 +12,7 @@ use super::bucket::Bucket;
 use super::directory::open_directory;
 use super::location::Location;
 use super::metered::Metered;
+use super::notice::Notices;
 use super::options::{STALL, StoreOptions};
 use super::s3;
 use super::watchdog::Watchdog;
@@ -116,14 +117,18 @@ impl fmt::Display for Store {
 ///
 /// Cancel safe: the directory or bucket may have been created.
 pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> {
-    let store = connect(location, options).await?;
-    if let Some(bucket) = store.bucket() {
-        if options.create {
-            bucket.create_if_missing().await?;
+    let opened = async {
+        let store = connect(location, options).await?;
+        if let Some(bucket) = store.bucket() {
+            if options.create {
+                bucket.create_if_missing().await?;
+            }
+            bucket.check().await?;
         }
-        bucket.check().await?;
-    }
-    Ok(store)
+        Ok(store)
+    };
+    let what = || "open the repository's store".to_owned();
+    Notices::new(location).during(what, (Duration::ZERO, options.stall), Box::pin(opened)).await
 }
 
 /// As [`open`], but sends no request to a bucket and creates none: for `doctor`, which reports each request before it fails.

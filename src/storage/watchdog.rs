@@ -3,8 +3,8 @@
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,19 +19,13 @@ use object_store::{
 use tokio::time::{Instant, Sleep, timeout};
 
 use super::location::Location;
+use super::notice::Notices;
 use super::pages::ListingCheck;
 
 /// Minimum bytes per second of a request whose progress is not visible, which extends its stall limit by its size. `object_store`
 /// does not report the progress of a put. If the peer stops acknowledging packets, the kernel notices much earlier (reqwest sets
 /// `TCP_USER_TIMEOUT` to 30 s).
 const SLOWEST: u64 = 128 << 10;
-/// Time before a request fails at which the log says that the store does not answer.
-const NOTICE: Duration = Duration::from_secs(45);
-/// Minimum time between two such lines: a store that hangs does not answer many requests at once.
-const NOTICE_EVERY: Duration = Duration::from_mins(1);
-/// Time of the last one.
-static NOTICED: Mutex<Option<Instant>> = Mutex::new(None);
-
 /// A store whose requests fail after `stall` without progress: no answer, or no next part of a body.
 ///
 /// Time in which the caller does not poll for the next part does not count.
@@ -45,16 +39,13 @@ pub struct Watchdog<T> {
 #[derive(Clone, Debug)]
 struct Limit {
     stall: Duration,
-    /// As [`NOTICE`].
-    notice: Duration,
-    /// Location of the store.
-    store: Arc<str>,
+    notices: Notices,
 }
 
 impl<T: ObjectStore> Watchdog<T> {
     /// Watches `inner`, the store at `location`.
     pub fn new(inner: T, location: &Location, stall: Duration) -> Self {
-        Self { inner, limit: Limit { stall, notice: NOTICE, store: location.to_string().into() } }
+        Self { inner, limit: Limit { stall, notices: Notices::new(location) } }
     }
 }
 
@@ -74,34 +65,42 @@ fn stalled(limit: Duration) -> Error {
 }
 
 impl Limit {
-    /// Result of a request, or an error once it is overdue.
-    async fn within<T>(&self, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        self.within_for(0, request).await
+    /// Result of the request `what`, or an error once it is overdue.
+    async fn within<T>(&self, what: What<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.within_for(0, what, request).await
     }
 
     /// The same for a request of so many bytes, whose progress is not visible.
-    async fn within_for<T>(&self, bytes: u64, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        let limit = self.stall + Duration::from_secs(bytes / SLOWEST);
-        let mut request = pin!(timeout(limit, request));
-        let noticed = limit.checked_sub(self.notice).unwrap_or(limit);
-        let answer = match timeout(noticed, &mut request).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                self.notice(noticed, limit);
-                request.await
-            }
-        };
+    async fn within_for<T>(
+        &self,
+        bytes: u64,
+        what: What<'_>,
+        request: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let extra = Duration::from_secs(bytes / SLOWEST);
+        let limit = self.stall + extra;
+        let answer = self.notices.during(|| what.to_string(), (extra, limit), timeout(limit, request)).await;
         answer.unwrap_or_else(|_| Err(stalled(limit)))
     }
 
-    fn notice(&self, waited: Duration, limit: Duration) {
-        let mut last = NOTICED.lock().unwrap_or_else(PoisonError::into_inner);
-        if waited < limit && last.is_none_or(|last| last.elapsed() >= NOTICE_EVERY) {
-            *last = Some(Instant::now());
-            tracing::warn!(
-                "{} has not answered for {waited:?}; a request fails after {limit:?}, and is retried",
-                self.store
-            );
+    fn watched<T: Send + 'static>(
+        &self,
+        what: What<'_>,
+        inner: BoxStream<'static, Result<T>>,
+    ) -> BoxStream<'static, Result<T>> {
+        WatchdogStream { inner: Some(inner), limit: self.clone(), what: what.to_string(), alarm: None }.boxed()
+    }
+}
+
+/// A request, for people: what it does, and the key or prefix.
+#[derive(Clone, Copy)]
+struct What<'a>(&'static str, Option<&'a Path>);
+
+impl fmt::Display for What<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.1 {
+            Some(key) => write!(f, "{} {key}", self.0),
+            None => f.write_str(self.0),
         }
     }
 }
@@ -110,19 +109,26 @@ impl Limit {
 #[deny(clippy::missing_trait_methods)]
 impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        self.limit.within_for(payload.content_length() as u64, self.inner.put_opts(location, payload, opts)).await
+        let bytes = payload.content_length() as u64;
+        let what = What("write", Some(location));
+        self.limit.within_for(bytes, what, self.inner.put_opts(location, payload, opts)).await
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let inner = self.limit.within(self.inner.put_multipart_opts(location, opts)).await?;
-        Ok(Box::new(WatchedUpload { inner, limit: self.limit.clone() }))
+        let inner = self
+            .limit
+            .within(What("begin the upload of", Some(location)), self.inner.put_multipart_opts(location, opts))
+            .await?;
+        Ok(Box::new(WatchedUpload { inner, limit: self.limit.clone(), key: location.clone() }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let result = self.limit.within(self.inner.get_opts(location, options)).await?;
+        let result = self.limit.within(What("read", Some(location)), self.inner.get_opts(location, options)).await?;
         let payload = match result.payload {
             file @ GetResultPayload::File(..) => file,
-            GetResultPayload::Stream(stream) => GetResultPayload::Stream(watched(stream, self.limit.stall)),
+            GetResultPayload::Stream(stream) => {
+                GetResultPayload::Stream(self.limit.watched(What("read", Some(location)), stream))
+            }
         };
         Ok(GetResult { payload, ..result })
     }
@@ -130,31 +136,32 @@ impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         // The ranges are returned all at once, without visible progress: as for an upload, the size extends the limit.
         let bytes: u64 = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
-        self.limit.within_for(bytes, self.inner.get_ranges(location, ranges)).await
+        self.limit.within_for(bytes, What("read", Some(location)), self.inner.get_ranges(location, ranges)).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        watched(self.inner.delete_stream(locations), self.limit.stall)
+        self.limit.watched(What("delete objects", None), self.inner.delete_stream(locations))
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        ending(watched(self.inner.list(prefix), self.limit.stall), &self.limit.store)
+        ending(self.limit.watched(What("list", prefix), self.inner.list(prefix)), self.limit.notices.store())
     }
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
-        ending(watched(self.inner.list_with_offset(prefix, offset), self.limit.stall), &self.limit.store)
+        let listing = self.limit.watched(What("list", prefix), self.inner.list_with_offset(prefix, offset));
+        ending(listing, self.limit.notices.store())
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.limit.within(self.inner.list_with_delimiter(prefix)).await
+        self.limit.within(What("list", prefix), self.inner.list_with_delimiter(prefix)).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.limit.within(self.inner.copy_opts(from, to, options)).await
+        self.limit.within(What("copy", Some(from)), self.inner.copy_opts(from, to, options)).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        self.limit.within(self.inner.rename_opts(from, to, options)).await
+        self.limit.within(What("rename", Some(from)), self.inner.rename_opts(from, to, options)).await
     }
 }
 
@@ -162,27 +169,24 @@ impl<T: ObjectStore> ObjectStore for Watchdog<T> {
 struct WatchedUpload {
     inner: Box<dyn MultipartUpload>,
     limit: Limit,
+    key: Path,
 }
 
 #[async_trait]
 impl MultipartUpload for WatchedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let (limit, bytes) = (self.limit.clone(), data.content_length() as u64);
+        let (limit, key, bytes) = (self.limit.clone(), self.key.clone(), data.content_length() as u64);
         let part = self.inner.put_part(data);
-        Box::pin(async move { limit.within_for(bytes, part).await })
+        Box::pin(async move { limit.within_for(bytes, What("upload a part of", Some(&key)), part).await })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        self.limit.within(self.inner.complete()).await
+        self.limit.within(What("complete the upload of", Some(&self.key)), self.inner.complete()).await
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.limit.within(self.inner.abort()).await
+        self.limit.within(What("abort the upload of", Some(&self.key)), self.inner.abort()).await
     }
-}
-
-fn watched<T: Send + 'static>(inner: BoxStream<'static, Result<T>>, stall: Duration) -> BoxStream<'static, Result<T>> {
-    WatchdogStream { inner: Some(inner), stall, alarm: None }.boxed()
 }
 
 /// The listing, which fails if it begins again: a store that answers each page with the same keys would be listed for ever.
@@ -195,8 +199,16 @@ fn ending(listing: BoxStream<'static, Result<ObjectMeta>>, store: &Arc<str>) -> 
 /// no timer, and pauses of the caller do not count.
 struct WatchdogStream<T> {
     inner: Option<BoxStream<'static, Result<T>>>,
-    stall: Duration,
-    alarm: Option<Pin<Box<Sleep>>>,
+    limit: Limit,
+    /// Request, for people.
+    what: String,
+    alarm: Option<Alarm>,
+}
+
+/// Timer of an item that is awaited.
+struct Alarm {
+    sleep: Pin<Box<Sleep>>,
+    since: Instant,
 }
 
 impl<T> Stream for WatchdogStream<T> {
@@ -209,8 +221,20 @@ impl<T> Stream for WatchdogStream<T> {
             this.alarm = None;
             return Poll::Ready(item);
         }
-        let stall = this.stall;
-        ready!(this.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall))).as_mut().poll(cx));
+        let (stall, notices) = (this.limit.stall, &this.limit.notices);
+        let alarm = this.alarm.get_or_insert_with(|| {
+            let since = Instant::now();
+            Alarm { sleep: Box::pin(tokio::time::sleep(notices.first().min(stall))), since }
+        });
+        loop {
+            ready!(alarm.sleep.as_mut().poll(cx));
+            let waited = alarm.since.elapsed();
+            if waited >= stall {
+                break;
+            }
+            notices.tell(&this.what, waited, stall);
+            alarm.sleep.as_mut().reset(alarm.since + stall);
+        }
         this.inner = None;
         Poll::Ready(Some(Err(stalled(stall))))
     }
@@ -222,6 +246,38 @@ mod tests {
     use futures::stream;
 
     const STALL: Duration = Duration::from_millis(200);
+    const ASKED: What<'static> = What("read", None);
+
+    fn limit(stall: Duration) -> Limit {
+        let models = Location::S3 { bucket: "models".into(), prefix: String::new() };
+        Limit { stall, notices: Notices::new(&models) }
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl Lines {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(line)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The log of this thread.
+    fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+        (lines, tracing::subscriber::set_default(log))
+    }
 
     #[tokio::test]
     async fn a_silent_stream_fails_and_a_slow_one_does_not() {
@@ -229,7 +285,7 @@ mod tests {
             tokio::time::sleep(STALL / 3).await;
             Ok(n)
         });
-        let mut body = watched(slow.chain(stream::pending()).boxed(), STALL);
+        let mut body = limit(STALL).watched(ASKED, slow.chain(stream::pending()).boxed());
         for n in 0..4 {
             assert_eq!(body.next().await.unwrap().unwrap(), n, "together slower than the limit, each faster");
         }
@@ -264,7 +320,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_that_pauses_is_not_blamed_on_the_store() {
-        let mut body = watched(stream::iter([Ok(1), Ok(2)]).boxed(), STALL);
+        let mut body = limit(STALL).watched(ASKED, stream::iter([Ok(1), Ok(2)]).boxed());
         body.next().await.unwrap().unwrap();
         tokio::time::sleep(STALL * 2).await;
         assert_eq!(body.next().await.unwrap().unwrap(), 2);
@@ -272,45 +328,44 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_without_an_answer_fails_as_unreachable() {
-        let limit = Limit { stall: STALL, notice: NOTICE, store: "s3://models".into() };
-        let error = limit.within::<()>(std::future::pending()).await.unwrap_err();
+        let error = limit(STALL).within::<()>(ASKED, std::future::pending()).await.unwrap_err();
         assert_eq!(crate::Error::from(error).kind(), crate::ErrorKind::Unreachable);
     }
 
     #[tokio::test]
     async fn a_store_that_does_not_answer_is_told_before_the_request_fails() {
-        #[derive(Clone, Default)]
-        struct Lines(Arc<Mutex<Vec<u8>>>);
-        impl std::io::Write for Lines {
-            fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().unwrap().write(line)
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let lines = Lines::default();
-        let to = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
-        let _log = tracing::subscriber::set_default(log);
+        let (lines, _log) = logged();
         let ms = Duration::from_millis;
-        let limit = Limit { stall: ms(30_000), notice: ms(28_000), store: "s3://models".into() };
+        let limit = limit(ms(30_000));
+        let limit = Limit { notices: limit.notices.after(ms(2_000)), ..limit };
         let slow = |millis| async move {
             tokio::time::sleep(ms(millis)).await;
             Ok(())
         };
-        let told = || String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        limit.within(slow(20)).await.unwrap();
+        let key = Path::from("log/7");
+        let what = What("read", Some(&key));
+        limit.within(what, slow(20)).await.unwrap();
         // An upload has more time.
-        limit.within_for(10 * SLOWEST, slow(2_400)).await.unwrap();
-        assert_eq!(told(), "");
-        let all = futures::future::join_all((0..5).map(|_| limit.within(slow(2_400)))).await;
+        limit.within_for(10 * SLOWEST, what, slow(2_400)).await.unwrap();
+        assert_eq!(lines.text(), "");
+        let all = futures::future::join_all((0..5).map(|_| limit.within(what, slow(2_400)))).await;
         assert!(all.iter().all(Result::is_ok));
+        let says = "s3://models has not answered for 2s, waiting for: read log/7; a try fails after 30s";
+        assert_eq!(lines.text().matches(says).count(), 1, "{}", lines.text());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_told() {
+        let (lines, _log) = logged();
+        let limit = limit(Duration::from_secs(30));
+        let limit = Limit { notices: limit.notices.after(STALL), ..limit };
+        let mut body = limit.watched(ASKED, stream::pending::<Result<()>>().boxed());
+        assert!(timeout(2 * STALL, body.next()).await.is_err(), "it is not overdue yet");
         assert_eq!(
-            told().matches("s3://models has not answered for 2s; a request fails after 30s").count(),
+            lines.text().matches("s3://models has not answered for 0s, waiting for: read;").count(),
             1,
             "{}",
-            told()
+            lines.text()
         );
     }
 }

@@ -446,6 +446,11 @@ fn the_repository_is_found_by_flag_variable_and_file() {
     user.write("towline.toml", b"repository = '../empty'\nallow_http = false");
     let error = user.fails(&["ls"], 2).to_string();
     assert!(error.contains("not trusted") && error.contains("../empty"), "{error}");
+    // It keeps no command from working that would not use it.
+    user.ok(&["sync", "../repo", "../empty"]);
+    user.ok(&["doctor", "../empty"]);
+    assert!(user.ok(&["ls", "--repo", "../repo"]).contains("run/1"));
+    user.ok(&["rm", "run/1", "--repo", "../empty"]);
     let told = user.json(&["config", "trust", "."], 0);
     assert_eq!(told["sets"]["repository"], "../empty");
     assert!(user.ok(&["ls"]).is_empty());

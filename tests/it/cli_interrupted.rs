@@ -1,6 +1,8 @@
 //! Ctrl-C and SIGTERM: what an interrupted command says, keeps and ends with.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Child;
 use std::sync::Arc;
@@ -46,6 +48,22 @@ fn interrupted_save(user: &User, with: Signal) -> (Option<i32>, String) {
         user.ok(&["collect", "--grace", "0"]);
     }
     panic!("the save was always faster than the signal");
+}
+
+/// F9: "After ten seconds without an answer the log says which store is asked for what."
+#[test]
+fn a_store_that_never_answers_is_named_while_it_is_waited_for() {
+    let user = User::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut command = user.command(&["ls", "--repo", "s3://bucket/x", "--endpoint", &endpoint]);
+    let keys = command.env("AWS_ACCESS_KEY_ID", "k").env("AWS_SECRET_ACCESS_KEY", "s");
+    let mut child = keys.spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("s3://bucket/x has not answered for 10s, waiting for: open"), "{said}");
 }
 
 /// P7: "On the first signal a save or sync records what it has sent, within seconds, and reports how much that is".
@@ -147,4 +165,19 @@ async fn a_stop_does_not_wait_for_uploads_that_hang() {
     assert!(again.new_bytes < 100 << 20, "what had arrived is used: {again:?}");
     let report = repository.collect(&CollectOptions::default()).await.unwrap();
     assert_eq!(report.held_packs, 0);
+}
+
+/// W4: "At SIGTERM and Ctrl-C `watch` saves the finished checkpoints". People are told which signal it was.
+#[test]
+fn a_watch_says_which_signal_ends_it() {
+    let user = User::with_repository();
+    for (signal, called) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")] {
+        let mut child = user.command(&["watch", "out", "run", "--settle", "50ms"]).spawn().unwrap();
+        let mut told = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        assert!(told.by_ref().any(|line| line.starts_with("watching out ")));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let rest: Vec<String> = told.collect();
+        assert!(rest.contains(&format!("got {called}: the watch ends")), "{rest:?}");
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+    }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::User;
 use crate::data::noise;
+use crate::policy::PolicyFixture;
 use crate::semantics::Tmpfs;
 
 /// A folder of two files, a folder and a link, saved as run/step-1; a checkpoint among them.
@@ -258,4 +259,24 @@ fn an_agent_that_is_not_there_is_not_ready() {
     let user = User::new();
     let error = user.fails(&["top", "--ready"], 6);
     assert_eq!(error["message"], "agent is not ready");
+}
+
+#[test]
+fn labels_that_are_not_shown_are_told() {
+    let user = PolicyFixture::at("home").user;
+    user.write("tree/a", b"a");
+    user.ok(&["save", "tree", "run/step-1", "--label", "license=mit"]);
+    user.ok(&["label", "run/step-1", "tenant=clinic"]);
+    let below = user.run(&["label", "run", "purpose=research"]);
+    assert_eq!(below.code, Some(0), "{}", below.err);
+    let further = "1 name below it, such as run/step-1, with more labels of their own: `towline label run/step-1`\n";
+    assert_eq!(below.err, further);
+    let free = user.run(&["label", "run/step-1"]);
+    assert_eq!(
+        free.err,
+        "its tree has other labels, which bind nothing: license; `towline show run/step-1` shows them\n"
+    );
+    assert_eq!(user.run(&["label", "run/step-1", "--json"]).err, "");
+    user.ok(&["label", "run", "tenant=clinic"]);
+    assert_eq!(user.run(&["label", "run"]).err, "", "none below has more");
 }

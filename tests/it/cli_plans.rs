@@ -155,6 +155,58 @@ fn sync_says_what_would_move_and_makes_the_destination_if_told() {
     assert_eq!(user.fails(&["sync", "../repo", "../there", "none@latest"], 3)["kind"], "not-found");
 }
 
+/// B4: "A value that is newer in the destination is replaced by no sync without `--force`: it is kept, all other names are copied,
+/// and the exit code is 5".
+#[test]
+fn sync_keeps_what_is_newer_there_unless_forced() {
+    let user = User::with_tree();
+    user.ok(&["cp", "run/1", "other"]);
+    user.ok(&["sync", "../repo", "../there", "run", "--init"]);
+    let manifest = |repo: &str, name: &str| user.json(&["show", name, "--repo", repo], 0)["manifest"].clone();
+    user.write("tree/a.txt", b"the other side's");
+    user.ok(&["save", "tree", "run/1", "--repo", "../there"]);
+    let theirs = manifest("../there", "run/1");
+
+    let sync = ["sync", "../repo", "../there"];
+    let planned = user.json(&[&sync[..], &["--dry-run"]].concat(), 5);
+    assert_eq!((&planned["names"], &planned["kept"][0]["name"]), (&json!(1), &json!("run/1")), "{planned}");
+    let told = user.json(&sync, 5);
+    let kept = &told["kept"][0];
+    assert_eq!((&kept["name"], &kept["reason"], &told["kept"][1]), (&json!("run/1"), &json!("newer"), &Value::Null));
+    assert!(kept["saved_there"].as_str() >= kept["saved"].as_str(), "{told}");
+    assert_eq!((&told["names"], told.get("replaced")), (&json!(1), None), "{told}");
+    assert_eq!(
+        (manifest("../there", "run/1"), manifest("../there", "other")),
+        (theirs.clone(), manifest("../repo", "other"))
+    );
+    let quiet = user.run(&[&sync[..], &["-q"]].concat());
+    assert!(
+        quiet.code == Some(5) && quiet.err.contains("run/1 is newer") && quiet.err.contains("--force"),
+        "{}",
+        quiet.err
+    );
+
+    let absent = user.json(&[&sync[..], &["--if-absent"]].concat(), 0);
+    assert_eq!((&absent["kept"][0]["reason"], &absent["names"]), (&json!("exists"), &json!(1)), "{absent}");
+    assert!(
+        user.ok(&[&sync[..], &["--if-absent"]].concat())
+            .contains("kept as there: 1 name\n    run/1: exists there (saved 20")
+    );
+    assert_eq!(user.fails(&[&sync[..], &["--if-absent", "--force"]].concat(), 2)["kind"], "usage");
+
+    let forced = [&sync[..], &["--force"]].concat();
+    let planned = rehearsed(&user, &forced);
+    assert_eq!((&planned["replaced"], &planned["planned"][0]["replaces"]), (&json!(["run/1"]), &json!(true)));
+    assert_eq!(manifest("../there", "run/1"), theirs);
+    assert_eq!(user.json(&forced, 0)["replaced"], json!(["run/1"]));
+    assert_eq!(manifest("../there", "run/1"), manifest("../repo", "run/1"));
+
+    // An older value is replaced without being told, and reported.
+    user.write("tree/a.txt", b"later");
+    user.ok(&["save", "tree", "run/1"]);
+    assert!(user.ok(&sync).contains("replaced: 1 name, which undelete restores"));
+}
+
 #[test]
 fn save_and_cp_say_what_they_replace_and_may_be_told_not_to() {
     let user = User::with_tree();
@@ -286,4 +338,32 @@ fn a_list_says_where_there_is_no_repository_yet() {
     assert!(listed.code == Some(0) && said, "{}", listed.err);
     let user = User::with_repository();
     assert_eq!(user.run(&["ls"]).err, "the repository holds no names\n");
+}
+
+/// A default repository on a disk that is not mounted is not made anew in its mount point.
+#[test]
+fn a_default_repository_that_is_gone_is_not_made_again_by_a_save() {
+    let user = User::new();
+    user.write("tree/a.txt", b"hello, world");
+    user.ok(&["save", "tree", "run/1"]);
+    let (here, away) = (user.work().join("../home/.local/share/towline"), user.work().join("../away"));
+    user.ok(&["save", "tree", "run/2"]);
+    fs::rename(&here, &away).unwrap();
+    for empty_mount_point in [false, true] {
+        if empty_mount_point {
+            fs::create_dir(&here).unwrap();
+        }
+        for args in [&["save", "tree", "run/3"][..], &["ls"], &["restore", "run/1", "out"]] {
+            let gone = user.fails(args, 3);
+            assert!(gone["message"].as_str().unwrap().contains("was here, and is gone"), "{args:?}: {gone}");
+            assert!(gone["help"].as_str().unwrap().contains("not mounted"), "{gone}");
+        }
+        assert!(!here.join("repository").exists());
+    }
+    fs::remove_dir(&here).unwrap();
+    fs::rename(&away, &here).unwrap();
+    assert_eq!(user.json(&["ls"], 0)["refs"].as_array().unwrap().len(), 2);
+    fs::rename(&here, &away).unwrap();
+    user.ok(&["init"]);
+    assert!(user.ok(&["save", "tree", "run/3"]).contains("saved run/3"), "it is a decision now");
 }

@@ -180,11 +180,12 @@ async fn a_sync_reads_a_tree_once_for_all_of_its_names() {
         let files = vec![MemoryFile::new("f", [Bytes::copy_from_slice(bytes)])];
         repository.save(files, &name(to), &SaveOptions::default()).await.unwrap();
     };
+    // Older than the source's.
+    save(&to, "n/07", b"another").await;
     save(&from, "n/00", &content).await;
     for n in 1..30 {
         from.copy(&name("n/00"), &name(&format!("n/{n:02}"))).await.unwrap();
     }
-    save(&to, "n/07", b"another").await;
     save(&from, "other", &content[..1_000_000]).await;
 
     source.reads();

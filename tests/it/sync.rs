@@ -10,7 +10,7 @@ use object_store::{ObjectStore, ObjectStoreExt as _};
 use towline::error::ErrorKind;
 use towline::metrics::Metric;
 use towline::name::Name;
-use towline::ops::{RestoreOptions, SaveOptions, SyncOptions, SyncReport, sync};
+use towline::ops::{Existing, KeptReason, RestoreOptions, SaveOptions, SyncOptions, SyncReport, sync};
 use towline::repository::layout::{Family, family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{self, Location, Store, StoreOptions};
@@ -96,7 +96,7 @@ async fn selectors_are_names_and_prefixes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_of_the_destination_is_replaced() {
+async fn a_name_of_the_destination_is_replaced_when_forced() {
     let dir = tempfile::tempdir().unwrap();
     let from = source(dir.path()).await;
     let location = Location::directory(dir.path().join("to")).unwrap();
@@ -104,8 +104,46 @@ async fn a_name_of_the_destination_is_replaced() {
     let to = repository(store, &dir.path().join("cache")).await;
     fs::write(dir.path().join("mine"), b"mine").unwrap();
     save(&to, &dir.path().join("mine"), &name("run/1")).await;
-    synced(&from, &to, &[name("run/1")]).await;
+    let forced = SyncOptions { existing: Existing::Replace, ..SyncOptions::default() };
+    let report = sync(&from, &to, &[name("run/1")], &forced).await.unwrap();
+    assert_eq!((report.replaced, report.kept), (vec![name("run/1")], vec![]));
     assert_same(&from, &to, &name("run/1"), dir.path()).await;
+}
+
+/// B4: "A value that is newer in the destination is replaced by no sync without `--force`". Copies of a name keep its time: the
+/// side that had the other's value and replaced it is newer.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_side_that_replaced_the_others_value_is_newer() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = source(dir.path()).await;
+    let to = repository(Store::memory(), &dir.path().join("cache")).await;
+    let best = [name("best")];
+    from.copy(&name("run/2"), &best[0]).await.unwrap();
+    synced(&from, &to, &[]).await;
+
+    // Back to an earlier step in the source: a decision that was made later.
+    from.copy(&name("run/1"), &best[0]).await.unwrap();
+    let report = synced(&from, &to, &best).await;
+    assert_eq!((report.names, report.replaced, report.kept), (1, best.to_vec(), vec![]));
+    assert_same(&from, &to, &best[0], dir.path()).await;
+
+    // Back in the destination: kept, and the other names are synced.
+    from.copy(&name("run/2"), &best[0]).await.unwrap();
+    synced(&from, &to, &best).await;
+    to.copy(&name("run/1"), &best[0]).await.unwrap();
+    from.copy(&name("other"), &name("new")).await.unwrap();
+    let there = to.saved(&best[0]).await.unwrap().value;
+    for dry_run in [true, false] {
+        let options = SyncOptions { dry_run, ..SyncOptions::default() };
+        let report = sync(&from, &to, &[], &options).await.unwrap();
+        let kept: Vec<_> = report.kept.iter().map(|kept| (&kept.name, kept.reason)).collect();
+        assert_eq!((report.names, kept), (4, vec![(&best[0], KeptReason::Newer)]), "{report:?}");
+        assert_eq!(report.replaced, []);
+    }
+    assert_eq!(to.saved(&best[0]).await.unwrap().value, there);
+    assert_same(&from, &to, &name("new"), dir.path()).await;
+    let back = sync(&to, &from, &best, &SyncOptions::default()).await.unwrap();
+    assert_eq!((back.replaced, back.kept), (best.to_vec(), vec![]), "the other way it is the later value");
 }
 
 /// P2: "No byte is handed to a caller before it has been checked against its id." F8: "Readers detect a flipped bit, a

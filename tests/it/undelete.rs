@@ -9,8 +9,8 @@ use object_store::ObjectStoreExt as _;
 use towline::clock::{Clock as _, ManualClock, SystemClock, Timestamp};
 use towline::error::ErrorKind;
 use towline::ops::{
-    Changes, CollectOptions, CollectReport, ExpirePolicy, PartOptions, RemovalCause, RemoveOptions, RestoreOptions,
-    SaveOptions, SyncOptions, UndeleteOptions, VerifyOptions, sync,
+    Changes, CollectOptions, CollectReport, Existing, ExpirePolicy, PartOptions, RemovalCause, RemoveOptions,
+    RestoreOptions, SaveOptions, SyncOptions, UndeleteOptions, VerifyOptions, sync,
 };
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, State, StepFacts};
@@ -183,7 +183,8 @@ async fn a_replaced_value_comes_back_under_another_name_or_in_its_place() {
     // A sync, and ranks.
     let there = Fixture::open(&fixture.dir, "there", "there-cache").await;
     there.save(&fixture.tree(9), &name("best"), &SaveOptions::default()).await.unwrap();
-    sync(&fixture.repository, &there, &[], &SyncOptions::default()).await.unwrap();
+    let forced = SyncOptions { existing: Existing::Replace, ..SyncOptions::default() };
+    sync(&fixture.repository, &there, &[], &forced).await.unwrap();
     assert_eq!(there.history(&name("best")).await.unwrap().kept.len(), 1);
     let rank = PartOptions { rank: 0, ranks: std::num::NonZeroU32::MIN, attempt: "1".parse().unwrap() };
     there.save_part(&fixture.tree(8), &name("best"), &rank, &SaveOptions::default()).await.unwrap();
@@ -501,7 +502,14 @@ fn all_removed_steps_of_a_run_come_back_at_once() {
         report["names"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["run/step-1", "run/step-2"]);
     assert_eq!((user.ok(&["cat", "run/step-2:a"]), user.ok(&["cat", "run/step-3:a"])), ("2".into(), "new".into()));
-    assert_eq!(user.fails(&["undelete", "run", "--recursive"], 3)["kind"], "not-found");
+    let again = user.fails(&["undelete", "run", "--recursive"], 3);
+    assert_eq!(again["kind"], "not-found");
+    user.ok(&["rm", "run/step-1"]);
+    user.ok(&["save", "tree", "run/step-1"]);
+    let again = user.fails(&["undelete", "run", "--recursive"], 3);
+    assert!(again["help"].as_str().unwrap().starts_with("`towline undelete run/step-1 --as NEW` restores"), "{again}");
+    let again = user.fails(&["undelete", "run/step-1"], 5);
+    assert!(again["help"].as_str().unwrap().contains("--as NEW"), "{again}");
     user.fails(&["show", "run-b/step-1"], 3);
     assert_eq!(user.run(&["undelete", "run", "--recursive", "--as", "other"]).code, Some(2));
 }

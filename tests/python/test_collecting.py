@@ -251,6 +251,14 @@ def test_verify_and_sync_are_methods_with_reports(repository, tmp_path):
     assert [one.name for one in other.ls()] == ["run/step-1"]
     again = repository.sync(other)
     assert again.names == 2 and again.skipped_bytes > SIZE
+    towline.Checkpointer(other, "newer").save(1, state(1)).wait()
+    repository.copy("run/step-0", "newer/step-1")
+    kept = repository.sync(other, "newer")
+    assert [(one["name"], one["reason"]) for one in kept.kept] == [("newer/step-1", "newer")] and kept.names == 0
+    assert repository.sync(other, "newer", if_absent=True).kept[0]["reason"] == "exists"
+    assert repository.sync(other, "newer", force=True).replaced == ["newer/step-1"]
+    with pytest.raises(ValueError, match="exclude each other"):
+        repository.sync(other, if_absent=True, force=True)
     with pytest.raises(towline.NotFound):
         repository.sync(other, "nothing")
     with pytest.raises(towline.UsageError):

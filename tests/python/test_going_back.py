@@ -262,6 +262,40 @@ def test_it_goes_back_to_the_latest_durable_step(far, tmp_path, monkeypatch):
     assert back.steps() == [1, 2, 3, 4] and resumed(towline.Checkpointer(far, "run")) == (4, "new")
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_step_that_failed_for_good_is_given_up(far, tmp_path, later):
+    """It stays in the spool, and the next process on the node would upload it as the latest step. That process may be the one that
+    goes back."""
+    engine = far._engine
+    begin = engine.begin_save_files
+
+    def refuse(*_):
+        raise towline.Denied("not allowed")
+
+    back = towline.Checkpointer(far, "run", spool=tmp_path)
+    save(back, "old", 1, 2, 3)
+    back.wait()
+    engine.begin_save_files = refuse
+    failed = back.save(4, {"branch": "old"})
+    with pytest.raises(towline.SaveFailed, match="not allowed"):
+        failed.wait()
+    assert len(in_spool(tmp_path)) == 2
+    engine.begin_save_files = begin
+    if later:
+        with pytest.raises(towline.SaveFailed, match="only on the disk"):
+            back.close()
+        engine.save = refuse
+        with pytest.warns(UserWarning, match="not durable yet: not allowed"):
+            back = towline.Checkpointer(far, "run", spool=tmp_path)
+        del engine.save
+    back.restore(2)
+    save(back, "new", 3)
+    back.close()
+    assert in_spool(tmp_path) == []
+    with towline.Checkpointer(far, "run", spool=tmp_path) as following:
+        assert following.steps() == [1, 2, 3] and resumed(following) == (3, "new")
+
+
 def test_a_spooled_step_gives_up_no_branch_that_went_on_elsewhere(far, tmp_path):
     with towline.Checkpointer(far, "run", spool=tmp_path / "here") as first:
         save(first, "old", 1, 2, 3)

@@ -325,6 +325,46 @@ def test_a_silent_store_does_not_stop_the_end(far, tmp_path, monkeypatch, call):
     assert silent.cancelled and len(in_spool(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("first", ["begin_save_files", "begin_save", "save"])
+def test_a_step_is_not_lost_to_writers_that_are_faster(far, tmp_path, monkeypatch, first):
+    """Nobody else saved it: the commit lost each race for a while. At the first upload, at one of the backlog, and of a later process."""
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+    engine, refused = far._engine, []
+
+    def outrun(name):
+        whole = getattr(engine, name)
+
+        def once(*args, **more):
+            if name not in refused:
+                refused.append(name)
+                raise towline.Conflict("others commit faster than this writer can (try again when fewer write)")
+            return whole(*args, **more)
+
+        setattr(engine, name, once)
+
+    outrun("begin_save_files")
+    if first == "begin_save":
+        outrun("begin_save")
+    if first == "save":
+        engine.away = True
+        with pytest.raises(towline.SaveFailed, match="only on the disk"), towline.Checkpointer(
+            far, "run", spool=tmp_path, close_retry=0
+        ) as ended:
+            ended.save(1, a_state(1))
+        engine.away = False
+        outrun("save")
+        with pytest.warns(UserWarning, match="not durable yet: others commit faster"):
+            towline.Checkpointer(far, "run", spool=tmp_path).close()
+        assert len(in_spool(tmp_path)) == 2
+        with towline.Checkpointer(far, "run", spool=tmp_path) as later:
+            check(later, 1)
+    else:
+        with towline.Checkpointer(far, "run", spool=tmp_path) as checkpointer:
+            assert checkpointer.save(1, a_state(1)).result().name == "run/step-1"
+            check(checkpointer, 1)
+    assert first in refused and in_spool(tmp_path) == []
+
+
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "60s", None])
 def test_the_time_of_retries_is_checked(far, wrong):
     with pytest.raises(towline.UsageError, match="close_retry is a number of seconds from 0 on"):

@@ -32,7 +32,7 @@ use crate::json::{json, json_within};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read};
 use crate::runtime::wait;
-use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files};
+use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files, treatment};
 use crate::staged::{StagedTensors, stage};
 use crate::tree::Tree;
 
@@ -451,10 +451,17 @@ impl Repository {
         })
     }
 
-    /// Copies the trees under `names`, by default all, to the repository `to`; a dry run only reports them.
-    #[pyo3(signature = (to, names, dry_run=false))]
-    fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>, dry_run: bool) -> PyResult<String> {
-        let to = to.get().engine(py)?;
+    /// Copies the trees under `names`, by default all, to `to`; a dry run only reports them. `existing` is as for `treatment`.
+    #[pyo3(signature = (to, names, dry_run=false, existing=""))]
+    fn sync(
+        &self,
+        py: Python<'_>,
+        to: &Bound<'_, Self>,
+        names: Vec<String>,
+        dry_run: bool,
+        existing: &str,
+    ) -> PyResult<String> {
+        let (to, existing) = (to.get().engine(py)?, treatment(existing));
         let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
         self.report(py, |from| async move {
             let mut names = Vec::with_capacity(selectors.len());
@@ -468,7 +475,8 @@ impl Repository {
             };
             let place = Some(to.store().location().to_string());
             let recorded = record_all(&from, Action::Sync, &all, place).await?;
-            let report = sync(&from, &to, &names, &SyncOptions { dry_run, ..SyncOptions::default() }).await;
+            let options = SyncOptions { dry_run, existing, ..SyncOptions::default() };
+            let report = sync(&from, &to, &names, &options).await;
             recorded.end(report, |report| report.moved_bytes).await
         })
     }

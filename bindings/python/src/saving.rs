@@ -15,7 +15,7 @@ use towline::audit::Action;
 use towline::checkpoint::Dtype;
 use towline::checkpoint::header::{self, NewTensor};
 use towline::name::Name;
-use towline::ops::{Expected, PartOptions, SaveOptions, SaveSource};
+use towline::ops::{Existing, Expected, PartOptions, SaveOptions, SaveSource};
 use towline::progress::Progress;
 use towline::repository::Repository;
 use towline::repository::log::StepFacts;
@@ -346,4 +346,13 @@ pub(crate) fn lay_out(
 /// Source of a save at a path.
 pub(crate) fn at_path(path: PathBuf) -> SaveSource {
     SaveSource::Path(path)
+}
+
+/// Treatment of existing names by a sync, by the word of the Python package.
+pub(crate) fn treatment(word: &str) -> Existing {
+    match word {
+        "replace" => Existing::Replace,
+        "keep" => Existing::Keep,
+        _ => Existing::KeepNewer,
+    }
 }

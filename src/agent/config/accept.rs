@@ -56,6 +56,12 @@ impl Accepts {
         Ok(Self(Arc::new(RwLock::new(entries))))
     }
 
+    /// True without any entry: nothing is accepted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries().is_empty()
+    }
+
     /// True if an entry names `sender`.
     #[must_use]
     pub fn include(&self, sender: &Identity) -> bool {

@@ -369,6 +369,7 @@ impl File {
                     .help("it asks the advisor of its own agent, and other agents by its certificate"));
             }
         }
+        self.sidecar.check_inputs(self.cache.is_some(), self.staging.is_some())?;
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.hands_off() && !names_others {
             return Err(Error::usage("[sidecar] handoff_to is set, but [peers] names no other agent")

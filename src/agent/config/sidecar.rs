@@ -94,6 +94,18 @@ impl SidecarSection {
         self.handoff_to.is_some()
     }
 
+    /// Refuses inputs that need what the agent lacks: a cache, or memory for tensors.
+    pub(super) fn check_inputs(&self, has_cache: bool, has_staging: bool) -> Result<()> {
+        if !has_cache && !self.warm.is_empty() {
+            return Err(Error::usage("[sidecar] warm is set, but no cache").help("set [cache] dir and capacity"));
+        }
+        if !has_staging && !self.stage.is_empty() {
+            return Err(Error::usage("[sidecar] stage is set, but no memory for tensors")
+                .help("set [staging] memory (docs/staging.md)"));
+        }
+        Ok(())
+    }
+
     /// Resolves relative paths from `folder`.
     pub(super) fn settle(self, folder: &Path) -> Result<SidecarConfig> {
         let restored = |section: RestoreSection| Ok((section.name.parse()?, folder.join(section.to)));

@@ -182,7 +182,9 @@ fn what_makes_no_sense_is_named() {
             "repository = '/r'\n[sidecar]\npreemption = 'pigeon'",
             "unknown variant `pigeon`, expected one of `none`, `aws`",
         ),
-        ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
+        ("repository = '/r'\n[sidecar]\nwarm = ['a']", "[sidecar] warm is set, but no cache"),
+        ("repository = '/r'\n[sidecar]\nstage = ['a']", "[sidecar] stage is set, but no memory for tensors"),
+        ("repository = '/r'\n[cache]\ndir = 'c'\ncapacity = '1G'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         (
             "repository = '/r'\n[sidecar]\nrestore = [{ name = 'r@latest', to = 'c' }]\nwatch = [{ folder = 'c/', run = 'r' }]",
             "restore writes where [[sidecar.watch]] looks",

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::agent::advisor::{Advisor, SitesPaths};
 use crate::agent::commitments::Commitments;
 use crate::agent::config::{CacheConfig, Config};
+use crate::agent::former::once_released;
 use crate::agent::handoff::HandoffStore;
 use crate::agent::tokens::Tokens;
 use crate::budget::Budget;
@@ -113,8 +114,11 @@ fn links(share: u64, others: usize, fixed: Option<usize>) -> Result<(usize, u64)
 
 pub(super) async fn tokens(config: &Config, clock: &Arc<dyn Clock>) -> Result<Option<Arc<Tokens>>> {
     let Some(file) = config.tokens.clone() else { return Ok(None) };
-    let clock = Arc::clone(clock);
-    Ok(Some(Arc::new(blocking(move || Tokens::open(&file, clock)).await?)))
+    let open = || {
+        let (file, clock) = (file.clone(), Arc::clone(clock));
+        blocking(move || Tokens::open(&file, clock))
+    };
+    Ok(Some(Arc::new(once_released("the file of tokens", open).await?)))
 }
 
 /// Opens the commitments of the cache, if there is one.
@@ -132,8 +136,11 @@ pub(super) async fn open_commitments(
 pub(super) async fn open_cache(settings: CacheConfig) -> Result<Arc<Cache>> {
     let CacheConfig { dir, capacity, free_floor, quotas, .. } = settings;
     let options = CacheOptions { free_floor, quotas, ..CacheOptions::new(capacity) };
-    let folder = dir.clone();
-    let cache = blocking(move || Cache::open(&folder, options)).await?;
+    let open = || {
+        let (folder, options) = (dir.clone(), options.clone());
+        blocking(move || Cache::open(&folder, options))
+    };
+    let cache = once_released("the cache", open).await?;
     warn_of_capacity("[cache] capacity", &dir, capacity);
     Ok(Arc::new(cache))
 }
@@ -141,6 +148,11 @@ pub(super) async fn open_cache(settings: CacheConfig) -> Result<Arc<Cache>> {
 /// The store of checkpoints that others hand off, if it is configured.
 pub(super) async fn handoff_store(config: &Config) -> Result<Option<Arc<HandoffStore>>> {
     let Some(settings) = config.handoff.clone() else { return Ok(None) };
+    if settings.accept.is_empty() {
+        tracing::warn!(
+            "[handoff] accepts nothing: settings have no [[handoff.accept]] that says who may hand off what"
+        );
+    }
     let (dir, capacity) = (settings.dir.clone(), settings.capacity);
     let store = blocking(move || HandoffStore::open(settings)).await?;
     warn_of_capacity("[handoff] capacity", &dir, capacity);

@@ -38,6 +38,7 @@ pub use self::config::{IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookCo
 use self::listener::HttpsListener;
 use super::api::serve;
 use super::counts::WebhookCounts;
+use super::former::once_released;
 use super::pods::AccountRights;
 use super::state::AgentState;
 use crate::error::Result;
@@ -69,7 +70,8 @@ struct Webhook {
 /// Safe.
 pub(super) async fn begin(agent: &Arc<AgentState>, config: WebhookConfig, api: &mut JoinSet<()>) -> Result<SocketAddr> {
     let address = config.listen;
-    let listener = TcpListener::bind(address).await.map_err(|source| not_bound(source, address))?;
+    let bind = async || TcpListener::bind(address).await.map_err(|source| not_bound(source, address));
+    let listener = once_released("the port of [webhook]", bind).await?;
     let (folder, issuer) = (config.certificate.clone(), config.issuer.clone());
     let (tls, issuer) = blocking(move || Ok((https_config(&folder)?, issuer.map(Issuer::open).transpose()?))).await?;
     let trust_domain = match &config.trust_domain {

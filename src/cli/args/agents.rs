@@ -260,7 +260,7 @@ pub(in crate::cli) struct Warm {
     #[arg(long)]
     pub(in crate::cli) wait: bool,
     /// Only report what is missing
-    #[arg(long, conflicts_with = "wait")]
+    #[arg(long)]
     pub(in crate::cli) dry_run: bool,
     #[command(flatten)]
     pub(in crate::cli) at: AtOption,

@@ -81,6 +81,7 @@ impl Globals {
             endpoint: self.endpoint.clone(),
             allow_http: self.allow_http,
             memory: self.memory,
+            places: Vec::new(),
         }
     }
 }
@@ -246,6 +247,15 @@ pub(super) enum Verb {
 }
 
 impl Verb {
+    /// The repositories that its arguments name, in place of the one that was chosen.
+    pub(super) fn places(&self) -> Vec<String> {
+        match self {
+            Self::Sync(Sync { from, to, .. }) => vec![from.to_string(), to.to_string()],
+            Self::Init { url: Some(url), .. } | Self::Doctor { url: Some(url) } => vec![url.clone()],
+            _ => Vec::new(),
+        }
+    }
+
     /// True if the command reads `towline.toml`: not if it needs no repository, or asks the agent for its state.
     pub(super) fn reads_settings(&self) -> bool {
         match self {

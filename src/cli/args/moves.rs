@@ -59,6 +59,7 @@ pub(in crate::cli) struct Cp {
 
 /// `towline sync`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(in crate::cli) struct Sync {
     /// The repository to read
     #[arg(value_name = "SRC_URL", value_hint = ValueHint::DirPath)]
@@ -75,7 +76,13 @@ pub(in crate::cli) struct Sync {
     /// Copy differences from a directory with the bases that they need, also where that is more
     #[arg(long)]
     pub(in crate::cli) as_stored: bool,
-    /// Only report what would be copied
+    /// Keep every name that the destination has, also with another value
+    #[arg(long, conflicts_with = "force")]
+    pub(in crate::cli) if_absent: bool,
+    /// Replace names also where the destination's value is newer
+    #[arg(long)]
+    pub(in crate::cli) force: bool,
+    /// Only report what would be copied, replaced and kept
     #[arg(long)]
     pub(in crate::cli) dry_run: bool,
 }

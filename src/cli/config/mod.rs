@@ -75,6 +75,31 @@ pub(super) struct Flags {
     pub(super) allow_http: bool,
     /// `--memory`, in bytes.
     pub(super) memory: Option<u64>,
+    /// Repositories that the arguments of the command name, in place of `repository`.
+    pub(super) places: Vec<String>,
+}
+
+impl Flags {
+    /// The repositories that flags, variables and arguments name; none, if a settings file or the default decides.
+    fn named<'a>(&'a self, repository: Option<&'a String>) -> Option<Named> {
+        let places: Vec<&String> =
+            if self.places.is_empty() { repository.into_iter().collect() } else { self.places.iter().collect() };
+        let is_directory = |place: &&String| matches!(place.parse(), Ok(Location::Directory(_)));
+        match places.iter().all(is_directory) {
+            _ if places.is_empty() => None,
+            true => Some(Named::Directories),
+            false => Some(Named::Stores),
+        }
+    }
+}
+
+/// Repositories that flags, variables and arguments name, rather than a settings file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    /// All are directories: no endpoint is used.
+    Directories,
+    /// Some are not.
+    Stores,
 }
 
 /// The repository that a command works on.
@@ -93,6 +118,7 @@ pub(super) struct Settings {
     embedded: Option<PathBuf>,
     authority: Option<PathBuf>,
     trusted: Option<Trusted>,
+    named: Option<Named>,
     /// Folder of the command line's own audit log, if it has one.
     pub(super) audit: Option<PathBuf>,
     /// Memory budget in bytes, if one was asked for.
@@ -105,13 +131,14 @@ impl Settings {
     /// Puts flags, environment and settings file together.
     ///
     /// # Errors
-    /// Usage, for a malformed file or variable, and for a file that would decide where data goes and is not trusted; denied, for
-    /// a file that others may write; as the file system says, for a file that cannot be read.
+    /// Usage, for a malformed file or variable, and for a file that would decide where data goes and is not trusted, unless flags,
+    /// variables and arguments decide that; denied, for a file that others may write; as the file system says, for a file that
+    /// cannot be read.
     pub(super) fn resolve(flags: Flags, around: Environment<'_>) -> Result<Self> {
         let mut settings = Self::without_file(flags, around)?;
         let found = match SettingsFile::nearest(around) {
             // A stranger's file must not keep a user from working who names the repository.
-            Err(error) if error.kind() == ErrorKind::Denied && settings.repository.is_some() => {
+            Err(error) if error.kind() == ErrorKind::Denied && settings.named.is_some() => {
                 tracing::warn!("settings file is not used: {error}");
                 Vec::new()
             }
@@ -128,16 +155,18 @@ impl Settings {
     /// # Errors
     /// Usage, for a malformed variable.
     pub(super) fn without_file(flags: Flags, around: Environment<'_>) -> Result<Self> {
-        let repository = match flags.repository {
+        let repository = match flags.repository.clone() {
             Some(repository) => Some(repository),
             None => around.text("TOWLINE_REPO")?,
         };
+        let named = flags.named(repository.as_ref());
         let config = around.config_folder();
         Ok(Self {
             repository,
             embedded: around.xdg("XDG_DATA_HOME", ".local/share").map(|data| data.join("towline/repository")),
             authority: config.as_ref().map(|config| config.join("authority")),
             trusted: config.as_deref().map(Trusted::below),
+            named,
             audit: around.text("TOWLINE_AUDIT")?.map(PathBuf::from),
             memory: flags.memory,
             endpoint: flags.endpoint,
@@ -151,11 +180,12 @@ impl Settings {
         for name in ENDPOINT_VARIABLES {
             endpoint_set |= around.text(name)?.is_some();
         }
+        let needs_endpoint = self.named != Some(Named::Directories);
         let effective = |file: File| File {
-            repository: file.repository.filter(|_| self.repository.is_none()),
-            endpoint: file.endpoint.filter(|_| !endpoint_set),
+            repository: file.repository.filter(|_| self.repository.is_none() && self.named.is_none()),
+            endpoint: file.endpoint.filter(|_| needs_endpoint && !endpoint_set),
             memory: file.memory.filter(|_| self.memory.is_none()),
-            allow_http: file.allow_http.filter(|allow| *allow && !self.allow_http),
+            allow_http: file.allow_http.filter(|allow| needs_endpoint && *allow && !self.allow_http),
         };
         if !found.own {
             self.check_trust(found, &effective(found.file.clone()))?;

@@ -87,14 +87,40 @@ fn what_flags_and_variables_say_needs_no_trust() {
     let flags = Flags { repository: Some("/flag".into()), ..Flags::default() };
     let settings = fixture.settings(flags.clone()).unwrap();
     assert_eq!((settings.repository.as_deref(), settings.memory), (Some("/flag"), Some(64 << 20)));
-    // The endpoint is another decision.
+    // The endpoint is another decision, if there is a store to reach: then the file is refused, else it is not used.
+    fixture.write("repository = 's3://evil/x'\nendpoint = 'https://evil'\nallow_http = true");
+    let unused = fixture.settings(flags).unwrap();
+    assert_eq!((unused.repository.as_deref(), unused.endpoint, unused.allow_http), (Some("/flag"), None, false));
     fixture.write("repository = 's3://evil/x'\nendpoint = 'https://evil'");
+    let flags = Flags { repository: Some("s3://mine/x".into()), ..Flags::default() };
     assert!(fixture.settings(flags.clone()).unwrap_err().to_string().contains("https://evil"));
     fixture.variables.insert("AWS_ENDPOINT_URL", "https://mine".into());
     fixture.settings(flags).unwrap();
     fixture.write("memory = '64M'");
     fixture.variables.clear();
     assert_eq!(fixture.settings(Flags::default()).unwrap().memory, Some(64 << 20));
+}
+
+#[test]
+fn what_the_arguments_name_needs_no_trust() {
+    let fixture = Fixture::new();
+    let flags =
+        |places: &[&str]| Flags { places: places.iter().map(|&place| place.into()).collect(), ..Flags::default() };
+    fixture.write("repository = 's3://evil/x'\nendpoint = 'https://evil'\nallow_http = true");
+    let unused = fixture.settings(flags(&["/from", "to"])).unwrap();
+    assert_eq!((unused.repository, unused.endpoint, unused.allow_http), (None, None, false));
+    for places in [["/from", "s3://mine/x"], ["s3://mine/x", "file:///to"]] {
+        fixture.write("repository = 's3://evil/x'\nendpoint = 'https://evil'");
+        let error = fixture.settings(flags(&places)).unwrap_err().to_string();
+        assert!(error.contains("https://evil") && !error.contains("s3://evil"), "{error}");
+        fixture.write("allow_http = true");
+        assert!(fixture.settings(flags(&places)).unwrap_err().to_string().contains("allow_http"));
+        fixture.write("repository = 's3://evil/x'");
+        assert_eq!(fixture.settings(flags(&places)).unwrap().repository, None);
+    }
+    fs::set_permissions(fixture.file(), Permissions::from_mode(0o666)).unwrap();
+    fixture.settings(flags(&["/from"])).unwrap();
+    assert_eq!(fixture.settings(flags(&[])).unwrap_err().kind(), ErrorKind::Denied);
 }
 
 #[test]

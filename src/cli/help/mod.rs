@@ -354,13 +354,18 @@ Examples:
   towline sync s3://bucket/prefix /mnt/repo run-7 models/best  these, or below
   towline sync /mnt/repo s3://bucket/prefix run-7@latest       one step, chosen in the source
   towline sync /mnt/repo /mnt/new --init --dry-run             what would be copied to a repository that --init creates
+  towline sync /mnt/repo s3://bucket/prefix --if-absent        only names that the bucket lacks
 
 Only what the destination lacks is copied. From a directory, a step that is stored as differences is copied without the steps \
 that they are to, unless these are there, or are copied too: each of its chunks is stored again for itself where that is less. Of a run of \
 which every further step will be copied, --as-stored copies fewer bytes in the long run. --endpoint and --allow-http apply to both sides, which share --memory.
 
-JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced if names were, with --dry-run dry_run planned: \
-[name bytes moved_bytes replaces]";
+A name that the destination has with another value is replaced, which is reported, unless that value is newer: then it is kept, all other \
+names are copied, and the exit code is 5. It is newer if it was saved later, or replaced the source's value there; not, if the source \
+had it and replaced it. With --force such names are replaced, too; with --if-absent no existing name is, and the exit code is 0.
+
+JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced: [name] if names were, kept: [name reason saved saved_there] \
+if names were (reason: newer, exists), with --dry-run dry_run planned: [name bytes moved_bytes replaces]";
 
 pub(super) const LABEL: &str = "\
 Examples:

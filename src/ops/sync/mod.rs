@@ -5,6 +5,7 @@
 //! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; normal deduplication finds
 //! chunks that were moved already.
 
+mod existing;
 mod shared;
 mod view;
 
@@ -14,6 +15,8 @@ use futures::{StreamExt as _, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
+use self::existing::is_same;
+pub use self::existing::{Existing, KeptName, KeptReason};
 use self::shared::{MovedTree, SharedTrees, TreeKeys};
 use self::view::View;
 use super::stopping::{end_stopped, unless_stopped};
@@ -41,6 +44,8 @@ pub struct SyncOptions {
     /// Copies every chunk as it is stored, with the bases that it needs, also from a directory, where the bases need not be read over a
     /// network to do without them.
     pub as_stored: bool,
+    /// Treatment of names that the destination has with another value.
+    pub existing: Existing,
     /// Progress counters.
     pub progress: Progress,
     /// Cancels the sync: stored data is recorded within seconds, and used by the next sync.
@@ -63,9 +68,12 @@ pub struct SyncReport {
     pub chunks: u64,
     /// Chunks that the destination lacked.
     pub new_chunks: u64,
-    /// Names that had another tree in the destination. `undelete` restores that.
+    /// Names that had another tree in the destination, or in a dry run have. `undelete` restores that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<Name>,
+    /// Names that the destination has with another value, which was kept.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<KeptName>,
     /// In a dry run, each name that the destination lacks, or has with another value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planned: Vec<PlannedName>,
@@ -82,12 +90,13 @@ pub struct PlannedName {
     pub bytes: u64,
     /// Stored bytes of the chunks that would move for it, without those of earlier names.
     pub moved_bytes: u64,
-    /// True if the destination has another tree under this name.
+    /// True if the destination has another tree under this name, or the same one with other facts.
     pub replaces: bool,
 }
 
 /// Copies the names and prefixes `what`, or all names, from `from` to the repository `to`; only chunks that `to` lacks move.
-/// Names that exist in `to` are replaced, if they have not changed since the start of the sync.
+/// Names that exist in `to` with another value are replaced as `options.existing` says, if they have not changed since the start of
+/// the sync.
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
@@ -187,6 +196,9 @@ impl Syncing<'_> {
         for _ in 0..ATTEMPTS {
             let state = self.from.state().await?;
             let Some(value) = state.refs.get(name).cloned() else { return self.vanished(name) };
+            if self.is_kept(name, &value, &state) {
+                return Ok(());
+            }
             self.to.take_labels((self.from, &state), name, self.options.dry_run).await?;
             match self.attempt(name, &value).await? {
                 Step::Done => return Ok(()),
@@ -321,8 +333,9 @@ impl Syncing<'_> {
             name: name.clone(),
             bytes: value.logical_bytes,
             moved_bytes,
-            replaces: self.began.refs.contains_key(name),
+            replaces: self.began.refs.get(name).is_some_and(|there| !is_same(there, value)),
         });
+        self.note_replaced(name, value);
     }
 
     /// Reports that `name` was set to `value`, if it had another tree.
@@ -364,8 +377,7 @@ impl Syncing<'_> {
                 stored
             }
         };
-        let same = there.manifest == value.manifest && there.facts == value.facts;
-        Ok(stored.filter(|_| same))
+        Ok(stored.filter(|_| is_same(there, value)))
     }
 
     /// Copies the chunks of `reads`; returns the error if one of their packs was deleted.

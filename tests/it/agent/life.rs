@@ -1,13 +1,18 @@
 //! How an agent starts and ends: signals, kills, restarts, and what is in its way.
 
+use std::fs::{File, Permissions};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::{PATIENCE, Running, told, told_json, with_tree};
-use crate::cli::{User, has_members};
+use crate::cli::{User, has_members, ran};
 use crate::data::noise;
+use crate::ports::ClosedPort;
 
 #[test]
 fn pins_outlive_the_agent() {
@@ -132,6 +137,63 @@ fn what_is_in_the_way_of_a_start_is_named() {
     assert!(user.fails(&start, 2)["message"].as_str().unwrap().contains("loopback"));
     assert_eq!(user.fails(&["agent", "--config", "none.toml"], 3)["kind"], "not-found");
     agent.stop();
+    // A section without the other one that it needs.
+    let plain = "repository = '../repo'\nsocket = 'other/agent.sock'\n";
+    for section in
+        ["[sidecar]\nwarm = ['run/1']", "[sidecar]\nstage = ['run/1']", "listen = '127.0.0.1:0'", "tokens = 't'"]
+    {
+        write(&format!("{plain}{section}\n"));
+        let error = user.fails(&start, 2);
+        assert!(error["message"].as_str().unwrap().contains(" is set, but n"), "{error}");
+    }
+    let port = ClosedPort::new();
+    let closed = format!("repository = 's3://bucket/p'\nendpoint = 'http://{}'\n", port.address());
+    write(&format!("{closed}socket = 'other/agent.sock'\n"));
+    let mut unreachable = user.command(&start);
+    let unreachable = ran(unreachable.env("AWS_ACCESS_KEY_ID", "k").env("AWS_SECRET_ACCESS_KEY", "s"));
+    assert_eq!(unreachable.code, Some(6), "{}", unreachable.err);
+    write(plain);
+    std::fs::set_permissions(user.work().join("agent.toml"), Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(user.fails(&start, 7)["kind"], "denied");
+}
+
+#[test]
+fn what_a_killed_agent_holds_for_a_moment_is_waited_for() {
+    let user = with_tree();
+    Running::start(&user, "").stop();
+    for lock in ["run/agent.lock", "cache/lock"] {
+        let held = File::options().write(true).open(user.work().join(lock)).unwrap();
+        flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let mut command = user.command(&["agent", "--json", "--config", "agent.toml"]);
+        let mut child = command.env("RUST_LOG", "towline=warn").spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert!(said.contains("waiting 3s for another process to release the "), "{said}");
+        drop(held);
+        let mut listening = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut listening).unwrap();
+        assert!(listening.contains("listening"), "{lock}: {listening}");
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn an_agent_that_accepts_no_handoff_says_so() {
+    let user = with_tree();
+    user.ok(&["identity", "init", "--authority", "ca"]);
+    user.ok(&["identity", "issue", "home/a", "--authority", "ca", "--to", "tls"]);
+    let listening = "identity = 'tls'\nlisten = '127.0.0.1:0'\n[[allow]]\nagents = '**'\nnames = '**'\n\
+                     [handoff]\ndir = 'kept'\ncapacity = '1G'\n";
+    let accept = "[[handoff.accept]]\nfrom = 'home/*'\nnames = 'run/*'\n";
+    for (more, says) in [("", true), (accept, false)] {
+        super::configure(&user, &format!("{listening}{more}"));
+        let mut command = user.command(&["agent", "--json", "--config", "agent.toml"]);
+        let agent = Running::from_command(command.env("RUST_LOG", "towline=warn"));
+        agent.signal(Signal::TERM);
+        let (code, log) = agent.ended();
+        assert_eq!((code, log.contains("[handoff] accepts nothing")), (Some(0), says), "{log}");
+    }
 }
 
 #[test]
@@ -141,6 +203,8 @@ fn without_an_agent_it_is_said_how_to_start_one() {
         let error = user.fails(args, 3);
         assert!(error["help"].as_str().unwrap().contains("towline agent --config"), "{error}");
     }
+    let both = user.fails(&["warm", "run/1", "--wait", "--dry-run"], 2);
+    assert!(both["help"].as_str().unwrap().contains("drop --wait to see"), "{both}");
     let gone = user.command(&["pins", "--json"]).env("TOWLINE_AGENT", "/none/agent.sock").output().unwrap();
     assert_eq!(gone.status.code(), Some(6));
 }

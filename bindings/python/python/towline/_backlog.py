@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import deque
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from . import _towline, spool
-from .errors import Conflict, Error, Exhausted, SaveFailed, Unreachable
+from .errors import Conflict, Error, Exhausted, SaveFailed, Unreachable, is_passing
 from .handle import Handle
 from .reports import SaveReport
 from .retention import GivenUp
+
+_logger = logging.getLogger("towline")
 
 #: Seconds before the first and between later tries.
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
@@ -50,6 +53,8 @@ class Backlog:
     def __init__(self, calls: Calls):
         self._calls = calls
         self._steps: deque[Waiting] = deque()
+        #: Steps that failed for good and stay in the spool for the next process. Their handles, if this process saved them.
+        self.left: list[tuple[spool.SpooledStep, Handle | None]] = []
         self._pause = _PAUSE
         #: Time (of time.monotonic) of the next try.
         self._next = 0.0
@@ -80,12 +85,12 @@ class Backlog:
                 self._calls.give_up(step.given_up, SILENCE)
                 report = self._calls.save(step)
             except (Unreachable, Exhausted) as error:
-                for waiting in self._steps:
-                    waiting.handle._fail(error, over=False)
-                self._pause = min(self._pause * 2, _PAUSE_MAX)
-                self._next = time.monotonic() + self._pause
+                self._later(error)
                 return
             except Conflict as error:
+                if is_passing(error):
+                    self._later(error)
+                    return
                 # Another process has the step: the next one on this node must not replace it.
                 self._steps.popleft()
                 spool.remove(kept)
@@ -93,8 +98,8 @@ class Backlog:
                 handle._fail(error)
                 continue
             except BaseException as error:
-                # It stays in the spool for the next process.
                 self._steps.popleft()
+                self.left.append((kept, handle))
                 handle._fail(error)
                 continue
             self._steps.popleft()
@@ -103,6 +108,32 @@ class Backlog:
             handle._reach("local", "durable")
             self._calls.durable()
         self._pause = _PAUSE
+
+    def _later(self, error: Error) -> None:
+        """Puts off the next try because of `error`."""
+        for waiting in self._steps:
+            waiting.handle._fail(error, over=False)
+        self._pause = min(self._pause * 2, _PAUSE_MAX)
+        self._next = time.monotonic() + self._pause
+
+    def drop_left(self, given_up: GivenUp) -> None:
+        """Removes steps that stay in the spool, if the training gave them up: the next process would upload them, and resume the
+        last one."""
+        for one in list(self.left):
+            kept, handle = one
+            if kept.step not in given_up.versions:
+                continue
+            try:
+                spool.remove(kept)
+            except OSError as error:
+                _logger.warning("%s is given up, but stays at %s: %s", kept.step, kept, error)
+                continue
+            self.left.remove(one)
+            if handle is not None:
+                # Nobody waits for it any more.
+                handle._raised = True
+                handle._drop()
+            _logger.warning("%s is given up: it is not durable, and no longer on this node's disk either", kept.step)
 
     def close(self, until: float) -> None:
         """Retries until the time `until` (of time.monotonic); leaves the remaining steps to the next process."""

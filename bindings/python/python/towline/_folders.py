@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _arguments, _private, _shutdown, retention, spool
 from ._backlog import Backlog, Calls, Waiting, finish, only_here
-from .errors import Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
+from .errors import Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable, is_passing
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -29,8 +29,6 @@ OWN = "_towline"
 
 #: Tries to save a folder of hard links while their link counts change, and seconds between them.
 _TRIES, _PAUSE = 20, 0.25
-#: Errors of a save that a later try may not have.
-_STAYS = (Unreachable, Exhausted)
 
 
 def _save_linked(
@@ -137,7 +135,8 @@ class FolderSaver:
     def found(self, name: str, is_latest: bool) -> Found:
         """Step `name`, the latest or not, and the steps that a training which goes on from it gives up."""
         waiting = [handle.name for handle in self._handles if not handle.done()]
-        return Found(name, retention.later(self.repository, self.run, number(name), waiting, is_latest))
+        left = [kept.step for kept, _ in list(self._backlog.left)]
+        return Found(name, retention.later(self.repository, self.run, number(name), waiting, is_latest, left))
 
     def restored(self, found: Found) -> None:
         """Records that the training went back to a step. If it then saves one before the last of the later steps, those are
@@ -159,11 +158,13 @@ class FolderSaver:
                 try:
                     self._give_up(spool.given_up(linked))
                 except Conflict as error:
+                    if is_passing(error):
+                        raise
                     warnings.warn(f"towline: a step left at {linked} is dropped: {error}", stacklevel=3)
                 else:
                     _save_linked(self.repository, linked)
             spool.remove(linked)
-        self._left = []
+        self._left, self._backlog.left = [], []
 
     def steps(self) -> list[int]:
         """All saved steps, in order."""
@@ -190,7 +191,7 @@ class FolderSaver:
             self._thread, self._closing = None, False
             _shutdown.forget(self)
         self._retention.close()
-        left = [handle for handle in self._handles if isinstance(handle.error, _STAYS)]
+        left = [handle for handle in self._handles if _stays(handle.error)]
         self._left += left
         try:
             self._check()
@@ -227,7 +228,9 @@ class FolderSaver:
         try:
             return _save_linked(self.repository, waiting.kept, lambda: self._close_retry if self._closing else None)
         except Conflict as error:
-            # Not a Conflict, for which the backlog would remove the links: a later try may succeed.
+            if is_passing(error):
+                raise
+            # Not a Conflict, for which the backlog would remove the links: a later process may succeed.
             raise Error(f"{error} (its files stay in {waiting.kept} for the next process)") from error
 
     def _expire(self) -> None:
@@ -235,6 +238,8 @@ class FolderSaver:
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         retention.give_up(self.repository, self.run, given_up, limit)
+        if given_up is not None:
+            self._backlog.drop_left(given_up)
 
     def _check_order(self, handle: Handle, given_up: GivenUp | None) -> None:
         """Raises Unreachable for a folder that cannot be linked, if it gives up steps while some wait: those would become durable
@@ -251,7 +256,7 @@ class FolderSaver:
         failed = [handle for handle in self._handles if handle.done() and handle.error is not None]
         self._handles = [handle for handle in self._handles if not handle.done()]
         for handle in failed:
-            if not handle._raised and not isinstance(handle.error, _STAYS):
+            if not handle._raised and not _stays(handle.error):
                 raise handle._failure()
 
 
@@ -291,6 +296,11 @@ def _locked(above: _private.Folder) -> Iterator[_private.Folder]:
             yield own
         finally:
             os.close(lock)
+
+
+def _stays(error: BaseException | None) -> bool:
+    """True for the error of a save that a later try may not have."""
+    return isinstance(error, (Unreachable, Exhausted)) or (error is not None and is_passing(error))
 
 
 def _finite(metrics: Mapping[str, Any] | None) -> dict[str, float]:

@@ -29,7 +29,7 @@ from ._devices import gpus
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
-from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
+from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError, is_passing
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -306,7 +306,8 @@ class Checkpointer:
         found = int(name.rpartition("step-")[2])
         # Before anything is loaded: the store may not answer.
         waiting = [handle.name for handle in self._handles if not handle.done()]
-        later = retention.later(self.repository, self.run, found, waiting, step == "latest")
+        left = [kept.step for kept, _ in list(self._backlog.left)]
+        later = retention.later(self.repository, self.run, found, waiting, step == "latest", left)
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, name, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
@@ -508,19 +509,22 @@ class Checkpointer:
             with self._own(handle.name, limit) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
                 handle.report = finish(handle._saving, lambda: None if kept is None else self._patience(self._wanted))
-        except (Unreachable, Exhausted) as error:
+        except (Unreachable, Exhausted, Conflict) as error:
             if kept is None:
+                raise
+            if isinstance(error, Conflict) and not is_passing(error):
+                # Another process has the step: the next one on this node must not replace it.
+                spool.remove(kept)
+                handle._drop()
                 raise
             # The state is in the spool: its memory is free for the next step.
             stage.release()
             self._backlog.add(Waiting(handle, kept, given_up), error)
             job.settled.set()
             return
-        except Conflict:
+        except BaseException:
             if kept is not None:
-                # Another process has the step: the next one on this node must not replace it.
-                spool.remove(kept)
-                handle._drop()
+                self._backlog.left.append((kept, handle))
             raise
         if kept is not None:
             spool.remove(kept)
@@ -558,18 +562,24 @@ class Checkpointer:
                         stacklevel=3,
                     )
                 else:
-                    retention.give_up(self.repository, self.run, spool.given_up(kept))
+                    given_up = spool.given_up(kept)
+                    retention.give_up(self.repository, self.run, given_up)
+                    if given_up is not None:
+                        self._backlog.drop_left(given_up)
                     # A step that was saved twice replaces itself.
                     again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
                     spool.save(self.repository, kept, again)
                     uploaded.add(kept.step)
             except Conflict as error:
+                if is_passing(error):
+                    self._left_again(kept, error)
+                    continue
                 warnings.warn(
                     f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
                     stacklevel=3,
                 )
             except Error as error:
-                warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
+                self._left_again(kept, error)
                 continue
             try:
                 spool.remove(kept)
@@ -577,6 +587,11 @@ class Checkpointer:
                 warnings.warn(
                     f"towline: a step that was saved from {kept} cannot be removed there: {error}", stacklevel=3
                 )
+
+    def _left_again(self, kept: spool.SpooledStep, error: Error) -> None:
+        """Warns that a step of an earlier process stays in the spool."""
+        self._backlog.left.append((kept, None))
+        warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=4)
 
     def _expire(self) -> None:
         if self.rank == 0:
@@ -588,6 +603,7 @@ class Checkpointer:
         if given_up is None or given_up.removed:
             return
         retention.give_up(self.repository, self.run, given_up, limit)
+        self._backlog.drop_left(given_up)
         for name in given_up.versions:
             if self._seen is not None:
                 self._seen.pop(name, None)

@@ -45,6 +45,10 @@ class Conflict(Error):
     kind = "conflict"
 
 
+class Busy(Conflict):
+    """Others change the same things too often: a later try may succeed."""
+
+
 class Unreachable(Error, ConnectionError):
     """The store does not answer; it may answer later."""
 
@@ -103,6 +107,11 @@ class Timeout(Error, TimeoutError):
     """The timeout of a wait is over. The operation continues."""
 
     kind = "timeout"
+
+
+def is_passing(error: BaseException) -> bool:
+    """True for a Conflict that a later try may not have: nobody has saved the step, others were only faster for a while."""
+    return isinstance(error, Busy) or (isinstance(error, Conflict) and "faster than" in str(error))
 
 
 _BY_KIND = {

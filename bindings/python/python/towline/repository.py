@@ -326,14 +326,20 @@ class Repository:
         names: Iterable[str] = (),
         *,
         create: bool = False,
+        if_absent: bool = False,
+        force: bool = False,
         dry_run: bool = False,
     ) -> SyncReport:
         """Copies `names` (names, prefixes of names, or selectors such as `RUN@latest`; by default all) to the repository `to`, a
-        Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there are replaced. With `create` the
-        repository is created if there is none. With `dry_run` nothing is copied: the report's `planned` says what would be."""
+        Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there with another value are
+        replaced, but not if that value is newer: then it stays, which the report's `kept` says, unless `force` is set. With
+        `if_absent` no existing name is replaced. With `create` the repository is created if there is none. With `dry_run` nothing
+        is copied: the report's `planned` says what would be."""
+        if if_absent and force:
+            raise UsageError("if_absent and force exclude each other")
         names = [names] if isinstance(names, str) else list(names)
-        there = opened(to, create=create)
-        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
+        there, existing = opened(to, create=create), "keep" if if_absent else "replace" if force else ""
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, existing)))
 
     def load(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _arguments
 from ._collecting import Collector
-from .errors import Conflict, Error, NotFound
+from .errors import Busy, Conflict, Error, NotFound
 
 if TYPE_CHECKING:
     from .repository import Repository
@@ -81,12 +81,15 @@ class Branch:
 
 
 def later(
-    repository: Repository, run: str, step: int, waiting: Iterable[str], is_latest: bool
+    repository: Repository, run: str, step: int, waiting: Iterable[str], is_latest: bool, left: Iterable[str] = ()
 ) -> dict[str, int | None]:
     """Steps that a training which goes on from `step` gives up, with their versions; also those of `waiting`, which are on this
-    node's disk. After the latest durable step there are only those: another process saves what the repository has beyond it."""
+    node's disk, and of `left`, which stay there for the next process. After the latest durable step there are only those:
+    another process saves what the repository has beyond it."""
     found: dict[str, int | None] = {} if is_latest else {**versions(repository, run)}
     found |= dict.fromkeys(waiting)
+    for name in left:
+        found.setdefault(name, None)
     return {name: version for name, version in found.items() if number(name) > step}
 
 
@@ -94,7 +97,7 @@ def give_up(repository: Repository, run: str, given_up: GivenUp | None, limit: t
     """Removes the steps that a training gives up, before the first step in their place becomes durable: if the process is killed
     in between, the next one resumes the step that the training went back to. They are removed in one commit, and `undelete`
     restores them for 7 days. Raises Unreachable if the store does not answer within `limit`; raises Conflict, and removes
-    nothing, if another process has gone on with them."""
+    nothing, if another process has gone on with them, and Busy if the run changes all the time."""
     if given_up is None or given_up.removed:
         return
     if limit is not None:
@@ -118,10 +121,10 @@ def _remove(repository: Repository, run: str, given_up: GivenUp) -> None:
             # The step that the training went back to may have been removed: a run keeps its last step.
             for name in kept.intersection(names):
                 repository.remove(name)
-        except (Conflict, NotFound):
+        except (Conflict, NotFound) as error:
             # A step was saved or removed since they were listed, such as by another rank.
             if not left:
-                raise
+                raise Busy(f"steps of {run} change while the later ones are given up: {error}") from error
             continue
         _logger.warning(
             "%s goes on from step %s, and gives up the later steps %s: they are removed, so that restore() does not resume them. "
