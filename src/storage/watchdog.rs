@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[derive(Clone, Default)]
-    struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+    struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
 
     impl Lines {
         fn text(&self) -> String {

@@ -174,8 +174,8 @@ impl Requester {
     /// Requests the stored frames of chunks; returns the request's number.
     ///
     /// # Errors
-    /// Usage, for more than a request may name, or lengths of other chunks than it names; unsupported, if it names chunks without bases and the other side does not know that;
-    /// unreachable, while no request may be made ([`Requester::free_requests`]).
+    /// Usage, for more than a request may name, or lengths of other chunks than it names; unsupported, if it names chunks without bases
+    /// and the other side does not know that; unreachable, while no request may be made ([`Requester::free_requests`]).
     pub fn request(
         &mut self,
         priority: Priority,
