@@ -22,7 +22,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use url::Url;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Idle connections kept to one host, and how long: beyond what one process has in flight, short of S3's own limit.
 const POOL: (usize, Duration) = (128, Duration::from_secs(15));
@@ -106,7 +106,8 @@ fn is_of_object(request: &HttpRequest) -> bool {
     request.method() == "GET" && !parameters.any(lists)
 }
 
-/// Limits the length of `response`: an object has its announced length; errors and lists have a maximum.
+/// Limits the length of `response`: an object has its announced length; errors and lists have a maximum. A longer answer tells nothing
+/// about the object, which must not count as damaged.
 fn limited(response: HttpResponse, asked: Asked) -> HttpResponse {
     let length = response.headers().get("content-length");
     let length = length.and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
@@ -115,8 +116,14 @@ fn limited(response: HttpResponse, asked: Asked) -> HttpResponse {
         (Asked::Object, Some(length)) => length,
         _ => LIST_LEN_MAX,
     };
+    let kind = match asked {
+        Asked::Other if response.status().is_success() => ErrorKind::Unsupported,
+        Asked::Object | Asked::Other => ErrorKind::Unreachable,
+    };
+    let status = response.status();
     let too_long = move |source| {
-        let error = Error::damaged("answer of the store is too long").expected(format!("at most {most} bytes"));
+        let error = Error::new(kind, "answer of the store is too long");
+        let error = error.expected(format!("at most {most} bytes")).got(format!("more, with status {status}"));
         HttpError::new(HttpErrorKind::Unknown, error.source(source))
     };
     response.map(|body| HttpResponseBody::new(Limited::new(body, most).map_err(too_long)))
@@ -183,7 +190,6 @@ impl Resolve for Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
 
     #[test]
     fn a_redirect_names_host_and_region_and_nothing_secret() {
@@ -212,17 +218,22 @@ mod tests {
         assert_eq!(answer(206, Some("0"), 0).await.unwrap().len(), 0);
         // A length that is contradicted by the transfer's coding.
         let error = answer(200, Some("74"), 75).await.unwrap_err();
-        assert_eq!(error.to_string(), "HTTP error: answer of the store is too long: expected at most 74 bytes");
+        let text = error.to_string();
+        assert!(text.contains("too long: expected at most 74 bytes, got more, with status 200 OK"), "{text}");
+        let kind_of = |error| Error::from(object_store::Error::Generic { store: "S3", source: Box::new(error) }).kind();
+        assert_eq!(kind_of(error), ErrorKind::Unreachable);
         for status in [403, 500] {
             assert_eq!(answer(status, None, ERROR_LEN_MAX).await.unwrap().len(), ERROR_LEN_MAX);
             let long = (ERROR_LEN_MAX + 1).to_string();
-            assert!(answer(status, Some(&long), ERROR_LEN_MAX + 1).await.is_err());
+            let error = answer(status, Some(&long), ERROR_LEN_MAX + 1).await.unwrap_err();
+            assert_eq!(kind_of(error), ErrorKind::Unreachable, "a long page of an error is no damage");
         }
         assert_eq!(answer(200, None, LIST_LEN_MAX).await.unwrap().len(), LIST_LEN_MAX);
         assert!(answer(200, None, LIST_LEN_MAX + 1).await.is_err());
         // A list is read whole, however long it says that it is.
         let long = (LIST_LEN_MAX + 1).to_string();
-        assert!(answer_to(Asked::Other, 200, Some(&long), LIST_LEN_MAX + 1).await.is_err());
+        let error = answer_to(Asked::Other, 200, Some(&long), LIST_LEN_MAX + 1).await.unwrap_err();
+        assert_eq!(kind_of(error), ErrorKind::Unsupported);
         assert_eq!(answer_to(Asked::Other, 200, Some("9"), 9).await.unwrap().len(), 9);
     }
 

@@ -26,7 +26,10 @@ use super::pages::ListingCheck;
 /// does not report the progress of a put. If the peer stops acknowledging packets, the kernel notices much earlier (reqwest sets
 /// `TCP_USER_TIMEOUT` to 30 s).
 const SLOWEST: u64 = 128 << 10;
-/// A store whose requests fail after `stall` without progress: no answer, or no next part of a body.
+/// Bytes of a body that are progress: fewer, again and again, would keep a request alive for ever.
+const PROGRESS_MIN: u64 = 16 << 10;
+
+/// A store whose requests fail after `stall` without progress: no answer, or too little of a body.
 ///
 /// Time in which the caller does not poll for the next part does not count.
 #[derive(Debug)]
@@ -83,12 +86,13 @@ impl Limit {
         answer.unwrap_or_else(|_| Err(stalled(limit)))
     }
 
-    fn watched<T: Send + 'static>(
+    fn watched<T: Progress + Send + 'static>(
         &self,
         what: What<'_>,
         inner: BoxStream<'static, Result<T>>,
     ) -> BoxStream<'static, Result<T>> {
-        WatchdogStream { inner: Some(inner), limit: self.clone(), what: what.to_string(), alarm: None }.boxed()
+        let (limit, what) = (self.clone(), what.to_string());
+        WatchdogStream { inner: Some(inner), limit, what, alarm: None, waited: Duration::ZERO, arrived: 0 }.boxed()
     }
 }
 
@@ -195,7 +199,25 @@ fn ending(listing: BoxStream<'static, Result<ObjectMeta>>, store: &Arc<str>) -> 
     listing.map(move |found| found.and_then(|meta| check.check(meta))).boxed()
 }
 
-/// A stream that ends with an error once its next item is overdue. The timer runs only while an item is awaited: ready items need
+/// Item of a stream that is watched.
+trait Progress {
+    /// Bytes that count as progress.
+    fn progress(&self) -> u64;
+}
+
+impl Progress for Bytes {
+    fn progress(&self) -> u64 {
+        self.len() as u64
+    }
+}
+
+impl Progress for ObjectMeta {
+    fn progress(&self) -> u64 {
+        PROGRESS_MIN
+    }
+}
+
+/// A stream that ends with an error once its next items are overdue. The timer runs only while an item is awaited: ready items need
 /// no timer, and pauses of the caller do not count.
 struct WatchdogStream<T> {
     inner: Option<BoxStream<'static, Result<T>>>,
@@ -203,6 +225,10 @@ struct WatchdogStream<T> {
     /// Request, for people.
     what: String,
     alarm: Option<Alarm>,
+    /// Time waited for items since the last progress, without that for the next one.
+    waited: Duration,
+    /// Bytes since the last progress.
+    arrived: u64,
 }
 
 /// Timer of an item that is awaited.
@@ -211,29 +237,43 @@ struct Alarm {
     since: Instant,
 }
 
-impl<T> Stream for WatchdogStream<T> {
+impl<T> WatchdogStream<T> {
+    /// Counts an item of so many bytes.
+    fn arrived(&mut self, bytes: u64) {
+        let waited = self.alarm.take().map_or(Duration::ZERO, |alarm| alarm.since.elapsed());
+        self.waited += waited;
+        self.arrived += bytes;
+        if self.arrived >= PROGRESS_MIN {
+            (self.waited, self.arrived) = (Duration::ZERO, 0);
+        }
+    }
+}
+
+impl<T: Progress> Stream for WatchdogStream<T> {
     type Item = Result<T>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         let Some(inner) = this.inner.as_mut() else { return Poll::Ready(None) };
         if let Poll::Ready(item) = inner.as_mut().poll_next(cx) {
-            this.alarm = None;
+            let bytes = item.as_ref().and_then(|item| item.as_ref().ok()).map_or(0, T::progress);
+            this.arrived(bytes);
             return Poll::Ready(item);
         }
         let (stall, notices) = (this.limit.stall, &this.limit.notices);
+        let left = stall.saturating_sub(this.waited);
         let alarm = this.alarm.get_or_insert_with(|| {
             let since = Instant::now();
-            Alarm { sleep: Box::pin(tokio::time::sleep(notices.first().min(stall))), since }
+            Alarm { sleep: Box::pin(tokio::time::sleep(notices.first().min(left))), since }
         });
         loop {
             ready!(alarm.sleep.as_mut().poll(cx));
             let waited = alarm.since.elapsed();
-            if waited >= stall {
+            if waited >= left {
                 break;
             }
             notices.tell(&this.what, waited, stall);
-            alarm.sleep.as_mut().reset(alarm.since + stall);
+            alarm.sleep.as_mut().reset(alarm.since + left);
         }
         this.inner = None;
         Poll::Ready(Some(Err(stalled(stall))))
@@ -243,7 +283,7 @@ impl<T> Stream for WatchdogStream<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::stream;
+    use futures::{TryStreamExt as _, stream};
 
     const STALL: Duration = Duration::from_millis(200);
     const ASKED: What<'static> = What("read", None);
@@ -251,6 +291,11 @@ mod tests {
     fn limit(stall: Duration) -> Limit {
         let models = Location::S3 { bucket: "models".into(), prefix: String::new() };
         Limit { stall, notices: Notices::new(&models) }
+    }
+
+    /// A part of a body that is progress.
+    fn long(byte: u8) -> Bytes {
+        vec![byte; PROGRESS_MIN as usize].into()
     }
 
     #[derive(Clone, Default)]
@@ -285,13 +330,24 @@ mod tests {
             tokio::time::sleep(STALL / 3).await;
             Ok(n)
         });
-        let mut body = limit(STALL).watched(ASKED, slow.chain(stream::pending()).boxed());
+        let mut body = limit(STALL).watched(ASKED, slow.map_ok(long).chain(stream::pending()).boxed());
         for n in 0..4 {
-            assert_eq!(body.next().await.unwrap().unwrap(), n, "together slower than the limit, each faster");
+            assert_eq!(body.next().await.unwrap().unwrap(), long(n), "together slower than the limit, each faster");
         }
         let error = body.next().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("no progress for 200ms"), "{error}");
         assert!(body.next().await.is_none());
+    }
+
+    /// A byte now and then is no progress.
+    #[tokio::test]
+    async fn a_stream_that_trickles_fails() {
+        let drops = stream::repeat(Bytes::from_static(b"x")).then(|byte| async move {
+            tokio::time::sleep(STALL / 5).await;
+            Ok(byte)
+        });
+        let got: Vec<_> = limit(STALL).watched(ASKED, drops.boxed()).take(50).collect().await;
+        assert!(got.len() < 10 && got.last().unwrap().is_err(), "{} items", got.len());
     }
 
     #[tokio::test]
@@ -320,10 +376,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_that_pauses_is_not_blamed_on_the_store() {
-        let mut body = limit(STALL).watched(ASKED, stream::iter([Ok(1), Ok(2)]).boxed());
+        let mut body = limit(STALL).watched(ASKED, stream::iter([Ok(long(1)), Ok(long(2))]).boxed());
         body.next().await.unwrap().unwrap();
         tokio::time::sleep(STALL * 2).await;
-        assert_eq!(body.next().await.unwrap().unwrap(), 2);
+        assert_eq!(body.next().await.unwrap().unwrap(), long(2));
     }
 
     #[tokio::test]
@@ -359,7 +415,7 @@ mod tests {
         let (lines, _log) = logged();
         let limit = limit(Duration::from_secs(30));
         let limit = Limit { notices: limit.notices.after(STALL), ..limit };
-        let mut body = limit.watched(ASKED, stream::pending::<Result<()>>().boxed());
+        let mut body = limit.watched(ASKED, stream::pending::<Result<Bytes>>().boxed());
         assert!(timeout(2 * STALL, body.next()).await.is_err(), "it is not overdue yet");
         assert_eq!(
             lines.text().matches("s3://models has not answered for 0s, waiting for: read;").count(),

@@ -42,8 +42,8 @@ impl Log {
     /// `accept_lost_labels`.
     ///
     /// # Errors
-    /// Conflict, for labels that may be lost and are not accepted to be; damaged, if there is no snapshot to start from, or a boundary is damaged; unsupported, if a later version wrote an
-    /// entry; unreachable, if the store is.
+    /// Conflict, for labels that may be lost and are not accepted to be; damaged, if there is no snapshot to start from, or a boundary is
+    /// damaged; unsupported, if a later version wrote an entry; unreachable, if the store is.
     ///
     /// # Cancel safety
     /// Safe: until the boundary moves nothing is changed, and a second salvage does the same.
@@ -62,7 +62,7 @@ impl Log {
                 salvaged.unreadable.push((Numbered::Entry.key(state.seq + 1), None));
                 state.seq = number - 1;
             }
-            match self.entry(number).await {
+            match twice_if_damaged(|| self.entry(number)).await {
                 Ok(Some(entry)) => adopt(&mut state, &entry, &mut salvaged),
                 Ok(None) => {
                     salvaged.unreadable.push((Numbered::Entry.key(number), None));
@@ -104,7 +104,7 @@ impl Log {
             if number < floor {
                 continue;
             }
-            let Err(error) = self.exact_snapshot(number).await else { continue };
+            let Err(error) = twice_if_damaged(|| self.exact_snapshot(number)).await else { continue };
             let (key, copy) = (Numbered::Snapshot.key(number), layout::aside_snapshot(number));
             if !self.is_garbage(Kind::Snapshot, &key, &error).await? {
                 return Err(error);
@@ -156,6 +156,18 @@ impl Log {
             return Err(Error::conflict("somebody else changed the log meanwhile").help("run the command again"));
         }
         Ok(())
+    }
+}
+
+/// Reads an object, and once more if it seems to be damaged or gone: one bad answer of the store must not cost an intact object.
+///
+/// # Cancel safety
+/// Safe, as it only reads.
+async fn twice_if_damaged<T, F: Future<Output = Result<Option<T>>>>(read: impl Fn() -> F) -> Result<Option<T>> {
+    match read().await {
+        Ok(None) => read().await,
+        Err(error) if error.kind() == ErrorKind::Damaged => read().await,
+        once => once,
     }
 }
 
@@ -477,5 +489,29 @@ mod tests {
         bytes.extend_from_slice(digest.as_bytes());
         objects.put(&key, bytes.into()).await.unwrap();
         assert_eq!(log(&objects).salvage(false).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::future::ready;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_bad_answer_condemns_nothing() {
+        let read = async |answers: Vec<Result<Option<u8>>>| {
+            let left = RefCell::new(answers.into_iter());
+            let read = twice_if_damaged(|| ready(left.borrow_mut().next().expect("it is read at most twice"))).await;
+            (read.map_err(|error| error.kind()), left.borrow().len())
+        };
+        let damaged = || Err(Error::damaged("entry"));
+        assert_eq!(read(vec![damaged(), Ok(Some(1))]).await, (Ok(Some(1)), 0));
+        assert_eq!(read(vec![Ok(None), Ok(Some(1))]).await, (Ok(Some(1)), 0));
+        assert_eq!(read(vec![damaged(), damaged()]).await, (Err(ErrorKind::Damaged), 0));
+        assert_eq!(read(vec![Ok(None), damaged()]).await, (Err(ErrorKind::Damaged), 0));
+        assert_eq!(read(vec![damaged(), Err(Error::unreachable("store"))]).await, (Err(ErrorKind::Unreachable), 0));
+        assert_eq!(read(vec![Err(Error::unreachable("store")), Ok(Some(1))]).await, (Err(ErrorKind::Unreachable), 1));
     }
 }

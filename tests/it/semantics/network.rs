@@ -39,8 +39,8 @@ async fn ends_unreachable<T>(request: impl Future<Output = Result<T>>) {
     assert_eq!(error.kind().exit_code(), 6);
 }
 
-/// F9: "A request that makes no progress for a minute fails and is retried; [...] A command gives up with exit 6 after
-/// a few tries and can be run again." (Here a twentieth of a second is the minute.)
+/// F9: "A request that makes no progress for a minute (for the body of an answer, 16 KiB) fails and is retried; [...] A command gives up
+/// with exit 6 after a few tries and can be run again." (Here a twentieth of a second is the minute.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_stalls_hangs_nobody() {
     let fixture = Fixture::new();
