@@ -57,6 +57,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/repository/index/map.rs",
     "src/ops/tensors/device.rs",
     "src/staging/cuda/copier.rs",
+    "src/staging/cuda/decoder/mod.rs",
     "src/staging/cuda/driver.rs",
     "src/staging/cuda/mod.rs",
     "src/staging/ring/engine.rs",

@@ -217,6 +217,13 @@ impl Progress for ObjectMeta {
     }
 }
 
+/// Of an object that was deleted.
+impl Progress for Path {
+    fn progress(&self) -> u64 {
+        PROGRESS_MIN
+    }
+}
+
 /// A stream that ends with an error once its next items are overdue. The timer runs only while an item is awaited: ready items need
 /// no timer, and pauses of the caller do not count.
 struct WatchdogStream<T> {

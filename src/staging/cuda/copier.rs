@@ -71,7 +71,7 @@ impl CudaCopier {
 
 impl Drop for CudaCopier {
     fn drop(&mut self) {
-        // What copies and kernels use is freed after this; an error marks the GPU as lost.
+        // Waits for copies and kernels, whose memory is freed after this. An error marks the GPU as lost.
         let _ = self.settle();
         let Ok(driver) = self.device.enter() else { return };
         for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {

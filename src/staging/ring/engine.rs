@@ -105,7 +105,7 @@ pub struct SlotLimits {
 pub struct Part {
     /// Its bytes in the slot.
     pub range: Range<usize>,
-    /// What the device does with them.
+    /// Use of them on the device.
     pub landing: Landing,
 }
 
