@@ -187,6 +187,7 @@ impl Places {
     }
 
     /// Counts things that were looked at, for tests of the work that entries take.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "only tests count"))]
     pub(super) fn look(&self, number: usize) {
         #[cfg(test)]
         self.looked_at.fetch_add(number, std::sync::atomic::Ordering::Relaxed);
