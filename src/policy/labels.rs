@@ -299,6 +299,12 @@ impl Labels {
             && self.purpose.is_superset(&other.purpose)
     }
 
+    /// True if joining `other` changes nothing.
+    #[must_use]
+    pub fn cover(&self, other: &Self) -> bool {
+        self.imply(other) && self.derived_from.is_superset(&other.derived_from)
+    }
+
     /// `(key, value)` of each label, as [`Labels::with`] reads them. A residency of nowhere is the value `-`.
     #[must_use]
     pub fn pairs(&self) -> Vec<(&'static str, String)> {
@@ -403,6 +409,7 @@ mod tests {
         fn a_join_is_as_strict_as_both_in_any_order(a in any_labels(), b in any_labels(), c in any_labels()) {
             let joined = a.clone().joined(&b);
             prop_assert!(joined.imply(&a) && joined.imply(&b));
+            prop_assert_eq!(a.cover(&b), joined == a);
             prop_assert_eq!(&joined, &b.clone().joined(&a));
             prop_assert_eq!(a.clone().joined(&b.clone().joined(&c)), joined.joined(&c));
             prop_assert_eq!(a.clone().joined(&a), a);

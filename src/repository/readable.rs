@@ -103,7 +103,7 @@ mod tests {
 
     fn state(names: &[&str]) -> State {
         let refs = (1..).zip(names).map(|(version, text)| (name(text), value(version, &[]))).collect();
-        State { refs, ..State::default() }
+        State::of(refs)
     }
 
     #[test]

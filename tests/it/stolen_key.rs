@@ -88,7 +88,8 @@ async fn a_planted_snapshot_stops_the_collect() {
     let last = fixture.repository.state().await.unwrap().seq;
     let before = fixture.content().await;
     for planted in [last, last + 7] {
-        let empty = State { seq: planted, ..State::default() };
+        let mut empty = State::default();
+        empty.seq += planted;
         let key = format!("snapshot/{planted:020}");
         fixture.put(&key, Kind::Snapshot, &empty.encode()).await;
         for grace in [DAY, Duration::ZERO] {

@@ -172,6 +172,7 @@ impl Log {
                 growth.expect(self, &next, kept)?;
             }
             if end {
+                next.drop_places();
                 return Ok(Arc::new(next));
             }
             state = Arc::new(next);

@@ -109,8 +109,17 @@ impl State {
     /// Keeps the value of `name`, unless an earlier action of the same entry removed it.
     pub(super) fn apply_keep(&mut self, name: &Name, version: u64, when: Timestamp) {
         if let Some(value) = self.refs.get(name).filter(|value| value.version == version) {
-            let removed = KeptValue { at: self.seq, when, value: value.clone() };
-            self.removed.insert((name.clone(), version), removed);
+            let (key, value) = ((name.clone(), version), value.clone());
+            self.apply_forget(&key);
+            self.place_kept(&key, (value.manifest, value.map_key));
+            self.removed.insert(key, KeptValue { at: self.seq, when, value });
+        }
+    }
+
+    /// Forgets the value of `key`, if there is one.
+    pub(super) fn apply_forget(&mut self, key: &KeptKey) {
+        if let Some(KeptValue { value, .. }) = self.removed.remove(key) {
+            self.displace_kept(key, (value.manifest, value.map_key));
         }
     }
 

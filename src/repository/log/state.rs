@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::attempt::{Attempt, Joint};
 use super::entry::{Action, LogEntry};
-use super::labels::{Declassified, PolicyMark};
+use super::labels::{Declassified, Places, PolicyMark};
 use super::removed::{KeptKey, KeptValue};
 use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
@@ -84,6 +84,8 @@ pub struct State {
     pub declassified: BTreeMap<Name, Declassified>,
     /// Policy in force.
     pub policy: Option<PolicyMark>,
+    /// Places of names while entries are applied; nothing else may change names, kept values or labels once there are any.
+    pub(super) places: Places,
 }
 
 /// Reason why an entry may not follow a state.
@@ -143,17 +145,17 @@ impl From<Refusal> for Error {
     }
 }
 
-/// Composed swaps of maps in an entry, applied in one pass over the state.
+/// Composed swaps of maps in an entry.
 #[derive(Debug, Default)]
-struct Swaps {
+pub(super) struct Swaps {
     /// New map of each old one, for refs from before the entry.
-    all: HashMap<MapKey, MapKey>,
+    pub(super) all: HashMap<MapKey, MapKey>,
     /// New maps for refs that the entry itself sets, by number of the action.
     after: HashMap<usize, MapKey>,
 }
 
 impl Swaps {
-    fn of(actions: &[Action]) -> Self {
+    pub(super) fn of(actions: &[Action]) -> Self {
         let mut swaps = Self::default();
         // From last to first, so that `all` has the later swaps.
         for (at, action) in actions.iter().enumerate().rev() {
@@ -172,15 +174,15 @@ impl Swaps {
         }
         swaps
     }
-
-    fn apply(&self, key: &mut MapKey) {
-        if let Some(last) = self.all.get(key) {
-            *key = *last;
-        }
-    }
 }
 
 impl State {
+    /// State with these names alone.
+    #[cfg(test)]
+    pub(crate) fn of(refs: BTreeMap<Name, RefValue>) -> Self {
+        Self { refs, ..Self::default() }
+    }
+
     /// Approximate bytes of memory.
     pub(super) fn weight(&self) -> u64 {
         fn all<K, V>(map: &BTreeMap<K, V>) -> usize {
@@ -188,7 +190,8 @@ impl State {
         }
         let names = self.refs.iter().map(|(name, value)| name.as_str().len() + value.facts.weight());
         let maps = [all(&self.refs), all(&self.segments), all(&self.sessions), all(&self.condemned), all(&self.purged)];
-        (names.sum::<usize>() + maps.iter().sum::<usize>() + self.removed_weight() + self.labels_weight()) as u64
+        let besides = self.removed_weight() + self.labels_weight() + self.places.weight();
+        (names.sum::<usize>() + maps.iter().sum::<usize>() + besides) as u64
     }
 
     /// Checks `entry` as number `self.seq + 1`.
@@ -312,15 +315,14 @@ impl State {
         self.apply_weighed(entry).map(drop)
     }
 
-    /// As [`Self::apply`]; returns the bytes of memory of labels that names keep because of it, beside what is in the entry.
+    /// As [`Self::apply`]; returns the bytes of memory that it takes beside what is in the entry: labels that names keep because of it,
+    /// and places of names.
     pub(super) fn apply_weighed(&mut self, entry: &LogEntry) -> Result<u64, Refusal> {
         self.check(entry)?;
+        let made = self.places.made();
         self.seq += 1;
         let swaps = Swaps::of(&entry.actions);
-        if !swaps.all.is_empty() {
-            let removed = self.removed.values_mut().map(|removed| &mut removed.value);
-            self.refs.values_mut().chain(removed).for_each(|value| swaps.apply(&mut value.map_key));
-        }
+        self.swap_maps(&swaps.all);
         let leaving = self.leaving(entry);
         for (at, action) in entry.actions.iter().enumerate() {
             self.apply_action(entry, at, action, &swaps);
@@ -331,10 +333,11 @@ impl State {
             session.touched = self.seq;
         }
         self.forget();
-        Ok(kept as u64)
+        let places = if made == self.places.made() { 0 } else { self.places.weight() };
+        Ok((kept + places) as u64)
     }
 
-    fn apply_action(&mut self, entry: &LogEntry, at: usize, action: &Action, swaps: &Swaps) {
+    pub(super) fn apply_action(&mut self, entry: &LogEntry, at: usize, action: &Action, swaps: &Swaps) {
         let seq = self.seq;
         match action {
             Action::Open(id) => {
@@ -364,12 +367,14 @@ impl State {
             }
             Action::SetRef { name, value, .. } => {
                 let map_key = swaps.after.get(&at).copied().unwrap_or(value.map_key);
+                self.move_name(name, Some((value.manifest, map_key)));
                 self.refs.insert(name.clone(), RefValue { version: seq, map_key, ..value.clone() });
             }
             Action::RemoveRef { name, .. } => {
+                self.move_name(name, None);
                 self.refs.remove(name);
             }
-            // Applied to all refs at once, below.
+            // Applied to all values at once, before.
             Action::SwapMap { .. } => {}
             Action::Condemn { pack, len, damaged } => {
                 self.condemned.insert(*pack, Condemned { at: seq, when: entry.at, len: *len, damaged: *damaged });
@@ -387,9 +392,7 @@ impl State {
                 }
             }
             Action::Keep { name, version } => self.apply_keep(name, *version, entry.at),
-            Action::Forget { name, version, .. } => {
-                self.removed.remove(&(name.clone(), *version));
-            }
+            Action::Forget { name, version, .. } => self.apply_forget(&(name.clone(), *version)),
             Action::Label { name, labels } => self.apply_label(name, labels),
             Action::Declassify { name, declassified } => {
                 self.declassified.insert(name.clone(), declassified.clone());

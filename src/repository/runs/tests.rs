@@ -38,7 +38,7 @@ fn refs<'a>(names: impl IntoIterator<Item = &'a str>) -> BTreeMap<Name, RefValue
 }
 
 fn chosen(refs: &BTreeMap<Name, RefValue>, selector: &str) -> Result<String> {
-    let state = State { refs: refs.clone(), ..State::default() };
+    let state = State::of(refs.clone());
     selector.parse::<Selector>()?.resolve(&state).map(|name| name.to_string())
 }
 

@@ -2,8 +2,12 @@
 //! tree.
 
 #[cfg(test)]
+mod former;
+mod places;
+#[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -17,6 +21,9 @@ use crate::id::ManifestId;
 use crate::limits::NAME_LEN_MAX;
 use crate::name::Name;
 use crate::policy::{LABEL_VALUE_LEN_MAX, LABEL_VALUE_WEIGHT, LABEL_VALUES_JOINED_MAX, Labels};
+
+pub(super) use places::Places;
+use places::{Class, Group};
 
 /// Maximum length of the reason of a declassification.
 pub const REASON_LEN_MAX: usize = 1024;
@@ -78,6 +85,19 @@ impl Declassified {
 pub(super) struct Leaving {
     names: BTreeMap<Name, ManifestId>,
     labels: BTreeMap<ManifestId, Arc<Labels>>,
+}
+
+/// Names that lack labels.
+struct Lacking<'a> {
+    labels: Arc<Labels>,
+    number: usize,
+    names: LackingNames<'a>,
+}
+
+enum LackingNames<'a> {
+    One(&'a Name),
+    /// Those of a group that are not looked at by themselves.
+    Group(&'a Class, &'a Group),
 }
 
 /// Version of the policy in force, and the digest of its text.
@@ -159,8 +179,10 @@ impl State {
 
     /// Joins `labels` to those of `name`. This ends earlier declassifications at or below it.
     pub(super) fn apply_label(&mut self, name: &Name, labels: &Labels) {
-        let own = self.labels.entry(name.clone()).or_default();
-        *own = std::mem::take(own).joined(labels).bounded();
+        match self.labels.get(name) {
+            Some(own) if own.cover(labels) && own.fit_one_name() => {}
+            own => self.set_record(name, own.cloned().unwrap_or_default().joined(labels).bounded()),
+        }
         self.declassified.remove(name);
         // The names below it: they begin with it and a slash, and the character after the slash is `0`.
         let (from, to) = (format!("{name}/"), format!("{name}0"));
@@ -170,15 +192,13 @@ impl State {
         }
     }
 
-    /// Names that `entry` removes or gives another tree, and the labels of all names of the trees that they had. Looks at each name
-    /// once, however many leave.
-    pub(super) fn leaving(&self, entry: &LogEntry) -> Leaving {
+    /// Names that `entry` removes or gives another tree, and the labels of all names of the trees that they had. Looks at each group
+    /// of names with the same labels once, however many leave.
+    pub(super) fn leaving(&mut self, entry: &LogEntry) -> Leaving {
         let mut leaving = Leaving::default();
         if self.labels.is_empty() {
             return leaving;
         }
-        let origins: HashSet<&Name> = self.labels.values().flat_map(Labels::origins).collect();
-        let mut records: BTreeMap<ManifestId, BTreeSet<&Name>> = BTreeMap::new();
         for action in &entry.actions {
             let (name, now) = match action {
                 Action::SetRef { name, value, .. } => (name, Some(value.manifest)),
@@ -186,30 +206,74 @@ impl State {
                 _ => continue,
             };
             let Some(tree) = self.refs.get(name).map(|value| value.manifest) else { continue };
-            if Some(tree) != now && (origins.contains(name) || self.is_labelled(name)) {
-                leaving.names.insert(name.clone(), tree);
-                records.entry(tree).or_default();
+            if Some(tree) != now {
+                self.place_origins();
+                if self.places.made_from(name).is_some() || self.is_labelled(name) {
+                    leaving.names.insert(name.clone(), tree);
+                }
             }
         }
-        if leaving.names.is_empty() {
-            return leaving;
+        if !leaving.names.is_empty() {
+            self.place_trees();
+            let trees: BTreeSet<ManifestId> = leaving.names.values().copied().collect();
+            leaving.labels = self.labels_of_trees(&trees).unwrap_or_else(|| self.labels_by_records(&trees));
         }
-        for (name, value) in &self.refs {
-            if let Some(records) = records.get_mut(&value.manifest) {
-                records.extend(self.labelled_above(name));
+        leaving
+    }
+
+    /// Labels of all names of each of `trees`; none, if those of several take so much memory that some may be nowhere.
+    fn labels_of_trees(&self, trees: &BTreeSet<ManifestId>) -> Option<BTreeMap<ManifestId, Arc<Labels>>> {
+        let (mut found, mut weight) = (BTreeMap::new(), 0);
+        for tree in trees {
+            let labels = self.labels_of_names(tree);
+            weight += labels.weight();
+            if weight > KEPT_LABELS_MAX && trees.len() > 1 {
+                return None;
+            }
+            found.insert(*tree, Arc::new(labels));
+        }
+        Some(found)
+    }
+
+    /// Labels of all names of a tree, [bounded](Labels::bounded).
+    fn labels_of_names(&self, tree: &ManifestId) -> Labels {
+        let (mut joined, mut above) = (Labels::default(), HashSet::new());
+        let groups = self.places.of_tree(tree).into_iter().flat_map(|names| &names.groups);
+        for (class, _) in groups.filter(|(_, group)| group.current > 0) {
+            self.places.look(1);
+            let is_new = class.above.as_ref().is_some_and(|name| above.insert(name));
+            let records = if is_new { self.records_of(class) } else { class.own.as_deref().into_iter().collect() };
+            for labels in records {
+                if !joined.cover(labels) {
+                    joined.join(labels);
+                }
+                if !joined.fit_one_name() {
+                    return Labels::nowhere();
+                }
             }
         }
-        // Trees below one labelled name share its labels.
+        joined
+    }
+
+    /// As [`Self::labels_of_trees`]. Trees below one labelled name share its labels; those that find no room are nowhere.
+    fn labels_by_records(&self, trees: &BTreeSet<ManifestId>) -> BTreeMap<ManifestId, Arc<Labels>> {
         let (mut shared, mut weight) = (HashMap::new(), 0);
-        for (tree, records) in records {
+        let mut found = BTreeMap::new();
+        for tree in trees {
+            let mut records: BTreeSet<&Name> = BTreeSet::new();
+            for group in self.places.of_tree(tree).into_iter().flat_map(|names| names.groups.values()) {
+                self.places.look(group.names.len());
+                let has = |name: &&Name| self.refs.get(*name).is_some_and(|value| value.manifest == *tree);
+                records.extend(group.names.iter().filter(has).flat_map(|name| self.labelled_above(name)));
+            }
             let labels = shared.entry(records).or_insert_with_key(|records| {
                 let labels = if weight > KEPT_LABELS_MAX { Labels::nowhere() } else { self.joined_records(records) };
                 weight += labels.weight();
                 Arc::new(labels)
             });
-            leaving.labels.insert(tree, Arc::clone(labels));
+            found.insert(*tree, Arc::clone(labels));
         }
-        leaving
+        found
     }
 
     /// Labels of all `records` together, [bounded](Labels::bounded).
@@ -224,6 +288,28 @@ impl State {
         joined
     }
 
+    /// Records of labels of the names of a class.
+    fn records_of<'a>(&'a self, class: &'a Class) -> Vec<&'a Labels> {
+        let above = class.above.iter().flat_map(|name| self.labelled_above(name));
+        class.own.as_deref().into_iter().chain(above.filter_map(|name| self.labels.get(name))).collect()
+    }
+
+    /// Labels of the names of a class, [bounded](Labels::bounded).
+    fn labels_of_class<'a>(&'a self, class: &'a Class) -> Cow<'a, Labels> {
+        let mut joined = Cow::Owned(Labels::default());
+        for labels in self.records_of(class) {
+            if labels.cover(&joined) {
+                joined = Cow::Borrowed(labels);
+            } else if !joined.cover(labels) {
+                joined.to_mut().join(labels);
+            }
+            if !joined.fit_one_name() {
+                return Cow::Owned(Labels::nowhere());
+            }
+        }
+        joined
+    }
+
     /// Keeps the labels of the trees that lost names, so that nothing loses a label because a name is removed or replaced: the other
     /// names of these trees get them, also those that can be undeleted, and the names that were made from the lost ones. If that
     /// would take more than [`KEPT_LABELS_MAX`] bytes, all of them may be nowhere instead. Returns the bytes of labels that were given.
@@ -231,13 +317,11 @@ impl State {
         if leaving.names.is_empty() {
             return 0;
         }
-        let given = self.lacking_labels(leaving);
-        let too_many = given.iter().map(|(_, labels)| labels.weight()).sum::<usize>() > KEPT_LABELS_MAX;
         let mut bytes = 0;
-        for (name, labels) in given {
-            let labels = if too_many { Labels::nowhere() } else { Labels::clone(&labels).without_origin(&name) };
-            let own = self.own_labels(&name);
-            if own.clone().joined(&labels) != own {
+        for (name, labels) in self.given_labels(leaving) {
+            self.places.look(1);
+            let labels = Labels::clone(&labels).without_origin(&name);
+            if !self.own_labels(&name).cover(&labels) {
                 bytes += size_of::<(Name, Labels)>() + name.as_str().len() + labels.weight();
                 self.apply_label(&name, &labels);
             }
@@ -245,38 +329,94 @@ impl State {
         bytes
     }
 
-    /// Names that must get labels of `leaving`, because they do not have all of them.
-    fn lacking_labels(&self, leaving: &Leaving) -> Vec<(Name, Arc<Labels>)> {
-        let mut given: BTreeMap<&Name, BTreeSet<ManifestId>> = BTreeMap::new();
-        let mut give = |name, tree: &ManifestId| {
-            if leaving.labels.get(tree).is_some_and(|labels| !labels.is_empty()) {
-                given.entry(name).or_default().insert(*tree);
+    /// Names that get labels of several trees, or of one without having it, each with these trees; and all others with kept values of
+    /// the trees, if there are several.
+    fn singly_given(&self, leaving: &Leaving) -> BTreeMap<Name, BTreeSet<ManifestId>> {
+        let gives = |tree: &ManifestId| leaving.labels.get(tree).is_some_and(|labels| !labels.is_empty());
+        let trees: Vec<ManifestId> = leaving.labels.keys().copied().filter(gives).collect();
+        let mut single: BTreeMap<Name, BTreeSet<ManifestId>> = BTreeMap::new();
+        // A name has one tree: what else it has are kept values.
+        if trees.len() > 1 {
+            for tree in &trees {
+                for name in self.places.of_tree(tree).into_iter().flat_map(|names| &names.kept) {
+                    single.entry(name.clone()).or_default().insert(*tree);
+                }
             }
+        }
+        for (lost, tree) in leaving.names.iter().filter(|(_, tree)| gives(tree)) {
+            for name in self.places.made_from(lost).into_iter().flatten() {
+                single.entry(name.clone()).or_default().insert(*tree);
+            }
+        }
+        for (name, given) in &mut single {
+            given.extend(self.refs.get(name).map(|value| value.manifest).filter(gives));
+            if let [tree] = &*trees
+                && self.places.of_tree(tree).is_some_and(|names| names.kept.contains(name))
+            {
+                given.insert(*tree);
+            }
+        }
+        self.places.look(single.len());
+        single
+    }
+
+    /// Names that must get labels, and these, in the order in which they get them.
+    fn given_labels(&self, leaving: &Leaving) -> Vec<(Name, Arc<Labels>)> {
+        let single = self.singly_given(leaving);
+        let of_trees = |trees: &BTreeSet<ManifestId>| {
+            let labels = trees.iter().filter_map(|tree| leaving.labels.get(tree));
+            Arc::new(labels.fold(Labels::default(), |joined, labels| joined.joined(labels).bounded()))
         };
-        self.refs.iter().for_each(|(name, value)| give(name, &value.manifest));
-        self.removed.iter().for_each(|((name, _), kept)| give(name, &kept.value.manifest));
-        for (name, labels) in &self.labels {
-            labels.origins().iter().filter_map(|origin| leaving.names.get(origin)).for_each(|tree| give(name, tree));
-        }
-        // Most names are labelled by the same names above them.
-        let mut of_trees: HashMap<BTreeSet<ManifestId>, Arc<Labels>> = HashMap::new();
-        let mut has_all: HashMap<(BTreeSet<&Name>, BTreeSet<ManifestId>), bool> = HashMap::new();
-        let mut lacking = Vec::new();
-        for (name, trees) in given {
-            let labels = of_trees.entry(trees.clone()).or_insert_with_key(|trees| {
-                let labels = trees.iter().filter_map(|tree| leaving.labels.get(tree));
-                Arc::new(labels.fold(Labels::default(), |joined, labels| joined.joined(labels).bounded()))
-            });
-            let records: BTreeSet<&Name> = self.labelled_above(name).into_iter().collect();
-            let has_all = has_all.entry((records, trees)).or_insert_with_key(|(records, _)| {
-                let own = self.joined_records(records);
-                own.clone().joined(labels) == own
-            });
-            if !*has_all {
-                lacking.push((name.clone(), Arc::clone(labels)));
+        let (mut joined, mut lacking) = (HashMap::new(), Vec::new());
+        // Members of groups that are looked at by themselves.
+        let mut apart: HashMap<(ManifestId, Class), usize> = HashMap::new();
+        for (name, trees) in &single {
+            let class = self.class_of(name);
+            for tree in trees {
+                let group = self.places.of_tree(tree).and_then(|names| names.groups.get(&class));
+                if group.is_some_and(|group| group.names.contains(name)) {
+                    *apart.entry((*tree, class.clone())).or_default() += 1;
+                }
+            }
+            let labels = joined.entry(trees.clone()).or_insert_with_key(of_trees);
+            let own = self.labels_of_class(&class);
+            if !own.cover(labels) {
+                lacking.push(Lacking { labels: Arc::clone(labels), number: 1, names: LackingNames::One(name) });
             }
         }
-        lacking
+        for (tree, labels) in leaving.labels.iter().filter(|(_, labels)| !labels.is_empty()) {
+            for (class, group) in self.places.of_tree(tree).into_iter().flat_map(|names| &names.groups) {
+                self.places.look(1);
+                let own = self.labels_of_class(class);
+                if !own.cover(labels) {
+                    let apart = if apart.is_empty() { None } else { apart.get(&(*tree, class.clone())) };
+                    let number = group.names.len() - apart.copied().unwrap_or_default();
+                    lacking.push(Lacking {
+                        labels: Arc::clone(labels),
+                        number,
+                        names: LackingNames::Group(class, group),
+                    });
+                }
+            }
+        }
+        let weight = |lacking: &Lacking<'_>| lacking.number.saturating_mul(lacking.labels.weight());
+        let nowhere = Arc::new(Labels::nowhere());
+        let too_many = lacking.iter().map(weight).fold(0, usize::saturating_add) > KEPT_LABELS_MAX;
+        let mut given: Vec<(Name, Arc<Labels>)> = Vec::new();
+        for Lacking { labels, names, .. } in lacking {
+            let labels = if too_many { &nowhere } else { &labels };
+            match names {
+                LackingNames::One(name) => given.push((name.clone(), Arc::clone(labels))),
+                // Where they are nowhere already, they stay as they are.
+                LackingNames::Group(class, _) if self.labels_of_class(class).cover(labels) => {}
+                LackingNames::Group(_, group) => {
+                    let names = group.names.iter().filter(|name| !single.contains_key(*name));
+                    given.extend(names.map(|name| (name.clone(), Arc::clone(labels))));
+                }
+            }
+        }
+        given.sort_by(|(one, _), (other, _)| one.cmp(other));
+        given
     }
 
     pub(super) fn write_labels(&self, out: &mut Writer) {

@@ -199,9 +199,8 @@ fn labels_that_very_many_names_would_keep_take_no_memory() {
     let version = state.refs[&name("raw")].version;
     let actions = vec![Action::RemoveRef { name: name("raw"), expected: version }];
     let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
-    let leaving = state.leaving(&entry);
-    state.refs.remove(&name("raw"));
-    state.keep_labels(&leaving);
+    state.apply(&entry).unwrap();
+    state.drop_places();
     assert_eq!(effective(&state, "copy/7"), "residency=- sensitivity=secret");
     assert!(state.labels_weight() < before + names.len() * 400, "{}", state.labels_weight());
 }
@@ -214,11 +213,7 @@ fn what_is_taken_from_a_tree_stays_with_its_other_names() {
         |state: &State, text: &str| Action::RemoveRef { name: name(text), expected: state.refs[&name(text)].version };
     let actions = vec![remove(&state, "raw"), remove(&state, "vault/raw")];
     let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
-    let leaving = state.leaving(&entry);
-    for gone in ["raw", "vault/raw"] {
-        state.refs.remove(&name(gone));
-    }
-    state.keep_labels(&leaving);
+    state.apply(&entry).unwrap();
     let view = LabelView::new(&state, |_, _| false);
     assert_eq!(view.of(&name("made")).sensitivity().unwrap().word(), "secret");
     assert!(view.of(&name("other")).is_empty());
@@ -354,4 +349,200 @@ fn labels_of_very_many_names_are_bounded_and_shared() {
         let labels = &all[&ManifestId::of(tree.as_bytes())];
         assert!(is_nowhere(labels) || labels.imply(&view.of(&name.parse().unwrap())), "{name}");
     }
+}
+
+/// Value of one of few trees, with one of few maps.
+fn small_value(tree: u8, map: u8) -> RefValue {
+    let key = |byte: u8| Owned {
+        session: SessionId::from_bytes([0; 16]),
+        object: crate::id::ObjectId::from_bytes([byte; 16]),
+    };
+    let mut value = state(&[("any", &tree.to_string())], &[]).refs.pop_first().unwrap().1;
+    (value.map_key, value.manifest_key) = (key(map), key(0));
+    value
+}
+
+fn any_labels() -> impl Strategy<Value = Labels> {
+    let few =
+        "residency=(DE|EU|DE,EU)|sensitivity=(internal|secret)|tenant=[ab]|purpose=[pq]|derived-from=[ab](/[ab])?";
+    let some = prop::collection::vec(few, 0..3).prop_map(|pairs| labels(&pairs.join(" ")));
+    // Some that are too many, together with others.
+    let many = (0_usize..3).prop_map(|from| {
+        let values: Vec<String> = (from..from + 255).map(|n| format!("{n:0>60}")).collect();
+        Labels::default().with_stored("tenant", &values.join(",")).unwrap()
+    });
+    prop_oneof![9 => some, 1 => many]
+}
+
+/// Action, before it is known which version its name has.
+#[derive(Clone, Debug)]
+enum Change {
+    Set(Name, u8, u8, bool),
+    Remove(Name, bool),
+    Forget(prop::sample::Index),
+    Label(Name, Labels),
+    Swap(u8, u8),
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let near = || "[ab](/[ab]){0,2}".prop_map(|text| text.parse::<Name>().unwrap());
+    prop_oneof![
+        8 => (near(), 0_u8..3, 0_u8..3, any::<bool>()).prop_map(|(name, tree, map, keep)| Change::Set(name, tree, map, keep)),
+        4 => (near(), any::<bool>()).prop_map(|(name, keep)| Change::Remove(name, keep)),
+        1 => any::<prop::sample::Index>().prop_map(Change::Forget),
+        4 => (near(), any_labels()).prop_map(|(name, labels)| Change::Label(name, labels)),
+        2 => (0_u8..3, 0_u8..3).prop_map(|(old, new)| Change::Swap(old, new)),
+    ]
+}
+
+/// Entry of those `changes` that may follow `state`.
+fn entry_of(state: &State, changes: &[Change]) -> LogEntry {
+    let mut actions = Vec::new();
+    for change in changes {
+        let (name, keeps, new) = match change {
+            Change::Set(name, tree, map, keep) => (name, *keep, Some(small_value(*tree, *map))),
+            Change::Remove(name, keep) => (name, *keep, None),
+            Change::Forget(index) => {
+                let kept: Vec<_> = state.removed.iter().collect();
+                actions.extend((!kept.is_empty()).then(|| index.get(&kept)).map(|(key, kept)| kept.forget(key)));
+                continue;
+            }
+            Change::Label(name, labels) => {
+                actions.push(Action::Label { name: name.clone(), labels: labels.clone() });
+                continue;
+            }
+            Change::Swap(old, new) => {
+                let [old, new] = [old, new].map(|map| small_value(0, *map).map_key);
+                actions.push(Action::SwapMap { old, new });
+                continue;
+            }
+        };
+        let expected = state.version(name);
+        actions.extend(expected.filter(|_| keeps).map(|version| Action::Keep { name: name.clone(), version }));
+        match (new, expected) {
+            (Some(value), _) => actions.push(Action::SetRef { name: name.clone(), expected, value }),
+            (None, Some(expected)) => actions.push(Action::RemoveRef { name: name.clone(), expected }),
+            (None, None) => {}
+        }
+    }
+    LogEntry { write: WriteId::from_bytes([1; 16]), session: None, at: Timestamp(0), actions }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+    #[test]
+    fn entries_change_names_and_labels_as_by_the_former_definition(
+        entries in prop::collection::vec(prop::collection::vec(any_change(), 1..6), 1..25),
+    ) {
+        let (mut state, mut expected) = (State::default(), State::default());
+        for changes in entries {
+            let entry = entry_of(&expected, &changes);
+            former::apply(&mut expected, &entry);
+            state.apply(&entry).unwrap();
+            prop_assert_eq!(&state, &expected);
+        }
+        // The places that were kept up to date are those that would be found now.
+        let weight = state.places.weight();
+        let made = state.places.made();
+        let mut fresh = state.clone();
+        if made[0] {
+            fresh.place_origins();
+        }
+        if made[1] {
+            fresh.place_trees();
+        }
+        if made[2] {
+            fresh.swap_maps(&HashMap::from([(small_value(0, 9).map_key, small_value(0, 9).map_key)]));
+        }
+        prop_assert_eq!(weight, fresh.places.weight());
+        state.drop_places();
+        prop_assert_eq!(state.places.weight(), 0);
+    }
+}
+
+fn looked_at(state: &State) -> usize {
+    state.places.looked_at.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Names of two trees, entry by entry, with labels of which many names of the first tree get too many: as many names as are given, of
+/// which a fifth have a label of their own.
+fn replaced_one_by_one(names: usize, entries: usize) -> (State, Vec<LogEntry>) {
+    let text: Vec<String> = (0..names).map(|n| format!("t/{}/{n}", n % 10)).collect();
+    let mut start = State { seq: 1, ..State::default() };
+    let entry = |actions| LogEntry { write: WriteId::from_bytes([1; 16]), session: None, at: Timestamp(0), actions };
+    for (n, text) in text.iter().enumerate() {
+        start.refs.insert(name(text), RefValue { version: 1, ..small_value(0, 0) });
+        if n % 5 == 0 {
+            start.labels.insert(name(text), labels(&format!("tenant={:0>60}", n % 1_000)));
+        }
+    }
+    let set = |text: &String| Action::SetRef { name: name(text), expected: Some(1), value: small_value(1, 1) };
+    (start, text.iter().step_by(5).take(entries).map(|text| entry(vec![set(text)])).collect())
+}
+
+#[test]
+fn an_entry_that_replaces_a_name_looks_at_few_of_very_many_names() {
+    let (mut state, entries) = replaced_one_by_one(5_000, 100);
+    // The first one finds the names of each tree, and gives labels to all names.
+    let (first, rest) = entries.split_first().unwrap();
+    state.apply(first).unwrap();
+    assert_eq!(state.labels.len(), 4_999 + 1);
+    let before = looked_at(&state);
+    assert!((5_000..40_000).contains(&before), "{before}");
+    for entry in rest {
+        state.apply(entry).unwrap();
+    }
+    let each = (looked_at(&state) - before) / rest.len();
+    assert!(each < 1_000, "{each} names and groups of names are looked at for each entry");
+    let (mut expected, entries) = replaced_one_by_one(800, 2);
+    let mut state = expected.clone();
+    for entry in &entries {
+        former::apply(&mut expected, entry);
+        state.apply(entry).unwrap();
+    }
+    assert_eq!(state, expected);
+}
+
+/// Labels of the trees that one entry takes are more than it may make names keep, whichever of them are shared.
+#[test]
+fn labels_of_very_many_trees_that_leave_are_bounded_as_by_the_former_definition() {
+    for own in [0, 1, 3] {
+        let mut start = State { seq: 1, ..State::default() };
+        let values: Vec<String> = (0..250).map(|n| format!("{n:0>60}")).collect();
+        start.labels.insert(name("run"), Labels::default().with_stored("tenant", &values.join(",")).unwrap());
+        let mut actions = Vec::new();
+        for n in 0..450 {
+            let text = name(&format!("run/{n}"));
+            let tree = ManifestId::of(format!("{n}").as_bytes());
+            let value = RefValue { version: 1, manifest: tree, ..small_value(0, 0) };
+            start.refs.insert(text.clone(), value.clone());
+            start.refs.insert(name(&format!("twin/{n}")), value);
+            if own > 0 && n % own == 0 {
+                start.labels.insert(text.clone(), labels(&format!("purpose=p{}", n % 5)));
+            }
+            actions.extend((n % 2 == 0).then(|| Action::Keep { name: text.clone(), version: 1 }));
+            actions.push(Action::RemoveRef { name: text, expected: 1 });
+        }
+        let entry = LogEntry { write: WriteId::from_bytes([1; 16]), session: None, at: Timestamp(0), actions };
+        let mut expected = start.clone();
+        former::apply(&mut expected, &entry);
+        start.apply(&entry).unwrap();
+        assert!(start == expected, "one in {own}");
+    }
+}
+
+#[test]
+fn a_swap_of_maps_looks_at_the_values_that_have_them() {
+    let (mut state, _) = replaced_one_by_one(2_000, 0);
+    let swap = |old, new| {
+        let [old, new] = [old, new].map(|map| small_value(0, map).map_key);
+        let actions = vec![Action::SwapMap { old, new }];
+        LogEntry { write: WriteId::from_bytes([1; 16]), session: None, at: Timestamp(0), actions }
+    };
+    for n in 0..100 {
+        state.apply(&swap(10 + n, 11 + n)).unwrap();
+    }
+    assert!(looked_at(&state) < 3_000, "{}", looked_at(&state));
+    state.apply(&swap(0, 10)).unwrap();
+    assert!(state.refs.values().all(|value| value.map_key == small_value(0, 10).map_key));
 }
