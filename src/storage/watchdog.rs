@@ -302,7 +302,7 @@ mod tests {
 
     /// A part of a body that is progress.
     fn long(byte: u8) -> Bytes {
-        vec![byte; PROGRESS_MIN as usize].into()
+        vec![byte; usize::try_from(PROGRESS_MIN).unwrap()].into()
     }
 
     #[derive(Clone, Default)]

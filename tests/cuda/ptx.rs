@@ -268,36 +268,7 @@ impl Parser {
             }
             _ => {}
         }
-        let does = match (parts[0], parts.get(1).copied().unwrap_or_default()) {
-            ("mov" | "cvt" | "cvta", _) => Does::Move,
-            ("add", _) => Does::Add,
-            ("sub", _) => Does::Subtract,
-            ("mul", "lo") => Does::Multiply,
-            ("mul", "wide") => Does::MultiplyWide,
-            ("mad", "lo") => Does::MultiplyAdd,
-            ("div", _) => Does::Divide,
-            ("min", _) => Does::Minimum,
-            ("max", _) => Does::Maximum,
-            ("and", _) => Does::And,
-            ("or", _) => Does::Or,
-            ("xor", _) => Does::Xor,
-            ("shl", _) => Does::ShiftLeft,
-            ("shr", _) => Does::ShiftRight,
-            ("shf", "l") => Does::FunnelLeft,
-            ("brev", _) => Does::ReverseBits,
-            ("bfi", _) => Does::InsertBits,
-            ("selp", _) => Does::Select,
-            ("setp", compare) => Does::Set(match compare {
-                "eq" => Compare::Equal,
-                "ne" => Compare::NotEqual,
-                "lt" => Compare::Less,
-                "le" => Compare::LessOrEqual,
-                "gt" => Compare::Greater,
-                "ge" => Compare::GreaterOrEqual,
-                _ => return Err("unknown comparison".to_owned()),
-            }),
-            _ => return Err("unknown instruction".to_owned()),
-        };
+        let does = computation(&parts).ok_or("unknown instruction")?;
         // Conversions keep as many bits as the shorter of both types.
         let bits = match (parts[0], parts.get(1)) {
             ("cvt", Some(to)) => to.get(1..).and_then(|to| to.parse().ok()).unwrap_or(bits).min(bits),
@@ -317,6 +288,40 @@ impl Parser {
         }
         Ok(vec![Instruction { signed, inputs, ..self.to(first, does, bits) }])
     }
+}
+
+/// Computation of an instruction with such a name; none, if it is not known.
+fn computation(parts: &[&str]) -> Option<Does> {
+    Some(match (*parts.first()?, parts.get(1).copied().unwrap_or_default()) {
+        ("mov" | "cvt" | "cvta", _) => Does::Move,
+        ("add", _) => Does::Add,
+        ("sub", _) => Does::Subtract,
+        ("mul", "lo") => Does::Multiply,
+        ("mul", "wide") => Does::MultiplyWide,
+        ("mad", "lo") => Does::MultiplyAdd,
+        ("div", _) => Does::Divide,
+        ("min", _) => Does::Minimum,
+        ("max", _) => Does::Maximum,
+        ("and", _) => Does::And,
+        ("or", _) => Does::Or,
+        ("xor", _) => Does::Xor,
+        ("shl", _) => Does::ShiftLeft,
+        ("shr", _) => Does::ShiftRight,
+        ("shf", "l") => Does::FunnelLeft,
+        ("brev", _) => Does::ReverseBits,
+        ("bfi", _) => Does::InsertBits,
+        ("selp", _) => Does::Select,
+        ("setp", compare) => Does::Set(match compare {
+            "eq" => Compare::Equal,
+            "ne" => Compare::NotEqual,
+            "lt" => Compare::Less,
+            "le" => Compare::LessOrEqual,
+            "gt" => Compare::Greater,
+            "ge" => Compare::GreaterOrEqual,
+            _ => return None,
+        }),
+        _ => return None,
+    })
 }
 
 /// Instructions that one line becomes: as many as a load has targets.
@@ -367,8 +372,6 @@ impl Kernel {
                 Operand::Register(number) => registers[number],
                 Operand::Value(value) => value,
             });
-            let (mask, sign) = (if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }, 1u64 << (bits.max(1) - 1).min(63));
-            let (x, y) = (a & mask, b & mask);
             let value = match does {
                 Does::Return => {
                     thread.ended = true;
@@ -393,76 +396,89 @@ impl Kernel {
                 Does::AtomicAdd => {
                     let slot = bytes(Space::Global, a.wrapping_add(b), 4, shared, memory);
                     let before = u32::from_le_bytes(slot.try_into().unwrap());
-                    slot.copy_from_slice(&before.wrapping_add(c as u32).to_le_bytes());
+                    slot.copy_from_slice(
+                        &before.wrapping_add(u32::try_from(c & u64::from(u32::MAX)).unwrap()).to_le_bytes(),
+                    );
                     u64::from(before)
                 }
                 Does::Parameter(number) => arguments[number],
-                Does::Move => x,
-                Does::Add => x.wrapping_add(y),
-                Does::Subtract => x.wrapping_sub(y),
-                Does::Multiply => x.wrapping_mul(y),
-                Does::MultiplyWide => {
-                    registers[out] = x * y;
-                    continue;
-                }
-                Does::MultiplyAdd => x.wrapping_mul(y).wrapping_add(c),
-                Does::Divide => x / y,
-                Does::Minimum => x.min(y),
-                Does::Maximum => x.max(y),
-                Does::And => x & y,
-                Does::Or => x | y,
-                Does::Xor => x ^ y,
-                Does::ShiftLeft => {
-                    if b >= u64::from(bits) {
-                        0
-                    } else {
-                        x << b
-                    }
-                }
-                Does::ShiftRight => {
-                    if b >= u64::from(bits) {
-                        0
-                    } else {
-                        x >> b
-                    }
-                }
-                Does::FunnelLeft => ((y << 32 | x) << (c & 31)) >> 32,
-                Does::ReverseBits => x.reverse_bits() >> (64 - bits),
-                Does::InsertBits => {
-                    let field = ((1u64 << d.min(63)) - 1) << c;
-                    (y & !field) | (x << c & field)
-                }
-                Does::UpperHalf => a >> 32,
-                Does::Select => {
-                    if c == 0 {
-                        y
-                    } else {
-                        x
-                    }
-                }
-                Does::Set(compare) => {
-                    // Flipped sign bits order signed numbers as unsigned ones.
-                    let flip = if signed { sign } else { 0 };
-                    let (x, y) = (x ^ flip, y ^ flip);
-                    u64::from(match compare {
-                        Compare::Equal => x == y,
-                        Compare::NotEqual => x != y,
-                        Compare::Less => x < y,
-                        Compare::LessOrEqual => x <= y,
-                        Compare::Greater => x > y,
-                        Compare::GreaterOrEqual => x >= y,
-                    })
-                }
+                does => computed(does, (bits, signed), [a, b, c, d]),
             };
-            registers[out] = value & mask;
+            // A wide product has twice the bits.
+            let kept = if does == Does::MultiplyWide { 2 * bits } else { bits };
+            registers[out] = value & mask(kept);
         }
     }
 }
 
-fn bytes<'m>(space: Space, address: u64, len: usize, shared: &'m mut [u8], memory: &'m mut dyn Memory) -> &'m mut [u8] {
-    if address % len as u64 != 0 {
-        panic!("unaligned access of {len} bytes at {address:#x}");
+/// Result of an instruction that neither uses memory nor jumps.
+fn computed(does: Does, (bits, signed): (u32, bool), [a, b, c, d]: [u64; 4]) -> u64 {
+    let (x, y) = (a & mask(bits), b & mask(bits));
+    match does {
+        Does::Move => x,
+        Does::Add => x.wrapping_add(y),
+        Does::Subtract => x.wrapping_sub(y),
+        Does::Multiply => x.wrapping_mul(y),
+        Does::MultiplyWide => x * y,
+        Does::MultiplyAdd => x.wrapping_mul(y).wrapping_add(c),
+        Does::Divide => x / y,
+        Does::Minimum => x.min(y),
+        Does::Maximum => x.max(y),
+        Does::And => x & y,
+        Does::Or => x | y,
+        Does::Xor => x ^ y,
+        Does::ShiftLeft => {
+            if b >= u64::from(bits) {
+                0
+            } else {
+                x << b
+            }
+        }
+        Does::ShiftRight => {
+            if b >= u64::from(bits) {
+                0
+            } else {
+                x >> b
+            }
+        }
+        Does::FunnelLeft => ((y << 32 | x) << (c & 31)) >> 32,
+        Does::ReverseBits => x.reverse_bits() >> (64 - bits),
+        Does::InsertBits => {
+            let field = ((1u64 << d.min(63)) - 1) << c;
+            (y & !field) | (x << c & field)
+        }
+        Does::UpperHalf => a >> 32,
+        Does::Select => {
+            if c == 0 {
+                y
+            } else {
+                x
+            }
+        }
+        Does::Set(compare) => {
+            // Flipped sign bits order signed numbers as unsigned ones.
+            let flip = if signed { 1u64 << (bits.max(1) - 1) } else { 0 };
+            let (x, y) = (x ^ flip, y ^ flip);
+            u64::from(match compare {
+                Compare::Equal => x == y,
+                Compare::NotEqual => x != y,
+                Compare::Less => x < y,
+                Compare::LessOrEqual => x <= y,
+                Compare::Greater => x > y,
+                Compare::GreaterOrEqual => x >= y,
+            })
+        }
+        _ => panic!("{does:?} computes nothing"),
     }
+}
+
+/// The lowest bits.
+fn mask(bits: u32) -> u64 {
+    if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
+}
+
+fn bytes<'m>(space: Space, address: u64, len: usize, shared: &'m mut [u8], memory: &'m mut dyn Memory) -> &'m mut [u8] {
+    assert!(address.is_multiple_of(len as u64), "unaligned access of {len} bytes at {address:#x}");
     match space {
         Space::Global => memory.bytes(address, len),
         Space::Shared => {

@@ -97,7 +97,7 @@ def test_a_failing_copy_is_an_error(driver: Path, tmp_path: Path) -> None:
 def test_decoding_elsewhere_is_an_error(driver: Path, tmp_path: Path) -> None:
     saved(tmp_path / "repo")
     done = run(driver, tmp_path / "repo", "tpu")
-    assert "TOWLINE_DECODE_ON: nothing decodes there: expected cpu or gpu" in done.stderr, done.stderr
+    assert "nothing decodes there at TOWLINE_DECODE_ON: expected cpu or gpu" in done.stderr, done.stderr
 
 
 def test_a_default_device_of_torch_does_not_count(tmp_path: Path) -> None:

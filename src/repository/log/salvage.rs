@@ -490,20 +490,14 @@ mod tests {
         objects.put(&key, bytes.into()).await.unwrap();
         assert_eq!(log(&objects).salvage(false).await.unwrap_err().kind(), ErrorKind::Unsupported);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-    use std::future::ready;
-
-    use super::*;
 
     #[tokio::test]
     async fn one_bad_answer_condemns_nothing() {
         let read = async |answers: Vec<Result<Option<u8>>>| {
-            let left = RefCell::new(answers.into_iter());
-            let read = twice_if_damaged(|| ready(left.borrow_mut().next().expect("it is read at most twice"))).await;
+            let left = std::cell::RefCell::new(answers.into_iter());
+            let read =
+                twice_if_damaged(|| std::future::ready(left.borrow_mut().next().expect("it is read at most twice")))
+                    .await;
             (read.map_err(|error| error.kind()), left.borrow().len())
         };
         let damaged = || Err(Error::damaged("entry"));

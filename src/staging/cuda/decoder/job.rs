@@ -6,7 +6,7 @@ use crate::codec::planes::Encoding;
 use crate::staging::ring::LandingChunk;
 
 /// Bytes that one thread hashes, to a chaining value.
-pub(super) const LEAF: usize = 1024;
+pub(super) const LEAF: u32 = 1024;
 /// Bytes of a chaining value.
 const VALUE_LEN: usize = 32;
 /// Streams of a Huffman code.
@@ -26,7 +26,7 @@ pub(in crate::staging::cuda) fn work(plain_len: usize, is_encoded: bool) -> usiz
 
 /// Bytes for the chaining values of a chunk, on two levels of its tree.
 fn values_len(plain_len: usize) -> usize {
-    let leaves = plain_len.div_ceil(LEAF);
+    let leaves = plain_len.div_ceil(LEAF as usize);
     VALUE_LEN * (leaves + leaves.div_ceil(2))
 }
 

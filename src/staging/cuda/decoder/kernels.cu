@@ -325,13 +325,17 @@ KERNEL leaves(const Job *jobs) {
   const u64 start = job->target + (u64)leaf * LEAF;
   const u32 left = job->len - leaf * LEAF, len = left < LEAF ? left : LEAF;
   const u32 only = job->len <= LEAF ? ROOT : 0;
-  // Targets may be at any byte; words are read aligned.
+  // Targets may begin and end at any byte; words are read aligned, the bytes after the last whole one by themselves.
   const u32 *words = (const u32 *)(start & ~3ull);
   const u32 shift = 8 * (u32)(start & 3);
-  const u32 readable = ((u32)(start & 3) + len + 3) / 4;
+  const u32 whole = ((u32)(start & 3) + len) / 4;
+  u32 tail = 0;
+  for (u32 byte = 0; byte < (((u32)(start & 3) + len) & 3); byte++) {
+    tail |= (u32)((const u8 *)(words + whole))[byte] << (8 * byte);
+  }
   Words value;
   set_key(&value);
-  u32 low = words[0];
+  u32 low = whole > 0 ? words[0] : tail;
   const u32 blocks = (len + 63) / 64;
   for (u32 block = 0; block < blocks; block++) {
     u32 message[16];
@@ -339,7 +343,7 @@ KERNEL leaves(const Job *jobs) {
 #pragma unroll
     for (u32 i = 0; i < 16; i++) {
       const u32 next = 16 * block + i + 1;
-      const u32 high = next < readable ? words[next] : 0;
+      const u32 high = next < whole ? words[next] : next == whole ? tail : 0;
       u32 word = (u32)(((u64)high << 32 | low) >> shift);
       low = high;
       // Bytes after the end are zeros.

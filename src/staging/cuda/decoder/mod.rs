@@ -34,6 +34,9 @@ const WORK_FACTOR: usize = 2;
 const THREADS: u32 = 128;
 /// Threads of a block that decodes a Huffman code: a warp.
 const CODE_THREADS: u32 = 32;
+/// Blocks that decode the planes of a chunk, one each.
+const PLANE_BLOCKS: u32 = 8;
+const _: () = assert!(PLANE_BLOCKS as usize == PLANES);
 /// Blocks that write the numbers of a chunk.
 const MERGE_BLOCKS: u32 = 8;
 
@@ -188,7 +191,7 @@ impl Decoder {
         driver.wait_in_stream(stream, copied)?;
         let Kernels { unpack, merge, leaves, roots, .. } = self.kernels;
         if has_codes {
-            let grid = Grid { blocks: (count, PLANES as u32), threads: CODE_THREADS };
+            let grid = Grid { blocks: (count, PLANE_BLOCKS), threads: CODE_THREADS };
             // SAFETY: a kernel writes only to the memory of its jobs, as kernels.cu says, and reads only that, the jobs and the frames.
             unsafe { driver.launch(unpack, grid, [table, mismatches], stream)? };
         }
@@ -197,7 +200,7 @@ impl Decoder {
             // SAFETY: as above.
             unsafe { driver.launch(merge, grid, [table], stream)? };
         }
-        let leaf_blocks = longest.div_ceil(LEAF as u32).div_ceil(THREADS);
+        let leaf_blocks = longest.div_ceil(LEAF).div_ceil(THREADS);
         // SAFETY: as above.
         unsafe { driver.launch(leaves, Grid { blocks: (leaf_blocks, count), threads: THREADS }, [table], stream)? };
         // SAFETY: as above.

@@ -47,7 +47,7 @@ fn run(frame: Option<(&[u8], Outline)>, plain: &[u8], id: ChunkId, shift: usize)
     let work_len = work(plain.len(), is_encoded);
     let (table, mismatches) = (memory.allocate(Job::LEN), memory.allocate(4));
     let frame_at = memory.allocate(words(bytes.unwrap_or_default().len() + 1));
-    let (target, free) = (memory.allocate(words(shift + plain.len())), memory.allocate(work_len));
+    let (target, free) = (memory.allocate(shift + plain.len()), memory.allocate(work_len));
     let to = target + shift as u64;
     memory.write(mismatches, &[0; 4]);
     match bytes {
@@ -66,12 +66,12 @@ fn run(frame: Option<(&[u8], Outline)>, plain: &[u8], id: ChunkId, shift: usize)
         }
     };
     if job.has_codes() {
-        launch("unpack", [1, PLANES as u32], CODE_THREADS, &[table, mismatches]);
+        launch("unpack", [1, PLANE_BLOCKS], CODE_THREADS, &[table, mismatches]);
     }
     if is_encoded {
         launch("merge", [MERGE_BLOCKS, 1], THREADS, &[table]);
     }
-    launch("leaves", [plain_len.div_ceil(LEAF as u32).div_ceil(THREADS), 1], THREADS, &[table]);
+    launch("leaves", [plain_len.div_ceil(LEAF).div_ceil(THREADS), 1], THREADS, &[table]);
     launch("roots", [1, 1], THREADS, &[table, mismatches]);
     let found = ptx::Memory::bytes(&mut memory, to, plain.len()).to_vec();
     let count = ptx::Memory::bytes(&mut memory, mismatches, 4).try_into().unwrap();
@@ -90,7 +90,7 @@ fn numbers(seed: u64, len: usize, width: Width, constant: usize) -> Vec<u8> {
     let width = width.bytes();
     for number in bytes.chunks_exact_mut(width) {
         let top = number[width - 1];
-        number[width - 1] = 0x38 + (top.leading_zeros() as u8) * 2;
+        number[width - 1] = 0x38 + u8::try_from(top.leading_zeros()).unwrap() * 2;
         number[(width - 1).saturating_sub(constant)..width - 1].fill(7);
     }
     bytes
