@@ -264,8 +264,8 @@ def test_it_goes_back_to_the_latest_durable_step(far, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_step_that_failed_for_good_is_given_up(far, tmp_path, later):
-    """It stays in the spool, and the next process on the node would upload it as the latest step. That process may be the one that
-    goes back."""
+    """It stays in the spool, and the next process on the node would upload it as the latest step. That process may be the one
+    that goes back."""
     engine = far._engine
     begin = engine.begin_save_files
 

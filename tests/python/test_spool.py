@@ -327,7 +327,8 @@ def test_a_silent_store_does_not_stop_the_end(far, tmp_path, monkeypatch, call):
 
 @pytest.mark.parametrize("first", ["begin_save_files", "begin_save", "save"])
 def test_a_step_is_not_lost_to_writers_that_are_faster(far, tmp_path, monkeypatch, first):
-    """Nobody else saved it: the commit lost each race for a while. At the first upload, at one of the backlog, and of a later process."""
+    """Nobody else saved it: the commit lost each race for a while. At the first upload, at one of the backlog, and of a later
+    process."""
     monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
     engine, refused = far._engine, []
 
@@ -347,9 +348,10 @@ def test_a_step_is_not_lost_to_writers_that_are_faster(far, tmp_path, monkeypatc
         outrun("begin_save")
     if first == "save":
         engine.away = True
-        with pytest.raises(towline.SaveFailed, match="only on the disk"), towline.Checkpointer(
-            far, "run", spool=tmp_path, close_retry=0
-        ) as ended:
+        with (
+            pytest.raises(towline.SaveFailed, match="only on the disk"),
+            towline.Checkpointer(far, "run", spool=tmp_path, close_retry=0) as ended,
+        ):
             ended.save(1, a_state(1))
         engine.away = False
         outrun("save")

@@ -283,9 +283,14 @@ def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", ["file changed while the tree was being saved", "others commit faster than this writer"]
+    ("error", "message"),
+    [
+        ("file changed while the tree was being saved", "run/step-1 was not saved: {} .its files stay in .*/_towline/"),
+        # It is retried until `close` gives up.
+        ("others commit faster than this writer", "run/step-1: not durable yet, .* did not take all steps: {} "),
+    ],
 )
-def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path, monkeypatch, error):
+def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path, monkeypatch, error, message):
     from towline import _folders
 
     def conflict():
@@ -294,9 +299,9 @@ def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path
     monkeypatch.setattr(_folders, "_PAUSE", 0)
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "weights").write_bytes(b"1")
-    saver = _folders.FolderSaver(slow(repository, conflict), "run", "test")
+    saver = _folders.FolderSaver(slow(repository, conflict), "run", "test", close_retry=0.5)
     saver.save(str(tmp_path / "checkpoint-1"), 1, None, str(tmp_path))
-    with pytest.raises(towline.SaveFailed, match=rf"run/step-1 was not saved: {error} .its files stay in .*/_towline/"):
+    with pytest.raises(towline.SaveFailed, match=message.format(error)):
         saver.close()
     _folders.FolderSaver(repository, "run", "test").save_pending(str(tmp_path))
     assert names(repository) == ["run/step-1"]

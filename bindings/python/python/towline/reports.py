@@ -414,8 +414,8 @@ class SyncReport(_Report):
     new_chunks: int = 0
     #: Names that had another tree in the destination (with `dry_run`, that have one).
     replaced: list[str] = field(default_factory=list)
-    #: Names whose other value in the destination was kept: `name`, `reason` (`"newer"` or `"exists"`), and when each was `saved` and
-    #: `saved_there`.
+    #: Names whose other value in the destination was kept: `name`, `reason` (`"newer"` or `"exists"`), and when each was `saved`
+    #: and `saved_there`.
     kept: list[dict[str, Any]] = field(default_factory=list)
     #: With `dry_run`, each name to copy: `name`, `bytes`, `moved_bytes`, and whether it `replaces` another tree.
     planned: list[dict[str, Any]] = field(default_factory=list)
