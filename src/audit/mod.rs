@@ -10,6 +10,7 @@
 //! Lines of JSON, not a binary format, so that any tool can read them. The hash covers a line's bytes, so that no other
 //! encoding of the same values passes. Fail closed: without a line there is no permission ([`Recorder::record`]).
 
+#[cfg(feature = "agent")]
 mod actor_limit;
 mod chain;
 mod commands;
@@ -25,6 +26,7 @@ mod segments;
 mod tests;
 mod verify;
 
+#[cfg(feature = "agent")]
 pub(crate) use self::actor_limit::{ActorLimit, DENIED_NAMES, RECORDED_REQUESTS, SERVED_TREES};
 pub use self::chain::LINE_LEN_MAX;
 pub use self::commands::{CommandLog, EndedCommand, HeadPublisher, Recorded};

@@ -55,7 +55,9 @@ pub use repair::RepairedTree;
 #[cfg(feature = "agent")]
 pub use inventories::StoredInventory;
 pub use mapping::PlacedTree;
-pub(crate) use open::{default_cache, was_used_before};
+pub(crate) use open::default_cache;
+#[cfg(feature = "cli")]
+pub(crate) use open::was_used_before;
 pub use policy::PolicyText;
 pub use presence::Announced;
 pub use readable::{ReadableNames, choose_readable};

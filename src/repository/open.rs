@@ -201,6 +201,7 @@ fn digest_of(address: &str) -> String {
 
 /// True if this user's cache has files of a repository in the folder at `location`, where perhaps none is now: its disk may not be
 /// mounted.
+#[cfg(feature = "cli")]
 pub(crate) fn was_used_before(location: &Location) -> bool {
     let (Location::Directory(path), Ok(cache)) = (location, default_cache()) else { return false };
     // The address of a store has no links; the end of the path may be gone.
