@@ -1,5 +1,5 @@
-//! Limits of what one actor makes the audit log record in a minute. Whoever may read nothing can invent any number of names, and any
-//! request that is recorded takes space.
+//! Limits of what one actor makes the audit log record in a minute: a caller can ask for any number of names that do not exist, and
+//! each recorded request takes space.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::entry::{Actor, Decision, EntryKind};
 
-/// Maximum number of requests in progress. Of the actor with most of them, the one is ended first that was least recently used.
+/// Maximum number of requests in progress. The least recently used one of the actor that has most is ended first.
 const OPEN_MAX: usize = 4096;
 
 /// Treatment of a repeated decision.
@@ -130,8 +130,8 @@ impl Requests {
         Some(open.request.clone())
     }
 
-    /// Ends that must be recorded before `decision`: of its earlier request, and of one more if there are too many. Who has few keeps
-    /// them, however many another has.
+    /// Ends that must be recorded before `decision`: of its earlier request, and of one more if there are too many. An actor with few
+    /// requests keeps them, however many another has.
     pub(super) fn make_room(&mut self, decision: &Decision) -> Vec<EntryKind> {
         let mut gone: Vec<Open> = self.merged.remove(decision).into_iter().collect();
         if self.merged.len() >= OPEN_MAX {
@@ -140,7 +140,7 @@ impl Requests {
         gone.iter().map(|open| open.request.ended()).collect()
     }
 
-    /// Of the requests of the actor that has most of them, the one that was least recently repeated, or sent bytes.
+    /// Least recently used request (repeated, or sending bytes) of the actor that has most requests.
     fn least_used(&self) -> Option<Decision> {
         let mut counts: HashMap<&Actor, usize> = HashMap::new();
         for decision in self.merged.keys() {

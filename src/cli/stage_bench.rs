@@ -10,7 +10,7 @@ use super::render::by_source;
 use super::target::Target;
 use super::verbs::{Context, attached};
 use crate::audit::Action;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{DecodeOn, DeviceRead, TensorReading, TensorSelector, TensorsRead};
 use crate::repository::{Repository, SourceBytes};
 use crate::size::show;
@@ -53,6 +53,11 @@ impl Context {
             Some(DeviceName::Host) | None => None,
         };
         let decode_on = stage.decode_on.unwrap_or_default();
+        if decode_on == DecodeOn::Device && gpu.is_none() {
+            return Err(Error::usage("--decode-on gpu needs a GPU to load to")
+                .got("--device host")
+                .help("give --device cuda:N, or drop --decode-on"));
+        }
         let selectors = if stage.tensors.is_empty() { vec![TensorSelector::new("*")?] } else { stage.tensors.clone() };
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &what.name).await?;

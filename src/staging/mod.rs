@@ -21,7 +21,7 @@ mod upload;
 pub use self::clock::{StageClock, StageTimes};
 pub use self::pages::small_pages;
 pub use self::ring::{
-    CopiedPart, CopyEngine, DecodeSizes, Landed, Landing, LandingChunk, Part, Piece, PinnedRing, ReservedPart,
+    ChunkTarget, CopiedPart, CopyEngine, DecodeSizes, Landed, Part, PartTarget, Piece, PinnedRing, ReservedPart,
     SlotLens, SlotLimits, slot_bytes,
 };
 pub use self::sealed::{MappedMemory, SealedMemory, UnsealedMemory};

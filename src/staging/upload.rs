@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use super::ring::{CopyEngine, Landing, Piece, PinnedRing};
+use super::ring::{CopyEngine, PartTarget, Piece, PinnedRing};
 use crate::error::{Error, Result};
 
 /// Threads that fill pinned memory: a few saturate the memory bus.
@@ -31,7 +31,7 @@ pub unsafe fn upload<E: CopyEngine>(ring: &PinnedRing<E>, pieces: &[Piece<'_>]) 
             let mut reserved = ring.reserve(part.from.len(), 0)?;
             reserved.copy_from_slice(part.from);
             // SAFETY: as the caller says: this returns after `finish`.
-            unsafe { reserved.commit(Landing::Copy(part.to), number)? };
+            unsafe { reserved.commit(PartTarget::Copy(part.to), number)? };
         }
         Ok(())
     };

@@ -13,20 +13,18 @@ use super::location::Location;
 const AFTER: Duration = Duration::from_secs(10);
 /// Minimum time between two such lines: a store that hangs does not answer many requests at once.
 const EVERY: Duration = Duration::from_secs(30);
-/// Time of the last one.
-static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-
-/// Notices about one store.
+/// Notices about one store. Clones share the time of the last one.
 #[derive(Clone, Debug)]
 pub(super) struct Notices {
     /// Location of the store.
     store: Arc<str>,
     after: Duration,
+    last: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Notices {
     pub(super) fn new(location: &Location) -> Self {
-        Self { store: location.to_string().into(), after: AFTER }
+        Self { store: location.to_string().into(), after: AFTER, last: Arc::default() }
     }
 
     /// Location of the store.
@@ -69,7 +67,7 @@ impl Notices {
 
     /// Says that the store has not answered `what` for the time `waited`.
     pub(super) fn tell(&self, what: &str, waited: Duration, limit: Duration) {
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_none_or(|last| last.elapsed() >= EVERY) {
             *last = Some(Instant::now());
             tracing::warn!(

@@ -69,7 +69,7 @@ fn stalled(limit: Duration) -> Error {
 
 impl Limit {
     /// Result of the request `what`, or an error once it is overdue.
-    async fn within<T>(&self, what: What<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    async fn within<T>(&self, what: RequestName<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
         self.within_for(0, what, request).await
     }
 
@@ -77,7 +77,7 @@ impl Limit {
     async fn within_for<T>(
         &self,
         bytes: u64,
-        what: What<'_>,
+        what: RequestName<'_>,
         request: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         let extra = Duration::from_secs(bytes / SLOWEST);
@@ -88,7 +88,7 @@ impl Limit {
 
     fn watched<T: Progress + Send + 'static>(
         &self,
-        what: What<'_>,
+        what: RequestName<'_>,
         inner: BoxStream<'static, Result<T>>,
     ) -> BoxStream<'static, Result<T>> {
         let (limit, what) = (self.clone(), what.to_string());
@@ -96,11 +96,11 @@ impl Limit {
     }
 }
 
-/// A request, for people: what it does, and the key or prefix.
+/// Name of a request in the log: what it does, and the key or prefix.
 #[derive(Clone, Copy)]
-struct What<'a>(&'static str, Option<&'a Path>);
+struct RequestName<'a>(&'static str, Option<&'a Path>);
 
-impl fmt::Display for What<'_> {
+impl fmt::Display for RequestName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.1 {
             Some(key) => write!(f, "{} {key}", self.0),
@@ -114,24 +114,25 @@ impl fmt::Display for What<'_> {
 impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         let bytes = payload.content_length() as u64;
-        let what = What("write", Some(location));
+        let what = RequestName("write", Some(location));
         self.limit.within_for(bytes, what, self.inner.put_opts(location, payload, opts)).await
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         let inner = self
             .limit
-            .within(What("begin the upload of", Some(location)), self.inner.put_multipart_opts(location, opts))
+            .within(RequestName("begin the upload of", Some(location)), self.inner.put_multipart_opts(location, opts))
             .await?;
         Ok(Box::new(WatchedUpload { inner, limit: self.limit.clone(), key: location.clone() }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let result = self.limit.within(What("read", Some(location)), self.inner.get_opts(location, options)).await?;
+        let result =
+            self.limit.within(RequestName("read", Some(location)), self.inner.get_opts(location, options)).await?;
         let payload = match result.payload {
             file @ GetResultPayload::File(..) => file,
             GetResultPayload::Stream(stream) => {
-                GetResultPayload::Stream(self.limit.watched(What("read", Some(location)), stream))
+                GetResultPayload::Stream(self.limit.watched(RequestName("read", Some(location)), stream))
             }
         };
         Ok(GetResult { payload, ..result })
@@ -140,32 +141,32 @@ impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         // The ranges are returned all at once, without visible progress: as for an upload, the size extends the limit.
         let bytes: u64 = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
-        self.limit.within_for(bytes, What("read", Some(location)), self.inner.get_ranges(location, ranges)).await
+        self.limit.within_for(bytes, RequestName("read", Some(location)), self.inner.get_ranges(location, ranges)).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.limit.watched(What("delete objects", None), self.inner.delete_stream(locations))
+        self.limit.watched(RequestName("delete objects", None), self.inner.delete_stream(locations))
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        ending(self.limit.watched(What("list", prefix), self.inner.list(prefix)), self.limit.notices.store())
+        ending(self.limit.watched(RequestName("list", prefix), self.inner.list(prefix)), self.limit.notices.store())
     }
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
-        let listing = self.limit.watched(What("list", prefix), self.inner.list_with_offset(prefix, offset));
+        let listing = self.limit.watched(RequestName("list", prefix), self.inner.list_with_offset(prefix, offset));
         ending(listing, self.limit.notices.store())
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.limit.within(What("list", prefix), self.inner.list_with_delimiter(prefix)).await
+        self.limit.within(RequestName("list", prefix), self.inner.list_with_delimiter(prefix)).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.limit.within(What("copy", Some(from)), self.inner.copy_opts(from, to, options)).await
+        self.limit.within(RequestName("copy", Some(from)), self.inner.copy_opts(from, to, options)).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        self.limit.within(What("rename", Some(from)), self.inner.rename_opts(from, to, options)).await
+        self.limit.within(RequestName("rename", Some(from)), self.inner.rename_opts(from, to, options)).await
     }
 }
 
@@ -181,15 +182,15 @@ impl MultipartUpload for WatchedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (limit, key, bytes) = (self.limit.clone(), self.key.clone(), data.content_length() as u64);
         let part = self.inner.put_part(data);
-        Box::pin(async move { limit.within_for(bytes, What("upload a part of", Some(&key)), part).await })
+        Box::pin(async move { limit.within_for(bytes, RequestName("upload a part of", Some(&key)), part).await })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        self.limit.within(What("complete the upload of", Some(&self.key)), self.inner.complete()).await
+        self.limit.within(RequestName("complete the upload of", Some(&self.key)), self.inner.complete()).await
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.limit.within(What("abort the upload of", Some(&self.key)), self.inner.abort()).await
+        self.limit.within(RequestName("abort the upload of", Some(&self.key)), self.inner.abort()).await
     }
 }
 
@@ -229,7 +230,7 @@ impl Progress for Path {
 struct WatchdogStream<T> {
     inner: Option<BoxStream<'static, Result<T>>>,
     limit: Limit,
-    /// Request, for people.
+    /// Name of the request, in the log.
     what: String,
     alarm: Option<Alarm>,
     /// Time waited for items since the last progress, without that for the next one.
@@ -293,7 +294,7 @@ mod tests {
     use futures::{TryStreamExt as _, stream};
 
     const STALL: Duration = Duration::from_millis(200);
-    const ASKED: What<'static> = What("read", None);
+    const ASKED: RequestName<'static> = RequestName("read", None);
 
     fn limit(stall: Duration) -> Limit {
         let models = Location::S3 { bucket: "models".into(), prefix: String::new() };
@@ -406,7 +407,7 @@ mod tests {
             Ok(())
         };
         let key = Path::from("log/7");
-        let what = What("read", Some(&key));
+        let what = RequestName("read", Some(&key));
         limit.within(what, slow(20)).await.unwrap();
         // An upload has more time.
         limit.within_for(10 * SLOWEST, what, slow(2_400)).await.unwrap();

@@ -110,7 +110,7 @@ impl Module {
     /// Parses a text.
     ///
     /// # Errors
-    /// What is not known, with its line.
+    /// Unknown instructions and directives, with their line.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut module = Self::default();
         let mut lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());

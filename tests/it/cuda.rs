@@ -100,6 +100,17 @@ fn error(user: &User, code: i32, knobs: &[(&str, &str)]) -> (Value, Option<Value
     load(user, &[], knobs).error(code)
 }
 
+/// Flips a bit in the middle of the largest pack.
+fn damage_largest_pack(user: &User) {
+    let packs: Vec<PathBuf> = walk(&user.repository().join("pack"));
+    let pack = packs.iter().max_by_key(|pack| pack.metadata().unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(pack).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::remove_file(pack).unwrap();
+    std::fs::write(pack, bytes).unwrap();
+}
+
 const ON_GPU: &[&str] = &["--decode-on", "gpu"];
 
 fn says(error: &Value, words: &str) -> bool {
@@ -201,8 +212,9 @@ fn a_gpu_decodes_and_verifies_by_itself() {
 fn a_gpu_that_cannot_decode_still_gets_its_tensors() {
     let user = with_encoded_weights();
     for fault in ["cuModuleLoadData:1:214", "cuModuleGetFunction:3:214", "cuMemAlloc_v2:2+:2"] {
-        let loaded = load(&user, ON_GPU, &[("SOFT_CUDA_FAIL", fault)]);
+        let loaded = load(&user, ON_GPU, &[("SOFT_CUDA_FAIL", fault), ("RUST_LOG", "warn")]);
         assert_eq!(decoded_on_device(&loaded), 0, "{fault}");
+        assert!(loaded.err.contains("the GPU cannot decode chunks, the CPU does: "), "{fault}: {}", loaded.err);
     }
     let old = load(&user, ON_GPU, &[("SOFT_CUDA_KERNELS", "0")]);
     assert_eq!(decoded_on_device(&old), 0);
@@ -238,13 +250,7 @@ fn a_gpu_finds_what_a_copy_changed() {
 #[test]
 fn damage_that_a_gpu_finds_is_told_as_ever() {
     let user = with_encoded_weights();
-    let packs: Vec<PathBuf> = walk(&user.repository().join("pack"));
-    let pack = packs.iter().max_by_key(|pack| pack.metadata().unwrap().len()).unwrap();
-    let mut bytes = std::fs::read(pack).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::remove_file(pack).unwrap();
-    std::fs::write(pack, bytes).unwrap();
+    damage_largest_pack(&user);
     let (damaged, log) = load(&user, ON_GPU, &[]).error(4);
     assert!(damaged["kind"] == "damaged" && says(&damaged, "damage in "), "{damaged}");
     is_released(log.as_ref());
@@ -302,6 +308,10 @@ fn without_a_usable_gpu_the_error_says_why() {
     let wrong = user.run(&["stage", "base", "--bench", "--device", "gpu"]);
     assert!(wrong.code == Some(2) && wrong.err.contains("host, or cuda:N"), "{}", wrong.err);
     assert_eq!(user.run(&["stage", "--list", "--bench"]).code, Some(2));
+    let host = user.fails(&["stage", "base", "--bench", "--device", "host", "--decode-on", "gpu"], 2);
+    assert!(says(&host, "--decode-on gpu needs a GPU to load to: got --device host"), "{host}");
+    let wrong = user.run(&["stage", "base", "--bench", "--device", "cuda", "--decode-on", "tpu"]);
+    assert!(wrong.code == Some(2) && wrong.err.contains("expected cpu or gpu, got \"tpu\""), "{}", wrong.err);
     let lacks = user.run(&["stage", "base", "--device", "cuda"]);
     assert!(lacks.code == Some(2) && lacks.err.contains("--bench"), "{}", lacks.err);
 }
@@ -353,13 +363,7 @@ fn memory_of_a_lost_device_stays_pinned() {
 #[test]
 fn damage_never_reaches_the_device() {
     let user = with_weights();
-    let packs: Vec<PathBuf> = walk(&user.repository().join("pack"));
-    let pack = packs.iter().max_by_key(|pack| pack.metadata().unwrap().len()).unwrap();
-    let mut bytes = std::fs::read(pack).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::remove_file(pack).unwrap();
-    std::fs::write(pack, bytes).unwrap();
+    damage_largest_pack(&user);
     let (damaged, log) = error(&user, 4, &[]);
     assert!(damaged["kind"] == "damaged" && says(&damaged, "damage in "), "{damaged}");
     is_released(log.as_ref());

@@ -27,5 +27,5 @@ def test_the_kernels_are_those_of_their_source() -> None:
     digest = hashlib.sha256((FOLDER / "kernels.cu").read_bytes()).hexdigest()
     first, *rest = (FOLDER / "kernels.ptx").read_text().splitlines()
     assert first == f"// Compiled from kernels.cu (sha256 {digest}) by `make kernels`.", "run make kernels"
-    # What drivers since R418 and GPUs since Turing take.
+    # Drivers since R418 and GPUs since Turing take these.
     assert ".version 6.3" in rest and ".target sm_75" in rest

@@ -38,8 +38,8 @@ pub use self::config::{IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookCo
 use self::listener::HttpsListener;
 use super::api::serve;
 use super::counts::WebhookCounts;
-use super::former::once_released;
 use super::pods::AccountRights;
+use super::restart::once_released;
 use super::state::AgentState;
 use crate::error::Result;
 use crate::transfer::identity::https_config;

@@ -84,12 +84,11 @@ impl Flags {
     fn named<'a>(&'a self, repository: Option<&'a String>) -> Option<Named> {
         let places: Vec<&String> =
             if self.places.is_empty() { repository.into_iter().collect() } else { self.places.iter().collect() };
-        let is_directory = |place: &&String| matches!(place.parse(), Ok(Location::Directory(_)));
-        match places.iter().all(is_directory) {
-            _ if places.is_empty() => None,
-            true => Some(Named::Directories),
-            false => Some(Named::Stores),
+        if places.is_empty() {
+            return None;
         }
+        let are_directories = places.iter().all(|place| matches!(place.parse(), Ok(Location::Directory(_))));
+        Some(if are_directories { Named::Directories } else { Named::Stores })
     }
 }
 

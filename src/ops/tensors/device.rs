@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::repository::{Fill, Repository, StoredChunk};
 use crate::staging::cuda::{CudaCopier, CudaDevice, CudaMemory};
 use crate::staging::{
-    CopiedPart, CopyEngine, DecodeSizes, Landing, LandingChunk, PinnedRing, SlotLens, StageClock, StageTimes,
+    ChunkTarget, CopiedPart, CopyEngine, DecodeSizes, PartTarget, PinnedRing, SlotLens, StageClock, StageTimes,
     slot_bytes,
 };
 use crate::work::blocking;
@@ -297,7 +297,7 @@ impl<E: CopyEngine> DeviceSink<E> {
         let mut part = self.clock.waiting(|| self.ring.reserve(len, 0))?;
         self.clock.decoding(|| fill(&mut part))?;
         // SAFETY: the range is within a target.
-        unsafe { part.commit(Landing::Copy(target.address + offset), tensor) }
+        unsafe { part.commit(PartTarget::Copy(target.address + offset), tensor) }
     }
 }
 
@@ -343,8 +343,8 @@ impl<E: CopyEngine> TensorSink for DeviceSink<E> {
         if !is_within || plain_len == 0 || len > self.ring.part_max() || !(is_encoded || is_raw) {
             return Ok(false);
         }
-        let work = self.ring.engine().work(plain_len, is_encoded);
-        let mut part = self.clock.waiting(|| self.ring.reserve(len, work))?;
+        let scratch = self.ring.engine().scratch_len(plain_len, is_encoded);
+        let mut part = self.clock.waiting(|| self.ring.reserve(len, scratch))?;
         self.clock.decoding(|| read(&mut part))?;
         let planes = if is_encoded { Outline::of(&part, plain_len as usize) } else { None };
         if is_encoded && planes.is_none() {
@@ -352,9 +352,9 @@ impl<E: CopyEngine> TensorSink for DeviceSink<E> {
             return Ok(false);
         }
         self.taken.fetch_add(plain_len.into(), Ordering::Relaxed);
-        let chunk = LandingChunk { to: target.address + offset, plain_len, id, planes };
+        let chunk = ChunkTarget { to: target.address + offset, plain_len, id, planes };
         // SAFETY: the range is within a target.
-        unsafe { part.commit(Landing::Chunk(Box::new(chunk)), tensor) }?;
+        unsafe { part.commit(PartTarget::Chunk(Box::new(chunk)), tensor) }?;
         Ok(true)
     }
 }

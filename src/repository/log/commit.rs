@@ -74,6 +74,7 @@ impl Log {
                 }
             }
         }
+        // The Python package finds conflicts that a later try may not have by "faster than" (errors.py, `is_passing`).
         Err(Error::conflict("others commit faster than this writer can").help("try again when fewer write"))
     }
 

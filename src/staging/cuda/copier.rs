@@ -10,7 +10,7 @@ use super::decoder::{self, Decoder, Jobs};
 use super::driver::{Driver, Event, foreign_stream};
 use super::{CudaDevice, OwnedStream};
 use crate::error::{Error, Result};
-use crate::staging::ring::{CopyEngine, DecodeSizes, Landing, Part, SlotLimits, joined};
+use crate::staging::ring::{CopyEngine, DecodeSizes, Part, PartTarget, SlotLimits, joined};
 
 /// Copies to one GPU, one after the other in the order of their start.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl CopyEngine for CudaCopier {
     fn prepare_to_decode(&mut self, sizes: DecodeSizes) -> bool {
         match Decoder::new(&self.device, sizes, self.stream.stream) {
             Ok(decoder) => self.decoder = Some(decoder),
-            Err(error) => tracing::debug!("chunks are decoded and verified by the CPU: {error}"),
+            Err(error) => tracing::warn!("the GPU cannot decode chunks, the CPU does: {error}"),
         }
         self.decoder.is_some()
     }
@@ -94,12 +94,12 @@ impl CopyEngine for CudaCopier {
     fn limits(&self) -> SlotLimits {
         match &self.decoder {
             Some(decoder) => decoder.limits(),
-            None => SlotLimits { parts: usize::MAX, work: usize::MAX },
+            None => SlotLimits { parts: usize::MAX, scratch: usize::MAX },
         }
     }
 
-    fn work(&self, plain_len: u32, is_encoded: bool) -> usize {
-        decoder::work(plain_len as usize, is_encoded)
+    fn scratch_len(&self, plain_len: u32, is_encoded: bool) -> usize {
+        decoder::scratch_len(plain_len as usize, is_encoded)
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
@@ -167,7 +167,7 @@ impl CopyEngine for CudaCopier {
 }
 
 fn has_chunks(parts: &[Part]) -> bool {
-    parts.iter().any(|part| matches!(part.landing, Landing::Chunk(_)))
+    parts.iter().any(|part| matches!(part.target, PartTarget::Chunk(_)))
 }
 
 /// Copies of `parts` to their targets, and of frames to the memory of their jobs.
@@ -176,9 +176,9 @@ fn has_chunks(parts: &[Part]) -> bool {
 /// Other, for a frame without a job.
 fn copies(parts: &[Part], jobs: Option<&Jobs>) -> Result<Vec<(Range<usize>, u64)>> {
     let copy = |part: &Part| {
-        let to = match &part.landing {
-            Landing::Copy(to) => *to,
-            Landing::Chunk(chunk) => {
+        let to = match &part.target {
+            PartTarget::Copy(to) => *to,
+            PartTarget::Chunk(chunk) => {
                 let jobs = jobs.ok_or_else(|| Error::other("this device decodes nothing"))?;
                 if chunk.planes.is_some() { jobs.frame_at(part.range.start) } else { chunk.to }
             }

@@ -21,11 +21,11 @@ pub trait CopyEngine: Send + Sync {
 
     /// Limits of a slot beside its length.
     fn limits(&self) -> SlotLimits {
-        SlotLimits { parts: usize::MAX, work: usize::MAX }
+        SlotLimits { parts: usize::MAX, scratch: usize::MAX }
     }
 
     /// Memory of the device, in bytes, that it needs to decode and verify a chunk of `plain_len` bytes.
-    fn work(&self, plain_len: u32, is_encoded: bool) -> usize {
+    fn scratch_len(&self, plain_len: u32, is_encoded: bool) -> usize {
         let _ = (plain_len, is_encoded);
         0
     }
@@ -97,7 +97,7 @@ pub struct SlotLimits {
     /// Maximum parts.
     pub parts: usize,
     /// Maximum bytes of the device's memory for decoding, unless one part needs more.
-    pub work: usize,
+    pub scratch: usize,
 }
 
 /// A filled part of a slot.
@@ -106,32 +106,32 @@ pub struct Part {
     /// Its bytes in the slot.
     pub range: Range<usize>,
     /// Use of them on the device.
-    pub landing: Landing,
+    pub target: PartTarget,
 }
 
 impl Part {
     /// Plain bytes.
     #[must_use]
     pub fn plain_len(&self) -> usize {
-        match &self.landing {
-            Landing::Copy(_) => self.range.len(),
-            Landing::Chunk(chunk) => chunk.plain_len as usize,
+        match &self.target {
+            PartTarget::Copy(_) => self.range.len(),
+            PartTarget::Chunk(chunk) => chunk.plain_len as usize,
         }
     }
 }
 
 /// Use of a part's bytes on the device.
 #[derive(Clone, Debug)]
-pub enum Landing {
+pub enum PartTarget {
     /// Copied to an address.
     Copy(u64),
     /// Decoded to an address, and verified there.
-    Chunk(Box<LandingChunk>),
+    Chunk(Box<ChunkTarget>),
 }
 
 /// A chunk that the device decodes and verifies.
 #[derive(Clone, Debug)]
-pub struct LandingChunk {
+pub struct ChunkTarget {
     /// Address of the plain bytes.
     pub to: u64,
     /// Length of the plain bytes.

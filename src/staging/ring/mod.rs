@@ -23,7 +23,7 @@ use std::time::Duration;
 use memmap2::{Advice, MmapMut};
 
 pub(super) use self::engine::joined;
-pub use self::engine::{CopyEngine, DecodeSizes, Landing, LandingChunk, Part, Piece, SlotLimits};
+pub use self::engine::{ChunkTarget, CopyEngine, DecodeSizes, Part, PartTarget, Piece, SlotLimits};
 use crate::error::{Error, Result};
 
 /// Minimum bytes that are pinned at a time, unless the limit is less: each time has a fixed cost.
@@ -103,7 +103,7 @@ struct Filling {
     /// Parts reserved so far.
     parts: usize,
     /// Bytes of the device's memory to decode them.
-    work: usize,
+    scratch: usize,
     /// Parts that threads still fill.
     writers: usize,
     committed: Vec<(Part, usize)>,
@@ -155,12 +155,12 @@ impl<E: CopyEngine> PinnedRing<E> {
         self.part_max
     }
 
-    /// Waits for `len` bytes to fill. They are arbitrary. `work` is the device's memory to decode them ([`CopyEngine::work`]). A thread
+    /// Waits for `len` bytes to fill. They are arbitrary. `scratch` is the device's memory to decode them ([`CopyEngine::scratch_len`]). A thread
     /// that has a part already must not wait for another one: the ring may wait for the first.
     ///
     /// # Errors
     /// Exhausted, if not even one slot can be pinned; other, if an earlier copy failed, or the part is too long.
-    pub fn reserve(&self, len: usize, work: usize) -> Result<ReservedPart<'_, E>> {
+    pub fn reserve(&self, len: usize, scratch: usize) -> Result<ReservedPart<'_, E>> {
         if len > self.part_max {
             let error = Error::other("part is too long for pinned memory");
             return Err(error.expected(format!("at most {} bytes", self.part_max)).got(len));
@@ -171,7 +171,7 @@ impl<E: CopyEngine> PinnedRing<E> {
                 return Err(Error::other("an earlier copy to the device failed").got(failed.clone()));
             }
             if let Some(open) = &mut state.open {
-                if let Some(at) = open.reserve(len, work, self.limits) {
+                if let Some(at) = open.reserve(len, scratch, self.limits) {
                     return Ok(ReservedPart { ring: self, slot: open.slot, at, len });
                 }
                 self.close(&mut state)?;
@@ -406,18 +406,18 @@ pub fn slot_bytes(len: usize) -> usize {
 
 impl Filling {
     fn new(slot: Slot) -> Self {
-        Self { slot, reserved: 0, parts: 0, work: 0, writers: 0, committed: Vec::new() }
+        Self { slot, reserved: 0, parts: 0, scratch: 0, writers: 0, committed: Vec::new() }
     }
 
     /// Reserves `len` bytes; returns the first, or None if there are fewer, or the device could not decode as much.
-    fn reserve(&mut self, len: usize, work: usize, limits: SlotLimits) -> Option<usize> {
+    fn reserve(&mut self, len: usize, scratch: usize, limits: SlotLimits) -> Option<usize> {
         let at = self.reserved;
         let end = at.checked_add(len).filter(|&end| end <= self.slot.len)?;
-        let work = self.work.saturating_add(work);
-        if self.parts > 0 && (self.parts >= limits.parts || work > limits.work) {
+        let scratch = self.scratch.saturating_add(scratch);
+        if self.parts > 0 && (self.parts >= limits.parts || scratch > limits.scratch) {
             return None;
         }
-        (self.reserved, self.work) = (end, work);
+        (self.reserved, self.scratch) = (end, scratch);
         self.parts += 1;
         self.writers += 1;
         Some(at)
@@ -459,9 +459,9 @@ impl<E: CopyEngine> ReservedPart<'_, E> {
     ///
     /// # Errors
     /// Errors of the device.
-    pub unsafe fn commit(self, landing: Landing, number: usize) -> Result<()> {
+    pub unsafe fn commit(self, target: PartTarget, number: usize) -> Result<()> {
         let this = ManuallyDrop::new(self);
-        let part = Part { range: this.at..this.at + this.len, landing };
+        let part = Part { range: this.at..this.at + this.len, target };
         this.ring.end_part(this.slot, Some((part, number)))
     }
 }

@@ -24,7 +24,7 @@ impl Threads {
     fn new(limit: usize) -> Self {
         Self {
             limit,
-            limits: SlotLimits { parts: usize::MAX, work: usize::MAX },
+            limits: SlotLimits { parts: usize::MAX, scratch: usize::MAX },
             pinned: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             pieces: AtomicUsize::new(0),
@@ -53,9 +53,9 @@ impl CopyEngine for Threads {
 
     unsafe fn start(&self, slot: &[u8], parts: &[Part]) -> Result<JoinHandle<()>> {
         let late = self.started.fetch_add(1, Ordering::Relaxed).is_multiple_of(7);
-        let copies = joined(parts.iter().map(|part| match part.landing {
-            Landing::Copy(to) => (part.range.clone(), to),
-            Landing::Chunk(_) => panic!("this device decodes nothing"),
+        let copies = joined(parts.iter().map(|part| match part.target {
+            PartTarget::Copy(to) => (part.range.clone(), to),
+            PartTarget::Chunk(_) => panic!("this device decodes nothing"),
         }));
         self.pieces.fetch_add(copies.len(), Ordering::Relaxed);
         let first = slot.as_ptr() as usize;
@@ -115,7 +115,7 @@ fn copy_by_threads(slot_len: usize, slots: usize, parts: usize, longest: usize) 
                     reserved.fill(value);
                     let at = (thread * parts + part) * longest;
                     // SAFETY: the target outlives the ring.
-                    unsafe { reserved.commit(Landing::Copy(address + at as u64), 0).unwrap() };
+                    unsafe { reserved.commit(PartTarget::Copy(address + at as u64), 0).unwrap() };
                 }
             });
         }
@@ -150,7 +150,7 @@ fn a_busy_device_gets_few_large_copies() {
         let mut reserved = ring.reserve(LEN, 0).unwrap();
         reserved.fill(part + 1);
         // SAFETY: the target outlives the ring.
-        unsafe { reserved.commit(Landing::Copy(address + u64::from(part) * LEN as u64), 0).unwrap() };
+        unsafe { reserved.commit(PartTarget::Copy(address + u64::from(part) * LEN as u64), 0).unwrap() };
     };
     let counts = || (ring.engine.started.load(Ordering::Relaxed), ring.engine.pieces.load(Ordering::Relaxed));
     let busy = gate.lock().unwrap();
@@ -198,20 +198,20 @@ fn slots_become_shorter_where_little_can_be_pinned() {
     assert_eq!(reserved(11 << 10).unwrap_err().kind(), ErrorKind::Exhausted);
 }
 
-/// A slot takes no more parts, and no more work, than the device decodes at once; a single part may need any work.
+/// A slot takes no more parts, and no more scratch memory, than the device has; a single part may need any amount.
 #[test]
 fn slots_end_at_the_limits_of_the_device() {
     let target: Vec<u8> = vec![0; 8];
     let address = target.as_ptr() as u64;
-    let starts = |work: &[usize]| {
+    let starts = |scratch: &[usize]| {
         let mut engine = Threads::new(64 << 10);
-        engine.limits = SlotLimits { parts: 3, work: 10 };
+        engine.limits = SlotLimits { parts: 3, scratch: 10 };
         let gate = Arc::clone(&engine.gate);
         let busy = gate.lock().unwrap();
         let ring = PinnedRing::new(engine, one_len(4096), 64 << 10, Box::new(|_, _| {}));
-        for &work in work {
+        for &scratch in scratch {
             // SAFETY: the target outlives the ring.
-            unsafe { ring.reserve(1, work).unwrap().commit(Landing::Copy(address), 0).unwrap() };
+            unsafe { ring.reserve(1, scratch).unwrap().commit(PartTarget::Copy(address), 0).unwrap() };
         }
         let started = ring.engine.started.load(Ordering::Relaxed);
         drop(busy);

@@ -326,7 +326,7 @@ mod tests {
         let served = |who: &Identity, tree, ended, now| {
             audited.limited(of(who, tree, Verdict::Allow), who, ended, now).map(|decision| decision.name.is_some())
         };
-        // Those that were asked for first are served, again and again; further ones are not.
+        // The trees that were asked for first are served, also when they are asked for again; further ones are not.
         for _ in 0..2 {
             let come = (0..5000).filter(|&tree| served(&many, tree, None, now).is_ok()).collect::<Vec<_>>();
             assert_eq!(come, (0..SERVED_TREES).collect::<Vec<_>>());

@@ -50,7 +50,7 @@ const MIB: u64 = 1 << 20;
 struct Fixture {
     dir: TempDir,
     objects: Arc<ThrottledStore<InMemory>>,
-    /// Of the agents that are made.
+    /// Time limit of named sources, for new agents.
     named_patience: Duration,
 }
 

@@ -1,9 +1,9 @@
 //! Labels in the log. A label belongs to a name and to every name below it. It stays when the name is removed, and with the name's
 //! tree.
 
-#[cfg(test)]
-mod former;
 mod places;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;
 
@@ -96,7 +96,7 @@ struct Lacking<'a> {
 
 enum LackingNames<'a> {
     One(&'a Name),
-    /// Those of a group that are not looked at by themselves.
+    /// Names of a group, without those that are `One`.
     Group(&'a Class, &'a Group),
 }
 

@@ -62,9 +62,9 @@ pub(super) struct Class {
 /// Names of one tree and one class.
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    /// Those that have the tree, or a kept value with it.
+    /// Names whose current or kept value has the tree.
     pub(super) names: BTreeSet<Name>,
-    /// Number of those that have the tree.
+    /// Number of names whose current value has the tree.
     pub(super) current: usize,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Group {
 #[derive(Debug, Default)]
 pub(super) struct TreeNames {
     pub(super) groups: HashMap<Class, Group>,
-    /// Those with a kept value that has the tree.
+    /// Names with a kept value that has the tree.
     pub(super) kept: BTreeSet<Name>,
 }
 

@@ -437,7 +437,7 @@ proptest! {
         let (mut state, mut expected) = (State::default(), State::default());
         for changes in entries {
             let entry = entry_of(&expected, &changes);
-            former::apply(&mut expected, &entry);
+            reference::apply(&mut expected, &entry);
             state.apply(&entry).unwrap();
             prop_assert_eq!(&state, &expected);
         }
@@ -497,7 +497,7 @@ fn an_entry_that_replaces_a_name_looks_at_few_of_very_many_names() {
     let (mut expected, entries) = replaced_one_by_one(800, 2);
     let mut state = expected.clone();
     for entry in &entries {
-        former::apply(&mut expected, entry);
+        reference::apply(&mut expected, entry);
         state.apply(entry).unwrap();
     }
     assert_eq!(state, expected);
@@ -525,7 +525,7 @@ fn labels_of_very_many_trees_that_leave_are_bounded_as_by_the_former_definition(
         }
         let entry = LogEntry { write: WriteId::from_bytes([1; 16]), session: None, at: Timestamp(0), actions };
         let mut expected = start.clone();
-        former::apply(&mut expected, &entry);
+        reference::apply(&mut expected, &entry);
         start.apply(&entry).unwrap();
         assert!(start == expected, "one in {own}");
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::codec::planes::Encoding;
-use crate::staging::ring::LandingChunk;
+use crate::staging::ring::ChunkTarget;
 
 /// Bytes that one thread hashes, to a chaining value.
 pub(super) const LEAF: u32 = 1024;
@@ -18,8 +18,8 @@ pub(super) const ALIGNMENT: usize = 16;
 /// Encoding of a plane by a Huffman code.
 const CODED: u32 = 2;
 
-/// Memory of the GPU, in bytes, to decode and verify a chunk of `plain_len` bytes.
-pub(in crate::staging::cuda) fn work(plain_len: usize, is_encoded: bool) -> usize {
+/// Scratch memory, in bytes, to decode and verify a chunk of `plain_len` bytes.
+pub(in crate::staging::cuda) fn scratch_len(plain_len: usize, is_encoded: bool) -> usize {
     let planes = if is_encoded { plain_len + PLANES * STREAMS * 2 * ALIGNMENT } else { 0 };
     planes + values_len(plain_len) + 2 * ALIGNMENT
 }
@@ -30,15 +30,15 @@ fn values_len(plain_len: usize) -> usize {
     VALUE_LEN * (leaves + leaves.div_ceil(2))
 }
 
-/// Memory for work that is not given out yet.
-pub(super) struct WorkMemory {
+/// Scratch memory that is not given out yet.
+pub(super) struct ScratchMemory {
     /// Its first byte.
     pub(super) free: u64,
     /// Its length.
     pub(super) left: usize,
 }
 
-impl WorkMemory {
+impl ScratchMemory {
     fn take(&mut self, len: usize) -> Option<u64> {
         let len = len.next_multiple_of(ALIGNMENT);
         self.left = self.left.checked_sub(len)?;
@@ -69,7 +69,7 @@ impl Job {
     pub(super) const LEN: usize = 176;
 
     /// The job of a chunk with its frame at `frame`. None, if there is not enough memory.
-    pub(super) fn of(chunk: &LandingChunk, frame: u64, memory: &mut WorkMemory) -> Option<Self> {
+    pub(super) fn of(chunk: &ChunkTarget, frame: u64, memory: &mut ScratchMemory) -> Option<Self> {
         let plain_len = chunk.plain_len as usize;
         let mut job = Self {
             frame,

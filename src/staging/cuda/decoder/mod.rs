@@ -1,8 +1,8 @@
 //! Decoding and verification of chunks on a GPU, by the kernels of kernels.cu.
 //!
-//! The chunks of a slot are jobs of one *set*: memory for their frames and for the work on them, and a stream. Sets take turns, so that
-//! the kernels of several slots run at the same time: a Huffman code is decoded by four threads only, which takes several times as long
-//! as the copy of its frame.
+//! The chunks of a slot are jobs of one decode stream, which has memory for their frames, and scratch memory. The streams are used in
+//! turn, so that the kernels of several slots run at the same time: a Huffman code is decoded by four threads only, which takes several
+//! times as long as the copy of its frame.
 #![expect(unsafe_code, reason = "kernels read and write memory of the GPU")]
 
 mod job;
@@ -13,23 +13,23 @@ use std::sync::{Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut};
 
-pub(super) use self::job::work;
-use self::job::{ALIGNMENT, Job, LEAF, PLANES, WorkMemory};
+pub(super) use self::job::scratch_len;
+use self::job::{ALIGNMENT, Job, LEAF, PLANES, ScratchMemory};
 use super::driver::{Driver, Event, Grid, Kernel, Module, Stream};
 use super::{CudaDevice, CudaMemory, OwnedEvent, OwnedStream};
 use crate::error::{Error, Result};
-use crate::staging::ring::{DecodeSizes, Landing, Part, SlotLimits};
+use crate::staging::ring::{DecodeSizes, Part, PartTarget, SlotLimits};
 
 /// The kernels, for GPUs since compute capability 7.5.
 const KERNELS: &str = concat!(include_str!("kernels.ptx"), "\0");
-/// Maximum number of sets: enough for the time in which a slot is decoded.
-const SETS_MAX: usize = 12;
-/// Minimum number of sets: one is filled while another is decoded.
-const SETS_MIN: usize = 2;
-/// Maximum jobs of a set.
+/// Maximum number of decode streams: enough for the time in which a slot is decoded.
+const STREAMS_MAX: usize = 12;
+/// Minimum number of decode streams: one is filled while another is decoded.
+const STREAMS_MIN: usize = 2;
+/// Maximum jobs of a decode stream.
 const JOBS_MAX: usize = 256;
-/// Memory for the work on a slot, as a multiple of the slot's length.
-const WORK_FACTOR: usize = 2;
+/// Scratch memory for a slot, as a multiple of the slot's length.
+const SCRATCH_FACTOR: usize = 2;
 /// Threads of a block.
 const THREADS: u32 = 128;
 /// Threads of a block that decodes a Huffman code: a warp.
@@ -45,11 +45,11 @@ const MERGE_BLOCKS: u32 = 8;
 pub(super) struct Decoder {
     device: CudaDevice,
     kernels: Kernels,
-    turns: Mutex<Turns>,
-    /// Bytes for frames in a set.
+    streams: Mutex<DecodeStreams>,
+    /// Memory for frames of a decode stream, in bytes.
     frames_len: usize,
-    /// Bytes for work in a set.
-    work_len: usize,
+    /// Scratch memory of a decode stream, in bytes.
+    scratch_len: usize,
     /// Number of chunks that are not what their ids say.
     mismatches: CudaMemory,
 }
@@ -64,23 +64,24 @@ struct Kernels {
     roots: Kernel,
 }
 
-/// The sets, in the order of their use.
+/// The decode streams, in the order of their use.
 #[derive(Debug)]
-struct Turns {
-    sets: Vec<Set>,
+struct DecodeStreams {
+    all: Vec<DecodeStream>,
     next: usize,
-    /// Pinned memory for the jobs of each set.
+    /// Pinned memory for the jobs of each stream.
     tables: PinnedTables,
 }
 
+/// A stream of kernels, with the memory of its jobs.
 #[derive(Debug)]
-struct Set {
+struct DecodeStream {
     stream: OwnedStream,
     /// The jobs were copied.
     copied: OwnedEvent,
     /// The jobs are done.
     done: OwnedEvent,
-    /// Frames, jobs, and memory for work.
+    /// Memory for frames, then jobs, then scratch memory.
     memory: CudaMemory,
     is_used: bool,
 }
@@ -88,7 +89,7 @@ struct Set {
 /// Jobs whose frames are being copied.
 #[derive(Debug)]
 pub(super) struct Jobs {
-    set: usize,
+    stream: usize,
     /// Address for the slot's frames.
     frames: u64,
     /// Address of the jobs.
@@ -109,54 +110,54 @@ impl Decoder {
         let kernels = Kernels::load(device)?;
         // Kernels read the words around a frame.
         let frames_len = sizes.slot.next_multiple_of(ALIGNMENT) + ALIGNMENT;
-        let work_len = (sizes.slot * WORK_FACTOR).max(work(sizes.chunk, true));
+        let scratch_len = (sizes.slot * SCRATCH_FACTOR).max(scratch_len(sizes.chunk, true));
         let slots = usize::try_from(sizes.total / sizes.slot.max(1) as u64).unwrap_or(usize::MAX).saturating_add(1);
-        let wanted = slots.clamp(SETS_MIN, SETS_MAX);
-        let mut sets = Vec::with_capacity(wanted);
-        while sets.len() < wanted {
-            match Set::new(device, (frames_len + Job::LEN * JOBS_MAX + work_len) as u64) {
-                Ok(set) => sets.push(set),
-                Err(_) if sets.len() >= SETS_MIN => break,
+        let wanted = slots.clamp(STREAMS_MIN, STREAMS_MAX);
+        let mut all = Vec::with_capacity(wanted);
+        while all.len() < wanted {
+            match DecodeStream::new(device, (frames_len + Job::LEN * JOBS_MAX + scratch_len) as u64) {
+                Ok(stream) => all.push(stream),
+                Err(_) if all.len() >= STREAMS_MIN => break,
                 Err(error) => return Err(error),
             }
         }
-        let tables = PinnedTables::new(device, sets.len())?;
+        let tables = PinnedTables::new(device, all.len())?;
         let mismatches = device.allocate(4)?;
         // SAFETY: the memory is kept until this is dropped, which waits for `copies`.
         unsafe { device.enter()?.clear(mismatches.address(), 1, copies)? };
-        let turns = Mutex::new(Turns { sets, next: 0, tables });
-        Ok(Self { device: device.clone(), kernels, turns, frames_len, work_len, mismatches })
+        let streams = Mutex::new(DecodeStreams { all, next: 0, tables });
+        Ok(Self { device: device.clone(), kernels, streams, frames_len, scratch_len, mismatches })
     }
 
     pub(super) fn limits(&self) -> SlotLimits {
-        SlotLimits { parts: JOBS_MAX, work: self.work_len }
+        SlotLimits { parts: JOBS_MAX, scratch: self.scratch_len }
     }
 
-    /// Makes the chunks of `parts` jobs of the next set, queues the copy of the jobs in the stream `copies`, and lets it wait until the
-    /// set's memory is free.
+    /// Makes the chunks of `parts` jobs of the next decode stream, queues the copy of the jobs in the stream `copies`, and lets it
+    /// wait until that stream's memory is free.
     ///
     /// # Errors
     /// Errors of the driver; other, if there are more chunks than [`Decoder::limits`] says.
     pub(super) fn prepare(&self, driver: &Driver, parts: &[Part], copies: Stream) -> Result<Jobs> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let Turns { sets, next, tables } = &mut *turns;
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let DecodeStreams { all, next, tables } = &mut *streams;
         let index = *next;
-        *next = (index + 1) % sets.len();
-        let set = sets.get_mut(index).ok_or_else(|| Error::other("no memory to decode on the GPU"))?;
-        if set.is_used {
+        *next = (index + 1) % all.len();
+        let stream = all.get_mut(index).ok_or_else(|| Error::other("no memory to decode on the GPU"))?;
+        if stream.is_used {
             // Other jobs may still be copied from the pinned memory.
-            driver.wait(set.copied.event)?;
-            driver.wait_in_stream(copies, set.done.event)?;
+            driver.wait(stream.copied.event)?;
+            driver.wait_in_stream(copies, stream.done.event)?;
         }
-        set.is_used = true;
-        let frames = set.memory.address();
+        stream.is_used = true;
+        let frames = stream.memory.address();
         let table = frames + self.frames_len as u64;
-        let mut jobs = Jobs { set: index, frames, table, count: 0, longest: 0, is_encoded: false, has_codes: false };
-        let mut memory = WorkMemory { free: table + (Job::LEN * JOBS_MAX) as u64, left: self.work_len };
+        let mut jobs = Jobs { stream: index, frames, table, count: 0, longest: 0, is_encoded: false, has_codes: false };
+        let mut memory = ScratchMemory { free: table + (Job::LEN * JOBS_MAX) as u64, left: self.scratch_len };
         let pinned = tables.of(index);
         let mut slots = pinned.as_chunks_mut::<{ Job::LEN }>().0.iter_mut();
         for part in parts {
-            let Landing::Chunk(chunk) = &part.landing else { continue };
+            let PartTarget::Chunk(chunk) = &part.target else { continue };
             let too_many = || Error::other("more chunks than the GPU can decode at once");
             if part.range.end + ALIGNMENT > self.frames_len {
                 return Err(too_many());
@@ -169,24 +170,24 @@ impl Decoder {
             jobs.has_codes |= job.has_codes();
         }
         let filled = pinned.get(..Job::LEN * jobs.count as usize).unwrap_or_default();
-        // SAFETY: the table is not written before `copied` has happened, and the set is kept until its stream has ended.
+        // SAFETY: the table is not written before `copied` has happened, and the memory is kept until the stream has ended.
         unsafe { driver.copy_in(table, filled, copies)? };
-        driver.record(set.copied.event, copies)?;
+        driver.record(stream.copied.event, copies)?;
         Ok(jobs)
     }
 
     /// Launches the kernels of `jobs` once `copied` has happened.
     ///
     /// # Safety
-    /// The frames are copied to the set by then. The targets stay memory of the GPU until [`Decoder::mismatches`] has returned, and
+    /// The frames are copied to the stream's memory by then. The targets stay memory of the GPU until [`Decoder::mismatches`] has returned, and
     /// nobody else writes to them.
     ///
     /// # Errors
     /// Errors of the driver.
     pub(super) unsafe fn launch(&self, driver: &Driver, jobs: &Jobs, copied: Event) -> Result<()> {
-        let turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(set) = turns.sets.get(jobs.set) else { return Ok(()) };
-        let (stream, mismatches) = (set.stream.stream, self.mismatches.address());
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(of_jobs) = streams.all.get(jobs.stream) else { return Ok(()) };
+        let (stream, mismatches) = (of_jobs.stream.stream, self.mismatches.address());
         let &Jobs { table, count, longest, is_encoded, has_codes, .. } = jobs;
         driver.wait_in_stream(stream, copied)?;
         let Kernels { unpack, merge, leaves, roots, .. } = self.kernels;
@@ -205,7 +206,7 @@ impl Decoder {
         unsafe { driver.launch(leaves, Grid { blocks: (leaf_blocks, count), threads: THREADS }, [table], stream)? };
         // SAFETY: as above.
         unsafe { driver.launch(roots, Grid { blocks: (count, 1), threads: THREADS }, [table, mismatches], stream)? };
-        driver.record(set.done.event, stream)
+        driver.record(of_jobs.done.event, stream)
     }
 
     /// Waits until all jobs are done; returns the number of chunks that are not what their ids say.
@@ -224,8 +225,8 @@ impl Decoder {
     /// # Errors
     /// Errors of the driver: then kernels may still run.
     pub(super) fn settle(&self, driver: &Driver) -> Result<()> {
-        let turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.sets.iter().try_for_each(|set| driver.settle(set.stream.stream))
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.all.iter().try_for_each(|one| driver.settle(one.stream.stream))
     }
 }
 
@@ -258,7 +259,7 @@ impl Drop for Kernels {
     }
 }
 
-impl Set {
+impl DecodeStream {
     fn new(device: &CudaDevice, len: u64) -> Result<Self> {
         Ok(Self {
             stream: OwnedStream::new(device)?,
@@ -278,7 +279,7 @@ struct PinnedTables {
 }
 
 impl PinnedTables {
-    /// Tables for `count` sets.
+    /// Tables for `count` streams.
     fn new(device: &CudaDevice, count: usize) -> Result<Self> {
         let len = (Job::LEN * JOBS_MAX * count).next_multiple_of(4096);
         let failed = |source| Error::exhausted("cannot get memory for jobs of a GPU").got(len).source(source);
@@ -290,7 +291,7 @@ impl PinnedTables {
         Ok(Self { device: device.clone(), memory: ManuallyDrop::new(memory) })
     }
 
-    /// Table of the set `index`.
+    /// Table of the stream `index`.
     fn of(&mut self, index: usize) -> &mut [u8] {
         let len = Job::LEN * JOBS_MAX;
         self.memory.get_mut(index * len..(index + 1) * len).unwrap_or_default()

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::codec::planes::{self, Element, Outline, Width};
 use crate::id::ChunkId;
-use crate::staging::ring::LandingChunk;
+use crate::staging::ring::ChunkTarget;
 
 #[path = "../../../../tests/cuda/ptx.rs"]
 mod ptx;
@@ -44,10 +44,10 @@ fn run(frame: Option<(&[u8], Outline)>, plain: &[u8], id: ChunkId, shift: usize)
     let words = |len: usize| len.next_multiple_of(4);
     let (bytes, planes) = frame.unzip();
     let is_encoded = planes.is_some();
-    let work_len = work(plain.len(), is_encoded);
+    let scratch = scratch_len(plain.len(), is_encoded);
     let (table, mismatches) = (memory.allocate(Job::LEN), memory.allocate(4));
     let frame_at = memory.allocate(words(bytes.unwrap_or_default().len() + 1));
-    let (target, free) = (memory.allocate(shift + plain.len()), memory.allocate(work_len));
+    let (target, free) = (memory.allocate(shift + plain.len()), memory.allocate(scratch));
     let to = target + shift as u64;
     memory.write(mismatches, &[0; 4]);
     match bytes {
@@ -56,8 +56,8 @@ fn run(frame: Option<(&[u8], Outline)>, plain: &[u8], id: ChunkId, shift: usize)
         None => memory.write(to, plain),
     }
     let plain_len = u32::try_from(plain.len()).unwrap();
-    let chunk = LandingChunk { to, plain_len, id, planes };
-    let job = Job::of(&chunk, frame_at + 1, &mut WorkMemory { free, left: work_len }).unwrap();
+    let chunk = ChunkTarget { to, plain_len, id, planes };
+    let job = Job::of(&chunk, frame_at + 1, &mut ScratchMemory { free, left: scratch }).unwrap();
     memory.write(table, &job.to_bytes());
     let mut launch = |name: &str, blocks: [u32; 2], threads, arguments: &[u64]| {
         let grid = ptx::Grid { blocks, threads };

@@ -1,4 +1,4 @@
-//! The former definition of how an entry of the log changes names and labels: simple, and slow where there are many names.
+//! Reference for tests: how an entry of the log changes names and labels, by simple passes over all names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

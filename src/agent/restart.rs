@@ -1,4 +1,4 @@
-//! A start right after an agent that was killed: the system releases its locks and ports a moment after its process was told to end.
+//! Restart of an agent that was killed: the system releases its locks and ports a moment after its process was told to end.
 
 use std::time::Duration;
 
