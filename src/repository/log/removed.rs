@@ -62,7 +62,7 @@ impl State {
     }
 
     /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. Beyond the quota
-    /// values are not kept at all, or forgotten by the same entry, at most [`FORGOTTEN_MAX`]: of the first segment of names that has the
+    /// values are not kept at all, or forgotten by the same entry, at most `FORGOTTEN_MAX`: of the first segment of names that has the
     /// most, the oldest first. So a writer of names below one segment cannot use up what is kept of the others.
     pub fn keep<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Vec<Action> {
         let names: BTreeSet<&Name> = names.into_iter().collect();
