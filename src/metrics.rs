@@ -133,6 +133,7 @@ families! {
     FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
     TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";
     CORRUPT = Counter "towline_chunk_corrupt_total" "Chunks from other agents that failed verification";
+    REENCODED = Counter "towline_chunk_reencoded_total" "Chunks of the cache that were encoded without their bases for other agents";
     PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
     PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
     LINKS = Gauge "towline_links" "Connections of other agents that have shown their certificates, calls included";

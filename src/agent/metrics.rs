@@ -132,6 +132,7 @@ fn exchanged(scrape: &mut Scrape<'_>, exchange: &Exchange) -> fmt::Result {
     let destinations = [("local", moved.to_local), ("site", moved.to_site), ("remote", moved.to_remote)];
     scrape.family(&metrics::TO_BYTES, destinations.map(|(to, bytes)| ([("destination", to)], bytes)))?;
     scrape.one(&metrics::CORRUPT, moved.corrupt)?;
+    scrape.one(&metrics::REENCODED, moved.reencoded)?;
     let peers = exchange.peers().list();
     let up = peers.iter().filter(|peer| peer.transport.is_some()).count() as u64;
     let states = [([("state", "up")], up), ([("state", "down")], peers.len() as u64 - up)];

@@ -37,8 +37,10 @@ pub struct LedgerEntry {
     pub manifest: String,
     /// Chunks.
     pub chunks: u64,
-    /// Stored bytes of the chunks.
+    /// Bytes of the chunks as they moved.
     pub bytes: u64,
+    /// Bytes that the repository stores for the same chunks: fewer, if chunks moved without their bases.
+    pub stored_bytes: u64,
     /// Total time that requests for them were open, in seconds.
     pub seconds: f64,
 }
@@ -95,6 +97,7 @@ pub struct MovedKey {
 struct MovedTotals {
     chunks: u64,
     bytes: u64,
+    stored: u64,
     time: Duration,
     turn: u64,
 }
@@ -116,8 +119,10 @@ pub struct MovedChunks {
     pub manifest: ManifestId,
     /// Number of chunks.
     pub chunks: u64,
-    /// Stored bytes.
+    /// Bytes of them as they moved.
     pub bytes: u64,
+    /// Bytes that the repository stores for them.
+    pub stored: u64,
     /// Time that the requests were open.
     pub time: Duration,
 }
@@ -143,13 +148,14 @@ impl Ledger {
 
     /// Counts chunks sent to or received from `peer`.
     pub fn moved(&self, peer: &Identity, moved: &MovedChunks) {
-        let &MovedChunks { way, manifest, chunks, bytes, time } = moved;
+        let &MovedChunks { way, manifest, chunks, bytes, stored, time } = moved;
         let mut lock = self.lock();
         lock.turn += 1;
         let turn = lock.turn;
         let entry = lock.entries.entry((peer.clone(), way, manifest)).or_default();
         entry.chunks += chunks;
         entry.bytes += bytes;
+        entry.stored += stored;
         entry.time += time;
         entry.turn = turn;
         if lock.entries.len() > ENTRIES_MAX {
@@ -204,6 +210,7 @@ impl Ledger {
             manifest: manifest.to_string(),
             chunks: moved.chunks,
             bytes: moved.bytes,
+            stored_bytes: moved.stored,
             seconds: moved.time.as_secs_f64(),
         };
         self.lock().entries.iter().map(entry).collect()
@@ -284,7 +291,7 @@ mod tests {
         let manifest = ManifestId::of(b"tree");
         for way in [Direction::In, Direction::Out, Direction::In] {
             let time = Duration::from_secs(1);
-            ledger.moved(&peer, &MovedChunks { way, manifest, chunks: 2, bytes: 50, time });
+            ledger.moved(&peer, &MovedChunks { way, manifest, chunks: 2, bytes: 50, stored: 40, time });
         }
         let entries = ledger.entries();
         assert_eq!(entries.len(), 2);
@@ -296,7 +303,8 @@ mod tests {
         let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
         let (manifest, repository) = (ManifestId::of(b"tree"), RepositoryId::from_bytes([1; 16]));
         let tree = NamedTree { repository, name: "run-7/step-1".parse().unwrap() };
-        let moved = MovedChunks { way: Direction::Out, manifest, chunks: 1, bytes: 50, time: Duration::ZERO };
+        let moved =
+            MovedChunks { way: Direction::Out, manifest, chunks: 1, bytes: 50, stored: 50, time: Duration::ZERO };
         ledger.moved(&peer, &moved);
         ledger.named(manifest, repository, &tree.name);
         ledger.moved(&peer, &moved);

@@ -251,6 +251,13 @@ impl Catalog {
         open.iter().filter(|entry| is_meant(&entry.saved.value)).max_by_key(|entry| entry.bases()).cloned()
     }
 
+    /// Bytes that the repository stores for the chunk `id`, if the tree is open and has it.
+    pub(super) fn stored_len(&self, manifest: &ManifestId, map: MapKey, id: &ChunkId) -> Option<u64> {
+        let entry = self.opened(manifest, Some(map))?;
+        let located = entry.saved.locate(entry.number(id)?).ok()?;
+        Some(located.place.stored_len.into())
+    }
+
     /// True if neither labels nor a policy restricted any reader of `repository` at the last read.
     pub(super) fn is_open(&self, repository: &Repository) -> bool {
         self.served_as(repository).is_some_and(|served| served.is_open())

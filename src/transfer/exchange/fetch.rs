@@ -46,9 +46,12 @@ const PERMIT_WAIT: u32 = 8;
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
 
 /// Outcome of a request.
+#[derive(Default)]
 struct ReceivedCounts {
     chunks: u64,
     bytes: u64,
+    /// Bytes that the repository stores for the same chunks.
+    stored: u64,
 }
 
 /// Outcome of a group.
@@ -174,10 +177,11 @@ impl Exchange {
         let metered = if far { self.link_rates.begin(link.peer().site()) } else { None };
         let timed = (!through).then(|| peer.begin_request());
         let fetching = link.fetch(request.policy.priority, request.saved.value.manifest, wanted).await?;
-        let mut came = ReceivedCounts { chunks: 0, bytes: 0 };
+        let mut came = ReceivedCounts::default();
         let taking = self.receive(request, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
+            came.stored += request.saved.locate(chunk).map_or(0, |located| located.place.stored_len.into());
             asked.received(frame.bytes().len() as u64);
             if let Some(timed) = &timed {
                 timed.received(frame.bytes().len() as u64);
@@ -199,6 +203,7 @@ impl Exchange {
             manifest: request.saved.value.manifest,
             chunks: came.chunks,
             bytes: came.bytes,
+            stored: came.stored,
             time: took,
         };
         self.peers.ledger().named(moved.manifest, request.repository.id(), &request.saved.name);

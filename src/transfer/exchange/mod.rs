@@ -23,6 +23,7 @@ mod permits;
 mod plan;
 mod plan_turns;
 mod reachable;
+mod reencoded;
 mod rights;
 mod served;
 mod serving;
@@ -50,6 +51,7 @@ pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
 pub use self::named::NameView;
 use self::plan_turns::PlanTurns;
+use self::reencoded::Reencoded;
 pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
 pub use self::stats::TransferStats;
@@ -117,6 +119,8 @@ pub struct Exchange {
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
     transcoding: Arc<Turns>,
+    /// Those that were encoded recently.
+    reencoded: Reencoded,
     /// Turns to plan large trees.
     planning: PlanTurns,
     catalog: Catalog,
@@ -183,6 +187,7 @@ impl Exchange {
         let ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits, named_patience } =
             options;
         let verifier = Verifier::new(Arc::clone(&cache));
+        let reencoded = Reencoded::new(&budget);
         let (catalog, in_flight, origin_reads, counts, audited, origin, link_rates) = Default::default();
         Arc::new(Self {
             identity,
@@ -196,6 +201,7 @@ impl Exchange {
             limits,
             named_patience,
             verifier,
+            reencoded,
             planning: PlanTurns::default(),
             transcoding: Arc::new(Turns::new(available_parallelism().map_or(1, usize::from).div_ceil(2))),
             catalog,

@@ -123,8 +123,9 @@ impl ServedChunks for Exchange {
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
-            let (manifest, time) = (asked.manifest, begun.elapsed());
-            self.peers.ledger().moved(identity, &MovedChunks { way: Direction::Out, manifest, chunks: 1, bytes, time });
+            let stored = self.catalog.stored_len(&asked.manifest, granted.map, &chunk.id).unwrap_or(bytes);
+            let (way, manifest, time) = (Direction::Out, asked.manifest, begun.elapsed());
+            self.peers.ledger().moved(identity, &MovedChunks { way, manifest, chunks: 1, bytes, stored, time });
         }
         Ok(found)
     }
@@ -316,21 +317,26 @@ impl Exchange {
         }
     }
 
-    /// Encodes `frame` anew without its base; none if that is not in the cache. Only some are encoded at a time.
+    /// `frame` without its base: encoded anew, or recently so. None if the base is not in the cache. Only some are encoded at a time.
     async fn without_base(&self, frame: Frame) -> Result<Option<OutgoingFrame>> {
-        // Read-ahead has a quarter of the budget for good: a wait for more than half might never end.
-        let bytes = u64::from(frame.plain_len()) * TRANSCODING_WEIGHT;
-        let memory = match self.budget.carve_beside_buffers(bytes).await {
-            Err(error) if error.kind() == ErrorKind::Exhausted => return Ok(None),
-            memory => memory?,
+        let (id, verifier, turns) = (frame.id(), self.verifier.clone(), Arc::clone(&self.transcoding));
+        let (budget, encoded) = (self.budget.clone(), Arc::clone(&self.counts.reencoded));
+        let encode = move || async move {
+            // Read-ahead has a quarter of the budget for good: a wait for more than half might never end.
+            let bytes = u64::from(frame.plain_len()) * TRANSCODING_WEIGHT;
+            let memory = match budget.carve_beside_buffers(bytes).await {
+                Err(error) if error.kind() == ErrorKind::Exhausted => return Ok(None),
+                memory => memory?,
+            };
+            let alone = blocking(move || {
+                let _held = (turns.take(), memory);
+                Ok(verifier.alone(&frame))
+            });
+            let alone = alone.await?;
+            add(&encoded, u64::from(alone.is_some()));
+            Ok(alone.map(|frame| outgoing(&frame)))
         };
-        let (verifier, turns) = (self.verifier.clone(), Arc::clone(&self.transcoding));
-        let encoded = blocking(move || {
-            let _held = (turns.take(), memory);
-            Ok(verifier.alone(&frame))
-        });
-        let encoded = encoded.await?;
-        Ok(encoded.map(|frame| outgoing(&frame)))
+        self.reencoded.get(id, encode).await
     }
 
     /// Fetches the chunk `id`, together with missing chunks of the same request and unit that nobody is fetching: one

@@ -1,5 +1,6 @@
 //! Counters of moved bytes, by source and destination.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::repository::SourceBytes;
@@ -23,6 +24,8 @@ pub struct TransferStats {
     pub to_remote: u64,
     /// Chunks from a peer that did not match their ids.
     pub corrupt: u64,
+    /// Chunks of the cache that were encoded anew, without their bases, for a peer.
+    pub reencoded: u64,
 }
 
 /// Source of stored bytes.
@@ -74,6 +77,7 @@ pub(super) struct TransferCounters {
     pub(super) to_site: AtomicU64,
     pub(super) to_remote: AtomicU64,
     pub(super) corrupt: AtomicU64,
+    pub(super) reencoded: Arc<AtomicU64>,
 }
 
 /// Adds `n`.
@@ -94,6 +98,7 @@ impl TransferCounters {
             to_site: read(&self.to_site),
             to_remote: read(&self.to_remote),
             corrupt: read(&self.corrupt),
+            reencoded: read(&self.reencoded),
         }
     }
 }

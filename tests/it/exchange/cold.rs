@@ -78,6 +78,32 @@ async fn a_step_moves_to_a_cold_site_as_if_it_were_stored_alone() {
     assert_eq!(cloud.stats().from_repository, 0);
 }
 
+/// The agents of a gang at two sites want the same chunks without their bases.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_is_encoded_once_for_several_cold_sites() {
+    let world = Fixture::new();
+    let home = world.agent("home", "a").await;
+    let clouds = [world.agent("cloud", "b").await, world.agent("burst", "c").await];
+    for cloud in &clouds {
+        cloud.knows(&[&home]);
+        cloud.is_linked().await;
+    }
+    run(&world, &home).await;
+    assert_eq!(home.warm("run/step-3", From::Anywhere).await.missing, 0);
+    world.remove_packs().await;
+    let from = || From::Site("home".to_owned());
+    let (one, other) = tokio::join!(clouds[0].warm("run/step-3", from()), clouds[1].warm("run/step-3", from()));
+    assert_eq!((one.missing, other.missing, one.alone), (0, 0, other.alone));
+    assert_eq!(home.stats().reencoded, u64::from(one.alone), "{one:?}");
+    for cloud in &clouds {
+        let entries = cloud.exchange.peers().ledger().entries();
+        let moved: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let stored: u64 = entries.iter().map(|entry| entry.stored_bytes).sum();
+        assert_eq!(moved, cloud.stats().from_remote);
+        assert!(stored < moved, "as differences they are smaller: {stored} stored, {moved} moved");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_in_16_bits_moves_without_its_masters() {
     let world = Fixture::new();

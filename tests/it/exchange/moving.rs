@@ -47,6 +47,8 @@ async fn another_site_is_warmed_from_this_one() {
         ledger.entries().iter().filter(|entry| entry.way == way).map(|entry| entry.bytes).sum::<u64>()
     };
     assert_eq!((moved(came, Direction::In), moved(went, Direction::Out)), (warmed.bytes, warmed.bytes));
+    let stored = |ledger: &Ledger| ledger.entries().iter().map(|entry| entry.stored_bytes).sum::<u64>();
+    assert_eq!((stored(came), stored(went)), (warmed.bytes, warmed.bytes), "they moved as they are stored");
     home.leaving.cancel();
     tokio::time::sleep(Duration::from_millis(500)).await;
     let received: u64 = came.links().iter().map(|link| link.received).sum();
