@@ -34,6 +34,8 @@ pub enum ErrorKind {
     Damaged,
     /// Lost a race, or something is in the way.
     Conflict,
+    /// Others change the same thing all the time: a later try may succeed.
+    Busy,
     /// The store does not answer, or not now.
     Unreachable,
     /// The store or the file system says no.
@@ -56,7 +58,7 @@ impl ErrorKind {
             Self::Usage => 2,
             Self::NotFound => 3,
             Self::Damaged => 4,
-            Self::Conflict => 5,
+            Self::Conflict | Self::Busy => 5,
             Self::Unreachable => 6,
             Self::Denied => 7,
             Self::Exhausted | Self::Cancelled | Self::Unsupported | Self::Other => 1,
@@ -71,6 +73,7 @@ impl ErrorKind {
             Self::NotFound => "not-found",
             Self::Damaged => "damaged",
             Self::Conflict => "conflict",
+            Self::Busy => "busy",
             Self::Unreachable => "unreachable",
             Self::Denied => "denied",
             Self::Exhausted => "exhausted",
@@ -78,6 +81,12 @@ impl ErrorKind {
             Self::Unsupported => "unsupported",
             Self::Other => "other",
         }
+    }
+
+    /// True for a lost race, whether a later try may succeed or not.
+    #[must_use]
+    pub const fn is_conflict(self) -> bool {
+        matches!(self, Self::Conflict | Self::Busy)
     }
 
     /// The kind that a word of [`ErrorKind::word`] means; what a later version calls by a new one is other.
@@ -88,6 +97,7 @@ impl ErrorKind {
             Self::NotFound,
             Self::Damaged,
             Self::Conflict,
+            Self::Busy,
             Self::Unreachable,
             Self::Denied,
             Self::Exhausted,
@@ -155,6 +165,8 @@ impl Error {
         damaged => Damaged,
         /// Something is in the way.
         conflict => Conflict,
+        /// Others change the same thing all the time.
+        busy => Busy,
         /// The store does not answer.
         unreachable => Unreachable,
         /// Refused by the store or the file system.

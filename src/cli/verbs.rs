@@ -26,7 +26,7 @@ use crate::progress::Progress;
 #[cfg(feature = "agent")]
 use crate::repository::Guard;
 use crate::repository::log::StepFacts;
-use crate::repository::{OpenOptions, Repository, was_used_before};
+use crate::repository::{OpenOptions, Repository};
 use crate::selector::Selector;
 use crate::size::{self, ByteRange};
 use crate::storage::{self, Location, Sharing, StoreOptions};
@@ -439,23 +439,10 @@ impl Context {
     pub(super) async fn open_if_made(&self) -> Result<Option<Repository>> {
         match self.settings.repository()? {
             Route::Named(location) => self.open_at(&location, 1).await.map(Some),
-            Route::Embedded(location) => self.open_default(&location).await,
-        }
-    }
-
-    /// The default repository at `location`; none if nothing has been saved there yet.
-    ///
-    /// # Errors
-    /// Not found, if this user had it there: its disk may not be mounted.
-    async fn open_default(&self, location: &Location) -> Result<Option<Repository>> {
-        match self.open_at(location, 1).await {
-            Err(error) if error.kind() == ErrorKind::NotFound && was_used_before(location) => {
-                Err(Error::not_found("the default repository was here, and is gone").at(location).help(
-                    "if it is on a disk that is not mounted, mount it; `towline init` makes a new, empty one; --repo names another",
-                ))
+            Route::Embedded(location) => {
+                let found = Repository::at_if_any(&location, &self.settings.store(false), self.options(1)?).await?;
+                Ok(found.map(|repository| repository.for_caller(caller())))
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            opened => opened.map(Some),
         }
     }
 
@@ -464,12 +451,8 @@ impl Context {
         match self.settings.repository()? {
             Route::Named(location) => self.open_at(&location, 1).await,
             Route::Embedded(location) => {
-                if let Some(repository) = self.open_default(&location).await? {
-                    return Ok(repository);
-                }
-                let store = storage::open(&location, &self.settings.store(true)).await?;
-                let (repository, created) = Repository::create(store, self.options(1)?).await?;
-                tracing::info!(%location, id = %repository.id(), "opened the embedded repository");
+                let store = self.settings.store(true);
+                let (repository, created) = Repository::at_or_create(&location, &store, self.options(1)?).await?;
                 if created {
                     self.output.remark(&format!("made the repository {location}; --repo names another"));
                 }

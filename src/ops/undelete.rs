@@ -194,7 +194,7 @@ impl Repository {
                 return Ok(report);
             }
         }
-        Err(Error::conflict("the kept value is repacked faster than it can be restored").at(name).help("try again"))
+        Err(Error::busy("the kept value is repacked faster than it can be restored").at(name).help("try again"))
     }
 
     /// Restores the latest kept values of `name` and of all names below it that are not there, one after the other; returns what was

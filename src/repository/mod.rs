@@ -56,8 +56,6 @@ pub use repair::RepairedTree;
 pub use inventories::StoredInventory;
 pub use mapping::PlacedTree;
 pub(crate) use open::default_cache;
-#[cfg(feature = "cli")]
-pub(crate) use open::was_used_before;
 pub use policy::PolicyText;
 pub use presence::Announced;
 pub use readable::{ReadableNames, choose_readable};

@@ -71,6 +71,46 @@ impl Repository {
         Ok(repository)
     }
 
+    /// Opens the repository at `location`; none if there is none.
+    ///
+    /// # Errors
+    /// Not found, if this user had one in this folder: its disk may not be mounted.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn at_if_any(location: &Location, how: &StoreOptions, options: OpenOptions) -> Result<Option<Self>> {
+        let how = StoreOptions { create: false, ..how.clone() };
+        let cache = options.cache.clone();
+        match Self::at(location, &how, options).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if was_used_before(location, cache) {
+                    return Err(Error::not_found("the repository was here, and is gone").at(location).help(format!(
+                        "if it is on a disk that is not mounted, mount it; `towline init {location}` makes a new, empty one"
+                    )));
+                }
+                Ok(None)
+            }
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Opens the repository at `location`, or creates it; the second value is true if it was created.
+    ///
+    /// # Errors
+    /// As [`Repository::at_if_any`] and [`Repository::create`].
+    ///
+    /// # Cancel safety
+    /// Safe: one create makes the repository.
+    pub async fn at_or_create(location: &Location, how: &StoreOptions, options: OpenOptions) -> Result<(Self, bool)> {
+        if let Some(repository) = Self::at_if_any(location, how, options.clone()).await? {
+            return Ok((repository, false));
+        }
+        let how = StoreOptions { create: true, ..how.clone() };
+        let (repository, created) = Self::create(storage::open(location, &how).await?, options).await?;
+        tracing::info!(%location, id = %repository.id(), created, "opened the repository");
+        Ok((repository, created))
+    }
+
     /// Opens with the given clock, for recorded times and grace periods.
     ///
     /// # Errors
@@ -199,11 +239,10 @@ fn digest_of(address: &str) -> String {
     format!("-{}", &blake3::hash(address.as_bytes()).to_hex()[..16])
 }
 
-/// True if this user's cache has files of a repository in the folder at `location`, where perhaps none is now: its disk may not be
-/// mounted.
-#[cfg(feature = "cli")]
-pub(crate) fn was_used_before(location: &Location) -> bool {
-    let (Location::Directory(path), Ok(cache)) = (location, default_cache()) else { return false };
+/// True if `cache`, by default this user's, has files of a repository in the folder at `location`.
+fn was_used_before(location: &Location, cache: Option<PathBuf>) -> bool {
+    let Location::Directory(path) = location else { return false };
+    let Ok(cache) = cache.map_or_else(default_cache, Ok) else { return false };
     // The address of a store has no links; the end of the path may be gone.
     let real = path.ancestors().find_map(|above| {
         let rest = path.strip_prefix(above).ok()?;

@@ -56,7 +56,7 @@ impl Repository {
                 settled => return settled,
             }
         }
-        Err(Error::conflict("name moves faster than it can be read").at(name).help("try again"))
+        Err(Error::busy("name moves faster than it can be read").at(name).help("try again"))
     }
 
     /// Opens one value of a name.

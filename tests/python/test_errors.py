@@ -34,6 +34,7 @@ from .test_spool import MIB, fill, small_disk  # noqa: F401
 def test_words_of_the_command_line(said, text):
     assert str(errors.make("conflict", said)) == text
     made = errors.make("conflict", "something", "place", said)
+    assert type(made) is towline.Conflict and type(errors.make("busy", said)) is towline.Busy
     assert str(made) == f"something ({text})" and made.help == text
 
 

@@ -252,6 +252,24 @@ def test_a_repository_that_is_created_is_told_once(tmp_path, caplog):
     ]
 
 
+def test_a_repository_that_is_gone_is_not_created_again(tmp_path):
+    """Its disk may not be mounted: a training would begin anew, below the mount point."""
+    where, away = tmp_path / "disk" / "repository", tmp_path / "away"
+    with towline.Checkpointer(where, "run") as first:
+        first.save(1, {"a": 1})
+    (tmp_path / "disk").rename(away)
+    (tmp_path / "disk").mkdir()
+    for again in (towline.open, lambda there: towline.Checkpointer(there, "run")):
+        with pytest.raises(towline.NotFound, match=r"was here, and is gone.*not mounted.*create=True"):
+            again(where)
+    assert not where.exists()
+    (tmp_path / "disk").rmdir()
+    away.rename(tmp_path / "disk")
+    assert towline.Checkpointer(where, "run").restore() == {"a": 1}
+    (tmp_path / "disk").rename(away)
+    assert towline.Checkpointer(where, "run", create=True).restore() is None
+
+
 def test_nothing_creates_a_repository_if_it_is_not_to(tmp_path):
     pytest.importorskip("torch")
     from towline.dcp import StorageReader, StorageWriter

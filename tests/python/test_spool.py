@@ -338,7 +338,7 @@ def test_a_step_is_not_lost_to_writers_that_are_faster(far, tmp_path, monkeypatc
         def once(*args, **more):
             if name not in refused:
                 refused.append(name)
-                raise towline.Conflict("others commit faster than this writer can (try again when fewer write)")
+                raise towline.Busy("others commit faster than this writer can (try again when fewer write)")
             return whole(*args, **more)
 
         setattr(engine, name, once)

@@ -283,18 +283,26 @@ def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("kind", "error", "message"),
     [
-        ("file changed while the tree was being saved", "run/step-1 was not saved: {} .its files stay in .*/_towline/"),
+        (
+            towline.Conflict,
+            "file changed while the tree was being saved",
+            "run/step-1 was not saved: {} .its files stay in .*/_towline/",
+        ),
         # It is retried until `close` gives up.
-        ("others commit faster than this writer", "run/step-1: not durable yet, .* did not take all steps: {} "),
+        (
+            towline.Busy,
+            "others commit faster than this writer",
+            "run/step-1: not durable yet, .* did not take all steps: {} ",
+        ),
     ],
 )
-def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path, monkeypatch, error, message):
+def test_a_folder_that_conflicts_stays_for_the_next_process(repository, tmp_path, monkeypatch, kind, error, message):
     from towline import _folders
 
     def conflict():
-        raise towline.Conflict(error)
+        raise kind(error)
 
     monkeypatch.setattr(_folders, "_PAUSE", 0)
     (tmp_path / "checkpoint-1").mkdir()

@@ -50,19 +50,23 @@ struct Opening {
     region: Option<String>,
     #[pyo3(default)]
     allow_http: bool,
-    create: bool,
+    /// True: creates a missing repository; false: does not. None: creates it, unless this user had one in this folder.
+    create: Option<bool>,
 }
 
 impl Opening {
     /// Opens the engine for requests of this process's user; the second value is true if it created the repository.
     async fn open(self, location: Location) -> Result<(Engine, bool)> {
         let Self { memory, cache, endpoint, region, allow_http, create } = self;
-        let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
+        let store = StoreOptions { endpoint, region, allow_http, ..StoreOptions::default() };
         let options = OpenOptions { memory, cache, guard: Some(machine_guard()?) };
-        let (engine, created) = if create {
-            Engine::create(open(&location, &store).await?, options).await?
-        } else {
-            (Engine::at(&location, &store, options).await?, false)
+        let (engine, created) = match create {
+            None => Engine::at_or_create(&location, &store, options).await?,
+            Some(true) => {
+                let store = StoreOptions { create: true, ..store };
+                Engine::create(open(&location, &store).await?, options).await?
+            }
+            Some(false) => (Engine::at(&location, &store, options).await?, false),
         };
         // Rules of a policy about callers see the user, as for a command.
         let engine = engine.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
@@ -92,7 +96,7 @@ impl Repository {
                 return Ok(Engine::clone(&opened.1));
             }
         }
-        let again = Opening { create: false, ..self.opening.clone() };
+        let again = Opening { create: Some(false), ..self.opening.clone() };
         let (engine, _) = wait(py, again.open(self.location.clone()))?;
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = (process, ManuallyDrop::new(engine.clone()));
         Ok(engine)

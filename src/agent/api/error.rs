@@ -43,7 +43,7 @@ impl From<Error> for ApiError {
         let status = match error.kind() {
             ErrorKind::Usage => StatusCode::BAD_REQUEST,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Conflict | ErrorKind::Busy => StatusCode::CONFLICT,
             ErrorKind::Unreachable | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Denied => StatusCode::FORBIDDEN,
             ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,

@@ -156,5 +156,5 @@ async fn staged(
         let lease = trees.keep(reservation, key, name.to_string(), count, memory);
         return Ok(Staged { lease, sources: read.sources, times: Some(times) });
     }
-    Err(Error::conflict("name moves faster than it can be read").at(name).help("try again"))
+    Err(Error::busy("name moves faster than it can be read").at(name).help("try again"))
 }

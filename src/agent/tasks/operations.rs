@@ -306,7 +306,7 @@ pub(in crate::agent) fn save_handoff(
             let options = if *name == names[0] { options.clone() } else { derived(&options, &names[0]) };
             match Box::pin(repository.save(&path, name, &options)).await {
                 // Another writer took the name first.
-                Err(error) if error.kind() == ErrorKind::Conflict && is_taken(&*repository.state().await?, name) => {}
+                Err(error) if error.kind().is_conflict() && is_taken(&*repository.state().await?, name) => {}
                 saved => {
                     let saved = saved?;
                     if let Some(ledger) = &ledger {

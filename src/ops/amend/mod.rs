@@ -132,7 +132,7 @@ impl Amending<'_> {
             }
             tokio::time::sleep(pause(races)).await;
         }
-        let error = Error::conflict("the tree changes faster than these changes can be made to it")
+        let error = Error::busy("the tree changes faster than these changes can be made to it")
             .at(self.name)
             .help("try again when fewer write; `towline verify` tells if something is missing");
         Err(match why {

@@ -268,7 +268,7 @@ impl Repository {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::conflict("packs are repacked faster than they can be read").at(&saved.name).help("try again"))
+        Err(Error::busy("packs are repacked faster than they can be read").at(&saved.name).help("try again"))
     }
 
     /// Handles a deleted pack: the name may have a new map of the same tree.

@@ -293,7 +293,7 @@ impl Repository {
                 }
             }
         }
-        Err(Error::conflict("collectors purge packs faster than this save can use them")
+        Err(Error::busy("collectors purge packs faster than this save can use them")
             .at(name)
             .help("collect less often, or with a longer --grace"))
     }

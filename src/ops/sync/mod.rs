@@ -213,7 +213,7 @@ impl Syncing<'_> {
                 }
             }
         }
-        Err(Error::conflict("packs are collected faster than they can be synced").at(name).help("try again"))
+        Err(Error::busy("packs are collected faster than they can be synced").at(name).help("try again"))
     }
 
     /// Forgets which chunks of the destination are known, and reads its state anew.

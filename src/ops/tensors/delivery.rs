@@ -151,7 +151,7 @@ impl Repository {
             }
         }
         let name = &delivery.reading.saved.name;
-        Err(Error::conflict("packs are repacked faster than they can be read").at(name).help("try again"))
+        Err(Error::busy("packs are repacked faster than they can be read").at(name).help("try again"))
     }
 
     /// After damage: places the undamaged chunks, and returns an error with the affected tensors, if there are any.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::{Subject, Verifying};
 use crate::budget::Buffer;
 use crate::codec::{self, Compression, Encoded};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::format::{Manifest, Map, PackRef};
 use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::name::Name;
@@ -202,7 +202,7 @@ impl TreeRepair<'_> {
             RepairedTree { manifest: value.manifest, chunks: self.ids, places: &places, bases: &bases, packs };
         match repository.remap(writer, known, value.map_key, &repaired).await {
             Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Conflict => {
+            Err(error) if error.kind().is_conflict() => {
                 tracing::info!("a map was not replaced: {error:?}");
                 Ok(false)
             }

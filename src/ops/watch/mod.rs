@@ -422,7 +422,7 @@ impl Watching<'_> {
             }
             Err(error) if matches!(error.kind(), ErrorKind::Usage | ErrorKind::Unsupported) => return Err(error),
             // A file changed or disappeared: the checkpoint was not complete. The next poll shows its state.
-            Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
+            Err(error) if error.kind().is_conflict() || error.kind() == ErrorKind::NotFound => {
                 tracing::info!("{entry} is not saved yet: {error:?}");
                 if let Some(wait) = self.state.disturbed(&entry, now) {
                     self.failed(entry, &error, wait, tell);
@@ -495,7 +495,7 @@ impl WatchedRun<'_> {
         for _ in 1..RACES {
             let before = self.version(&name).await?;
             match self.save_once(due, &stop).await {
-                Err(error) if error.kind() == ErrorKind::Conflict && self.version(&name).await? != before => {
+                Err(error) if error.kind().is_conflict() && self.version(&name).await? != before => {
                     tracing::info!("{name} was saved by others meanwhile, which this save looks at: {error:?}");
                 }
                 done => return done,

@@ -75,7 +75,7 @@ impl Log {
             }
         }
         // The Python package finds conflicts that a later try may not have by "faster than" (errors.py, `is_passing`).
-        Err(Error::conflict("others commit faster than this writer can").help("try again when fewer write"))
+        Err(Error::busy("others commit faster than this writer can").help("try again when fewer write"))
     }
 
     /// Creates entry `number`, and determines the outcome from the stored object, never from the answer: an answer can be lost,

@@ -16,6 +16,7 @@ from typing import Any
 from ._classes import allow_classes
 from ._towline import __version__
 from .errors import (
+    Busy,
     Cancelled,
     Conflict,
     Damaged,
@@ -39,6 +40,7 @@ from .repository import Repository, load, open
 from .tensors import Tensor, Tensors
 
 __all__ = [
+    "Busy",
     "Cancelled",
     "Checkpointer",
     "Conflict",

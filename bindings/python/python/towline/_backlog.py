@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from . import _towline, spool
-from .errors import Conflict, Error, Exhausted, SaveFailed, Unreachable, is_passing
+from .errors import Busy, Conflict, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 from .retention import GivenUp
@@ -84,13 +84,10 @@ class Backlog:
             try:
                 self._calls.give_up(step.given_up, SILENCE)
                 report = self._calls.save(step)
-            except (Unreachable, Exhausted) as error:
+            except (Unreachable, Exhausted, Busy) as error:
                 self._later(error)
                 return
             except Conflict as error:
-                if is_passing(error):
-                    self._later(error)
-                    return
                 # Another process has the step: the next one on this node must not replace it.
                 self._steps.popleft()
                 spool.remove(kept)

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _arguments, _private, _shutdown, retention, spool
 from ._backlog import Backlog, Calls, Waiting, finish, only_here
-from .errors import Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable, is_passing
+from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -73,7 +73,7 @@ class FolderSaver:
         keep_max: str | Iterable[str] = (),
         compression: Compression = "auto",
         collect: bool = True,
-        create: bool = True,
+        create: bool | None = None,
         close_retry: float = 60.0,
     ):
         check_compression(compression)
@@ -157,9 +157,9 @@ class FolderSaver:
             if not spool.outdated(self.repository, linked):
                 try:
                     self._give_up(spool.given_up(linked))
+                except Busy:
+                    raise
                 except Conflict as error:
-                    if is_passing(error):
-                        raise
                     warnings.warn(f"towline: a step left at {linked} is dropped: {error}", stacklevel=3)
                 else:
                     _save_linked(self.repository, linked)
@@ -227,9 +227,9 @@ class FolderSaver:
     def _upload(self, waiting: Waiting) -> SaveReport:
         try:
             return _save_linked(self.repository, waiting.kept, lambda: self._close_retry if self._closing else None)
+        except Busy:
+            raise
         except Conflict as error:
-            if is_passing(error):
-                raise
             # Not a Conflict, for which the backlog would remove the links: a later process may succeed.
             raise Error(f"{error} (its files stay in {waiting.kept} for the next process)") from error
 
@@ -300,7 +300,7 @@ def _locked(above: _private.Folder) -> Iterator[_private.Folder]:
 
 def _stays(error: BaseException | None) -> bool:
     """True for the error of a save that a later try may not have."""
-    return isinstance(error, (Unreachable, Exhausted)) or (error is not None and is_passing(error))
+    return isinstance(error, (Unreachable, Exhausted, Busy))
 
 
 def _finite(metrics: Mapping[str, Any] | None) -> dict[str, float]:

@@ -56,7 +56,7 @@ class AccelerateCheckpointer:
         keep_max: str | Iterable[str] = (),
         compression: Compression = "auto",
         collect: bool = True,
-        create: bool = True,
+        create: bool | None = None,
         close_retry: float = 60.0,
     ):
         self.accelerator, self.run = accelerator, run

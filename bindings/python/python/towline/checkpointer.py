@@ -29,7 +29,7 @@ from ._devices import gpus
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
-from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError, is_passing
+from .errors import Busy, Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -43,8 +43,8 @@ class Checkpointer:
     """Saves the steps of one training run, and restores them. For a training loop of your own; with Accelerate use
     `towline.accelerate.AccelerateCheckpointer`, with Lightning or Hugging Face's Trainer their plugins.
 
-    `repo` is a Repository or its URL, `run` the name of the run. A missing repository is created, with a warning in the log;
-    `create=False` raises NotFound instead.
+    `repo` is a Repository or its URL, `run` the name of the run. A missing repository is created, with a warning in the log,
+    unless this user had one in this folder, whose disk may not be mounted: NotFound. `create` is as for `towline.open`.
 
     Ranks: each creates a Checkpointer with its own `rank`. A step becomes visible once all `world_size` ranks have saved their
     part; no collective is needed. `attempt` identifies a start of the job, since parts that different starts saved must not be
@@ -96,7 +96,7 @@ class Checkpointer:
         spool: str | os.PathLike[str] | None = None,
         pickle: bool = False,
         on_sigterm: bool = True,
-        create: bool = True,
+        create: bool | None = None,
         close_retry: float = 60.0,
     ):
         if not 0 <= rank < world_size:
@@ -512,7 +512,7 @@ class Checkpointer:
         except (Unreachable, Exhausted, Conflict) as error:
             if kept is None:
                 raise
-            if isinstance(error, Conflict) and not is_passing(error):
+            if isinstance(error, Conflict) and not isinstance(error, Busy):
                 # Another process has the step: the next one on this node must not replace it.
                 spool.remove(kept)
                 handle._drop()
@@ -570,10 +570,10 @@ class Checkpointer:
                     again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
                     spool.save(self.repository, kept, again)
                     uploaded.add(kept.step)
+            except Busy as error:
+                self._left_again(kept, error)
+                continue
             except Conflict as error:
-                if is_passing(error):
-                    self._left_again(kept, error)
-                    continue
                 warnings.warn(
                     f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
                     stacklevel=3,

@@ -48,6 +48,8 @@ class Conflict(Error):
 class Busy(Conflict):
     """Others change the same things too often: a later try may succeed."""
 
+    kind = "busy"
+
 
 class Unreachable(Error, ConnectionError):
     """The store does not answer; it may answer later."""
@@ -109,15 +111,10 @@ class Timeout(Error, TimeoutError):
     kind = "timeout"
 
 
-def is_passing(error: BaseException) -> bool:
-    """True for a Conflict that a later try may not have: nobody has saved the step, others were only faster for a while."""
-    return isinstance(error, Busy) or (isinstance(error, Conflict) and "faster than" in str(error))
-
-
 _BY_KIND = {
     cls.kind: cls
     for cls in (
-        UsageError, NotFound, Damaged, Conflict, Unreachable, Denied, Exhausted, Cancelled, Unsupported
+        UsageError, NotFound, Damaged, Conflict, Busy, Unreachable, Denied, Exhausted, Cancelled, Unsupported
     )
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ class TowlineFileSystem(AbstractFileSystem):
         repo: str | None = None,
         *,
         memory: int | str | None = None,
-        create: bool = True,
+        create: bool | None = None,
         cache: str | None = None,
         endpoint: str | None = None,
         region: str | None = None,

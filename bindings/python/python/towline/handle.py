@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from . import _towline
-from .errors import Conflict, Error, SaveConflict, SaveFailed, Timeout, UsageError
+from .errors import Busy, Conflict, Error, SaveConflict, SaveFailed, Timeout, UsageError
 from .reports import SaveReport
 
 #: Durability levels that a save reaches, in order.
@@ -87,7 +87,7 @@ class Handle:
         error = self.error if self.error is not None else Error("it ended without a result")
         names = [other.name for other in others]
         more = f" (and neither were {', '.join(names)})" if names else ""
-        kind = SaveConflict if isinstance(error, Conflict) else SaveFailed
+        kind = SaveConflict if isinstance(error, Conflict) and not isinstance(error, Busy) else SaveFailed
         text = f"{self.name} was not saved: {error}{more}"
         if name is not None:
             text += f"; {name} was not saved either: call save again for this step, this failure is raised once"

@@ -78,7 +78,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         weights_only: bool = True,
         compression: Compression = "auto",
         collect: bool = True,
-        create: bool = True,
+        create: bool | None = None,
     ):
         _arguments.check_run(run)
         check_compression(compression)

@@ -45,15 +45,17 @@ def open(
     url: str | os.PathLike[str] | None = None,
     memory: int | str | None = None,
     *,
-    create: bool = True,
+    create: bool | None = None,
     cache: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
     region: str | None = None,
     allow_http: bool = False,
 ) -> Repository:
     """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the default folder of
-    the command line. If there is no repository, it is created, with a warning in the log `towline`; `create=False` raises
-    NotFound instead, so that a mistyped URL is found. The folder or bucket is created, too, if it is missing.
+    the command line. If there is no repository, it is created, with a warning in the log `towline`. The folder or bucket is
+    created, too, if it is missing. `create=False` raises NotFound instead, so that a mistyped URL is found. Without `create`,
+    NotFound is also raised if this user had a repository in the folder: its disk may not be mounted. `create=True` creates a new
+    one then.
 
     `memory` limits the engine's buffers, in bytes or as text such as "512M" or "1.5G"; by default a quarter of the memory of the
     cgroup or the machine, at most 2 GiB. The other arguments are the options of the same name of the command line.
@@ -74,7 +76,7 @@ def open(
     return opened
 
 
-def opened(repo: Repository | str | os.PathLike[str] | None, *, create: bool) -> Repository:
+def opened(repo: Repository | str | os.PathLike[str] | None, *, create: bool | None) -> Repository:
     """Returns `repo` itself, or opens the repository at this URL."""
     return repo if isinstance(repo, Repository) else open(repo, create=create)
 
@@ -154,7 +156,7 @@ class Repository:
         if opening is None:
             raise TypeError(f"towline.Repository is not called directly: use towline.open({url!r})")
         self._url, self._opening = url, opening
-        self._engine = _towline.Repository(url, {key: value for key, value in opening.items() if value is not None})
+        self._engine = _towline.Repository(url, opening)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Repository, (self._url, {**self._opening, "create": False})

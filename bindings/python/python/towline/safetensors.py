@@ -61,7 +61,7 @@ def save_file(
     *,
     repo: Repository | str | os.PathLike[str] | None = None,
     name: str | None = None,
-    create: bool = True,
+    create: bool | None = None,
 ) -> None:
     """Saves tensors as a safetensors file, the only file of its tree; returns once it is durable. `create` is as for
     `towline.open`.

@@ -58,7 +58,7 @@ class TowlineCallback(TrainerCallback):
         keep_max: str | Iterable[str] = (),
         compression: Compression = "auto",
         collect: bool = True,
-        create: bool = True,
+        create: bool | None = None,
         close_retry: float = 60.0,
     ):
         self._saver = _folders.FolderSaver(

@@ -144,9 +144,7 @@ impl Repository {
                 });
             }
         }
-        Err(Error::conflict("the attempt moves faster than this rank can follow")
-            .at(name)
-            .help("run the command again"))
+        Err(Error::busy("the attempt moves faster than this rank can follow").at(name).help("run the command again"))
     }
 }
 
@@ -220,7 +218,7 @@ impl RankSave<'_> {
         };
         match outcome {
             // Objects of a closed session may be deleted.
-            Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
+            Err(error) if error.kind().is_conflict() || error.kind() == ErrorKind::NotFound => {
                 self.outpaced(state, error).await
             }
             other => other,

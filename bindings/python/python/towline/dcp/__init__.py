@@ -37,7 +37,7 @@ def save(
     name: str,
     *,
     metrics: Mapping[str, float] | None = None,
-    create: bool = True,
+    create: bool | None = None,
     **options: Any,
 ) -> Any:
     """Saves `state_dict` as `name`, with `metrics`; returns torch's metadata. `create` is as for `towline.open`. `options` are

@@ -88,7 +88,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         stage: str = "blocking",
         attempt: str | None = None,
         batch: int = BATCH,
-        create: bool = True,
+        create: bool | None = None,
     ):
         super().__init__()
         if batch < 1:
