@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::args::{Cp, Rm, Sync};
+use super::args::{Cp, Rm, Settle, Sync};
 use super::render::{self, counted};
 use super::undelete;
 use super::verbs::Context;
@@ -14,6 +14,39 @@ use crate::repository::Repository;
 use crate::selector::Selector;
 use crate::size::show;
 use crate::storage::{self, Location, Store};
+
+/// Steps of `towline settle`.
+#[derive(Debug, Default, Serialize)]
+struct SettleReport {
+    settled: Vec<Settled>,
+    failed: Vec<NotSettled>,
+}
+
+/// A step of several that was not settled.
+#[derive(Debug, Serialize)]
+struct NotSettled {
+    name: Name,
+    error: Error,
+}
+
+impl SettleReport {
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for Settled { name, chunks, stored_bytes, read_bytes: [before, now] } in &self.settled {
+            let (stored, now) = (show(*stored_bytes), show(*now));
+            text += &if *chunks == 0 {
+                format!("{name} needs no other step: a restore reads {now}\n")
+            } else {
+                let before = show(*before);
+                format!("{name}: {chunks} chunks stored again, {stored}; a restore reads {now} instead of {before}\n")
+            };
+        }
+        for NotSettled { name, error } in &self.failed {
+            text += &format!("{name} is stored as before: {error}\n");
+        }
+        if text.is_empty() { "no run has paused for so long\n".to_owned() } else { text }
+    }
+}
 
 impl Context {
     pub(super) async fn remove(&self, rm: &Rm) -> Result<()> {
@@ -80,26 +113,41 @@ impl Context {
         })
     }
 
-    pub(super) async fn settle(&self, selector: &Selector) -> Result<()> {
+    pub(super) async fn settle(&self, settle: &Settle) -> Result<u8> {
         let repository = self.open().await?;
-        let name = self.resolve(&repository, selector).await?;
-        let recorded = self.record(Action::Copy, &[name.to_string()], &repository, None).await?;
+        let names = self.to_settle(&repository, settle).await?;
         let line = self.line();
-        let settled = repository.settle(&name, &self.progress).await;
-        drop(line);
-        let settled = recorded.end(settled, |_| 0).await?;
-        self.output.report(&settled, |settled, _| {
-            let Settled { name, chunks, stored_bytes, read_bytes: [before, now] } = settled;
-            if *chunks == 0 {
-                return format!("{name} needs no other step: a restore reads {}\n", show(*now));
+        let mut report = SettleReport::default();
+        for name in &names {
+            let recorded = self.record(Action::Copy, &[name.to_string()], &repository, None).await?;
+            let settled = repository.settle(name, &self.progress).await;
+            match recorded.end(settled, |_| 0).await {
+                Ok(settled) => report.settled.push(settled),
+                Err(error) if names.len() == 1 || error.kind() == ErrorKind::Cancelled => return Err(error),
+                Err(error) => report.failed.push(NotSettled { name: name.clone(), error }),
             }
-            format!(
-                "{name}: {chunks} chunks stored again, {}; a restore reads {} instead of {}\n",
-                show(*stored_bytes),
-                show(*now),
-                show(*before)
-            )
-        })
+        }
+        drop(line);
+        self.output.report(&report, |report, _| report.text())?;
+        Ok(report.failed.first().map_or(0, |failed| failed.error.kind().exit_code()))
+    }
+
+    async fn to_settle(&self, repository: &Repository, settle: &Settle) -> Result<Vec<Name>> {
+        let Some(paused) = settle.paused else {
+            let mut names = Vec::with_capacity(settle.names.len());
+            for selector in &settle.names {
+                names.push(self.resolve(repository, selector).await?);
+            }
+            return Ok(names);
+        };
+        let run = |selector: &Selector| match selector {
+            Selector::Name(run) => Ok(run.clone()),
+            Selector::Step { .. } => Err(Error::usage("--paused chooses the latest steps itself")
+                .expected("the name of a run")
+                .got(selector)),
+        };
+        let runs = settle.names.iter().map(run).collect::<Result<Vec<_>>>()?;
+        repository.paused_steps(&runs, paused).await
     }
 
     pub(super) async fn sync(&self, sync: &Sync) -> Result<()> {

@@ -76,7 +76,7 @@ impl Context {
             Verb::Undelete(undelete) => self.undelete(undelete).await?,
             Verb::History { name } => self.history(&name).await?,
             Verb::Cp(cp) => self.copy(&cp).await?,
-            Verb::Settle { name } => self.settle(&name).await?,
+            Verb::Settle(settle) => return self.settle(&settle).await,
             Verb::Sync(sync) => self.sync(&sync).await?,
             Verb::Verify { name, data, repair, accept_lost_labels } => {
                 let progress = self.progress.clone();

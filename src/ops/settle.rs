@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::progress::Progress;
-use crate::repository::{RepairedTree, Repository, Saved, StoredChunks, Writer};
+use crate::repository::{RepairedTree, Repository, Run, Saved, StoredChunks, Writer};
 
 /// Result of settling a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +28,25 @@ pub struct Settled {
 }
 
 impl Repository {
+    /// Latest steps of `runs`, of all runs if there are none, that were saved `paused` ago or earlier: probably nothing follows soon.
+    ///
+    /// # Errors
+    /// Not found, if one of `runs` has no step.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn paused_steps(&self, runs: &[Name], paused: Duration) -> Result<Vec<Name>> {
+        let state = self.state().await?;
+        let runs = if runs.is_empty() {
+            Run::all(&state.refs)
+        } else {
+            runs.iter().map(|run| Run::find(&state.refs, run)).collect::<Result<_>>()?
+        };
+        let now = self.clock().now();
+        let latest = runs.iter().map(Run::latest).filter(|step| now.since(step.value.saved) >= paused);
+        Ok(latest.map(|step| step.name.clone()).collect())
+    }
+
     /// Stores again, without a base, those chunks of `name` whose base is of another tree, and names the new places in its map. What
     /// was there stays until it is collected.
     ///
@@ -36,10 +56,13 @@ impl Repository {
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn settle(&self, name: &Name, progress: &Progress) -> Result<Settled> {
-        let mut known = StoredChunks::load(self).await?;
         let saved = Arc::new(self.saved(name).await?);
-        known.add(&saved);
         let before = read_bytes(&saved);
+        if saved.map.further.is_empty() {
+            return Ok(Settled { name: name.clone(), chunks: 0, stored_bytes: 0, read_bytes: [before; 2] });
+        }
+        let mut known = StoredChunks::load(self).await?;
+        known.add(&saved);
         let mut writer = Writer::new(self, progress);
         let (chunks, places) = self.store_alone(&saved, &mut writer, progress).await?;
         if chunks.is_empty() {

@@ -40,7 +40,9 @@ fn a_step_is_settled_and_synced_alone_or_as_it_is_stored() {
     let as_stored = moved(&["sync", &from, "whole", "run-7@latest", "--init", "--as-stored"]);
     assert!(alone > 0 && as_stored > alone, "{alone} {as_stored}");
     let settled = user.json(&["settle", "run-7@latest"], 0);
-    has_members(&settled, "name chunks stored_bytes read_bytes");
+    has_members(&settled, "settled failed");
+    let settled = &settled["settled"][0];
+    has_members(settled, "name chunks stored_bytes read_bytes");
     assert_eq!((&settled["name"], settled["chunks"].as_u64()), (&json!("run-7/step-2"), Some(1)));
     assert!(settled["read_bytes"][0].as_u64() > settled["read_bytes"][1].as_u64(), "{settled}");
     let again = user.ok(&["settle", "run-7/step-2"]);
@@ -52,6 +54,28 @@ fn a_step_is_settled_and_synced_alone_or_as_it_is_stored() {
     }
     user.ok(&["restore", "run-7@latest", "out"]);
     assert_eq!(user.read("out/model.safetensors"), file(&[("w", "F32", weights(2))]));
+}
+
+/// The latest steps of runs that paused; one that cannot be settled does not keep the others from it.
+#[test]
+fn the_latest_steps_of_paused_runs_are_settled() {
+    let user = User::with_repository();
+    for run in ["team/a", "team/b"] {
+        for step in [1, 2] {
+            user.write("ckpt/model.safetensors", &file(&[("w", "F32", weights(step))]));
+            user.ok(&["save", "ckpt", &format!("{run}/step-{step}")]);
+        }
+    }
+    assert_eq!(user.ok(&["settle", "--paused", "1h"]), "no run has paused for so long\n");
+    let one = user.json(&["settle", "--paused", "0", "team/a"], 0);
+    assert_eq!(one["settled"].as_array().unwrap().len(), 1);
+    assert_eq!((&one["settled"][0]["name"], &one["settled"][0]["chunks"]), (&json!("team/a/step-2"), &json!(1)));
+    let all = user.json(&["settle", "--paused", "0"], 0);
+    let chunks: Vec<_> = all["settled"].as_array().unwrap().iter().map(|one| &one["chunks"]).collect();
+    assert_eq!(chunks, [0, 1], "the first is settled: {all}");
+    assert_eq!(user.fails(&["settle", "--paused", "0", "team/c"], 3)["kind"], "not-found");
+    assert_eq!(user.fails(&["settle", "--paused", "0", "team/a@latest"], 2)["kind"], "usage");
+    assert_eq!(user.fails(&["settle"], 2)["kind"], "usage");
 }
 
 /// R1: "`RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC` and `RUN@max=METRIC` select a step wherever a name is read, and

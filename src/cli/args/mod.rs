@@ -174,10 +174,7 @@ pub(super) enum Verb {
     Cp(Cp),
     /// Store a step without others, so that a restore reads nothing else
     #[command(after_help = help::SETTLE)]
-    Settle {
-        /// Name, RUN@latest or another choice
-        name: Selector,
-    },
+    Settle(Settle),
     /// Show or tighten the labels of a name
     #[command(after_help = help::LABEL)]
     Label {
@@ -443,6 +440,17 @@ pub(super) struct Show {
     /// List the tensors in each file, and how each is stored
     #[arg(long)]
     pub(super) tensors: bool,
+}
+
+/// `towline settle`.
+#[derive(Debug, Args)]
+pub(super) struct Settle {
+    /// Names, RUN@latest or other choices; with --paused, runs: all without any
+    #[arg(value_name = "NAME", required_unless_present = "paused")]
+    pub(super) names: Vec<Selector>,
+    /// The latest step of each run to which nothing was saved for so long
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
+    pub(super) paused: Option<Duration>,
 }
 
 /// `towline expire`.

@@ -340,13 +340,15 @@ pub(super) const SETTLE: &str = "\
 Examples:
   towline settle run-7@latest                  once the training has ended, or before it moves
   towline settle run-7/step-9000
+  towline settle --paused 1h                   of all runs without a new step for an hour; from cron, near the bucket
 
 A step is stored as differences to an earlier one, so a restore reads both: about half more than the step takes for itself. An agent of \
 another site can send it without; a bucket cannot. This stores those chunks again, in byte planes without a base; what they took \
 before is freed by `towline collect` after its grace, once most of their pack is unused. The name, its content and its place in the run stay what they are, and the next \
-step is stored as differences to this one.
+step is stored as differences to this one. Of several steps, those that cannot be settled are reported, and the exit code is that of \
+the first.
 
-JSON: name chunks stored_bytes read_bytes: [before, now]";
+JSON: settled: name chunks stored_bytes read_bytes: [before, now]; failed: name error";
 
 pub(super) const SYNC: &str = "\
 Examples:
