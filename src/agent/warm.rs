@@ -14,7 +14,7 @@ use crate::ops::{chunks_below, shown};
 use crate::progress::Progress;
 use crate::repository::{Repository, Saved, SourceBytes, TravelPlan};
 use crate::size::show;
-use crate::transfer::exchange::{Exchange, FetchPolicy};
+use crate::transfer::exchange::{Exchange, FetchPolicy, is_held};
 use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
@@ -263,7 +263,7 @@ async fn shortage(exchange: &Exchange, chunks: &Arc<Vec<PinChunk>>) -> Result<u6
 }
 
 fn is_missing(saved: &Saved, chunk: u32, cache: &Cache) -> bool {
-    saved.locate(chunk).is_ok_and(|located| !cache.contains(&located.id))
+    saved.locate(chunk).is_ok() && !is_held(cache, saved, chunk)
 }
 
 fn plain_len(saved: &Saved, chunks: &[u32]) -> u64 {

@@ -19,6 +19,7 @@ use bytes::Bytes;
 
 use super::allocator::UNIT;
 use super::frame::Frame;
+use super::queue::BaseKey;
 use crate::codec::{Codec, Encoded};
 use crate::id::ChunkId;
 use crate::limits::CHUNK_LEN_MAX;
@@ -87,9 +88,13 @@ pub(super) fn is_raw(secret: &Secret, header: &[u8; HEADER_LEN], id: &ChunkId, l
         && digest(secret, &header[..SEALED_LEN], &[]).as_bytes()[..] == header[SEALED_LEN..]
 }
 
-/// True if `header` says that it is of the chunk `id`, encoded with a base. Its digest is not verified.
-pub(super) fn has_base(header: &[u8; HEADER_LEN], id: &ChunkId) -> bool {
-    header[..5] == MAGIC && header[6] == 1 && header[16..48] == *id.as_bytes()
+/// Base that `header` names, if it is of the chunk `id`. Its digest is not verified.
+pub(super) fn base(header: &[u8; HEADER_LEN], id: &ChunkId) -> Option<BaseKey> {
+    if header[..5] != MAGIC || header[16..48] != *id.as_bytes() {
+        return None;
+    }
+    let base = header.get(48..80)?.first_chunk().map(|bytes| ChunkId::from_bytes(*bytes))?;
+    Some(BaseKey::of((header[6] == 1).then_some(&base)))
 }
 
 fn digest(secret: &Secret, sealed: &[u8], frame: &[u8]) -> blake3::Hash {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::allocator::{UNIT, UNIT_LEN};
 use super::extent::{self, HEADER_LEN};
 use super::frame::Frame;
+use super::queue::BaseKey;
 use super::quotas::TenantNumber;
 use super::state::{Admission, TenantCharge};
 use super::{Cache, count};
@@ -67,6 +68,27 @@ impl Cache {
         inserted
     }
 
+    /// Replaces `old`, a frame that was read here, by `new`, another frame of the chunk, or drops it. The chunk counts for the same
+    /// tenant. Does nothing if the chunk has another base meanwhile. Blocks on the disk.
+    pub fn replace(&self, old: &Frame, new: Option<&Frame>) {
+        let key = old.id().prefix();
+        let tenant = {
+            let mut state = self.state();
+            let (Some(chunk), Some(base)) = (state.queue.peek(key), state.queue.base(key)) else { return };
+            if base != BaseKey::UNKNOWN && base != BaseKey::of(old.base().as_ref()) {
+                return;
+            }
+            let tenant = state.quotas.holder(key);
+            state.remove(key, chunk.place, true);
+            tenant
+        };
+        self.flush();
+        if let Some(new) = new {
+            // A refusal leaves the chunk missing.
+            let _ = self.try_insert(new, tenant);
+        }
+    }
+
     fn try_insert(&self, frame: &Frame, tenant: Option<TenantNumber>) -> Inserted {
         let (key, len) = (frame.id().prefix(), frame.bytes().len() as u64);
         let weight = extent::weight(len);
@@ -90,7 +112,14 @@ impl Cache {
             }
             return Inserted::Refused(Refusal::Unwritable);
         }
-        let fresh = self.state().publish_for(key, place, weight, tenant);
+        let fresh = {
+            let mut state = self.state();
+            let fresh = state.publish_for(key, place, weight, tenant);
+            if fresh {
+                state.queue.set_base(key, BaseKey::of(frame.base().as_ref()));
+            }
+            fresh
+        };
         self.flush();
         let written = u64::from(weight) * UNIT;
         if self.unwatched.fetch_add(written, Ordering::Relaxed) > WATCH_EVERY {

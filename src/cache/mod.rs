@@ -68,6 +68,7 @@ use self::journal::Journal;
 pub use self::listing::CacheListing;
 use self::medium::Medium;
 pub use self::pins::{Pin, PinChunk, PinLimit, PinRequest, Pinned};
+pub use self::queue::BaseKey;
 pub use self::quotas::TenantQuotas;
 use self::slabs::Slabs;
 use self::state::State;

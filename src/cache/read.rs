@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::allocator::{UNIT, UNIT_LEN};
 use super::extent;
 use super::frame::Frame;
-use super::queue::Resident;
+use super::queue::{BaseKey, Resident};
 use super::{Cache, count};
 use crate::blocks::Block;
 use crate::chunk::Chunk;
@@ -58,12 +58,26 @@ impl Cache {
         self.state().queue.peek(id.prefix()).is_some()
     }
 
-    /// True if a chunk is there and, as its header says, encoded with a base. Blocks on the disk.
+    /// Base that a chunk is encoded with; none if the chunk is missing. Blocks on the disk, to read the header of a chunk that was in the
+    /// cache when it was opened, once.
     #[must_use]
-    pub fn needs_base(&self, id: &ChunkId) -> bool {
-        let Some(chunk) = self.state().queue.peek(id.prefix()) else { return false };
+    pub fn base(&self, id: &ChunkId) -> Option<BaseKey> {
+        let key = id.prefix();
+        let (chunk, known) = {
+            let state = self.state();
+            (state.queue.peek(key)?, state.queue.base(key)?)
+        };
+        if known != BaseKey::UNKNOWN {
+            return Some(known);
+        }
         let mut header = [0; extent::HEADER_LEN];
-        self.slabs.read(chunk.place, &mut header).is_ok() && extent::has_base(&header, id)
+        self.slabs.read(chunk.place, &mut header).ok()?;
+        let base = extent::base(&header, id)?;
+        let mut state = self.state();
+        if state.queue.peek(key).is_some_and(|found| found.place == chunk.place) {
+            state.queue.set_base(key, base);
+        }
+        Some(base)
     }
 
     /// Bytes that [`Cache::get`] needs for a chunk, for a memory budget; none if it is missing.

@@ -181,7 +181,10 @@ pub(super) fn watched(event: &WatchEvent) -> String {
         WatchEvent::Restored { entry, report } => {
             format!("restored {} as {entry}: {}, {}", report.name, show(report.bytes), seconds(report.seconds))
         }
-        WatchEvent::NotRestored { reason } => format!("nothing restored: {reason}"),
+        WatchEvent::NotRestored { reason, later: None } => format!("nothing restored: {reason}"),
+        WatchEvent::NotRestored { reason, later: Some(later) } => format!(
+            "nothing restored: {reason}; the run has a later step, {later}: to continue from it, restore it into an empty folder"
+        ),
         WatchEvent::NothingFound { dir, is_checkpoint: true } => {
             format!("no checkpoint in {dir}, which looks like one itself: watch the folder above it")
         }

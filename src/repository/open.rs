@@ -103,12 +103,23 @@ impl Repository {
     /// Safe: one create makes the repository.
     pub async fn at_or_create(location: &Location, how: &StoreOptions, options: OpenOptions) -> Result<(Self, bool)> {
         if let Some(repository) = Self::at_if_any(location, how, options.clone()).await? {
+            repository.remember();
             return Ok((repository, false));
         }
         let how = StoreOptions { create: true, ..how.clone() };
         let (repository, created) = Self::create(storage::open(location, &how).await?, options).await?;
         tracing::info!(%location, id = %repository.id(), created, "opened the repository");
+        repository.remember();
         Ok((repository, created))
+    }
+
+    /// Makes the cache folder, by which [`was_used_before`] knows a repository on a disk.
+    fn remember(&self) {
+        if self.store().directory().is_some()
+            && let Err(error) = make_private_folder(&self.shared.cache)
+        {
+            tracing::debug!("the repository will not be known if its disk is gone: {error}");
+        }
     }
 
     /// Opens with the given clock, for recorded times and grace periods.

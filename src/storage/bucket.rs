@@ -171,11 +171,24 @@ impl Bucket {
     }
 
     /// Creates the bucket if it does not exist; returns true if it was created. Idempotent, also in a race.
+    ///
+    /// # Errors
+    /// Usage, if it does not exist and its name is not one for new buckets.
     pub async fn create_if_missing(&self) -> Result<bool> {
         match self.client().head_bucket().bucket(self.name()).send().await {
             Ok(_) => return Ok(false),
             Err(error) => match self.failed("bucket cannot be looked up", error) {
-                missing if missing.kind() == ErrorKind::NotFound => {}
+                missing if missing.kind() == ErrorKind::NotFound && is_bucket_name(self.name()) => {}
+                other
+                    if matches!(other.kind(), ErrorKind::NotFound | ErrorKind::Other)
+                        && !is_bucket_name(self.name()) =>
+                {
+                    return Err(Error::usage("not a name for a bucket")
+                        .at(self)
+                        .expected("3 to 63 lower-case letters, digits, hyphens and dots")
+                        .got(self.name())
+                        .source(other));
+                }
                 // The right to query the bucket may be missing although it can be used: `check` decides.
                 denied if denied.kind() == ErrorKind::Denied => return Ok(false),
                 error => return Err(error),
@@ -319,6 +332,16 @@ impl Bucket {
     }
 }
 
+/// True for the name of a new bucket (<https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html>). Old ones may have
+/// others.
+fn is_bucket_name(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let ends = [name.bytes().next(), name.bytes().last()];
+    (3..=63).contains(&name.len())
+        && name.bytes().all(|byte| is_inner(byte) || b"-.".contains(&byte))
+        && ends.into_iter().flatten().all(is_inner)
+}
+
 const fn kind_of(status: u16) -> ErrorKind {
     match status {
         404 => ErrorKind::NotFound,
@@ -396,5 +419,20 @@ impl fmt::Debug for Bucket {
             .field("region", region)
             .field("endpoint", endpoint)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_new_buckets() {
+        for name in ["abc", "my-bucket.eu", "0a1", &"a".repeat(63)] {
+            assert!(is_bucket_name(name), "{name}");
+        }
+        for name in ["ab", "Bad_Bucket", "-abc", "abc.", "a b", "äbc", &"a".repeat(64)] {
+            assert!(!is_bucket_name(name), "{name}");
+        }
     }
 }

@@ -157,6 +157,9 @@ impl Watching {
                 self.failures.clear(entry);
                 self.failures.clear("");
             }
+            WatchEvent::NotRestored { reason, later: Some(later) } => {
+                tracing::warn!(run = %self.watched.run, "nothing restored: {reason}; the run has a later step, {later}");
+            }
             _ => tracing::info!(run = %self.watched.run, ?event, "watch"),
         }
         match event {

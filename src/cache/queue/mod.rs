@@ -9,14 +9,15 @@
 //! *Held* chunks are in no queue and are never evicted: pinned ones, and those of a warm that runs, which enter the main queue at its
 //! end.
 //!
-//! A node takes 24 bytes and 7 to 13 in the table: about 34 bytes a chunk, and as much a ghost, of which there are about as many
-//! as chunks in the main queue. Ten million chunks take 340 MB, and up to 300 MB for ghosts.
+//! A node takes 32 bytes and 7 to 13 in the table: about 42 bytes a chunk, and as much a ghost, of which there are about as many
+//! as chunks in the main queue. Ten million chunks take 420 MB, and up to 380 MB for ghosts.
 
 mod table;
 #[cfg(test)]
 mod tests;
 
 use self::table::{Keys, NONE, Table};
+use crate::id::ChunkId;
 
 /// Largest counted frequency of a chunk's reads.
 const FREQUENCY_MAX: u8 = 3;
@@ -51,6 +52,24 @@ pub(crate) struct Resident {
     pub(crate) frequency: u8,
 }
 
+/// Base that a cached chunk is encoded with: the first eight bytes of its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BaseKey(u64);
+
+impl BaseKey {
+    /// None: the chunk is encoded for itself.
+    pub const NONE: Self = Self(0);
+    /// Not read since the cache was opened.
+    pub(crate) const UNKNOWN: Self = Self(1);
+
+    /// Key of `base`.
+    #[must_use]
+    pub fn of(base: Option<&ChunkId>) -> Self {
+        // Two ids of 2^64 look like others.
+        base.map_or(Self::NONE, |base| Self(base.prefix().max(2)))
+    }
+}
+
 /// The queue that a node is linked into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -63,10 +82,11 @@ enum NodeList {
     Free,
 }
 
-/// 24 bytes.
+/// 32 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     key: u64,
+    base: BaseKey,
     place: u32,
     /// Link towards the newest.
     newer: u32,
@@ -184,6 +204,19 @@ impl Queue {
         Some(found)
     }
 
+    /// Base of the chunk of `key`; none if it is missing.
+    pub(crate) fn base(&self, key: u64) -> Option<BaseKey> {
+        let node = self.nodes.at(self.table.find(key, &self.nodes)?);
+        node.resident().map(|_| node.base)
+    }
+
+    /// Records the base of a chunk.
+    pub(crate) fn set_base(&mut self, key: u64, base: BaseKey) {
+        if let Some(at) = self.table.find(key, &self.nodes) {
+            self.nodes.at_mut(at).base = base;
+        }
+    }
+
     /// Adds a missing chunk as the newest: to the main queue if it has a ghost, else to the small one. Returns the queue.
     pub(crate) fn admit(&mut self, key: u64, place: u32, weight: u16) -> QueueKind {
         let ghost = self.forget(key);
@@ -201,7 +234,8 @@ impl Queue {
             QueueKind::Held => NodeList::Held,
         };
         let Resident { key, place, weight, frequency, .. } = chunk;
-        let node = Node { key, place, weight, line: NodeList::Free, frequency, newer: NONE, older: NONE };
+        let (newer, older, base) = (NONE, NONE, BaseKey::UNKNOWN);
+        let node = Node { key, base, place, weight, line: NodeList::Free, frequency, newer, older };
         let at = self.fresh(node);
         self.link(at, line);
         self.table.insert(at, &self.nodes);

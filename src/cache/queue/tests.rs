@@ -292,5 +292,5 @@ fn the_order_can_be_written_down_and_read_again() {
 
 #[test]
 fn a_node_is_as_small_as_is_said() {
-    assert_eq!(size_of::<Node>(), 24);
+    assert_eq!(size_of::<Node>(), 32);
 }

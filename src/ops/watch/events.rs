@@ -53,6 +53,9 @@ pub enum WatchEvent {
     NotRestored {
         /// Reason.
         reason: String,
+        /// Step of the run that is later than the checkpoints in the folder, perhaps of another machine that went on with the run.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        later: Option<String>,
     },
     /// The folder holds no checkpoint; only with `once`.
     NothingFound {

@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
 use crate::ops::RestoreOptions;
-use crate::repository::{Repository, Saved};
+use crate::repository::{Repository, Run, Saved};
 use crate::selector::{Choice, Selector};
 use crate::tree::{Readers, replace_file};
 use crate::work::blocking;
@@ -47,14 +47,15 @@ impl Repository {
     ) -> Result<Option<String>> {
         let mut scanner = Scanner::new(dir);
         let held = blocking(move || scanner.scan()).await?.unwrap_or_default();
-        if let Some(entry) = held.checkpoints.into_keys().chain(held.others.into_keys()).next() {
-            tell(WatchEvent::NotRestored { reason: format!("the folder holds checkpoints already: {entry}") });
+        let numbered = held.checkpoints.into_iter().map(|(entry, found)| (Some(found.step), entry));
+        if let Some((step, entry)) = numbered.chain(held.others.into_keys().map(|entry| (None, entry))).max() {
+            tell(self.not_restored(run, step, &entry).await?);
             return Ok(None);
         }
         let latest = Selector::Step { run: run.clone(), choice: Choice::Latest };
         let name = match self.resolve(&latest).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                tell(WatchEvent::NotRestored { reason: "the run has no step yet".to_owned() });
+                tell(WatchEvent::NotRestored { reason: "the run has no step yet".to_owned(), later: None });
                 return Ok(None);
             }
             name => name?,
@@ -80,6 +81,17 @@ impl Repository {
         .await?;
         tell(WatchEvent::Restored { entry: entry.clone(), report });
         Ok(Some(entry))
+    }
+}
+
+impl Repository {
+    /// Event for a folder whose latest checkpoint is `entry`; of the step `step`, if it has a number.
+    async fn not_restored(&self, run: &Name, step: Option<u64>, entry: &str) -> Result<WatchEvent> {
+        let reason = format!("the folder holds checkpoints already: {entry}");
+        let state = self.state().await?;
+        let latest = Run::find(&state.refs, run).ok().map(|run| run.latest());
+        let later = latest.filter(|latest| step.is_some_and(|step| latest.number > step));
+        Ok(WatchEvent::NotRestored { reason, later: later.map(|later| later.name.to_string()) })
     }
 }
 

@@ -92,6 +92,11 @@ impl OpenedTree {
     pub(super) fn number(&self, id: &ChunkId) -> Option<u32> {
         self.numbers.get(id).copied()
     }
+
+    /// Bytes that the repository stores for the chunk `id`, if the tree has it.
+    pub(super) fn stored_len(&self, id: &ChunkId) -> Option<u64> {
+        Some(self.saved.locate(self.number(id)?).ok()?.place.stored_len.into())
+    }
 }
 
 /// Removes the first of `open` until there are few, and they take at most `most` bytes of memory; the last one stays.
@@ -249,13 +254,6 @@ impl Catalog {
         let open = lock(&self.open);
         let is_meant = |value: &RefValue| value.manifest == *manifest && map.is_none_or(|map| map == value.map_key);
         open.iter().filter(|entry| is_meant(&entry.saved.value)).max_by_key(|entry| entry.bases()).cloned()
-    }
-
-    /// Bytes that the repository stores for the chunk `id`, if the tree is open and has it.
-    pub(super) fn stored_len(&self, manifest: &ManifestId, map: MapKey, id: &ChunkId) -> Option<u64> {
-        let entry = self.opened(manifest, Some(map))?;
-        let located = entry.saved.locate(entry.number(id)?).ok()?;
-        Some(located.place.stored_len.into())
     }
 
     /// True if neither labels nor a policy restricted any reader of `repository` at the last read.

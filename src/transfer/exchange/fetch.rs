@@ -45,6 +45,9 @@ const PERMIT_WAIT: u32 = 8;
 /// Callback for each chunk that arrives.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
 
+/// Requests to peers that may end late before the repository is read instead.
+const LATE_MAX: usize = 2;
+
 /// Outcome of a request.
 #[derive(Default)]
 struct ReceivedCounts {
@@ -71,8 +74,12 @@ impl Exchange {
     ) -> Result<Vec<u32>> {
         let placing = Mutex::new(place);
         let (mut wanted, mut failed, mut without) = (chunks, Vec::new(), Vec::new());
+        let mut late = 0;
         while !wanted.is_empty() {
-            let (view, peers) = self.view(request, &without).await;
+            let (mut view, peers) = self.view(request, &without).await;
+            if late >= LATE_MAX && view.repository {
+                (view.site, view.remote) = Default::default();
+            }
             let Plan { groups, unavailable } = plan(&wanted, |chunk| unit(request.saved, chunk), &view)?;
             failed.extend(unavailable);
             // Limits reads for callers that act for another agent of the site, or share the fetch with others.
@@ -110,6 +117,7 @@ impl Exchange {
                 match bad {
                     Some(address) => {
                         wanted.extend(lacking);
+                        late += usize::from(peers.iter().any(|peer| *peer.address() == address && peer.is_late()));
                         without.push(address);
                     }
                     None => failed.extend(lacking),

@@ -56,7 +56,7 @@ pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
 pub use self::stats::TransferStats;
 use self::stats::{SourceCounters, TransferCounters};
-pub use self::travel::WantedTree;
+pub use self::travel::{WantedTree, is_held};
 use self::turns::Turns;
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;

@@ -117,13 +117,18 @@ impl ServedChunks for Exchange {
         let Some(granted) = self.still_granted(identity, route, &asked.manifest).await? else { return Ok(None) };
         let (begun, near) = (Instant::now(), granted.near);
         let by = if near { RequestedBy::SiteAgent } else { RequestedBy::RemoteAgent };
-        let found = self.supply((asked, Some(granted.map)), chunk, by).await?;
+        let entry = match self.catalog.opened(&asked.manifest, Some(granted.map)) {
+            Some(entry) => Some(entry),
+            None => self.granted(identity, route, &asked.manifest).await?,
+        };
+        let Some(entry) = entry else { return Ok(None) };
+        let found = self.supply(&entry, (asked, chunk), by).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
-            let stored = self.catalog.stored_len(&asked.manifest, granted.map, &chunk.id).unwrap_or(bytes);
+            let stored = entry.stored_len(&chunk.id).unwrap_or(bytes);
             let (way, manifest, time) = (Direction::Out, asked.manifest, begun.elapsed());
             self.peers.ledger().moved(identity, &MovedChunks { way, manifest, chunks: 1, bytes, stored, time });
         }
@@ -160,7 +165,12 @@ impl ServedChunks for Local {
     }
 
     async fn frame(&self, _: &Identity, asked: &FrameRequest, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
-        let found = self.exchange.supply((asked, None), chunk, RequestedBy::Process(&self.caller)).await?;
+        let entry = match self.exchange.catalog.opened(&asked.manifest, None) {
+            Some(entry) => Some(entry),
+            None => self.exchange.catalog.find(None, Some(&self.caller), &asked.manifest, |_, _| true).await?,
+        };
+        let Some(entry) = entry else { return Ok(None) };
+        let found = self.exchange.supply(&entry, (asked, chunk), RequestedBy::Process(&self.caller)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.exchange.count_sent(Requester::Process(&self.caller), &asked.manifest, bytes).await?;
@@ -279,23 +289,22 @@ impl Exchange {
         }
     }
 
-    /// Granted chunk: from the cache, or fetched, as far as that is done for the requester.
+    /// Chunk of the granted tree `entry`: from the cache, or fetched, as far as that is done for the requester.
     async fn supply(
         &self,
-        (asked, map): (&FrameRequest, Option<MapKey>),
-        chunk: AskedChunk,
+        entry: &Arc<OpenedTree>,
+        (asked, chunk): (&FrameRequest, AskedChunk),
         by: RequestedBy<'_>,
     ) -> Result<Option<OutgoingFrame>> {
-        let found = self.cached_frame(chunk).await?;
+        let found = self.cached_frame(entry, chunk).await?;
         if found.is_some() {
             return Ok(found);
         }
-        let Some(entry) = self.catalog.opened(&asked.manifest, map) else { return Ok(None) };
         // Agents of two sites with mounts of the same folder would wait for each other.
         if matches!(by, RequestedBy::RemoteAgent) && !self.is_here(&entry.repository).await {
             return Ok(None);
         }
-        self.fetch_for(&entry, (asked, chunk), by).await
+        self.fetch_for(entry, (asked, chunk), by).await
     }
 
     /// Bytes received from repositories, and chunks from peers.
@@ -303,14 +312,13 @@ impl Exchange {
         self.catalog.received() + self.cache.stat().inserts
     }
 
-    /// Chunk of the cache; without its base, if it must, and if the base is there, too.
-    async fn cached_frame(&self, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
+    /// Chunk of the cache, with the base that the granted tree lists or none, as a reader of the tree may not see others; without its
+    /// base, if it must, and if the base is there, too.
+    async fn cached_frame(&self, entry: &Arc<OpenedTree>, chunk: AskedChunk) -> Result<Option<OutgoingFrame>> {
         let AskedChunk { id, alone } = chunk;
-        if !self.cache.contains(&id) {
-            return Ok(None);
-        }
-        let cache = Arc::clone(&self.cache);
-        let frame = blocking(move || Ok(cache.get(&id))).await?;
+        let Some(number) = entry.number(&id).filter(|_| self.cache.contains(&id)) else { return Ok(None) };
+        let (verifier, entry) = (self.verifier.clone(), Arc::clone(entry));
+        let frame = blocking(move || verifier.get(&entry.saved, number)).await?;
         match frame {
             Some(frame) if alone && frame.base().is_some() => self.without_base(frame).await,
             frame => Ok(frame.map(|frame| outgoing(&frame))),
@@ -343,7 +351,7 @@ impl Exchange {
     /// read instead of many.
     async fn fetch_for(
         &self,
-        entry: &OpenedTree,
+        entry: &Arc<OpenedTree>,
         (asked, chunk): (&FrameRequest, AskedChunk),
         by: RequestedBy<'_>,
     ) -> Result<Option<OutgoingFrame>> {
@@ -385,7 +393,7 @@ impl Exchange {
             // It was there, without its base.
             let base = saved.locate(number)?.base;
             self.get_chunks(&request, &chain(saved, base), &mut |_, _| {}).await;
-            return self.cached_frame(chunk).await;
+            return self.cached_frame(entry, chunk).await;
         }
         Ok(found)
     }

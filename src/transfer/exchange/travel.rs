@@ -12,7 +12,7 @@ use super::plan_turns::PlanTurn;
 use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy, warn_about};
 use crate::budget::Retained;
-use crate::cache::Cache;
+use crate::cache::{BaseKey, Cache};
 use crate::error::Result;
 use crate::limits::MIB;
 use crate::policy::LocalCaller;
@@ -142,14 +142,25 @@ fn plan(cache: &Cache, trees: &[WantedTree], senders: &[Senders]) -> Result<Vec<
     plan_travel(&trees.collect::<Vec<_>>())
 }
 
-/// State of a chunk in `cache`. Blocks on the disk, for a chunk whose base is missing.
+/// True if `cache` holds a chunk of `saved` in a form that this tree can use. Blocks on the disk.
+#[must_use]
+pub fn is_held(cache: &Cache, saved: &Saved, chunk: u32) -> bool {
+    held(cache, saved, chunk) != Held::No
+}
+
+/// State of a chunk in `cache`. Blocks on the disk. A chunk whose base is that of another tree is not held: no pin of this tree would
+/// keep that base.
 fn held(cache: &Cache, saved: &Saved, chunk: u32) -> Held {
     let Ok(located) = saved.locate(chunk) else { return Held::No };
-    if !cache.contains(&located.id) {
-        return Held::No;
+    let Some(base) = cache.base(&located.id) else { return Held::No };
+    if base == BaseKey::NONE {
+        return Held::Whole;
     }
-    match located.base {
-        Some(base) if held(cache, saved, base) != Held::Whole && cache.needs_base(&located.id) => Held::WithoutBase,
-        _ => Held::Whole,
+    match located.base.and_then(|listed| Some((listed, saved.locate(listed).ok()?.id))) {
+        Some((listed, id)) if base == BaseKey::of(Some(&id)) => match held(cache, saved, listed) {
+            Held::Whole => Held::Whole,
+            Held::No | Held::WithoutBase => Held::WithoutBase,
+        },
+        _ => Held::No,
     }
 }

@@ -39,15 +39,21 @@ impl Verifier {
     ) -> Result<Option<Frame>> {
         let located = saved.locate(chunk)?;
         let frame = match encoded.base {
-            None => Frame::verify(located.id, encoded, located.place.plain_len, None)?,
+            None => Some(Frame::verify(located.id, encoded, located.place.plain_len, None)?),
             Some(base) => {
                 let Some(plain) = self.plain(&base, HOPS) else { return Ok(None) };
-                let base = Chunk::verify(base, &plain)?;
-                Frame::verify(located.id, encoded, located.place.plain_len, Some(base))?
+                let frame = {
+                    let base = Chunk::verify(base, &plain)?;
+                    Frame::verify(located.id, encoded, located.place.plain_len, Some(base))?
+                };
+                // With another base it would need a chunk that no pin of this tree keeps.
+                if listed_base(saved, chunk)? == Some(base) { Some(frame) } else { self.alone(&frame) }
             }
         };
-        self.insert(&frame, tenant);
-        Ok(Some(frame))
+        if let Some(frame) = &frame {
+            self.insert(frame, tenant);
+        }
+        Ok(frame)
     }
 
     /// Puts a frame into the cache, where it counts for `tenant`. That may refuse it; the caller has it all the same.
@@ -74,13 +80,33 @@ impl Verifier {
         Frame::decoded(chunk, codec::encode_alone(&plain, &frame.encoded())).ok()
     }
 
-    /// The `chunks` that are in the cache.
+    /// The `chunks` that are in the cache, as by [`Verifier::get`].
     ///
     /// # Errors
     /// Damaged, if the map lacks one.
     pub(super) fn find(&self, saved: &Saved, chunks: &[u32]) -> Result<Vec<(u32, Frame)>> {
-        let found =
-            chunks.iter().map(|&chunk| Ok(self.cache.get(&saved.locate(chunk)?.id).map(|frame| (chunk, frame))));
+        let found = chunks.iter().map(|&chunk| Ok(self.get(saved, chunk)?.map(|frame| (chunk, frame))));
         found.filter_map(Result::transpose).collect()
     }
+
+    /// The chunk numbered `chunk` from the cache, encoded for itself or with the base that the map lists. It may have come for another
+    /// tree, with a base that readers of this one may not see and that no pin of this one keeps: then it is encoded anew and
+    /// replaced in the cache, or dropped if that base is missing.
+    ///
+    /// # Errors
+    /// Damaged, if the map lacks it.
+    pub(super) fn get(&self, saved: &Saved, chunk: u32) -> Result<Option<Frame>> {
+        let Some(frame) = self.cache.get(&saved.locate(chunk)?.id) else { return Ok(None) };
+        if frame.base().is_none() || frame.base() == listed_base(saved, chunk)? {
+            return Ok(Some(frame));
+        }
+        let alone = self.alone(&frame);
+        self.cache.replace(&frame, alone.as_ref());
+        Ok(alone)
+    }
+}
+
+/// Base of a chunk by the map.
+fn listed_base(saved: &Saved, chunk: u32) -> Result<Option<ChunkId>> {
+    saved.locate(chunk)?.base.map(|base| Ok(saved.locate(base)?.id)).transpose()
 }

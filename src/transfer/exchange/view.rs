@@ -11,7 +11,7 @@ use crate::identity::Identity;
 use crate::transfer::peers::Peer;
 
 impl Exchange {
-    /// Peers that may be asked, except those in `without`.
+    /// Peers that may be asked, except those at the addresses `without`.
     pub(super) async fn view(
         &self,
         request: &ChunkRequest<'_>,
@@ -22,11 +22,17 @@ impl Exchange {
         let here = *from == From::Anywhere && self.is_here(request.repository).await;
         let live = if here || *from == From::Repository { Vec::new() } else { self.peers.live().await };
         let origin = self.origin_rate();
+        // By identity: another address of the same agent is no other source.
+        let mut avoided = self.peers.identities_at(without);
+        avoided.extend(self.peers.banned());
+        if *from == From::Anywhere {
+            avoided.extend(self.peers.late());
+        }
         let mut asked: Vec<(Arc<Peer>, Identity, bool)> = Vec::new();
         for peer in live {
             let Some(identity) = peer.identity() else { continue };
             // A peer with two addresses counts once.
-            if asked.iter().any(|(_, other, _)| *other == identity) {
+            if avoided.contains(&identity) || asked.iter().any(|(_, other, _)| *other == identity) {
                 continue;
             }
             let near = self.is_near(request.repository.id(), &identity);
@@ -37,9 +43,8 @@ impl Exchange {
                 From::Repository => false,
             };
             // An explicitly named source is used however slow it is.
-            let slow =
-                *from == From::Anywhere && (peer.is_late() || origin.is_some_and(|rate| peer.is_slower_than(rate)));
-            if fits && !slow && !without.contains(peer.address()) && !peer.is_banned() {
+            let slow = *from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
+            if fits && !slow {
                 asked.push((peer, identity, near));
             }
         }

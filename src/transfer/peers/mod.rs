@@ -238,8 +238,24 @@ impl Peers {
     /// Peers that are avoided at present, as they sent wrong data.
     #[must_use]
     pub fn banned(&self) -> BTreeSet<Identity> {
+        self.identities(Peer::is_banned)
+    }
+
+    /// Peers that are left out at present, as they did not answer a request in time, at one address or another.
+    #[must_use]
+    pub fn late(&self) -> BTreeSet<Identity> {
+        self.identities(Peer::is_late)
+    }
+
+    /// Peers at `addresses`.
+    #[must_use]
+    pub fn identities_at(&self, addresses: &[Arc<str>]) -> BTreeSet<Identity> {
+        self.identities(|peer| addresses.contains(peer.address()))
+    }
+
+    fn identities(&self, are_meant: impl Fn(&Peer) -> bool) -> BTreeSet<Identity> {
         let known = self.known();
-        known.values().filter(|known| known.peer.is_banned()).filter_map(|known| known.peer.identity()).collect()
+        known.values().filter(|known| are_meant(&known.peer)).filter_map(|known| known.peer.identity()).collect()
     }
 
     /// State of each peer. A name that resolves to all agents of a site lists this one, too, which is no peer.

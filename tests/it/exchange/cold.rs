@@ -17,7 +17,7 @@ use crate::data::noise;
 use crate::differences::{file, weights};
 
 /// A run whose third step is stored as differences to its first, with 16-bit copies that derive from these.
-async fn run(world: &Fixture, home: &Agent) -> PathBuf {
+pub(super) async fn run(world: &Fixture, home: &Agent) -> PathBuf {
     let folder = world.path("training");
     fs::create_dir_all(&folder).unwrap();
     for step in 1..=3 {

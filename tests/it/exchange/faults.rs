@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::FutureExt as _;
 use tokio::sync::Notify;
 use towline::Result;
 use towline::codec::{Codec, Encoded};
@@ -236,6 +237,27 @@ async fn nobody_waits_for_a_slow_source_that_another_has_named() {
             assert!(restored.is_ok());
         }
     }
+}
+
+/// Whoever may register addresses could make each read wait once for each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_does_not_answer_is_not_asked_again_at_other_addresses() {
+    let world = Fixture::new();
+    let (agent, other) = (world.agent("west", "a").await, world.agent("east", "other").await);
+    let folder = world.save(&agent.plain, "run/step-1", 15, 1).await;
+    assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+    let (credentials, leaving) = (world.credentials("east", "stuck"), CancellationToken::new());
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        let stuck = Arc::new(Stuck { exchange: Arc::clone(&other.exchange), asked: Notify::new() });
+        let address = serve(&credentials, Arc::clone(&stuck) as Arc<dyn ServedChunks>, &leaving).await;
+        agent.exchange.peers().add(&address).unwrap();
+        all.push(stuck);
+    }
+    assert_eq!(agent.exchange.peers().live().await.len(), 4);
+    agent.restore("run/step-1", &folder).await;
+    let was_asked = all.iter().filter(|stuck| stuck.asked.notified().now_or_never().is_some()).count();
+    assert_eq!(was_asked, 1, "it is one agent");
 }
 
 #[tokio::test(flavor = "multi_thread")]

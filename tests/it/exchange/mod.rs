@@ -2,6 +2,7 @@
 //! once, and who lies, leaves or may not read costs nothing but time.
 
 mod attacks;
+mod bases;
 mod cold;
 mod denied;
 mod faults;

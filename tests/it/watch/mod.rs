@@ -340,13 +340,23 @@ async fn the_latest_comes_back_under_its_own_name() {
     let fixture = Fixture::new().await;
     let restore = |options: &mut WatchOptions| options.restore_latest = true;
     let empty = fixture.once(restore).await;
-    assert!(matches!(&empty[1], WatchEvent::NotRestored { reason } if reason.contains("no step")), "{empty:?}");
+    assert!(
+        matches!(&empty[1], WatchEvent::NotRestored { reason, later: None } if reason.contains("no step")),
+        "{empty:?}"
+    );
     hugging_face(&fixture.out(), 9);
     let latest = hugging_face(&fixture.out(), 10);
     let before = tree_digest(&latest);
     fixture.once(|_| {}).await;
     let held = fixture.once(restore).await;
-    assert!(matches!(&held[1], WatchEvent::NotRestored { reason } if reason.contains("checkpoint-")), "{held:?}");
+    let WatchEvent::NotRestored { reason, later: None } = &held[1] else { panic!("{held:?}") };
+    assert!(reason.ends_with("checkpoint-10"), "{reason}");
+    // Another machine has gone on with the run.
+    fixture.repository.save(&latest, &name("run/step-11"), &SaveOptions::default()).await.unwrap();
+    let behind = fixture.once(restore).await;
+    let WatchEvent::NotRestored { later: Some(later), .. } = &behind[1] else { panic!("{behind:?}") };
+    assert_eq!(later, "run/step-11");
+    fixture.repository.remove(&name("run/step-11")).await.unwrap();
 
     fs::remove_dir_all(fixture.out()).unwrap();
     let events = fixture.once(restore).await;
