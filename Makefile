@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 20
 SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 DIST_PROFILE ?= release
-PYTHON_PATHS := bindings/python benches/gpu benches/page.py tests/python tests/vllm deploy examples packaging
+PYTHON_PATHS := bindings/python benches/gpu benches/page.py benches/layouts.py tests/python tests/vllm deploy examples packaging
 
 .PHONY: help demo test test-python test-vllm bench bench-gpu bench-page bench-peers kernels soak lint deny sbom fuzz dist image clean-servers rust nextest
 

@@ -26,6 +26,8 @@ fn with_bases(agent: &Agent, ids: &[ChunkId]) -> Vec<ChunkId> {
     ids.iter().filter(|id| cache.base(id).is_some_and(|base| base != BaseKey::NONE)).copied().collect()
 }
 
+/// S1: "A chunk that two trees share is sent with the base that the map of the requested name lists, or with none, whatever the
+/// agent has it with."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_a_copy_gets_no_base_that_it_may_not_read() {
     let world = Fixture::new();
