@@ -36,8 +36,8 @@ def difference(distance: int) -> float:
 
 @dataclass
 class Schedule:
-    """A training: `saves` steps in `days`, of which the last `keep` stay, until `kept_days` after the end. It pauses `pauses` times.
-    The latest step is read from another region `far` times."""
+    """A training: `saves` steps in `days`, of which the last `keep` stay, until `kept_days` after the end. It pauses `pauses`
+    times. The latest step is read from another region `far` times."""
 
     name: str
     saves: int
