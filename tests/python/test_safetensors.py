@@ -253,3 +253,10 @@ def test_without_the_package(repository):
         "else: raise SystemExit(1)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_choice_of_a_run_without_steps_says_so(repository):
+    with pytest.raises(towline.NotFound, match="no such run `run-7`"):
+        load_file("towline://run-7@latest/model.safetensors", repo=repository)
+    with pytest.raises(towline.NotFound, match="begins with no saved name"):
+        load_file("towline://run-7/model.safetensors", repo=repository)

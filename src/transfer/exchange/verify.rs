@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::turns::Turns;
 use crate::cache::{Cache, Frame};
 use crate::chunk::Chunk;
 use crate::codec::{self, Encoded};
@@ -18,11 +19,13 @@ const HOPS: usize = 2;
 #[derive(Clone, Debug)]
 pub(super) struct Verifier {
     cache: Arc<Cache>,
+    /// One turn, to encode frames with bases of other trees anew: that takes memory which is not counted.
+    replacing: Arc<Turns>,
 }
 
 impl Verifier {
     pub(super) fn new(cache: Arc<Cache>) -> Self {
-        Self { cache }
+        Self { cache, replacing: Arc::new(Turns::new(1)) }
     }
 
     /// Verifies that `encoded` is the chunk numbered `chunk` and puts it into the cache, where it counts for `tenant`; None if its base
@@ -47,7 +50,7 @@ impl Verifier {
                     Frame::verify(located.id, encoded, located.place.plain_len, Some(base))?
                 };
                 // With another base it would need a chunk that no pin of this tree keeps.
-                if listed_base(saved, chunk)? == Some(base) { Some(frame) } else { self.alone(&frame) }
+                if listed_base(saved, chunk)? == Some(base) { Some(frame) } else { self.without_foreign_base(&frame) }
             }
         };
         if let Some(frame) = &frame {
@@ -100,9 +103,14 @@ impl Verifier {
         if frame.base().is_none() || frame.base() == listed_base(saved, chunk)? {
             return Ok(Some(frame));
         }
-        let alone = self.alone(&frame);
+        let alone = self.without_foreign_base(&frame);
         self.cache.replace(&frame, alone.as_ref());
         Ok(alone)
+    }
+
+    fn without_foreign_base(&self, frame: &Frame) -> Option<Frame> {
+        let _turn = self.replacing.take();
+        self.alone(frame)
     }
 }
 

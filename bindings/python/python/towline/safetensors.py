@@ -346,7 +346,11 @@ def _found(repository: Repository, filename: str, name: str | None) -> tuple[Ten
     for length in range(len(parts) - 1, 0, -1):
         try:
             return repository.tensors("/".join(parts[:length])), "/".join(parts[length:])
-        except (NotFound, UsageError):
+        except NotFound:
+            # A choice, such as RUN@latest, is part of no longer name: the error says what the run lacks.
+            if "@" in parts[length - 1]:
+                raise
+        except UsageError:
             continue
     raise NotFound(f"no such file: {filename}: it begins with no saved name of {repository.url} (towline://NAME/FILE)")
 
