@@ -31,19 +31,17 @@ struct NotSettled {
 
 impl SettleReport {
     fn text(&self) -> String {
-        let mut text = String::new();
-        for Settled { name, chunks, stored_bytes, read_bytes: [before, now] } in &self.settled {
+        let settled = self.settled.iter().map(|Settled { name, chunks, stored_bytes, read_bytes: [before, now] }| {
             let (stored, now) = (show(*stored_bytes), show(*now));
-            text += &if *chunks == 0 {
-                format!("{name} needs no other step: a restore reads {now}\n")
-            } else {
-                let before = show(*before);
-                format!("{name}: {chunks} chunks stored again, {stored}; a restore reads {now} instead of {before}\n")
-            };
-        }
-        for NotSettled { name, error } in &self.failed {
-            text += &format!("{name} is stored as before: {error}\n");
-        }
+            if *chunks == 0 {
+                return format!("{name} needs no other step: a restore reads {now}\n");
+            }
+            let before = show(*before);
+            format!("{name}: {chunks} chunks stored again, {stored}; a restore reads {now} instead of {before}\n")
+        });
+        let failed =
+            self.failed.iter().map(|NotSettled { name, error }| format!("{name} is stored as before: {error}\n"));
+        let text: String = settled.chain(failed).collect();
         if text.is_empty() { "no run has paused for so long\n".to_owned() } else { text }
     }
 }
