@@ -1,5 +1,7 @@
 //! `towline rm`, `cp`, `settle` and `sync`.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
 use super::args::{Cp, Rm, Settle, Sync};
@@ -34,15 +36,19 @@ impl SettleReport {
         let mut text = String::new();
         for Settled { name, chunks, stored_bytes, read_bytes: [before, now] } in &self.settled {
             let (stored, now) = (show(*stored_bytes), show(*now));
-            text += &if *chunks == 0 {
-                format!("{name} needs no other step: a restore reads {now}\n")
+            // Writing to a string cannot fail.
+            let _ = if *chunks == 0 {
+                writeln!(text, "{name} needs no other step: a restore reads {now}")
             } else {
                 let before = show(*before);
-                format!("{name}: {chunks} chunks stored again, {stored}; a restore reads {now} instead of {before}\n")
+                writeln!(
+                    text,
+                    "{name}: {chunks} chunks stored again, {stored}; a restore reads {now} instead of {before}"
+                )
             };
         }
         for NotSettled { name, error } in &self.failed {
-            text += &format!("{name} is stored as before: {error}\n");
+            let _ = writeln!(text, "{name} is stored as before: {error}");
         }
         if text.is_empty() { "no run has paused for so long\n".to_owned() } else { text }
     }

@@ -94,7 +94,7 @@ async fn a_chunk_is_encoded_once_for_several_cold_sites() {
     let from = || From::Site("home".to_owned());
     let (one, other) = tokio::join!(clouds[0].warm("run/step-3", from()), clouds[1].warm("run/step-3", from()));
     assert_eq!((one.missing, other.missing, one.alone), (0, 0, other.alone));
-    assert_eq!(home.stats().reencoded, u64::from(one.alone), "{one:?}");
+    assert_eq!(home.stats().reencoded, one.alone, "{one:?}");
     for cloud in &clouds {
         let entries = cloud.exchange.peers().ledger().entries();
         let moved: u64 = entries.iter().map(|entry| entry.bytes).sum();
