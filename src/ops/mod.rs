@@ -7,6 +7,7 @@ mod diff;
 mod doctor;
 mod expire;
 mod freeing;
+mod in_place;
 mod label;
 mod names;
 mod remove;

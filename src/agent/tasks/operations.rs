@@ -28,6 +28,9 @@ use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
+/// End of the warnings about a taken name.
+const ELSEWHERE: &str = ": the handed-off checkpoint is saved under another name";
+
 /// Arguments of [`restore`].
 #[derive(Debug)]
 pub(in crate::agent) struct RestoreRequest {
@@ -297,10 +300,13 @@ pub(in crate::agent) fn save_handoff(
         };
         for name in &names {
             if is_taken(&*repository.state().await?, name) {
-                if repository.holds(name, &path).await.unwrap_or(false) {
-                    return Ok(TaskReport::AlreadySaved { name: name.clone(), saved: Already::Already });
+                // By content: others know the sizes and times of this checkpoint.
+                match repository.holds(name, &path, &options).await {
+                    Ok(true) => return Ok(TaskReport::AlreadySaved { name: name.clone(), saved: Already::Already }),
+                    Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                    Ok(false) => tracing::warn!("{name} holds something else{ELSEWHERE}"),
+                    Err(error) => tracing::warn!("{name} cannot be compared{ELSEWHERE}: {error:?}"),
                 }
-                tracing::warn!("{name} holds something else: the handed-off checkpoint is saved under another name");
                 continue;
             }
             let options = if *name == names[0] { options.clone() } else { derived(&options, &names[0]) };

@@ -13,17 +13,14 @@ use super::{FILLED_AT_ONCE, RestoreOptions, destinations};
 use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
+use crate::ops::in_place::{Next, compare_file};
 use crate::ops::shown;
 use crate::repository::Saved;
-use crate::tree::{Target, WalkKind, extents};
+use crate::tree::{Opened, Target, WalkKind, extents};
 use crate::work::blocking;
 
 /// Items that a worker processes at once.
 const BATCH: usize = 64;
-/// Bytes compared with zeros at once.
-const ZEROS: usize = 1 << 16;
-/// So many zeros: slices are compared faster than byte by byte.
-static ZERO_BYTES: [u8; ZEROS] = [0; ZEROS];
 
 /// Result of a survey.
 #[derive(Debug, Default)]
@@ -239,7 +236,7 @@ fn survey_item(
         }
         (EntryKind::File(content), Some(WalkKind::File)) => {
             let file = target.read(&item.path)?;
-            let (same, local) = compare(saved, content, &file, present.stat.size)?;
+            let (same, local) = compare(saved, content, file, present.stat.size)?;
             progress.advance(content.size);
             if same {
                 // Setting the mode and time of a file with several names would reach outside the destination: it is written anew.
@@ -288,41 +285,14 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
 }
 
 /// Compares a file with the wanted one: returns whether it is equal, and which wanted chunks are in place.
-fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(bool, Vec<(u32, u64)>)> {
+fn compare(saved: &Saved, content: &Content, file: File, size: u64) -> Result<(bool, Vec<(u32, u64)>)> {
     let mut found = Vec::new();
-    let mut buffer = Vec::new();
-    let (mut same, mut covered) = (size == content.size, 0);
-    let data = extents(file, size)?;
-    for (chunk, range) in content.placed(&saved.manifest.chunks) {
-        if range.start > covered {
-            same = same && is_zero(file, covered..range.start, &data);
-        }
-        covered = range.end;
-        let id = saved.manifest.chunks.ids.get(chunk as usize);
-        buffer.resize(usize::try_from(range.end - range.start).unwrap_or(usize::MAX), 0);
-        let read = range.end <= size && file.read_exact_at(&mut buffer, range.start).is_ok();
-        if read && id.is_some_and(|&id| Chunk::new(&buffer).id() == id) {
-            found.push((chunk, range.start));
-        } else {
-            same = false;
-        }
-    }
-    same = same && is_zero(file, covered..content.size, &data);
+    let wanted = (content, &saved.manifest.chunks);
+    let same = compare_file(wanted, &Opened::File(file), size, |chunk, range, is_there| {
+        found.extend(is_there.then_some((chunk, range.start)));
+        Next::Continue
+    })?;
     Ok((same, found))
-}
-
-/// True if `range` only has zeros; holes, which are between the sorted extents `data`, count as zeros.
-fn is_zero(file: &File, range: Range<u64>, data: &[Range<u64>]) -> bool {
-    let first = data.partition_point(|extent| extent.end <= range.start);
-    let within = data.get(first..).unwrap_or_default().iter().take_while(|extent| extent.start < range.end);
-    let mut parts = within.map(|extent| extent.start.max(range.start)..extent.end.min(range.end));
-    let mut buffer = Vec::new();
-    parts.all(|part| {
-        (part.start..part.end).step_by(ZEROS).all(|at| {
-            buffer.resize(usize::try_from(part.end - at).unwrap_or(ZEROS).min(ZEROS), 0);
-            file.read_exact_at(&mut buffer, at).is_ok() && ZERO_BYTES.starts_with(&buffer)
-        })
-    })
 }
 
 fn kind_word(kind: &EntryKind) -> &'static str {
@@ -330,43 +300,5 @@ fn kind_word(kind: &EntryKind) -> &'static str {
         EntryKind::File(_) => "the saved file",
         EntryKind::Folder => "a folder",
         EntryKind::Symlink(_) => "the saved link",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Write as _;
-
-    use super::*;
-
-    /// Hours, if each hole is compared with each extent.
-    #[test]
-    fn holes_between_very_many_extents_are_zero() {
-        let file = tempfile::tempfile().unwrap();
-        let data: Vec<Range<u64>> = (0..1_000_000).map(|at| at * 10..at * 10 + 1).collect();
-        assert!(data.iter().all(|extent| is_zero(&file, extent.end..extent.end + 9, &data)));
-    }
-
-    #[test]
-    fn data_in_a_hole_is_zero_if_its_bytes_are() {
-        let mut file = tempfile::tempfile().unwrap();
-        let mut bytes = vec![0; 3 * ZEROS];
-        bytes[2 * ZEROS + 5] = 1;
-        file.write_all(&bytes).unwrap();
-        let (len, one) = (bytes.len() as u64, 2 * ZEROS as u64 + 5);
-        for (range, ends, expected) in [
-            (0..one, vec![(0, len)], true),
-            (one + 1..len, vec![(0, len)], true),
-            (0..one + 1, vec![(0, len)], false),
-            (0..len, vec![], true),
-            (0..len, vec![(0, one), (one + 1, len)], true),
-            (0..len, vec![(0, 7), (one, one + 1)], false),
-            (one..one + 1, vec![(0, 7), (9, one)], true),
-            (7..len, vec![(len, len + 1)], true),
-            (len - 1..len + 1, vec![(0, len + 1)], false),
-        ] {
-            let data: Vec<Range<u64>> = ends.into_iter().map(|(start, end)| start..end).collect();
-            assert_eq!(is_zero(&file, range.clone(), &data), expected, "{range:?} {data:?}");
-        }
     }
 }

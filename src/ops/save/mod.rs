@@ -17,7 +17,7 @@ mod read;
 mod scan;
 mod sharded;
 mod short_list;
-mod source;
+pub(super) mod source;
 mod store;
 mod unchanged;
 mod units;
@@ -298,6 +298,11 @@ impl Repository {
             .help("collect less often, or with a longer --grace"))
     }
 
+    /// Stat cache of the tree at `root` ([`Walk::root`]).
+    pub(super) fn stat_cache(&self, root: &Path) -> StatCache {
+        StatCache::new(&self.cache().join("seen"), self.id(), root)
+    }
+
     /// Parent of the tree, or the reason why there is none.
     async fn parent(&self, query: ParentQuery<'_>) -> Result<ParentChoice> {
         let ParentQuery { state, name, options, labels } = query;
@@ -427,8 +432,7 @@ impl Saving<'_> {
 
     /// Stat cache of the tree; none for files in memory.
     fn cache(&self) -> Option<StatCache> {
-        let root = self.walk.root()?;
-        Some(StatCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
+        Some(self.repository.stat_cache(self.walk.root()?))
     }
 
     /// Number of saves since the key step whose chunks are the bases of those at `places`.

@@ -7,7 +7,7 @@ use crate::tree::{Opened, Walk, WalkEntry};
 pub(super) const SMALL: u64 = 1 << 20;
 
 /// Opens a found file if it is unchanged.
-pub(super) fn open(walk: &Walk, found: &WalkEntry) -> Result<Opened> {
+pub(in crate::ops) fn open(walk: &Walk, found: &WalkEntry) -> Result<Opened> {
     walk.open(found).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::Conflict => changed(found).source(error),
         _ => error,
@@ -15,7 +15,7 @@ pub(super) fn open(walk: &Walk, found: &WalkEntry) -> Result<Opened> {
 }
 
 /// Checks that the file is unchanged, so that all bytes read before are of one version.
-pub(super) fn check_unchanged(file: &Opened, found: &WalkEntry) -> Result<()> {
+pub(in crate::ops) fn check_unchanged(file: &Opened, found: &WalkEntry) -> Result<()> {
     let still = file
         .is_still(&found.stat)
         .map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;

@@ -77,7 +77,7 @@ pub enum WatchEvent {
         /// Report of the save.
         report: SaveReport,
     },
-    /// A checkpoint is in the repository already, by sizes and modification times.
+    /// A checkpoint is in the repository already, with the same content.
     Kept {
         /// The entry in the folder.
         entry: String,

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::candidate::Tracker;
 pub use self::candidate::is_checkpoint;
-use self::compare::{Comparison, compare};
+use self::compare::{Comparison, Evidence};
 use self::ending::Ending;
 pub use self::ending::Stop;
 pub use self::events::{WatchEvent, WatchFailure};
@@ -49,9 +49,9 @@ use super::save::{RootLink, SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
+use crate::progress::Progress;
 use crate::repository::Repository;
 use crate::repository::log::StepFacts;
-use crate::tree::Rules;
 use crate::work::blocking;
 
 /// Minimum number of polls while a checkpoint settles.
@@ -232,7 +232,8 @@ impl Watching<'_> {
                 // The folder may be polled during the save.
                 let seen = self.state.seen(&due.entry);
                 let Some(done) = self.save(&due, &mut ending, tell).await? else { continue };
-                let saved = done.is_ok();
+                // Where only a part is left, nothing shows that a handed-off copy is saved.
+                let saved = matches!(done, Ok(Outcome::Saved(..) | Outcome::Kept(_)));
                 self.note(&due, seen, done, tell)?;
                 if saved {
                     tokio::select! {
@@ -271,22 +272,27 @@ impl Watching<'_> {
         tell(WatchEvent::Stopping { seconds: left.saturating_sub(since.elapsed()).as_secs_f64(), pending });
     }
 
-    /// Finds checkpoints that are in the repository already, so that they are not reported as unsaved.
+    /// Finds checkpoints that are in the repository already, so that they are not reported as unsaved: first those that need not be
+    /// read.
     async fn prove(&mut self, now: Duration) {
-        let unproven = self.state.unproven(now);
-        if unproven.is_empty() {
-            return;
-        }
-        let Ok(state) = self.watched.repository.state().await else { return };
-        for (entry, step) in unproven {
-            let Ok(name) = format!("{}/step-{step}", self.watched.run).parse::<Name>() else { continue };
-            if !state.refs.contains_key(&name) {
-                continue;
+        // A save in progress has the counters.
+        let options = SaveOptions { progress: Progress::default(), ..self.watched.options.save.clone() };
+        for evidence in [Evidence::Recorded, Evidence::RecordedOrRead] {
+            let unproven = self.state.unproven(now);
+            if unproven.is_empty() {
+                return;
             }
-            let (seen, path) = (self.state.seen(&entry), self.watched.dir.join(&entry));
-            let compared = self.watched.repository.compare(&name, path, &self.watched.options.save.exclude).await;
-            if compared.is_ok_and(|likeness| likeness == Comparison::Same) {
-                self.state.saved(&entry, seen);
+            let Ok(state) = self.watched.repository.state().await else { return };
+            for (entry, step) in unproven {
+                let Ok(name) = format!("{}/step-{step}", self.watched.run).parse::<Name>() else { continue };
+                if !state.refs.contains_key(&name) {
+                    continue;
+                }
+                let (seen, path) = (self.state.seen(&entry), self.watched.dir.join(&entry));
+                let compared = self.watched.repository.compare(&name, path, &options, evidence).await;
+                if compared.is_ok_and(|likeness| likeness == Comparison::Same) {
+                    self.state.saved(&entry, seen);
+                }
             }
         }
     }
@@ -514,10 +520,12 @@ impl WatchedRun<'_> {
         options.stop = stop.clone();
         let state = self.repository.state().await?;
         if !due.again && state.refs.contains_key(&name) {
-            match self.repository.compare(&name, path.clone(), &options.exclude).await {
+            match self.repository.compare(&name, path.clone(), &options, Evidence::RecordedOrRead).await {
                 Ok(Comparison::Same) => return Ok(Outcome::Kept(name)),
                 Ok(Comparison::Less) => return Ok(Outcome::Remains),
-                Ok(Comparison::Other) => {}
+                Ok(Comparison::Other | Comparison::Unread) => {}
+                // A file changed while it was read, or there is no time left.
+                Err(error) if error.kind().is_conflict() || error.kind() == ErrorKind::Cancelled => return Err(error),
                 // Saving again repairs it.
                 Err(error) => tracing::info!("{name} is saved again: {error:?}"),
             }
@@ -538,25 +546,5 @@ impl WatchedRun<'_> {
         if let (Some(target), Ok((_, name, _))) = (&self.options.handoff, self.what(due)) {
             target.release(&name).await;
         }
-    }
-}
-
-impl Repository {
-    /// True if the checkpoint at `path` equals the tree `name`, by sizes and modification times.
-    ///
-    /// # Errors
-    /// Not found, if there is no such name; errors of the store and the file system.
-    ///
-    /// # Cancel safety
-    /// Safe: it only reads.
-    pub async fn holds(&self, name: &Name, path: &Path) -> Result<bool> {
-        Ok(self.compare(name, path.to_path_buf(), &[]).await? == Comparison::Same)
-    }
-
-    async fn compare(&self, name: &Name, path: PathBuf, excludes: &[String]) -> Result<Comparison> {
-        let saved = self.saved(name).await?;
-        let skip = self.store().directory().map(Path::to_path_buf).into_iter().collect();
-        let rules = Rules { excludes: excludes.to_vec(), skip, no_follow: true, ..Rules::default() };
-        blocking(move || compare(&path, &rules, &saved.manifest)).await
     }
 }

@@ -193,6 +193,45 @@ fn what_somebody_saved_meanwhile_is_not_replaced() {
     assert_eq!(user.read("ours/model.bin"), noise(7, 1 << 20));
 }
 
+/// G6: whoever was offered the checkpoint first knows its sizes and times, and can have something else saved under its name.
+#[test]
+fn a_fake_of_the_same_sizes_and_times_takes_no_handoff_away() {
+    let user = with_tree();
+    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[7, 8]);
+    assert_eq!(kept(&cloud).len(), 2);
+    cloud.signal(Signal::KILL);
+    cloud.ended();
+    unhide(&user);
+    for (step, more) in [(7, false), (8, true)] {
+        let (fake, model) = (format!("fake/checkpoint-{step}"), "model.bin");
+        user.write(&format!("{fake}/{model}"), &noise(99, 1 << 20));
+        let modified = |path: &str| fs::metadata(user.work().join(path).join(model)).unwrap().modified().unwrap();
+        let file = fs::File::options().append(true).open(user.work().join(&fake).join(model)).unwrap();
+        file.set_modified(modified(&format!("ckpt/checkpoint-{step}"))).unwrap();
+        if more {
+            user.write(&format!("{fake}/zzz"), b"more");
+        }
+        user.ok(&["save", &fake, &format!("run/step-{step}")]);
+    }
+    let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'", &keeps("'home/a'", "64M", "1h")));
+    until("it is let go of", || kept(&cloud).is_empty());
+    cloud.stop();
+    for step in [7, 8] {
+        let dest = format!("ours-{step}");
+        user.ok(&["restore", &format!("handoff/home/a/run/step-{step}"), &dest]);
+        assert_eq!(user.read(&format!("{dest}/model.bin")), noise(step, 1 << 20));
+    }
+    // The sender starts again: what its steps hold is not what it has.
+    let watched = user.ok(&["watch", "ckpt", "run", "--once", "--json"]);
+    let events = watched.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone());
+    assert_eq!(events.collect::<Vec<_>>(), ["watching", "saved", "saved"], "{watched}");
+    for step in [7, 8] {
+        let dest = format!("again-{step}");
+        user.ok(&["restore", &format!("run/step-{step}"), &dest]);
+        assert_eq!(user.read(&format!("{dest}/model.bin")), noise(step, 1 << 20));
+    }
+}
+
 #[test]
 fn who_does_not_keep_says_why() {
     for (of, capacity, says) in [

@@ -1,6 +1,7 @@
 //! Watching a folder that a training writes to: every way of finishing a checkpoint, folders that come and go, signals,
 //! restarts, and bringing the latest back.
 
+mod content;
 mod full;
 
 use std::fs::{self, DirBuilder};

@@ -1,0 +1,100 @@
+//! Steps that are in the repository when a watch starts: their content decides whether they are those of the folder.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::UNIX_EPOCH;
+
+use async_trait::async_trait;
+use towline::error::Result;
+use towline::name::Name;
+use towline::ops::{HandoffTarget, SaveOptions, UnsavedCheckpoint, WatchEvent};
+
+use super::{Fixture, hugging_face, write};
+use crate::data::name;
+
+/// A copy of `folder` with other bytes in its files, whose sizes and modification times are the same.
+fn fake(folder: &Path, dest: &Path) {
+    for file in fs::read_dir(folder).unwrap() {
+        let file = file.unwrap();
+        let other: Vec<u8> = fs::read(file.path()).unwrap().into_iter().map(|byte| !byte).collect();
+        let copy = dest.join(file.file_name());
+        write(copy.clone(), other);
+        let modified = file.metadata().unwrap().modified().unwrap();
+        fs::File::options().append(true).open(copy).unwrap().set_modified(modified).unwrap();
+    }
+}
+
+/// W1 and G6: sizes and times prove nothing, since whoever received a checkpoint as a handoff knows them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fake_of_the_same_sizes_and_times_is_not_taken_for_a_saved_step() {
+    let fixture = Fixture::new().await;
+    let folder = hugging_face(&fixture.out(), 1);
+    for more in [false, true] {
+        let planted = fixture.path(if more { "planted-with-more" } else { "planted" });
+        fake(&folder, &planted);
+        if more {
+            // Beside more files, it looks like one that is being deleted.
+            write(planted.join("zzz"), "more");
+        }
+        fixture.repository.save(&planted, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+        let events = fixture.once(|_| {}).await;
+        let replaced =
+            |event: &WatchEvent| matches!(event, WatchEvent::Saved { report, .. } if report.replaced.is_some());
+        assert!(events.iter().any(replaced), "{events:?}");
+        fixture.holds("run/step-1", &folder).await;
+    }
+}
+
+/// W1: "A step whose content in the repository is that in DIR is not saved again".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_others_saved_with_the_same_content_is_kept() {
+    let fixture = Fixture::new().await;
+    let folder = hugging_face(&fixture.out(), 1);
+    let (once, twice) = (fixture.path("once"), fixture.path("twice"));
+    fake(&folder, &once);
+    fake(&once, &twice);
+    let file = fs::File::options().append(true).open(twice.join("optimizer.pt")).unwrap();
+    file.set_modified(UNIX_EPOCH).unwrap();
+    fixture.repository.save(&twice, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    let before = fixture.repository.state().await.unwrap().refs.clone();
+    let events = fixture.once(|_| {}).await;
+    assert!(matches!(&events[1..], [WatchEvent::Kept { name, .. }] if name == "run/step-1"), "{events:?}");
+    assert_eq!(fixture.repository.state().await.unwrap().refs, before);
+}
+
+/// Another agent that is told which steps are saved.
+#[derive(Debug, Default)]
+struct Receiver(Mutex<Vec<String>>);
+
+#[async_trait]
+impl HandoffTarget for Receiver {
+    async fn needed(&self) {
+        std::future::pending::<()>().await;
+    }
+
+    async fn send(&self, checkpoint: &UnsavedCheckpoint<'_>) -> Result<String> {
+        panic!("time is not short, but it was sent {checkpoint:?}")
+    }
+
+    async fn release(&self, name: &Name) {
+        self.0.lock().unwrap().push(name.to_string());
+    }
+}
+
+/// G6: what is left of a checkpoint does not prove that the whole one, of which another agent has a copy, is saved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handed_off_copy_is_released_for_a_whole_step_only() {
+    let fixture = Fixture::new().await;
+    hugging_face(&fixture.out(), 1);
+    let folder = hugging_face(&fixture.out(), 2);
+    fixture.once(|_| {}).await;
+    fs::remove_file(folder.join("optimizer.pt")).unwrap();
+    let receiver = Arc::new(Receiver::default());
+    let events = fixture.once(|options| options.handoff = Some(Arc::clone(&receiver) as Arc<dyn HandoffTarget>)).await;
+    assert!(
+        matches!(&events[1..], [WatchEvent::Kept { .. }, WatchEvent::PassedOver { entry, .. }] if entry == "checkpoint-2"),
+        "{events:?}"
+    );
+    assert_eq!(*receiver.0.lock().unwrap(), ["run/step-1"]);
+}
