@@ -225,7 +225,7 @@ impl ReadingTask {
     }
 }
 
-/// What a YAML text of at most `values_max` values says; none if it is not understood. Anchors are not: few bytes can stand for many
+/// Reads a YAML text of at most `values_max` values; none if it is not understood. Anchors are not: few bytes can stand for many
 /// values.
 fn yaml<T: DeserializeOwned>(text: &str, values_max: usize) -> Option<T> {
     let options = serde_saphyr::options! {

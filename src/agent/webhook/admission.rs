@@ -84,7 +84,7 @@ struct Asked {
     pod: Pod,
     account: ServiceAccount,
     wanted: PodAnnotations,
-    /// What is to be done.
+    /// True if it gets the sidecar.
     injects: bool,
     gates: bool,
     hint: Option<AskedHint>,

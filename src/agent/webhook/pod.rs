@@ -24,7 +24,7 @@ const VARIABLES_MAX: usize = 10_000;
 /// Sources of volumes that nothing can be written to.
 const READ_ONLY: [&str; 5] = ["configMap", "secret", "downwardAPI", "projected", "image"];
 
-/// What a pod asks for is in its metadata: of one that asks for nothing, the rest is not read.
+/// Head of a pod, which has its requests: of one that asks for nothing, the rest is not read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PodHead {

@@ -147,7 +147,7 @@ fn a_task_takes_little_memory_whatever_is_in_it() {
         (aliases("{a: 0}", 1000, 240), false),
         (aliases(&format!("\"{}\"", "x".repeat(100_000)), 400, 1), false),
         (format!("{reads}x: {}\n", list_of("{a: 0}", len)), false),
-        (format!("{reads}{}", "#\n".repeat(len / 5)), true),
+        (format!("{reads}{}", "#\n".repeat(len / 10)), true),
         (format!("{reads}resources:\n  x: \"{}\"\n", "1,".repeat(len / 3)), true),
     ];
     for (at, (task, readable)) in tasks.iter().enumerate() {
