@@ -6,6 +6,9 @@
 
 use std::collections::HashSet;
 
+use std::ops::Range;
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -26,6 +29,15 @@ const CHOICES: [&str; 2] = ["ordered", "any_of"];
 const ANY: &str = "*";
 /// Maximum number of choices that a task gets.
 const CHOICES_MAX: usize = 4096;
+/// Maximum number of values in a request, and in the choices that a task gets.
+const VALUES_MAX: usize = 20_000;
+const CHOSEN_VALUES_MAX: usize = 100_000;
+/// Values of a choice beside those of the task: itself and its place.
+const CHOICE_VALUES: usize = 3;
+/// Bytes of memory of a value, at most: a third of an object with one member.
+const VALUE_MEMORY: u64 = 256;
+/// Memory of a call, as a multiple of its length: the body, the strings in it, and the answer.
+const CALL_WEIGHT: u64 = 6;
 
 /// Request of a user. Other fields do not matter here.
 #[derive(Debug, Deserialize)]
@@ -54,12 +66,32 @@ pub(super) struct SkyPilotTask {
 /// A task that reads names.
 #[derive(Debug)]
 struct ReadingTask {
-    task: Map<String, Value>,
-    /// Lines before and after the resources, which stay as they are: readers of YAML do not agree on every value.
-    around: (Vec<String>, Vec<String>),
+    resources: Map<String, Value>,
+    nodes: u64,
+    /// Bytes of the lines with the resources. Those around them stay as they are: readers of YAML do not agree on every value.
+    block: Range<usize>,
     user: Option<String>,
     inputs: Vec<String>,
     objective: Objective,
+}
+
+/// The parts of a task that count.
+#[derive(Debug, Deserialize)]
+struct TaskParts {
+    envs: Option<Value>,
+    resources: Option<Value>,
+    num_nodes: Option<Value>,
+}
+
+/// The parts of a user that count.
+#[derive(Debug, Deserialize)]
+struct User {
+    name: Option<Value>,
+}
+
+/// Bytes of memory that a body of `len` bytes takes, until it is answered.
+pub(super) fn memory_of(len: usize) -> u64 {
+    (len as u64).saturating_mul(CALL_WEIGHT) + len.min(VALUES_MAX) as u64 * VALUE_MEMORY
 }
 
 impl SkyPilotTask {
@@ -101,23 +133,36 @@ impl SkyPilotTask {
         answer(&self.request.task, &self.request.skypilot_config)
     }
 
+    /// Bytes of memory that [`Self::with_places`] takes beside those of the call, at most.
+    pub(super) fn memory_with_places(&self, sites: &Sites) -> u64 {
+        let Some(reading) = &self.reading else { return 0 };
+        let own: usize = reading.resources.values().map(values).sum();
+        // A choice has at least one value of its own.
+        let each = own * (1 + CHOICE_VALUES) + CHOICE_VALUES;
+        // They are made, and read again once they are written.
+        let chosen = each.saturating_mul(sites.sites().count() + 1).min(CHOSEN_VALUES_MAX) + own;
+        2 * VALUE_MEMORY * chosen as u64
+    }
+
     /// The answer with the places where the data may go, the best first.
     ///
     /// # Errors
     /// Denied, with the rules, if there is none.
     pub(super) fn with_places(&self, hint: &Hint, sites: &Sites) -> Result<String> {
         let Some(reading) = &self.reading else { return self.unchanged() };
-        let mut resources = reading.resources();
+        let mut resources = reading.resources.clone();
         let choices = chosen(&mut resources, hint, sites);
         if choices.is_empty() {
             return Err(refused(hint));
         }
         resources.insert("ordered".to_owned(), choices.into_iter().map(Value::Object).collect());
         // JSON is YAML.
-        let block = format!("{RESOURCES}: {}", Value::Object(resources));
-        let (before, after) = reading.around.clone();
-        let text = [before, vec![block], after].concat().join("\n") + "\n";
-        if yaml(&text).is_none() {
+        let block = format!("{RESOURCES}: {}\n", Value::Object(resources));
+        let task = &self.request.task;
+        let (before, after) = (&task[..reading.block.start], &task[reading.block.end..]);
+        let end = |text: &str| if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+        let text = [before, end(before), &block, after, end(after)].concat();
+        if yaml::<TaskParts>(&text, CHOSEN_VALUES_MAX + VALUES_MAX).is_none() {
             return Err(unreadable());
         }
         answer(&text, &self.request.skypilot_config)
@@ -127,9 +172,9 @@ impl SkyPilotTask {
 impl ReadingTask {
     /// Reads a task; none if it has no inputs.
     fn of(text: &str, user: &str) -> Result<Option<Self>> {
-        let Some(Value::Object(task)) = yaml(text) else { return Err(unreadable()) };
-        let (before, resources, after) = split(text).ok_or_else(unreadable)?;
-        let variables = task.get("envs").and_then(Value::as_object);
+        let task: TaskParts = yaml(text, VALUES_MAX).ok_or_else(unreadable)?;
+        let block = block_of(text).ok_or_else(unreadable)?;
+        let variables = task.envs.as_ref().and_then(Value::as_object);
         let told = |key: &str| {
             let value = variables.and_then(|variables| variables.get(key))?;
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -152,39 +197,54 @@ impl ReadingTask {
             None => 0.0,
             Some(text) => text.parse().map_err(|_| wrong(USD_PER_HOUR, "dollars", text))?,
         };
-        if let Some(number) = task.get(RESOURCES).and_then(|value| changed_number(value, &words(&resources))) {
+        if let Some(number) = task.resources.as_ref().and_then(|value| changed_number(value, &text[block.clone()])) {
             return Err(Error::usage("number in the resources of the task is not in decimal notation")
                 .got(number)
                 .help("write it as 0.5 or 300, or quote it if it is a text"));
         }
-        let user = yaml(user).and_then(|user| user.get("name")?.as_str().map(str::to_owned));
+        let user = yaml::<User>(user, VALUES_MAX).and_then(|user| Some(user.name?.as_str()?.to_owned()));
         let objective = Objective { mode, usd_per_hour, ..Objective::default() };
-        Ok(Some(Self { task, around: (before, after), user, inputs, objective }))
-    }
-
-    /// Its resources.
-    fn resources(&self) -> Map<String, Value> {
-        self.task.get(RESOURCES).and_then(Value::as_object).cloned().unwrap_or_default()
+        let nodes = task.num_nodes.as_ref().and_then(Value::as_u64).unwrap_or(1);
+        let resources = match task.resources {
+            Some(Value::Object(resources)) => resources,
+            _ => Map::new(),
+        };
+        Ok(Some(Self { resources, nodes, block, user, inputs, objective }))
     }
 
     /// GPUs of all nodes: `H100:8`, or `{H100: 8}`; of several choices the first counts.
     fn gpus(&self) -> u64 {
-        let resources = self.task.get(RESOURCES);
-        let listed = CHOICES.iter().find_map(|key| resources?.get(key)?.get(0)?.get("accelerators"));
-        let accelerators = resources.and_then(|resources| resources.get("accelerators")).or(listed);
+        let listed = CHOICES.iter().find_map(|key| self.resources.get(*key)?.get(0)?.get("accelerators"));
+        let accelerators = self.resources.get("accelerators").or(listed);
         let each = match accelerators {
             Some(Value::String(text)) => text.split_once(':').map_or(Some(1), |(_, count)| count.trim().parse().ok()),
             Some(Value::Object(map)) => map.values().next().and_then(Value::as_u64),
             _ => None,
         };
-        let nodes = self.task.get("num_nodes").and_then(Value::as_u64).unwrap_or(1);
-        each.unwrap_or(0).saturating_mul(nodes)
+        each.unwrap_or(0).saturating_mul(self.nodes)
     }
 }
 
-/// The value in a YAML text; none if it is not understood.
-fn yaml(text: &str) -> Option<Value> {
-    serde_saphyr::from_str(text).ok()
+/// Reads a YAML text of at most `values_max` values; none if it is not understood. Anchors are not: few bytes can stand for many
+/// values.
+fn yaml<T: DeserializeOwned>(text: &str, values_max: usize) -> Option<T> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_anchors: 0,
+            max_aliases: 0,
+            max_nodes: values_max,
+        },
+    };
+    serde_saphyr::from_str_with_options(text, options).ok()
+}
+
+/// Number of values in one, itself included.
+fn values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(list) => list.iter().map(values).sum(),
+        Value::Object(map) => map.values().map(|value| 1 + values(value)).sum(),
+        _ => 0,
+    }
 }
 
 fn unreadable() -> Error {
@@ -193,47 +253,55 @@ fn unreadable() -> Error {
         .help("simplify the task, or leave out TOWLINE_INPUTS")
 }
 
-/// Lines before the resources, those of the resources, and those after them, of a mapping as `SkyPilot` dumps it: its keys begin
-/// lines. None if it is not one.
-fn split(text: &str) -> Option<(Vec<String>, Vec<String>, Vec<String>)> {
-    let lines: Vec<&str> = text.lines().collect();
+/// Bytes of the lines with the resources, of a mapping as `SkyPilot` dumps it: its keys begin lines. They are empty, at the end, if
+/// there are none. None if it is not such a mapping.
+fn block_of(text: &str) -> Option<Range<usize>> {
     let is_key =
         |line: &str| line.starts_with(|letter: char| !letter.is_whitespace() && letter != '-' && letter != '#');
-    let is_plain = |line: &&str| {
+    let is_plain = |line: &str| {
         !line.starts_with(['{', '}', '[', ']', '&', '*', '!', '%', '?', '"', '\''])
             && !line.starts_with("---")
             && !line.starts_with("...")
     };
-    if !lines.iter().all(is_plain) {
-        return None;
-    }
-    let own = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
-    let is_resources = |line: &&str| line.strip_prefix(RESOURCES).is_some_and(|rest| rest.starts_with(':'));
-    let Some(start) = lines.iter().position(is_resources) else {
-        return Some((own(&lines), Vec::new(), Vec::new()));
-    };
-    let len = lines[start + 1..].iter().position(|line| is_key(line)).unwrap_or(lines.len() - start - 1) + 1;
-    let (block, after) = (&lines[start..start + len], &lines[start + len..]);
-    (!after.iter().any(is_resources)).then(|| (own(&lines[..start]), own(block), own(after)))
-}
-
-/// Words of `lines` that may be numbers.
-fn words(lines: &[String]) -> HashSet<&str> {
-    let is_between = |letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter));
-    lines.iter().flat_map(|line| line.split(is_between)).collect()
-}
-
-/// A number of `value` that is not among `words` as JSON writes it, so that `SkyPilot` may have taken it for something else.
-fn changed_number(value: &Value, words: &HashSet<&str>) -> Option<String> {
-    match value {
-        Value::Number(number) => {
-            let number = number.to_string();
-            (!words.contains(number.as_str())).then_some(number)
+    let is_resources = |line: &str| line.strip_prefix(RESOURCES).is_some_and(|rest| rest.starts_with(':'));
+    let (mut block, mut at, mut within) = (None, 0, false);
+    for line in text.split_inclusive('\n') {
+        if !is_plain(line) {
+            return None;
         }
-        Value::Array(list) => list.iter().find_map(|value| changed_number(value, words)),
-        Value::Object(map) => map.values().find_map(|value| changed_number(value, words)),
-        _ => None,
+        let end = at + line.len();
+        if is_resources(line) {
+            if block.is_some() {
+                return None;
+            }
+            (block, within) = (Some(at..end), true);
+        } else if is_key(line) {
+            within = false;
+        } else if within && let Some(block) = &mut block {
+            block.end = end;
+        }
+        at = end;
     }
+    Some(block.unwrap_or(at..at))
+}
+
+/// A number of `value` that is not in `text` as JSON writes it, so that `SkyPilot` may have taken it for something else.
+fn changed_number(value: &Value, text: &str) -> Option<String> {
+    fn collect(value: &Value, numbers: &mut HashSet<String>) {
+        match value {
+            Value::Number(number) => drop(numbers.insert(number.to_string())),
+            Value::Array(list) => list.iter().for_each(|value| collect(value, numbers)),
+            Value::Object(map) => map.values().for_each(|value| collect(value, numbers)),
+            _ => {}
+        }
+    }
+    let mut numbers = HashSet::new();
+    collect(value, &mut numbers);
+    let is_between = |letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter));
+    for word in text.split(is_between) {
+        numbers.remove(word);
+    }
+    numbers.into_iter().min()
 }
 
 fn answer(task: &str, skypilot_config: &str) -> Result<String> {
@@ -272,21 +340,26 @@ fn chosen(resources: &mut Map<String, Value>, hint: &Hint, sites: &Sites) -> Vec
         .collect();
     // By the rank of the site, then in the order of the task.
     let mut choices: Vec<(usize, Map<String, Value>)> = Vec::new();
+    let mut left = CHOSEN_VALUES_MAX;
     for one in wanted {
         let mut one = one;
+        let size = one.values().map(values).sum::<usize>() + CHOICE_VALUES;
         let own = Infra::take(&mut one).or_else(|| of_all.clone()).unwrap_or_default();
         let mut described = false;
         for (rank, (place, verdict)) in places.iter().enumerate() {
             let Some(infra) = own.meet(place) else { continue };
             described = true;
-            if *verdict == HintVerdict::Allow && choices.len() < CHOICES_MAX {
+            if *verdict == HintVerdict::Allow && choices.len() < CHOICES_MAX && size <= left {
+                left -= size;
                 let mut choice = one.clone();
                 choice.insert("infra".to_owned(), infra.text().into());
                 choices.push((rank, choice));
             }
         }
         // Places of which the sites file describes no part come last, if the data may go there; they need a name.
-        if !described && !own.is_any() && hint.elsewhere == HintVerdict::Allow && choices.len() < CHOICES_MAX {
+        let named = !described && !own.is_any() && hint.elsewhere == HintVerdict::Allow;
+        if named && choices.len() < CHOICES_MAX && size <= left {
+            left -= size;
             let mut choice = one;
             choice.insert("infra".to_owned(), own.text().into());
             choices.push((usize::MAX, choice));
@@ -443,31 +516,45 @@ mod tests {
             "envs:\n  TOWLINE_INPUTS: a\nconfig:\n  x: [",
             "{envs: {TOWLINE_INPUTS: a}}",
             "---\nenvs:\n  TOWLINE_INPUTS: a\n",
+            "- TOWLINE_INPUTS: a\n- {}\n- 1\n",
             "envs:\n  TOWLINE_INPUTS: a\nx: &a [1]\ny: [*a, *b]\n",
             "envs:\n  TOWLINE_INPUTS: a\nresources:\n  disk_size: 1e5\n",
             "envs:\n  TOWLINE_INPUTS: a\nresources:\n  labels:\n    x: 08\n",
         ] {
             assert!(of(text).is_err(), "{text}");
         }
-        let parts = split("a: 1\nresources:\n- b\n  c: 2\nrun: |\n  x\n").unwrap();
-        assert_eq!(
-            parts,
-            (
-                vec!["a: 1".to_owned()],
-                vec!["resources:".to_owned(), "- b".to_owned(), "  c: 2".to_owned()],
-                vec!["run: |".to_owned(), "  x".to_owned()]
-            )
-        );
+        let text = "a: 1\nresources:\n- b\n  c: 2\nrun: |\n  x\n";
+        assert_eq!(&text[block_of(text).unwrap()], "resources:\n- b\n  c: 2\n");
+        assert_eq!(block_of("a: 1"), Some(4..4));
+        assert_eq!(block_of("resources:\nresources:\n"), None);
         assert!(SkyPilotTask::read(b"{}").is_err() && SkyPilotTask::read(b"\"{}\"").is_err());
+    }
+
+    fn read(task: &str) -> Result<SkyPilotTask> {
+        let inner = serde_json::json!({ "task": task, "skypilot_config": "{}", "user": "name: a\n" });
+        SkyPilotTask::read(&serde_json::to_vec(&inner.to_string()).unwrap())
     }
 
     /// It would take minutes if each number were looked for in the text.
     #[test]
     fn a_task_with_very_many_numbers_is_read_in_linear_time() {
-        let numbers: Vec<String> = (100_000..300_000).map(|number| number.to_string()).collect();
-        let task = format!("envs:\n  TOWLINE_INPUTS: a\nresources:\n  x: [{}]\n", numbers.join(","));
-        let inner = serde_json::json!({ "task": task, "skypilot_config": "{}", "user": "name: a\n" });
-        let body = serde_json::to_vec(&inner.to_string()).unwrap();
-        assert_eq!(SkyPilotTask::read(&body).unwrap().inputs(), ["a"]);
+        let numbers: Vec<String> = (100_000..119_000).map(|number| number.to_string()).collect();
+        let task = format!(
+            "envs:\n  TOWLINE_INPUTS: a\nresources:\n  x: [{}]\n  y: \"{}\"\n",
+            numbers.join(","),
+            "1,".repeat(200_000)
+        );
+        assert_eq!(read(&task).unwrap().inputs(), ["a"]);
+    }
+
+    #[test]
+    fn few_bytes_that_stand_for_many_values_are_not_read() {
+        let reads = "envs:\n  TOWLINE_INPUTS: a\n";
+        for more in ["x: &a [1]\n", "x: &a 1\ny: *a\n", "x: *a\n", "x:\n  <<: [{a: 1}, {b: &c 2}]\n"] {
+            assert!(read(&format!("{reads}{more}")).is_err(), "{more}");
+        }
+        let list = |count: usize| format!("{reads}x: [{}]\n", vec!["1"; count].join(","));
+        assert!(read(&list(VALUES_MAX - 10)).is_ok());
+        assert!(read(&list(VALUES_MAX)).is_err());
     }
 }

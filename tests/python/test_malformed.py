@@ -520,3 +520,47 @@ def test_trees_that_are_kept_open_take_no_more_memory_than_a_repository_has(tmp_
         assert len(shared.tree(shared.find(f"tree-{number}")).entries) == 3014
         assert shared._kept() <= 64 << 20
     assert 1 <= len(shared._trees) < 6
+
+
+@pytest.mark.parametrize("dtype", ["U0", "S0"])
+def test_an_array_of_texts_without_a_size_takes_no_memory_before_it_is_refused(dtype, monkeypatch):
+    document = json.dumps({"towline": 1, "state": {"!": "ndarray", "t": "a", "dtype": dtype, "shape": [1 << 43]}})
+    made, empty = [], numpy.empty
+    monkeypatch.setattr(numpy, "empty", lambda shape, dtype: made.append(shape) or empty(0, dtype))
+    with pytest.raises(towline.Damaged, match="bytes by its type and shape"):
+        state.restore(document.encode(), {"a": ("U8", (0,))}, lambda _: None)
+    assert [shape for shape in made if shape] == []
+
+
+def in_each_other(levels, inner, begin, end):
+    return "".join([begin] * levels) + inner + "".join([end] * levels)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        # Keys, which no path leads to.
+        '{"!":"dict","v":[[' + in_each_other(320, "1", '{"!":"tuple","v":[', "]}") + ",0]]}",
+        '{"!":"dict","v":[[' + in_each_other(700, "1", "[", "]") + ",0]]}",
+        '{"!":"set","v":[' + in_each_other(320, "1", '{"!":"frozenset","v":[', "]}") + "]}",
+        in_each_other(256, "1", '{"!":"tuple","v":[', "]}"),
+        in_each_other(400, "null", '{"!":"sparse","parts":[', "]}"),
+        '{"!":"ndarray","t":"a","shape":[0],"dtype":[["f",' + in_each_other(700, "1", "[", "]") + "]]}",
+    ],
+)
+def test_a_document_that_is_nested_deeply_is_refused(node):
+    document = ('{"towline":1,"state":' + node + "}").encode()
+    frames = 0
+
+    def refused(more):
+        nonlocal frames
+        # Callers have used some of the stack already.
+        if more:
+            return refused(more - 1)
+        frames += 1
+        with pytest.raises(towline.Error):
+            state.restore(document, {"a": ("U8", (0,))}, lambda _: None)
+
+    for more in (0, 100, 300):
+        refused(more)
+    assert frames == 3

@@ -121,11 +121,7 @@ pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<
 ///
 /// # Errors
 /// As [`body`].
-pub(super) async fn body_within<S: Send + Sync>(
-    request: Request,
-    state: &S,
-    limit: Duration,
-) -> Result<Bytes, ApiError> {
+async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duration) -> Result<Bytes, ApiError> {
     use axum::RequestExt as _;
     let read = timeout(limit, Bytes::from_request(request.with_limited_body(), state)).await;
     let late = |_| {

@@ -16,6 +16,8 @@ use crate::placement::Hint;
 
 /// Maximum bytes of a call: a thousand nodes whole, or far more by name.
 pub(super) const KUBE_BODY_LEN_MAX: usize = 16 << 20;
+/// Memory of a call, as a multiple of its length: the body, its parts, and the answer.
+const CALL_WEIGHT: u64 = 3;
 /// Time that scores wait for the chunks of inputs that are new to this agent. The verdict needs none.
 const SCORES_WAIT: Duration = Duration::from_millis(500);
 
@@ -71,7 +73,7 @@ async fn read(state: &AgentState, request: Request) -> Result<UnauthenticatedCal
             .help("set [[advisor.kube]] in its settings (docs/placement.md)")
             .into());
     }
-    UnauthenticatedCall::read(state, request, KUBE_BODY_LEN_MAX as u64).await
+    UnauthenticatedCall::read(state, request, (KUBE_BODY_LEN_MAX as u64, |len| len as u64 * CALL_WEIGHT)).await
 }
 
 /// The question that a call asks.

@@ -21,11 +21,11 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::slots::{ConnectionSlot, ConnectionSlots, with_guard};
+use super::slots::{Client, ConnectionSlot, ConnectionSlots, with_guard};
 use crate::agent::socket::may_connect;
 use crate::transfer::calls::{CallStream, Calls, RemoteCaller};
 
-/// Limit of concurrent connections of one listener. Beyond it, a new connection replaces the one that has been idle longest.
+/// Limit of concurrent connections of one listener. Beyond it, a new connection replaces another, see [`ConnectionSlots::take`].
 const CONNECTIONS_MAX: usize = 256;
 /// Timeout for the head of a request; also the keep-alive timeout.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
@@ -83,7 +83,7 @@ impl Listener for Local {
 ///
 /// # Cancel safety
 /// Safe: open connections are dropped.
-pub(in crate::agent) async fn serve<L: Listener, C: Clone + Send + Sync + 'static>(
+pub(in crate::agent) async fn serve<L: Listener, C: Client + Clone + Send + Sync + 'static>(
     mut listener: L,
     caller: impl Fn(L::Addr) -> C,
     router: Router,
@@ -94,19 +94,25 @@ pub(in crate::agent) async fn serve<L: Listener, C: Clone + Send + Sync + 'stati
         let next = async {
             // Displace only when a new connection arrives.
             let (stream, from) = listener.accept().await;
-            (stream, from, slots.take().await)
+            let caller = caller(from);
+            let slot = slots.take(caller.address()).await;
+            (stream, caller, slot)
         };
-        let (stream, from, slot) = tokio::select! {
+        let (stream, caller, slot) = tokio::select! {
             next = next => next,
             () = leaving.cancelled() => break,
         };
-        let (router, caller, leaving) = (router.clone(), caller(from), leaving.clone());
+        let Some(slot) = slot else {
+            tracing::debug!("closed a new connection to the API: its address has the most, and all are served");
+            continue;
+        };
+        let (router, leaving) = (router.clone(), leaving.clone());
         connections.spawn(async move {
             let slot = Arc::new(slot);
             let served = connection(unless_stalled(stream, STALL), router, caller, &slot, leaving);
             tokio::select! {
                 () = served => {}
-                () = slot.displaced() => tracing::debug!("closed an idle connection to the API for a new one"),
+                () = slot.displaced() => tracing::debug!("closed a connection to the API for a new one"),
             }
         });
     }
@@ -170,7 +176,7 @@ mod tests {
         let router = Router::new().route("/", get(endless));
         let (mut ours, theirs) = duplex(4096);
         let served = tokio::spawn(async move {
-            let slot = Arc::new(ConnectionSlots::new(1).take().await);
+            let slot = Arc::new(ConnectionSlots::new(1).take(None).await.unwrap());
             let stream = unless_stalled(theirs, Duration::from_millis(50));
             connection(stream, router, Caller::Loopback, &slot, CancellationToken::new()).await;
         });

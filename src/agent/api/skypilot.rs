@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 use super::unauthenticated::{UnauthenticatedCall, hint_for_caller};
-use crate::agent::skypilot::SkyPilotTask;
+use crate::agent::skypilot::{SkyPilotTask, memory_of};
 use crate::agent::state::AgentState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
@@ -36,7 +36,7 @@ pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Reques
             .help("set [[advisor.skypilot]] in its settings (docs/placement.md)")
             .into());
     }
-    let call = UnauthenticatedCall::read(&state, request, SKYPILOT_BODY_LEN_MAX as u64).await?;
+    let call = UnauthenticatedCall::read(&state, request, (SKYPILOT_BODY_LEN_MAX as u64, memory_of)).await?;
     let task = match call.parsed(|body| SkyPilotTask::read(body)).await {
         Ok(task) => task,
         Err(error) => return Ok(rejected(&error)),
@@ -61,7 +61,9 @@ async fn answer(state: &AgentState, task: &SkyPilotTask) -> Result<String> {
     }
     let may = |name: &Name| state.skypilot.allow(task.user(), name);
     let hint = hint_for_caller(state, &task.hint_request(), may, WAIT).await?;
-    let sites = state.advisor(state.origin(None)?)?.sites();
+    let origin = state.origin(None)?;
+    let sites = state.advisor(origin)?.sites();
+    let _memory = origin.budget().keep(task.memory_with_places(&sites.sites))?;
     task.with_places(&hint, &sites.sites)
 }
 

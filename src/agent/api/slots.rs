@@ -1,7 +1,10 @@
 //! Limit of the connections of one listener. If all slots are taken, a new connection replaces the one that has been idle
 //! longest. A connection is idle while it has no request in progress.
+//!
+//! Where clients have addresses, it replaces one of the address with the most, so that no address takes the slots of another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -11,6 +14,25 @@ use axum::response::Response;
 use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+
+use super::caller::Caller;
+
+/// Client of a connection.
+pub(in crate::agent) trait Client {
+    /// Address whose connections count together; none: clients have no addresses, or all the same.
+    fn address(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+impl Client for SocketAddr {
+    fn address(&self) -> Option<IpAddr> {
+        Some(self.ip().to_canonical())
+    }
+}
+
+impl Client for Caller {}
+impl Client for () {}
 
 /// The slots of one listener. Clones share them.
 #[derive(Clone, Debug)]
@@ -33,6 +55,7 @@ struct Slots {
 
 #[derive(Debug)]
 struct Connection {
+    from: Option<IpAddr>,
     /// Order in which it became idle; None while a request is in progress.
     idle_since: Option<u64>,
     end: CancellationToken,
@@ -67,30 +90,31 @@ impl ConnectionSlots {
         Self(Arc::new(Shared { most, slots: Mutex::default(), changed: Notify::new() }))
     }
 
-    /// Takes a slot for a new connection. If all are taken, the connection that has been idle longest is told to close; if none
-    /// is idle, this waits. Only one task of a listener may call it at a time.
+    /// Takes a slot for a new connection from an address. If all are taken, a connection of the address with the most is told to close:
+    /// the one that has been idle longest; if none of them is idle, and that address has more than this one would have, its oldest. None
+    /// if this is that address. Without addresses this waits instead, if none is idle. Only one task of a listener may call it at a time.
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn take(&self) -> ConnectionSlot {
+    pub(super) async fn take(&self, from: Option<IpAddr>) -> Option<ConnectionSlot> {
         loop {
-            if let Some(slot) = self.try_take() {
+            let slot = self.try_take(from);
+            if slot.is_some() || from.is_some() {
                 return slot;
             }
             self.0.changed.notified().await;
         }
     }
 
-    fn try_take(&self) -> Option<ConnectionSlot> {
+    fn try_take(&self, from: Option<IpAddr>) -> Option<ConnectionSlot> {
         let mut slots = self.slots();
         if slots.connections.len() >= self.0.most {
-            let idle_since = slots.connections.iter().filter_map(|(number, other)| Some((other.idle_since?, *number)));
-            let (_, longest) = idle_since.min()?;
-            slots.connections.remove(&longest)?.end.cancel();
+            let displaced = slots.displaced_for(from)?;
+            slots.connections.remove(&displaced)?.end.cancel();
         }
         let (number, idle_since) = (slots.tick(), slots.tick());
         let end = CancellationToken::new();
-        slots.connections.insert(number, Connection { idle_since: Some(idle_since), end: end.clone() });
+        slots.connections.insert(number, Connection { from, idle_since: Some(idle_since), end: end.clone() });
         Some(ConnectionSlot { slots: self.clone(), number, end })
     }
 
@@ -103,6 +127,19 @@ impl Slots {
     fn tick(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+}
+
+impl Slots {
+    /// Number of the connection that gives way to a new one from an address.
+    fn displaced_for(&self, from: Option<IpAddr>) -> Option<u64> {
+        let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::from([(from, 1)]);
+        self.connections.values().for_each(|one| *counts.entry(one.from).or_default() += 1);
+        let (own, most) = (counts[&from], counts.values().copied().max()?);
+        let of_most = || self.connections.iter().filter(|(_, one)| counts[&one.from] == most);
+        let idle = of_most().filter_map(|(number, one)| Some((one.idle_since?, *number))).min();
+        let oldest = || of_most().next().filter(|_| own < most).map(|(number, _)| *number);
+        idle.map(|(_, number)| number).or_else(oldest)
     }
 }
 
@@ -169,27 +206,62 @@ mod tests {
     #[tokio::test]
     async fn who_has_been_silent_longest_gives_way_and_who_is_served_does_not() {
         let slots = ConnectionSlots::new(3);
-        let held: Vec<_> = [slots.take().await, slots.take().await, slots.take().await].map(Arc::new).into();
+        let held: Vec<_> = [slots.take(None).await, slots.take(None).await, slots.take(None).await]
+            .map(|slot| Arc::new(slot.unwrap()))
+            .into();
         let gone = |slot: &ConnectionSlot| slot.end.is_cancelled();
         let (first, second) = (held[0].busy(), held[1].busy());
         // Of these the second has been silent longer, though it came before the third.
         drop(second);
-        let third = Arc::new(slots.take().await);
+        let third = Arc::new(slots.take(None).await.unwrap());
         assert_eq!([gone(&held[0]), gone(&held[1]), gone(&held[2])], [false, false, true]);
         held[2].displaced().await;
-        let fourth = Arc::new(slots.take().await);
+        let fourth = Arc::new(slots.take(None).await.unwrap());
         assert_eq!([gone(&held[0]), gone(&held[1])], [false, true]);
         // A displaced connection no longer counts, whenever it is dropped.
         drop(held[2].busy());
         let busy = (third.busy(), fourth.busy());
-        assert!(slots.take().now_or_never().is_none(), "all are served");
+        assert!(slots.take(None).now_or_never().is_none(), "all are served");
         // An answer counts until its body is taken.
         let response = with_guard(Response::new(Body::from("all of it")), first);
-        assert!(slots.take().now_or_never().is_none());
+        assert!(slots.take(None).now_or_never().is_none());
         drop(response);
-        assert!(slots.take().now_or_never().is_some() && gone(&held[0]));
+        assert!(slots.take(None).now_or_never().is_some() && gone(&held[0]));
         drop(busy);
         drop((held, third, fourth));
         assert_eq!(slots.slots().connections.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn no_address_takes_the_slots_of_another() {
+        let address = |last: u8| Some(IpAddr::from([10, 0, 0, last]));
+        let slots = ConnectionSlots::new(4);
+        let take = async |last| slots.take(address(last)).await.map(Arc::new);
+        let gone = |slot: &Option<Arc<ConnectionSlot>>| slot.as_ref().unwrap().end.is_cancelled();
+        let mut held = Vec::new();
+        let mut busy = Vec::new();
+        for _ in 0..4 {
+            held.push(take(1).await);
+            busy.push(held.last().unwrap().as_ref().unwrap().busy());
+        }
+        // All are served, and of one address: its next one is refused, that of another replaces its oldest.
+        assert!(take(1).await.is_none());
+        let other = take(2).await;
+        assert_eq!(held.iter().map(gone).collect::<Vec<_>>(), [true, false, false, false]);
+        // The other is the only idle one, and stays, however many come.
+        for _ in 0..8 {
+            assert!(take(1).await.is_none());
+        }
+        assert!(!gone(&other));
+        // An idle one of the address with the most gives way, to its own next one, too.
+        drop(busy.pop());
+        let next = take(1).await;
+        assert_eq!([gone(&held[3]), gone(&held[2]), gone(&other)], [true, false, false]);
+        // Addresses with as many as this one would have lose none that is served.
+        let (third, fourth) = (take(3).await, take(4).await);
+        busy.extend([&other, &third, &fourth].map(|slot| slot.as_ref().unwrap().busy()));
+        assert_eq!([gone(&next), gone(&held[1]), gone(&held[2])], [true, true, false]);
+        assert!(take(5).await.is_none());
+        assert!(![&other, &third, &fourth].into_iter().any(gone));
     }
 }

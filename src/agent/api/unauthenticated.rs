@@ -7,10 +7,13 @@ use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_LENGTH, ORIGIN};
+use bytes::BytesMut;
+use futures::StreamExt as _;
 use rustix::process::getuid;
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
-use super::error::{ApiError, body_within};
+use super::error::ApiError;
 use super::kube::KUBE_BODY_LEN_MAX;
 use crate::agent::advisor::{Epoch, HintDetail};
 use crate::agent::state::AgentState;
@@ -29,12 +32,9 @@ use crate::work::blocking;
 static CALLS: Semaphore = Semaphore::const_new(8);
 /// Time that a call has to arrive, on this machine.
 const BODY_WITHIN: Duration = Duration::from_secs(2);
-/// KiB of all calls that arrive at a time. A head promises a length before there is anything to answer, so it takes none of the
-/// memory that others need.
+/// KiB of all calls that have arrived in part, at a time. They count apart from the memory that others need, as there is nothing to
+/// answer yet. What a head promises does not count: it would take the place of calls that come.
 static ARRIVING: Semaphore = Semaphore::const_new(KUBE_BODY_LEN_MAX >> 10);
-/// Memory of a call, as a multiple of its length: the body, its parts, and the answer.
-const CALL_WEIGHT: u64 = 3;
-
 /// A call that is answered.
 pub(super) struct UnauthenticatedCall {
     body: Bytes,
@@ -48,29 +48,34 @@ struct CallHeld {
 }
 
 impl UnauthenticatedCall {
-    /// Reads a call of at most `len_max` bytes.
+    /// Reads a call of at most `len_max` bytes, which takes `memory` bytes for a length until it is answered.
     ///
     /// # Errors
     /// Denied, for a request of a web page; exhausted, if there are too many calls at once, or too little memory; unreachable, if it
     /// does not arrive in time.
-    pub(super) async fn read(state: &AgentState, request: Request, len_max: u64) -> Result<Self, ApiError> {
+    pub(super) async fn read(
+        state: &AgentState,
+        request: Request,
+        (len_max, memory): (u64, fn(usize) -> u64),
+    ) -> Result<Self, ApiError> {
         // No token protects from what a web page makes a browser send.
         if request.headers().contains_key(ORIGIN) {
             return Err(Error::denied("requests of web pages are not answered").into());
         }
+        let (body, arriving) = match timeout(BODY_WITHIN, arrived(request, len_max)).await {
+            Ok(arrived) => arrived?,
+            Err(_) => {
+                let error = Error::unreachable("request did not arrive in time")
+                    .expected(format!("all of it within {BODY_WITHIN:?}"));
+                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, error));
+            }
+        };
+        // Only now: calls that do not arrive would take the places of others.
         let permit = CALLS.try_acquire().map_err(|_| {
             let error = Error::exhausted("too many calls of schedulers at once").help("try again");
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
         })?;
-        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        let length = u64::min(length.unwrap_or(len_max), len_max);
-        let arriving = u32::try_from(length.div_ceil(KIB)).ok().and_then(|kib| ARRIVING.try_acquire_many(kib).ok());
-        let arriving = arriving.ok_or_else(|| {
-            let error = Error::exhausted("too many long calls of schedulers at once").help("try again");
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
-        })?;
-        let body = body_within(request, &(), BODY_WITHIN).await?;
-        let memory = state.origin(None)?.budget().keep((body.len() as u64).saturating_mul(CALL_WEIGHT))?;
+        let memory = state.origin(None)?.budget().keep(memory(body.len()))?;
         drop(arriving);
         Ok(Self { body, held: Arc::new(CallHeld { _permit: permit, _memory: memory }) })
     }
@@ -95,6 +100,38 @@ impl UnauthenticatedCall {
         })
         .await
     }
+}
+
+/// The body of a request of at most `len_max` bytes, and the permits of [`ARRIVING`] for it.
+///
+/// # Errors
+/// Usage, if it is too long or is cut off; exhausted, if too much arrives at once.
+async fn arrived(request: Request, len_max: u64) -> Result<(Bytes, SemaphorePermit<'static>), ApiError> {
+    let too_long = || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Error::usage("request is too long"));
+    let too_many = || {
+        let error = Error::exhausted("too many long calls of schedulers at once").help("try again");
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
+    };
+    let promised = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if promised.is_some_and(|length: u64| length > len_max) {
+        return Err(too_long());
+    }
+    let mut permit = ARRIVING.try_acquire_many(0).map_err(|_| too_many())?;
+    let (mut body, mut parts) = (BytesMut::new(), request.into_body().into_data_stream());
+    while let Some(part) = parts.next().await {
+        let part = part.map_err(|source| {
+            ApiError::new(StatusCode::BAD_REQUEST, Error::usage("cannot read the request").source(source))
+        })?;
+        let len = (body.len() + part.len()) as u64;
+        if len > len_max {
+            return Err(too_long());
+        }
+        let more = usize::try_from(len.div_ceil(KIB)).unwrap_or(usize::MAX).saturating_sub(permit.num_permits());
+        let more = u32::try_from(more).ok().and_then(|kib| ARRIVING.try_acquire_many(kib).ok());
+        permit.merge(more.ok_or_else(too_many)?);
+        body.extend_from_slice(&part);
+    }
+    Ok((body.freeze(), permit))
 }
 
 /// The hint for `request`, to a caller that may ask about the names that `may` permits; others are as absent.

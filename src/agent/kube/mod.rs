@@ -12,8 +12,8 @@ use serde::Deserialize as _;
 use serde_json::value::RawValue;
 
 use self::levels::levels;
-pub(super) use self::wire::{ExtenderArgs, ExtenderFilterResult, HostPriority};
-use self::wire::{Metadata, Node, PassedNodes, Pod, Quantity};
+pub(super) use self::wire::{Bounded, ExtenderArgs, ExtenderFilterResult, HostPriority, MIRROR, Picked};
+use self::wire::{Metadata, Node, PassedNodes, Pod};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::pattern::Patterns;
@@ -202,6 +202,14 @@ pub(super) fn job_of_object(pod: &serde_json::Value) -> Result<(Workload, Object
     job_of(&Pod::deserialize(pod).map_err(|source| Error::usage("pod is malformed").source(source))?)
 }
 
+/// As [`job_of_object`], for a pod in JSON, of which no more is kept than counts.
+///
+/// # Errors
+/// As [`job_of_object`].
+pub(super) fn job_of_text(pod: &str) -> Result<(Workload, Objective)> {
+    job_of(&serde_json::from_str(pod).map_err(|source| Error::usage("pod is malformed").source(source))?)
+}
+
 fn job_of(pod: &Pod) -> Result<(Workload, Objective)> {
     let annotations = pod.metadata.annotations.as_ref().map(|annotations| &annotations.0);
     let told = |key: &str| annotations?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty());
@@ -225,11 +233,6 @@ fn malformed(pod: &str, key: &str, expected: &str) -> Error {
 /// GPUs of all containers, by their limits.
 fn gpus(pod: &Pod) -> u64 {
     let containers = pod.spec.containers.iter().flat_map(|containers| &containers.0);
-    let limits = containers.filter_map(|container| container.resources.limits.as_ref()).flat_map(|limits| &limits.0);
-    let count = |(name, quantity): (&String, &Quantity)| match quantity {
-        Quantity::Text(text) if name.ends_with(GPUS) => text.parse().unwrap_or(0),
-        Quantity::Number(number) if name.ends_with(GPUS) => *number,
-        _ => 0,
-    };
-    limits.map(count).fold(0, u64::saturating_add)
+    let limits = containers.filter_map(|container| container.resources.limits.as_ref());
+    limits.fold(0, |sum, limits| sum.saturating_add(limits.0))
 }

@@ -17,6 +17,8 @@ const NODES_MAX: usize = 20_000;
 const CONTAINERS_MAX: usize = 1_000;
 /// Maximum entries of a map that count.
 const ENTRIES_MAX: usize = 64;
+/// Annotation of a pod that the kubelet runs from a file.
+pub(in crate::agent) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Arguments of the verbs `filter` and `prioritize`: `nodes`, or `node_names` if the extender is `nodeCacheCapable`.
 #[derive(Debug, Deserialize)]
@@ -31,7 +33,7 @@ pub(in crate::agent) struct ExtenderArgs {
 
 /// List of at most `MAX` elements.
 #[derive(Debug)]
-pub(super) struct Bounded<T, const MAX: usize>(pub(super) Vec<T>);
+pub(in crate::agent) struct Bounded<T, const MAX: usize>(pub(in crate::agent) Vec<T>);
 
 impl<T, const MAX: usize> Default for Bounded<T, MAX> {
     fn default() -> Self {
@@ -58,6 +60,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T,
                     }
                     elements.push(element);
                 }
+                elements.shrink_to_fit();
                 Ok(Bounded(elements))
             }
         }
@@ -66,16 +69,16 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T,
     }
 }
 
-/// Entries of a map that count: of Towline, of zones, and of GPUs. Others are not kept.
-#[derive(Debug)]
-pub(super) struct Picked<V>(pub(super) BTreeMap<String, V>);
+/// Annotations, or labels, that count: of Towline, of zones, and of pods that the kubelet runs from a file. Others are not kept.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Picked(pub(in crate::agent) BTreeMap<String, String>);
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Picked<V> {
+impl<'de> Deserialize<'de> for Picked {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<V>(PhantomData<V>);
+        struct Entries;
 
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
-            type Value = Picked<V>;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Picked;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map")
@@ -85,7 +88,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Picked<V> {
                 let mut picked = BTreeMap::new();
                 while let Some(key) = map.next_key::<String>()? {
                     let counts = ["towline.dev/", "topology.kubernetes.io/"].iter().any(|begin| key.starts_with(begin));
-                    if !counts && !key.ends_with(super::GPUS) {
+                    if !counts && key != MIRROR {
                         map.next_value::<IgnoredAny>()?;
                         continue;
                     }
@@ -98,7 +101,44 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Picked<V> {
             }
         }
 
-        deserializer.deserialize_map(Entries(PhantomData))
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// GPUs in a map of limits; other resources are not kept.
+#[derive(Debug, Default)]
+pub(super) struct GpuLimits(pub(super) u64);
+
+impl<'de> Deserialize<'de> for GpuLimits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Limits;
+
+        impl<'de> Visitor<'de> for Limits {
+            type Value = GpuLimits;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut gpus = 0_u64;
+                while let Some(key) = map.next_key::<String>()? {
+                    if !key.ends_with(super::GPUS) {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let count = match map.next_value()? {
+                        Quantity::Text(text) => text.parse().unwrap_or(0),
+                        Quantity::Number(number) => number,
+                        Quantity::Other(_) => 0,
+                    };
+                    gpus = gpus.saturating_add(count);
+                }
+                Ok(GpuLimits(gpus))
+            }
+        }
+
+        deserializer.deserialize_map(Limits)
     }
 }
 
@@ -118,9 +158,9 @@ pub(super) struct Metadata {
     #[serde(default)]
     pub(super) namespace: String,
     #[serde(default)]
-    pub(super) annotations: Option<Picked<String>>,
+    pub(super) annotations: Option<Picked>,
     #[serde(default)]
-    pub(super) labels: Option<Picked<String>>,
+    pub(super) labels: Option<Picked>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -138,13 +178,13 @@ pub(super) struct Container {
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Resources {
     #[serde(default)]
-    pub(super) limits: Option<Picked<Quantity>>,
+    pub(super) limits: Option<GpuLimits>,
 }
 
 /// Quantity of a resource. Those of GPUs are whole numbers, written as text or not.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Quantity {
+enum Quantity {
     Text(String),
     Number(u64),
     Other(IgnoredAny),

@@ -12,29 +12,33 @@ use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::Webhook;
-use super::affinity::with_hint;
+use super::affinity::OwnAffinity;
 use super::certificates::Issuer;
 use super::config::SidecarTemplate;
 use super::inject::{add, annotate, inject};
-use super::pod::Pod;
+use super::pod::{Pod, PodHead};
 use crate::agent::api::hint_for_caller;
 use crate::agent::counts::ReviewOutcome;
-use crate::agent::kube::job_of_object;
-use crate::agent::pods::{HintUse, PLACED, ResolvedNames, ServiceAccount};
+use crate::agent::kube::job_of_text;
+use crate::agent::pods::{HintUse, PLACED, PodAnnotations, ResolvedNames, ServiceAccount};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
-use crate::placement::{Hint, HintRequest};
+use crate::placement::{Hint, HintRequest, Objective, Workload};
+use crate::work::blocking;
 
 /// Bytes of a review, at most: an API server takes requests of 3 MiB
 /// (<https://github.com/kubernetes/apiserver/blob/kubernetes-1.35.0/pkg/server/config.go>, `MaxRequestBodyBytes`).
 pub(super) const REVIEW_LEN_MAX: usize = 4 << 20;
 /// Time of a review; the chart lets the API server wait for 10 seconds.
 const REVIEW_MAX: Duration = Duration::from_secs(8);
-/// Memory of a review, as a multiple of its length: the body, its parts, the pod.
+/// Bytes of the id of a review, at most; an API server sends a UUID.
+const UID_LEN_MAX: usize = 256;
+/// Memory of a review, as a multiple of its length: the body, and what is kept of its pod.
 const REVIEW_WEIGHT: u64 = 8;
 /// Time that a preference waits for the chunks of inputs that are new to this agent. A requirement follows from the policy alone.
 const HINT_WAIT: Duration = Duration::from_millis(100);
@@ -43,19 +47,21 @@ const REFUSAL_LEN_MAX: usize = 1500;
 
 /// The parts of an `AdmissionReview` (`admission.k8s.io/v1`) that count.
 #[derive(Debug, Deserialize)]
-struct Review {
-    request: ReviewRequest,
+struct Review<'a> {
+    #[serde(borrow)]
+    request: ReviewRequest<'a>,
 }
 
 #[derive(Debug, Deserialize)]
-struct ReviewRequest {
+struct ReviewRequest<'a> {
     uid: String,
     kind: Kind,
     #[serde(default)]
     namespace: String,
     operation: String,
-    #[serde(default)]
-    object: Value,
+    /// As it was sent: anybody with a route to the webhook may send anything.
+    #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,6 +69,32 @@ struct Kind {
     #[serde(default)]
     group: String,
     kind: String,
+}
+
+/// A review that was read.
+#[derive(Debug)]
+struct Reviewed {
+    uid: String,
+    asked: Result<Option<Asked>>,
+}
+
+/// A pod that is created, and asks for something.
+#[derive(Debug)]
+struct Asked {
+    pod: Pod,
+    account: ServiceAccount,
+    wanted: PodAnnotations,
+    /// True if it gets the sidecar.
+    injects: bool,
+    gates: bool,
+    hint: Option<AskedHint>,
+}
+
+#[derive(Debug)]
+struct AskedHint {
+    hint_use: HintUse,
+    workload: Workload,
+    objective: Objective,
 }
 
 /// Outcome for a pod that is admitted.
@@ -85,17 +117,28 @@ pub(super) async fn mutate(
         Err(refused) => return refused,
     };
     let memory = webhook.agent.origin(None).and_then(|origin| origin.budget().keep(body.len() as u64 * REVIEW_WEIGHT));
-    let _memory = match memory {
-        Ok(memory) => memory,
+    let memory = match memory {
+        Ok(memory) => Arc::new(memory),
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
     };
-    let review: Review = match serde_json::from_slice(&body) {
-        Ok(review) => review,
-        Err(error) => return (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}")).into_response(),
+    let held = Arc::clone(&memory);
+    let read = blocking(move || {
+        let read = Reviewed::read(&body);
+        // The memory counts until then, also if the client is gone.
+        drop((body, held));
+        read
+    });
+    let Reviewed { uid, asked } = match read.await {
+        Ok(reviewed) => reviewed,
+        Err(error) => {
+            let text: String = error.to_string().chars().take(REFUSAL_LEN_MAX).collect();
+            let is_request = error.kind() == ErrorKind::Usage;
+            let status = if is_request { StatusCode::BAD_REQUEST } else { StatusCode::SERVICE_UNAVAILABLE };
+            return (status, text).into_response();
+        }
     };
-    let uid = review.request.uid.clone();
     let late = || Error::unreachable("review took too long").help("try again");
-    let admitted = timeout(REVIEW_MAX, webhook.admit(review.request)).await.unwrap_or_else(|_| Err(late()));
+    let admitted = timeout(REVIEW_MAX, webhook.admit(asked)).await.unwrap_or_else(|_| Err(late()));
     if let Some(counts) = webhook.agent.cluster.webhook.get() {
         counts.reviewed(outcome(&admitted));
     }
@@ -144,36 +187,68 @@ fn refused(uid: &str, error: &Error) -> Value {
     json!({ "uid": uid, "allowed": false, "status": { "code": status(error), "message": message } })
 }
 
+impl Reviewed {
+    /// Reads a review.
+    ///
+    /// # Errors
+    /// Usage, if it is none. A pod that cannot be read is no error: it is refused.
+    fn read(body: &[u8]) -> Result<Self> {
+        let malformed = |source| Error::usage(format!("not an AdmissionReview: {source}"));
+        let Review { request } = serde_json::from_slice(body).map_err(malformed)?;
+        if request.uid.len() > UID_LEN_MAX {
+            return Err(Error::usage("not an AdmissionReview")
+                .at("uid")
+                .expected(format!("at most {UID_LEN_MAX} bytes"))
+                .got(request.uid.len()));
+        }
+        let created = request.operation == "CREATE" && request.kind.group.is_empty() && request.kind.kind == "Pod";
+        let object = request.object.map_or("null", RawValue::get);
+        let asked = if created { Asked::of(object, request.namespace) } else { Ok(None) };
+        Ok(Self { uid: request.uid, asked })
+    }
+}
+
+impl Asked {
+    /// Reads a pod in JSON; none, for a pod that asks for nothing, or has it already.
+    ///
+    /// # Errors
+    /// Usage, for a pod that cannot be what it asks for.
+    fn of(object: &str, namespace: String) -> Result<Option<Self>> {
+        let head = PodHead::of(object)?;
+        let wanted = head.annotations()?;
+        if head.is_mirror() || !(wanted.need_sidecar() || wanted.hint.is_some() || wanted.gated) {
+            return Ok(None);
+        }
+        let pod = Pod::of(object)?;
+        let account = ServiceAccount { namespace, name: pod.account().to_owned() };
+        let injects = wanted.need_sidecar() && !pod.has_sidecar()?;
+        let gates = wanted.gated && !pod.is_gated();
+        let hint = match wanted.hint.filter(|_| !pod.is_placed()) {
+            None => None,
+            Some(hint_use) => {
+                let (workload, objective) = job_of_text(object)?;
+                Some(AskedHint { hint_use, workload, objective })
+            }
+        };
+        let asks = injects || gates || hint.is_some();
+        Ok(asks.then_some(Self { pod, account, wanted, injects, gates, hint }))
+    }
+}
+
 impl Webhook {
     /// The patch of a pod that is created; an empty one for anything else, and for a pod that asks for nothing.
     ///
     /// # Errors
     /// Usage, for a pod that cannot be what it asks for; denied, for a name that its service account may not use, also if there is none.
-    async fn admit(&self, request: ReviewRequest) -> Result<Admitted> {
-        let created = request.operation == "CREATE" && request.kind.group.is_empty() && request.kind.kind == "Pod";
-        if !created {
-            return Ok(Admitted::default());
-        }
-        let pod = Pod::of(&request.object)?;
-        let wanted = pod.annotations()?;
-        if pod.is_mirror() || !(wanted.need_sidecar() || wanted.hint.is_some() || wanted.gated) {
-            return Ok(Admitted::default());
-        }
-        let account = ServiceAccount { namespace: request.namespace, name: pod.account().to_owned() };
+    async fn admit(&self, asked: Result<Option<Asked>>) -> Result<Admitted> {
         let mut admitted = Admitted::default();
-        let injects = wanted.need_sidecar() && !pod.has_sidecar()?;
-        let hint_use = wanted.hint.filter(|_| !pod.is_placed());
-        let gates = wanted.gated && !pod.is_gated();
-        if !injects && hint_use.is_none() && !gates {
-            return Ok(admitted);
-        }
+        let Some(Asked { pod, account, wanted, injects, gates, hint: asked }) = asked? else { return Ok(admitted) };
         let resolved = self.rights.resolve(&self.agent, &account, &wanted.names()).await?;
         let ResolvedNames { names, warnings, .. } = resolved;
         admitted.warnings.extend(warnings.iter().map(|warning| format!("towline: {warning}")));
         let mut hint = None;
-        if let Some(hint_use) = hint_use {
+        if let Some(AskedHint { hint_use, workload, objective }) = asked {
             let inputs: Vec<String> = names.iter().map(ToString::to_string).collect();
-            let (workload, objective) = job_of_object(&request.object)?;
             let about = HintRequest { workload, objective, ..HintRequest::about(&inputs) };
             hint = self.place(&pod, (&account, hint_use), &about, &mut admitted).await?;
         }
@@ -214,8 +289,10 @@ impl Webhook {
         let may = |name: &Name| self.rights.allow(account, name);
         match hint_for_caller(&self.agent, about, may, wait).await {
             Ok(hint) => {
+                let own = OwnAffinity::of(pod.spec.affinity.as_deref())?;
+                let _memory = self.agent.origin(None)?.budget().keep(own.memory())?;
                 admitted.patch.push(annotate(PLACED, "by-hint"));
-                admitted.patch.push(add("/spec/affinity", &with_hint(pod.spec.affinity.as_ref(), hint_use, &hint)?));
+                admitted.patch.push(add("/spec/affinity", &own.with_hint(hint_use, &hint)?));
                 Ok(Some(hint))
             }
             Err(error) if hint_use == HintUse::Preferred => {

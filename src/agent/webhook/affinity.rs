@@ -1,5 +1,6 @@
 //! Node affinity by a hint: which sites a pod may run at, or at which it does best.
 
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::agent::pods::HintUse;
@@ -13,18 +14,67 @@ const SITE: &str = "towline.dev/site";
 const ZONES: [&str; 2] = ["topology.kubernetes.io/zone", "topology.kubernetes.io/region"];
 /// Sites that a pod prefers, at most.
 const PREFERRED_MAX: usize = 16;
+/// Bytes and values of a pod's own affinity, at most, and its terms that a requirement is added to: each is repeated for each way in
+/// which a node says its site.
+const LEN_MAX: usize = 64 << 10;
+const VALUES_MAX: usize = 2048;
+const TERMS_MAX: usize = 64;
+/// Bytes of memory of a value, at most: an object with one member.
+const VALUE_MEMORY: u64 = 700;
+/// Copies of an affinity while it is changed and written.
+const COPIES: u64 = 8;
 /// Largest weight of a preference.
 const WEIGHT_MAX: u64 = 100;
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// The affinity of a pod, which may have one, that follows `hint`.
-///
-/// # Errors
-/// Denied, if it is required and the data may go to no site, with the first reasons; usage, for a malformed affinity.
-pub(super) fn with_hint(own: Option<&Value>, wanted: HintUse, hint: &Hint) -> Result<Value> {
+/// The affinity that a pod has already.
+#[derive(Debug)]
+pub(super) struct OwnAffinity<'a> {
+    text: &'a str,
+    values: usize,
+}
+
+impl<'a> OwnAffinity<'a> {
+    /// Reads nothing yet but its size.
+    ///
+    /// # Errors
+    /// Usage, if it is longer than one of a pod.
+    pub(super) fn of(own: Option<&'a RawValue>) -> Result<Self> {
+        let text = own.map_or("null", RawValue::get);
+        if text.len() > LEN_MAX {
+            return Err(malformed("spec.affinity").expected(format!("at most {LEN_MAX} bytes")).got(text.len()));
+        }
+        // A value follows one of these; those within strings are counted as well.
+        let values = 1 + text.bytes().filter(|byte| b"{[:,".contains(byte)).count();
+        if values > VALUES_MAX {
+            return Err(malformed("spec.affinity").expected(format!("at most {VALUES_MAX} values")).got(values));
+        }
+        Ok(Self { text, values })
+    }
+
+    /// Bytes of memory that [`Self::with_hint`] takes, at most.
+    pub(super) fn memory(&self) -> u64 {
+        COPIES * (self.values as u64 * VALUE_MEMORY + self.text.len() as u64)
+    }
+
+    /// The affinity that follows `hint`.
+    ///
+    /// # Errors
+    /// Denied, if it is required and the data may go to no site, with the first reasons; usage, for a malformed affinity.
+    pub(super) fn with_hint(&self, wanted: HintUse, hint: &Hint) -> Result<Value> {
+        let own = serde_json::from_str(self.text).map_err(|source| malformed("spec.affinity").source(source))?;
+        with_hint(own, wanted, hint)
+    }
+}
+
+fn malformed(place: &'static str) -> Error {
+    Error::usage("affinity of the pod is malformed").at(place)
+}
+
+fn with_hint(own: Value, wanted: HintUse, hint: &Hint) -> Result<Value> {
     let sites: Vec<&Candidate> = hint.candidates.iter().filter(|one| one.verdict == HintVerdict::Allow).collect();
-    let mut affinity = own.filter(|own| own.is_object()).cloned().unwrap_or_else(|| json!({}));
+    let mut affinity = if own.is_object() { own } else { json!({}) };
     if !affinity["nodeAffinity"].is_object() {
         affinity["nodeAffinity"] = json!({});
     }
@@ -37,7 +87,10 @@ pub(super) fn with_hint(own: Option<&Value>, wanted: HintUse, hint: &Hint) -> Re
             let own = nodes[REQUIRED]["nodeSelectorTerms"].as_array().filter(|terms| !terms.is_empty()).cloned();
             let own = own.unwrap_or_else(|| vec![json!({})]);
             if !own.iter().all(Value::is_object) {
-                return Err(Error::usage("affinity of the pod is malformed").at("nodeSelectorTerms"));
+                return Err(malformed("nodeSelectorTerms"));
+            }
+            if own.len() > TERMS_MAX {
+                return Err(malformed("nodeSelectorTerms").expected(format!("at most {TERMS_MAX}")).got(own.len()));
             }
             // Terms are alternatives, and the expressions of a term hold together.
             let terms: Vec<Value> =

@@ -61,7 +61,7 @@ impl Webhook {
             return Ok(site.clone());
         }
         let sites = self.agent.advisor(self.agent.origin(None)?)?.sites();
-        let of_nodes = pod.spec.node_selector.as_ref().and_then(|labels| site_of_labels(labels, &sites.sites));
+        let of_nodes = pod.spec.node_selector.as_ref().and_then(|labels| site_of_labels(&labels.0, &sites.sites));
         let best = || {
             let mut candidates = hint?.candidates.iter();
             candidates.find(|one| one.verdict == HintVerdict::Allow).map(|one| one.site.clone())

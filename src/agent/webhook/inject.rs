@@ -30,8 +30,6 @@ const FILES: &str = "towline-settings";
 const TOKEN: &str = "towline-token";
 /// Beginning of the names of volumes for folders that no volume of the pod has.
 const FOLDER: &str = "towline-folder";
-/// Sources of volumes that nothing can be written to.
-const READ_ONLY: [&str; 5] = ["configMap", "secret", "downwardAPI", "projected", "image"];
 /// Folders of the sidecar's image and its volumes.
 const OF_SIDECAR: [&str; 9] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run/towline", "/var/lib/towline", "/proc"];
@@ -107,26 +105,20 @@ pub(super) fn inject(pod: &Pod, wanted: &PodAnnotations, template: &SidecarTempl
 
 /// Index of the container that trains: the named one, else the first that mounts one of the folders, else the first.
 fn training(pod: &Pod, wanted: &PodAnnotations) -> Result<usize> {
-    let containers = &pod.spec.containers;
+    let containers = &pod.spec.containers.0;
     if containers.is_empty() {
         return Err(Error::usage("pod has no container"));
     }
     if let Some(name) = &wanted.container {
-        return containers.iter().position(|container| container.name == *name).ok_or_else(|| {
+        return containers.iter().position(|container| *container.name == **name).ok_or_else(|| {
             Error::usage("pod has no such container")
                 .at("towline.dev/container")
-                .expected(containers.iter().map(|container| container.name.as_str()).collect::<Vec<_>>().join(", "))
+                .expected(containers.iter().map(|container| &*container.name).collect::<Vec<_>>().join(", "))
                 .got(name)
         });
     }
     let mounts_one = |container: &Container| wanted.folders().any(|folder| mount_of(container, folder).is_some());
     Ok(containers.iter().position(mounts_one).unwrap_or(0))
-}
-
-/// True for a volume that nothing can be written to.
-fn is_read_only(volume: &Value) -> bool {
-    let sources = volume.as_object().into_iter().flatten();
-    sources.into_iter().any(|(kind, source)| READ_ONLY.contains(&kind.as_str()) || source["readOnly"] == true)
 }
 
 /// True if a mount at `path` would hide what the sidecar needs.
@@ -137,18 +129,18 @@ fn hides(path: &str) -> bool {
 
 /// The mount of `container` that `folder` lies in: the deepest.
 fn mount_of<'c>(container: &'c Container, folder: &str) -> Option<&'c VolumeMount> {
-    let holds = |mount: &&VolumeMount| std::path::Path::new(folder).starts_with(&mount.mount_path);
+    let holds = |mount: &&VolumeMount| std::path::Path::new(folder).starts_with(&*mount.mount_path);
     container
         .volume_mounts
         .iter()
-        .flatten()
+        .flat_map(|list| &list.0)
         .filter(holds)
         .max_by_key(|mount| mount.mount_path.trim_end_matches('/').len())
 }
 
 impl Patch<'_> {
     fn training(&self) -> &Container {
-        &self.pod.spec.containers[self.trains]
+        &self.pod.spec.containers.0[self.trains]
     }
 
     fn volume(&mut self, name: &str, (source, of): (&str, Value), folder: &str, read_only: bool) -> Result<()> {
@@ -199,13 +191,13 @@ impl Patch<'_> {
         if hides(&mount.mount_path) {
             return Err(unusable("this mount would hide files of the sidecar").help("mount a folder of its own"));
         }
-        if self.pod.volume(&mount.name).is_some_and(is_read_only) {
+        if self.pod.volume(&mount.name).is_some_and(|volume| volume.read_only) {
             return Err(unusable("nothing can be written to this volume").help("use an emptyDir or a claim"));
         }
-        if self.mounts.iter().all(|other| other["mountPath"] != mount.mount_path.as_str()) {
+        if self.mounts.iter().all(|other| other["mountPath"] != *mount.mount_path) {
             let mut own = json!({ "name": mount.name, "mountPath": mount.mount_path });
             if let Some(path) = mount.sub_path.filter(|path| !path.is_empty()) {
-                own["subPath"] = path.into();
+                own["subPath"] = String::from(path).into();
             }
             self.mounts.push(own);
         }
@@ -271,7 +263,7 @@ impl Patch<'_> {
             security["runAsGroup"] = group.into();
         }
         if let Some(options) = either.iter().find_map(|context| context.as_ref()?.se_linux_options.as_ref()) {
-            security["seLinuxOptions"] = options.clone();
+            security["seLinuxOptions"] = json!(options);
         }
         Ok(security)
     }
@@ -281,7 +273,7 @@ impl Patch<'_> {
         let at = format!("/spec/containers/{}", self.trains);
         let training = self.training();
         let (env, mounts) = (training.env.is_none(), training.volume_mounts.is_none());
-        if !training.env.iter().flatten().any(|variable| variable.name == "TOWLINE_AGENT") {
+        if !training.env.iter().flat_map(|list| &list.0).any(|variable| &*variable.name == "TOWLINE_AGENT") {
             if env {
                 self.operations.push(add(&format!("{at}/env"), &json!([])));
             }

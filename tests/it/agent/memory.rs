@@ -41,7 +41,7 @@ fn world() -> (User, Vec<blake3::Hash>) {
 
 impl Running {
     /// Bytes of memory that are the agent's own: no file's, such as those of its cache.
-    fn own_bytes(&self) -> u64 {
+    pub(super) fn own_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10

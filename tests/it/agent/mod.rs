@@ -21,6 +21,7 @@ mod routing;
 mod sidecar;
 mod slurm;
 mod staged;
+mod strangers;
 mod together;
 mod tokens;
 mod trust;

@@ -127,7 +127,10 @@ class Restoring:
         #: Bytes of copies that were made of leaves, and by which views exceed them; and bytes of all leaves.
         self._copied, self._stored = 0, 0
         self._node, self._into = node, into
-        self.prepare(node, into, (), into is not None)
+        try:
+            self.prepare(node, into, (), into is not None)
+        except RecursionError as error:
+            raise _too_deep() from error
         self._stored = sum(map(_torch.nbytes, self.leaves.values()))
         if strict:
             self._compared.check()
@@ -166,7 +169,10 @@ class Restoring:
 
     def state(self) -> Any:
         """Returns the restored state, once `leaves` are filled, and updates the dicts in `into`."""
-        state = self.value(self._node, self._into, ())
+        try:
+            state = self.value(self._node, self._into, ())
+        except RecursionError as error:
+            raise _too_deep() from error
         _update(self._into, state)
         return state
 
@@ -175,7 +181,7 @@ class Restoring:
     def prepare(self, node: Any, into: Any, path: tuple[Any, ...], compared: bool) -> None:
         """Finds the leaves to read and their targets in `into`; if `compared`, also missing and unexpected keys."""
         if len(path) > 2 * DEPTH_MAX:
-            raise Damaged("the document of a state is nested too deeply")
+            raise _too_deep()
         if is_stateful(into):
             # Its load_state_dict decides which keys it needs.
             self._compared.module(node, into, path)
@@ -449,7 +455,8 @@ class Restoring:
         import numpy
 
         dtype, shape, leaf = _numpy_dtype(node["dtype"]), node["shape"], self.leaves[node["t"]]
-        size = dtype.itemsize * math.prod(shape)
+        # The element size of the array that is made: numpy makes one character of a text of none.
+        size = numpy.empty(0, dtype).itemsize * math.prod(shape)
         # Checked before memory is allocated for a size in the document.
         if size != leaf.numel() * leaf.element_size():
             raise Damaged(f"{shown(path)} has {size} bytes by its type and shape, and another number is stored")
@@ -584,6 +591,10 @@ def _malformed(path: tuple[Any, ...], error: Exception) -> Damaged:
     damaged = Damaged(f"the document of a state is malformed at {shown(path)}: {error!r}")
     damaged.place = shown(path)
     return damaged
+
+
+def _too_deep() -> Damaged:
+    return Damaged("the document of a state is nested too deeply")
 
 
 def _update(into: Any, state: Any) -> None:
