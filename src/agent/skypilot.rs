@@ -32,6 +32,8 @@ const CHOICES_MAX: usize = 4096;
 /// Maximum number of values in a request, and in the choices that a task gets.
 const VALUES_MAX: usize = 20_000;
 const CHOSEN_VALUES_MAX: usize = 100_000;
+/// Limit of the bytes that aliases in a task stand for, if each stands for a text as long as the task.
+const ALIASED_BYTES_MAX: usize = 1 << 20;
 /// Values of a choice beside those of the task: itself and its place.
 const CHOICE_VALUES: usize = 3;
 /// Bytes of memory of a value, at most: a third of an object with one member.
@@ -91,7 +93,8 @@ struct User {
 
 /// Bytes of memory that a body of `len` bytes takes, until it is answered.
 pub(super) fn memory_of(len: usize) -> u64 {
-    (len as u64).saturating_mul(CALL_WEIGHT) + len.min(VALUES_MAX) as u64 * VALUE_MEMORY
+    let values = 2 * len.min(VALUES_MAX) as u64;
+    (len as u64).saturating_mul(CALL_WEIGHT) + values * VALUE_MEMORY + ALIASED_BYTES_MAX as u64
 }
 
 impl SkyPilotTask {
@@ -225,14 +228,15 @@ impl ReadingTask {
     }
 }
 
-/// Reads a YAML text of at most `values_max` values; none if it is not understood. Anchors are not: few bytes can stand for many
-/// values.
+/// Reads a YAML text of at most `values_max` values; none if it is not understood. Few bytes can stand for many values by aliases, which
+/// a task has that names one thing twice: so they stand for at most as many values as the text has bytes, and for
+/// [`ALIASED_BYTES_MAX`].
 fn yaml<T: DeserializeOwned>(text: &str, values_max: usize) -> Option<T> {
+    let len = text.len().max(1);
     let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_anchors: 0,
-            max_aliases: 0,
-            max_nodes: values_max,
+        budget: serde_saphyr::budget! { max_nodes: values_max },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: (ALIASED_BYTES_MAX / len).min(len).min(values_max),
         },
     };
     serde_saphyr::from_str_with_options(text, options).ok()
@@ -249,7 +253,7 @@ fn values(value: &Value) -> usize {
 
 fn unreadable() -> Error {
     Error::usage("task cannot be read, so its places cannot be chosen")
-        .expected("YAML as SkyPilot writes it: keys of the task begin lines, no anchors, no tags")
+        .expected("YAML as SkyPilot writes it: keys of the task begin lines, few aliases, no tags")
         .help("simplify the task, or leave out TOWLINE_INPUTS")
 }
 
@@ -550,8 +554,13 @@ mod tests {
     #[test]
     fn few_bytes_that_stand_for_many_values_are_not_read() {
         let reads = "envs:\n  TOWLINE_INPUTS: a\n";
-        for more in ["x: &a [1]\n", "x: &a 1\ny: *a\n", "x: *a\n", "x:\n  <<: [{a: 1}, {b: &c 2}]\n"] {
-            assert!(read(&format!("{reads}{more}")).is_err(), "{more}");
+        for more in ["x: &a [1]\n", "x: &a 1\ny: *a\n", "a: &a {b: 1}\nc: {<<: *a}\n"] {
+            assert!(read(&format!("{reads}{more}")).is_ok(), "{more}");
+        }
+        let bomb = |aliases: usize| format!("x: &a [1,2]\ny: &b [{}]\n", vec!["*a"; aliases].join(","));
+        assert!(read(&format!("{reads}{}", bomb(10))).is_ok());
+        for more in ["x: *a\n", &bomb(1000), &format!("x: &a {}\ny: [*a, *a]\n", "1".repeat(900_000))] {
+            assert!(read(&format!("{reads}{more}")).is_err(), "{}", more.len());
         }
         let list = |count: usize| format!("{reads}x: [{}]\n", vec!["1"; count].join(","));
         assert!(read(&list(VALUES_MAX - 10)).is_ok());
