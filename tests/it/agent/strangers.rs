@@ -26,7 +26,7 @@ const TAKEN_MAX: u64 = 48 * MIB;
 
 /// An agent with a webhook and an advisor.
 struct Lab {
-    lab: PolicyFixture,
+    fixture: PolicyFixture,
     agent: Running,
     webhook: String,
 }
@@ -50,12 +50,12 @@ impl Lab {
         );
         lab.user.write("strangers.toml", settings.as_bytes());
         let agent = Running::from_file(&lab.user, "strangers.toml");
-        Self { lab, agent, webhook }
+        Self { fixture: lab, agent, webhook }
     }
 
     fn tls(&self, from: TcpStream) -> StreamOwned<ClientConnection, TcpStream> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(self.lab.user.work().join("wh/ca.crt")).unwrap()).unwrap();
+        roots.add(CertificateDer::from_pem_file(self.fixture.user.work().join("wh/ca.crt")).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
