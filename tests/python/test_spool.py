@@ -266,10 +266,13 @@ def test_closing_retries_until_the_store_answers(far, tmp_path, monkeypatch):
 def test_saves_that_come_often_do_not_put_off_the_next_try(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(_backlog, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    backlog = _backlog.Backlog(_backlog.Calls(lambda *said: None, lambda waiting: None, lambda: None))
+    monkeypatch.setattr(_backlog.Backlog, "_start", lambda self: None)
+    calls = _backlog.Calls(lambda *said: None, lambda *said: None, lambda waiting: None, lambda: None)
+    backlog = _backlog.Backlog(calls, "s3://bucket")
+    kept = SimpleNamespace(run=SimpleNamespace(shown="spool/run"))
     pauses = []
     for step in range(4):
-        backlog.add(_backlog.Waiting(Handle(f"run/step-{step}", step), None), towline.Unreachable("no answer"))
+        backlog.add(_backlog.Waiting(Handle(f"run/step-{step}", step), kept), towline.Unreachable("no answer"))
         pauses.append(backlog.pause())
         now[0] += _backlog._PAUSE / 2
     assert pauses == [_backlog._PAUSE, _backlog._PAUSE / 2, 0, 0]
@@ -573,7 +576,7 @@ def test_the_next_process_replaces_no_step_that_another_one_saved_before_it_was_
     assert in_spool(tmp_path / "spool") != []
     far._engine.away = False
     with (
-        pytest.warns(UserWarning, match="dropped: the repository has another save of it"),
+        pytest.warns(UserWarning, match="run/step-1: only on .* dropped: another process has continued the run"),
         towline.Checkpointer(far, "run", spool=tmp_path / "spool") as after,
     ):
         check(after, 1)

@@ -15,18 +15,20 @@ import os
 import queue
 import threading
 import time
+import uuid
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _arguments, _backlog, _origins, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, Calls, Waiting, finish, only_here
+from ._backlog import SILENCE, Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
 from ._documents import read_document
+from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
 from .errors import Busy, Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
@@ -126,7 +128,11 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(Calls(self._give_up, self._upload, self._expire))
+        self._backlog = Backlog(
+            Calls(self._check_origin, self._give_up, self._upload, self._expire), self.repository.url
+        )
+        #: Ids of starts whose steps are, or were, in the spool: the first is this Checkpointer's, if there is only one rank.
+        self._starts = [] if world_size > 1 else [uuid.uuid4().hex]
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
@@ -136,12 +142,12 @@ class Checkpointer:
         _shutdown.watch(self)
         if on_sigterm:
             _shutdown.exit_on_sigterm()
-        if self._spool is not None:
-            self._save_pending()
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
         self._branch = Branch()
+        if self._spool is not None:
+            self._save_pending()
         self._look()
 
     def __enter__(self) -> Checkpointer:
@@ -212,7 +218,7 @@ class Checkpointer:
             # The step before may have failed since this call began.
             self._settled.wait()
             self._check(name)
-            job.options.update(self._part(name))
+            self._sign(job)
             if stage == "blocking":
                 job.fill(self._staging)
         except BaseException:
@@ -414,12 +420,13 @@ class Checkpointer:
         order = sorted(range(len(held)), key=lambda at: job.starts[at])
         pieces: list[Any] = [job.header]
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
-        files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         name = job.handle.name
+        self._sign(job)
+        files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.document])]
         self._check_order(job)
         self._give_up(job.given_up)
         with _progress.counting(job.progress, name) as counters, self._own(name) as expected:
-            options = {**job.options, **self._part(name), **expected}
+            options = {**job.options, **expected}
             if counters is not None:
                 options["progress"] = counters
             report = self.repository._engine.save_files(files, name, options)
@@ -439,9 +446,16 @@ class Checkpointer:
             compression=self.compression,
         )
 
-    def _part(self, name: str) -> dict[str, Any]:
-        """Options for this rank's part of a step; none if there is only one rank."""
-        return {} if self._attempts is None else {"part": (self.rank, self._attempts.for_save(name))}
+    def _sign(self, job: Job) -> None:
+        """Adds the id of this start to a state; and the options for this rank's part of the step, if there are several ranks."""
+        if self._attempts is None:
+            job.document = _origins.signed(job.described.document, self._starts[0])
+            return
+        start = self._attempts.current()
+        job.document = _origins.signed(job.described.document, start)
+        job.options["part"] = (self.rank, self._attempts.for_save(job.handle.name))
+        if start not in self._starts:
+            self._starts.append(start)
 
     def _made(self, name: str) -> None:
         if self._attempts is not None:
@@ -453,13 +467,9 @@ class Checkpointer:
             self._saver.start()
 
     def _run(self) -> None:
-        """Runs the saver thread: one save after the other, and what is in the backlog in between."""
+        """Runs the saver thread: one save after the other."""
         while True:
-            try:
-                job = self._work.get(timeout=self._backlog.pause())
-            except queue.Empty:
-                self._backlog.upload()
-                continue
+            job = self._work.get()
             if job is None:
                 self._backlog.close(self._ends)
                 return
@@ -478,10 +488,11 @@ class Checkpointer:
         engine, handle, options, stage = self.repository._engine, job.handle, job.options, job.taken()
         given_up = None if job.given_up is None or job.given_up.removed else job.given_up
         kept = None
+        origin = _origins.known(self._seen, self._starts)
         if self._spool is not None:
             try:
                 recorded = {**options, **self._known(handle.name, given_up)}
-                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up)
+                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up, origin)
                 handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
@@ -492,15 +503,13 @@ class Checkpointer:
                 )
         if kept is None:
             self._check_order(job)
-        elif self._backlog:
-            # Steps are uploaded in their order.
+        elif self._backlog.follow(Waiting(handle, kept, given_up, origin)):
             stage.release()
-            self._backlog.add(Waiting(handle, kept, given_up))
             job.settled.set()
             return
         files: list[_towline.File] = [
             (self._path(TENSORS), [job.header, stage]),
-            (self._path(DOCUMENT), [job.described.document]),
+            (self._path(DOCUMENT), [job.document]),
         ]
         try:
             # A step in the spool does not wait for a store that hangs: others wait for its memory.
@@ -519,7 +528,7 @@ class Checkpointer:
                 raise
             # The state is in the spool: its memory is free for the next step.
             stage.release()
-            self._backlog.add(Waiting(handle, kept, given_up), error)
+            self._backlog.add(Waiting(handle, kept, given_up, origin), error)
             job.settled.set()
             return
         except BaseException:
@@ -533,6 +542,16 @@ class Checkpointer:
         job.settled.set()
         self._expire()
 
+    def _check_origin(self, waiting: Waiting, limit: timedelta) -> None:
+        """Raises Superseded for a step of the backlog if another process has continued the run."""
+        _origins.check(self.repository, self.run, waiting.origin, self._is_own, limit)
+
+    def _is_own(self, name: str, version: int) -> bool:
+        """True if this Checkpointer saved the step, or an earlier one of this rank from the same spool."""
+        if self._seen is not None and self._seen.get(name) == version:
+            return True
+        return _origins.start_of(self.repository, name, self._path(DOCUMENT)) in self._starts
+
     def _upload(self, waiting: Waiting) -> SaveReport:
         """Uploads a step of the backlog."""
         handle = waiting.handle
@@ -542,7 +561,7 @@ class Checkpointer:
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
-        return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
+        return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.document])]
 
     def _save_pending(self) -> None:
         """Uploads the steps that an earlier process of this run left in the spool."""
@@ -553,9 +572,15 @@ class Checkpointer:
         except OSError as error:
             warnings.warn(f"towline: steps left in {self._spool} are not looked at: {error}", stacklevel=3)
             return
-        uploaded: set[str] = set()
         for kept in pending:
+            # If the record cannot be read, this is told below.
+            with contextlib.suppress(Error):
+                left = spool.origin(kept)
+                self._starts += [start for start in (left.starts if left else []) if start not in self._starts]
+        uploaded: set[str] = set()
+        for at, kept in enumerate(pending):
             try:
+                _origins.check(self.repository, self.run, spool.origin(kept), self._is_own)
                 if spool.outdated(self.repository, kept):
                     warnings.warn(
                         f"towline: a step left at {kept} is dropped: the repository has a later save of this step",
@@ -573,6 +598,11 @@ class Checkpointer:
             except Busy as error:
                 self._left_again(kept, error)
                 continue
+            except Superseded as error:
+                warnings.warn(f"towline: {dropped_text(pending[at:], error)}", stacklevel=3)
+                for dropped in pending[at:]:
+                    self._remove_left(dropped)
+                return
             except Conflict as error:
                 warnings.warn(
                     f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
@@ -581,12 +611,17 @@ class Checkpointer:
             except Error as error:
                 self._left_again(kept, error)
                 continue
-            try:
-                spool.remove(kept)
-            except OSError as error:
-                warnings.warn(
-                    f"towline: a step that was saved from {kept} cannot be removed there: {error}", stacklevel=3
-                )
+            self._remove_left(kept)
+
+    def _remove_left(self, kept: spool.SpooledStep) -> None:
+        """Removes a step of an earlier process from the spool."""
+        try:
+            spool.remove(kept)
+        except OSError as error:
+            warnings.warn(
+                f"towline: a step that was saved from {kept}, or dropped, cannot be removed there: {error}",
+                stacklevel=4,
+            )
 
     def _left_again(self, kept: spool.SpooledStep, error: Error) -> None:
         """Warns that a step of an earlier process stays in the spool."""
