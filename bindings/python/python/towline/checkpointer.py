@@ -31,7 +31,7 @@ from ._documents import read_document
 from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
-from .errors import Busy, Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
+from .errors import Busy, Conflict, Error, Exhausted, Mismatch, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -50,9 +50,11 @@ class Checkpointer:
 
     Ranks: each creates a Checkpointer with its own `rank`. A step becomes visible once all `world_size` ranks have saved their
     part; no collective is needed. `attempt` identifies a start of the job, since parts that different starts saved must not be
-    mixed. By default the ranks agree on one through the store of torch.distributed, or else take it from torchrun. Without
-    either, pass a value that all ranks share and that changes at every restart. Otherwise a step that an earlier start saved,
-    even in part, is refused with Conflict if its content differs.
+    mixed. By default the ranks agree on one through the store of torch.distributed, or else take it from torchrun, srun or
+    mpirun. Without these, `save` raises UsageError: pass a text that all ranks share and that changes at every start. Ranks that
+    were given one, or have it from a launcher, must all restore the same step before their first save, or none: this tells apart
+    starts that resumed from different steps, even if they use one `attempt`. Two that resumed from the same step with the same
+    `attempt` are not told apart. `restore` raises Mismatch for a step of another `world_size`: a rank restores what it saved.
 
     Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If it then saves a step
     before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
@@ -199,6 +201,8 @@ class Checkpointer:
         _progress.check(progress)
         options = self._save_options(metrics, labels)
         _arguments.check_save(name, options)
+        if self._attempts is not None:
+            self._attempts.current()
         self._check(name)
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
@@ -302,6 +306,8 @@ class Checkpointer:
         name = None
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
+            self._check_world_size(name)
+            version = 0 if self._attempts is None else self._version(name, None)
             document = read_document(self.repository, name, self._path(DOCUMENT))
         except NotFound as error:
             if step == "latest" and not self.steps():
@@ -319,6 +325,8 @@ class Checkpointer:
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
         self._look()
         self._branch.restored(found, later)
+        if self._attempts is not None:
+            self._attempts.resumed(found, version)
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state
@@ -397,6 +405,22 @@ class Checkpointer:
         if isinstance(step, int) and step not in there:
             return NotFound(f"{self.run} has no step {step} (saved are {there or 'none'})")
         return NotFound(f"{error} (was {self.run} saved with rank={self.rank} and world_size={self.world_size}?)")
+
+    def _check_world_size(self, name: str) -> None:
+        """Raises Mismatch for a step of another number of ranks: each rank restores the state that it saved."""
+        saved = next((one.world_size for one in self.repository.ls(name) if one.name == name), None)
+        if saved is None or saved == self.world_size:
+            return
+        help = (
+            f"start with world_size={saved}, or save with towline.dcp.StorageWriter, whose steps any number of ranks can load; "
+            f"`towline.Checkpointer(REPO, RUN, rank=R, world_size={saved}).restore(STEP)` returns the state of rank R"
+        )
+        error = Mismatch(
+            f"{name} has the states of world_size={saved} ranks, one for each, and this Checkpointer has "
+            f"world_size={self.world_size} ({help})"
+        )
+        error.place, error.help = name, help
+        raise error
 
     def _can_stage(self, length: int) -> bool:
         return length <= self.repository._engine.memory() or self._fits(length)
