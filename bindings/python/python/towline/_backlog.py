@@ -159,15 +159,12 @@ class Backlog:
             spool.remove(kept)
             handle.report, handle.error = report, None
             handle._reach("local", "durable")
-            if self._late is not None:
-                self._late.append(handle.name)
+            self._note(handle)
             # Before the step is removed from here: the next one is then not saved at the same time.
             self._calls.durable()
             self._pop()
         self._pause = _PAUSE
-        if self._late is not None:
-            _logger.info("%s takes steps again: durable are now %s", self._url, ", ".join(self._late) or "none")
-            self._late = None
+        self._tell_end()
 
     def _pop(self) -> None:
         with self._changed:
@@ -185,6 +182,25 @@ class Backlog:
             self._tell(self._steps[0], error)
             self._pause = min(self._pause * 2, _PAUSE_MAX)
             self._next = time.monotonic() + self._pause
+
+    def silent(self, step: Waiting) -> None:
+        """Logs that the store does not answer, although the upload of this step goes on."""
+        with self._changed:
+            self._tell(step, Unreachable(f"no answer for {SILENCE.total_seconds():g} s"))
+
+    def durable(self, handle: Handle) -> None:
+        """Records that a step became durable that was not added here: the store takes steps."""
+        self._note(handle)
+        self._tell_end()
+
+    def _note(self, handle: Handle) -> None:
+        if self._late is not None:
+            self._late.append(handle.name)
+
+    def _tell_end(self) -> None:
+        if self._late is not None:
+            _logger.info("%s takes steps again: durable are now %s", self._url, ", ".join(self._late) or "none")
+            self._late = None
 
     def _tell(self, step: Waiting, error: BaseException) -> None:
         """Logs, once until it does again, that the store does not take steps."""
@@ -248,12 +264,20 @@ def dropped_text(dropped: Sequence[spool.SpooledStep], error: Superseded) -> str
     )
 
 
-def finish(saving: _towline.Task, patience: Callable[[], float | None]) -> SaveReport:
+def finish(
+    saving: _towline.Task, patience: Callable[[], float | None], silent: Callable[[], None] | None = None
+) -> SaveReport:
     """Waits for an upload. `patience` returns the seconds without progress after which it ends, and raises Unreachable; None if
-    it may go on. They count from when it is not None."""
-    last, since = saving.progress(), time.monotonic()
+    it may go on. They count from when it is not None. `silent` is called after some time without progress."""
+    last = saving.progress()
+    since = moved = time.monotonic()
     while not saving.wait(0.5):
         now, most = saving.progress(), patience()
+        if now != last:
+            moved = time.monotonic()
+        elif silent is not None and time.monotonic() - moved > SILENCE.total_seconds():
+            silent()
+            silent = None
         if now != last or most is None:
             last, since = now, time.monotonic()
         elif time.monotonic() - since > most:

@@ -34,19 +34,22 @@ _GRACE = 5.0
 
 
 def _save_linked(
-    repository: Repository, linked: spool.SpooledStep, patience: Callable[[], float | None] = lambda: None
+    repository: Repository,
+    linked: spool.SpooledStep,
+    patience: Callable[[], float | None] = lambda: None,
+    silent: Callable[[], None] | None = None,
 ) -> SaveReport:
     """Saves a folder of hard links. When a framework removes or adds other links of these files, such as those of an old
-    checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again. `patience` is as for
-    `finish`."""
+    checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again. `patience` and
+    `silent` are as for `finish`."""
     for _ in range(_TRIES):
         try:
-            return finish(spool.begin_save(repository, linked, {}), patience)
+            return finish(spool.begin_save(repository, linked, {}), patience, silent)
         except Conflict as error:
             if "changed while" not in str(error):
                 raise
             time.sleep(_PAUSE)
-    return finish(spool.begin_save(repository, linked, {}), patience)
+    return finish(spool.begin_save(repository, linked, {}), patience, silent)
 
 
 @dataclass
@@ -241,7 +244,8 @@ class FolderSaver:
 
     def _upload(self, waiting: Waiting) -> SaveReport:
         try:
-            report = _save_linked(self.repository, waiting.kept, self._patience)
+            silent = partial(self._backlog.silent, waiting)
+            report = _save_linked(self.repository, waiting.kept, self._patience, silent)
         except Busy:
             raise
         except Conflict as error:

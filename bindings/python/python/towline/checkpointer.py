@@ -20,12 +20,13 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments, _backlog, _origins, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, Calls, Waiting, dropped_text, finish, only_here
+from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
 from ._documents import read_document
 from ._origins import Superseded
@@ -527,7 +528,8 @@ class Checkpointer:
                 )
         if kept is None:
             self._check_order(job)
-        elif self._backlog.follow(Waiting(handle, kept, given_up, origin)):
+        waiting = None if kept is None else Waiting(handle, kept, given_up, origin)
+        if waiting is not None and self._backlog.follow(waiting):
             stage.release()
             job.settled.set()
             return
@@ -537,13 +539,17 @@ class Checkpointer:
         ]
         try:
             # A step in the spool does not wait for a store that hangs: others wait for its memory.
-            limit = None if kept is None else SILENCE
+            limit = None if kept is None else _backlog.SILENCE
             self._give_up(given_up, limit)
             with self._own(handle.name, limit) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
-                handle.report = finish(handle._saving, lambda: None if kept is None else self._patience(self._wanted))
+                if waiting is None:
+                    handle.report = finish(handle._saving, lambda: None)
+                else:
+                    silent = partial(self._backlog.silent, waiting)
+                    handle.report = finish(handle._saving, lambda: self._patience(self._wanted), silent)
         except (Unreachable, Exhausted, Conflict) as error:
-            if kept is None:
+            if waiting is None or kept is None:
                 raise
             if isinstance(error, Conflict) and not isinstance(error, Busy):
                 # Another process has the step: the next one on this node must not replace it.
@@ -552,7 +558,7 @@ class Checkpointer:
                 raise
             # The state is in the spool: its memory is free for the next step.
             stage.release()
-            self._backlog.add(Waiting(handle, kept, given_up, origin), error)
+            self._backlog.add(waiting, error)
             job.settled.set()
             return
         except BaseException:
@@ -563,6 +569,7 @@ class Checkpointer:
             spool.remove(kept)
         handle.error = None
         handle._reach("local", "durable")
+        self._backlog.durable(handle)
         job.settled.set()
         self._expire()
 
@@ -579,7 +586,7 @@ class Checkpointer:
     def _upload(self, waiting: Waiting) -> SaveReport:
         """Uploads a step of the backlog."""
         handle = waiting.handle
-        with self._own(handle.name, SILENCE) as expected:
+        with self._own(handle.name, _backlog.SILENCE) as expected:
             handle._saving = spool.begin_save(self.repository, waiting.kept, expected)
             return finish(handle._saving, self._patience)
 
