@@ -147,6 +147,8 @@ class FolderSaver:
         """Records that the training went back to a step. If it then saves one before the last of the later steps, those are
         removed right before that save."""
         self._branch.restored(number(found.name), found.later)
+        # Without the record, steps that wait on this node's disk are uploaded whatever others have saved.
+        self._seen = None
         self._look()
 
     def save_pending(self, parent: str) -> list[int]:
@@ -260,12 +262,9 @@ class FolderSaver:
         return _backlog.SILENCE.total_seconds() if self._wanted else None
 
     def _look(self) -> None:
-        """Records the current steps of the run: this training goes on from them."""
-        try:
+        """Records the current steps of the run, if the store answers: this training goes on from them."""
+        with contextlib.suppress(Error):
             self._seen = dict(self.repository._engine.names(self.run))
-        except Error:
-            # Without the record, steps that wait on this node's disk are uploaded whatever others have saved.
-            self._seen = None
 
     def _made(self, linked: spool.SpooledStep) -> None:
         """Records that a step is durable, here and for a later process."""
