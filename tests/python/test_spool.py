@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -207,6 +208,9 @@ class Silent:
     def cancel(self):
         self.cancelled = True
 
+    def result(self):
+        raise towline.Unreachable("no answer")
+
 
 def test_a_silent_store_makes_way_for_the_next_state(far, tmp_path, monkeypatch):
     monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=1))
@@ -241,6 +245,116 @@ def test_a_store_that_hangs_before_the_upload_makes_way_too(far, tmp_path, monke
     assert limits and set(limits) == {_backlog.SILENCE}
 
 
+def test_a_silent_store_blocks_no_save_but_one(far, tmp_path, monkeypatch):
+    """The next try hangs, too, for as long as the store; steps go to the spool meanwhile."""
+    monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=1))
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+    tries = []
+
+    def hang(*_):
+        tries.append(Silent())
+        return tries[-1]
+
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
+        with monkeypatch.context() as silent:
+            silent.setattr(far._engine, "begin_save_files", hang, raising=False)
+            silent.setattr(far._engine, "begin_save", hang, raising=False)
+            first = checkpointer.save(1, a_state(1, 1))
+            checkpointer.save(2, a_state(2, 1)).wait("local", timeout=60)
+            while len(tries) < 2:
+                time.sleep(0.01)
+            assert first.error is not None and not tries[1].cancelled
+            for step in (3, 4, 5):
+                checkpointer.save(step, a_state(step, 1)).wait("local", timeout=60)
+            assert len(tries) == 2 and not tries[1].cancelled
+        # The try fails at last, and the next one succeeds.
+        tries[1].cancel()
+    assert checkpointer.steps() == [1, 2, 3, 4, 5]
+
+
+def linked(parent: Path, saver: _folders.FolderSaver, *steps: int) -> list[Handle]:
+    handles = []
+    for step in steps:
+        folder = parent / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(bytes([step]) * 1000)
+        handles.append(saver.save(str(folder), step, None, str(parent)))
+    return handles
+
+
+def test_a_silent_store_does_not_stop_folders(far, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=1))
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+    saver, silent = _folders.FolderSaver(far, "run", "test"), Silent()
+    with monkeypatch.context() as hanging:
+        hanging.setattr(far._engine, "begin_save", lambda *_: silent, raising=False)
+        first, second = linked(tmp_path, saver, 1, 2)
+        assert silent.cancelled and "did not answer for 1 s" in str(first.error)
+        (third,) = linked(tmp_path, saver, 3)
+    saver.close()
+    assert saver.steps() == [1, 2, 3] and all(handle.error is None for handle in (first, second, third))
+
+
+def test_folders_do_not_wait_for_a_request_without_an_end(far, tmp_path, monkeypatch):
+    monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=0.1))
+    monkeypatch.setattr(_folders, "_GRACE", 0.1)
+    saver, goes_on = _folders.FolderSaver(far, "run", "test"), threading.Event()
+    begin = far._engine.begin_save
+
+    def late(*said):
+        assert goes_on.wait(60)
+        return begin(*said)
+
+    monkeypatch.setattr(far._engine, "begin_save", late, raising=False)
+    handles = linked(tmp_path, saver, 1, 2, 3)
+    assert not any(handle.done() for handle in handles)
+    goes_on.set()
+    saver.close()
+    assert saver.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["refuses", "silent", "silent while nobody waits"])
+@pytest.mark.parametrize("folders", [False, True])
+def test_an_outage_is_logged_once_and_its_end(far, tmp_path, monkeypatch, caplog, kind, folders):
+    monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=0.5))
+    monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
+    caplog.set_level("INFO", logger="towline")
+    engine, hanging = far._engine, []
+
+    def hang(*_):
+        hanging.append(Silent())
+        return hanging[-1]
+
+    if folders:
+        saver = _folders.FolderSaver(far, "run", "test")
+        place, save = tmp_path / "_towline", lambda step: linked(tmp_path, saver, step)[0]
+    else:
+        saver = towline.Checkpointer(far, "run", spool=tmp_path / "spool")
+        place, save = tmp_path / "spool", lambda step: saver.save(step, a_state(step, 1)).wait("local")
+    save(1).wait()
+    assert "takes" not in caplog.text and "does not" not in caplog.text, "no outage yet"
+    with monkeypatch.context() as outage:
+        if kind == "refuses":
+            outage.setattr(engine, "away", True)
+        else:
+            for name in ("begin_save", "begin_save_files"):
+                outage.setattr(engine, name, hang, raising=False)
+        for step in (2,) if "nobody" in kind else (2, 3, 4):
+            save(step)
+        while "does not take run/step-2" not in caplog.text:
+            time.sleep(0.01)
+        if "nobody" in kind:
+            save(3), save(4)
+    for task in hanging:
+        task.cancel()
+    saver.close()
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING" and "take" in one.getMessage()]
+    (said,) = warned
+    assert far.url in said and f"disk of this node ({os.uname().nodename}), in {place}" in said
+    (end,) = (one.getMessage() for one in caplog.records if "takes steps again" in one.getMessage())
+    assert end.endswith("durable are now run/step-2, run/step-3, run/step-4") and saver.steps() == [1, 2, 3, 4]
+
+
 def test_closing_retries_until_the_store_answers(far, tmp_path, monkeypatch):
     """More often than before: the pause between tries has grown to an hour."""
     with towline.Checkpointer(far, "run", spool=tmp_path, close_retry=600) as checkpointer:
@@ -266,10 +380,13 @@ def test_closing_retries_until_the_store_answers(far, tmp_path, monkeypatch):
 def test_saves_that_come_often_do_not_put_off_the_next_try(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(_backlog, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    backlog = _backlog.Backlog(_backlog.Calls(lambda *said: None, lambda waiting: None, lambda: None))
+    monkeypatch.setattr(_backlog.Backlog, "_start", lambda self: None)
+    calls = _backlog.Calls(lambda *said: None, lambda *said: None, lambda waiting: None, lambda: None)
+    backlog = _backlog.Backlog(calls, "s3://bucket")
+    kept = SimpleNamespace(run=SimpleNamespace(shown="spool/run"))
     pauses = []
     for step in range(4):
-        backlog.add(_backlog.Waiting(Handle(f"run/step-{step}", step), None), towline.Unreachable("no answer"))
+        backlog.add(_backlog.Waiting(Handle(f"run/step-{step}", step), kept), towline.Unreachable("no answer"))
         pauses.append(backlog.pause())
         now[0] += _backlog._PAUSE / 2
     assert pauses == [_backlog._PAUSE, _backlog._PAUSE / 2, 0, 0]
@@ -573,7 +690,7 @@ def test_the_next_process_replaces_no_step_that_another_one_saved_before_it_was_
     assert in_spool(tmp_path / "spool") != []
     far._engine.away = False
     with (
-        pytest.warns(UserWarning, match="dropped: the repository has another save of it"),
+        pytest.warns(UserWarning, match="run/step-1: only on .* dropped: another process has continued the run"),
         towline.Checkpointer(far, "run", spool=tmp_path / "spool") as after,
     ):
         check(after, 1)

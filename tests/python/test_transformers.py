@@ -18,6 +18,8 @@ import towline  # noqa: E402
 from towline.transformers import TowlineCallback  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
+from .test_spool import Far  # noqa: E402
+
 
 class Model(torch.nn.Module):
     """What Trainer asks of a model."""
@@ -244,6 +246,30 @@ def test_a_store_that_answers_again_gets_all(repository, tmp_path):
     trained(callback, tmp_path / "out", 4)
     assert names(repository)[-1:] == ["run-7/step-4"] or os.listdir(tmp_path / "out" / "_towline" / "run-7")
     callback.restore_latest(tmp_path / "out")
+    assert names(repository) == ["run-7/step-2", "run-7/step-4"]
+
+
+def test_local_checkpoints_of_an_abandoned_branch_are_not_resumed(repository, tmp_path):
+    """Trainer resumes the highest one in the folder, and here this is none that others have."""
+    far, out, other = towline.open(repository.url), tmp_path / "out", tmp_path / "other"
+    far._engine = Far(far._engine)
+    first = TowlineCallback(far, "run-7", close_retry=0)
+    trained(first, out, 2)
+    resume = first.restore_latest(out)
+    far._engine.away = True
+    with pytest.raises(towline.SaveFailed, match="run-7/step-4, run-7/step-6: not durable yet"):
+        trained(first, out, 6, resume)
+    second = TowlineCallback(repository, "run-7")
+    trained(second, other, 4, second.restore_latest(other))
+    back = TowlineCallback(repository, "run-7")
+    with pytest.warns(
+        UserWarning, match="run-7/step-4, run-7/step-6: only on .* dropped: another process has continued"
+    ):
+        resume = back.restore_latest(out)
+    assert resume == str(out / "checkpoint-4") and tree(resume) == tree(other / "checkpoint-4")
+    assert sorted(path.name for path in out.glob("*checkpoint-*")) == [
+        "checkpoint-2", "checkpoint-4", "dropped-checkpoint-4", "dropped-checkpoint-6"
+    ]  # fmt: skip
     assert names(repository) == ["run-7/step-2", "run-7/step-4"]
 
 

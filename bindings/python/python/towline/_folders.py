@@ -6,17 +6,17 @@ import contextlib
 import fcntl
 import json
 import os
-import queue
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from . import _arguments, _private, _shutdown, retention, spool
-from ._backlog import Backlog, Calls, Waiting, finish, only_here
+from . import _arguments, _backlog, _origins, _private, _shutdown, retention, spool
+from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
+from ._origins import Origin, Superseded
 from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
@@ -29,22 +29,27 @@ OWN = "_towline"
 
 #: Tries to save a folder of hard links while their link counts change, and seconds between them.
 _TRIES, _PAUSE = 20, 0.25
+#: Seconds that a save waits, in addition to the time without progress after which an upload ends, for the upload to end.
+_GRACE = 5.0
 
 
 def _save_linked(
-    repository: Repository, linked: spool.SpooledStep, patience: Callable[[], float | None] = lambda: None
+    repository: Repository,
+    linked: spool.SpooledStep,
+    patience: Callable[[], float | None] = lambda: None,
+    silent: Callable[[], None] | None = None,
 ) -> SaveReport:
     """Saves a folder of hard links. When a framework removes or adds other links of these files, such as those of an old
-    checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again. `patience` is as for
-    `finish`."""
+    checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again. `patience` and
+    `silent` are as for `finish`."""
     for _ in range(_TRIES):
         try:
-            return finish(spool.begin_save(repository, linked, {}), patience)
+            return finish(spool.begin_save(repository, linked, {}), patience, silent)
         except Conflict as error:
             if "changed while" not in str(error):
                 raise
             time.sleep(_PAUSE)
-    return finish(spool.begin_save(repository, linked, {}), patience)
+    return finish(spool.begin_save(repository, linked, {}), patience, silent)
 
 
 @dataclass
@@ -83,23 +88,25 @@ class FolderSaver:
         self.run, self._framework, self._compression = run, framework, compression
         self._branch = Branch()
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
-        self._work: queue.Queue[Waiting | None] = queue.Queue()
-        self._backlog = Backlog(Calls(self._give_up, self._upload, self._expire))
-        self._thread: threading.Thread | None = None
+        self._backlog = Backlog(
+            Calls(self._check_origin, self._give_up, self._upload, self._expire), self.repository.url
+        )
+        #: Version of each step that this process knows.
+        self._seen: dict[str, int] | None = None
+        #: True while a save waits for those before it.
+        self._wanted = False
         self._handles: list[Handle] = []
         #: Saves that stay in `_towline` after `close`, and the path of that folder.
         self._left: list[Handle] = []
         self._own = ""
         self._closing, self._close_retry = False, close_retry
-        #: Time (of time.monotonic) until which `close` retries saves.
-        self._ends = 0.0
 
     def save(self, folder: str, step: int, metrics: Mapping[str, Any] | None, parent: str) -> Handle:
         """Saves `folder`, which must be complete, as a step; its links are in `parent`. First waits for the save before, unless
-        its store does not answer. Raises SaveFailed if an earlier save failed, or stayed in `parent` after `close`; this step is
-        then not saved."""
+        its store does not answer, or takes nothing for some time. Raises SaveFailed if an earlier save failed, or stayed in
+        `parent` after `close`; this step is then not saved."""
         step = _arguments.step_number(step)
-        self.wait()
+        self._wait(_backlog.SILENCE.total_seconds() + _GRACE)
         if self._left:
             # The next process uploads those, and would count them as later than this one.
             raise self._only_here(self._left)
@@ -111,7 +118,8 @@ class FolderSaver:
             try:
                 with _private.given(parent) as above, above.inside(OWN, own=True) as own:
                     self._own = own.shown
-                    linked = spool.link(own, handle.name, options, source, given_up)
+                    origin = _origins.known(self._seen, [])
+                    linked = spool.link(own, handle.name, options, source, given_up, origin)
             except Denied:
                 raise
             except OSError:
@@ -125,11 +133,8 @@ class FolderSaver:
                 return handle
         handle._reach("staged", "local")
         self._handles.append(handle)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="towline-saver", daemon=True)
-            self._thread.start()
-            _shutdown.watch(self)
-        self._work.put(Waiting(handle, linked, given_up))
+        _shutdown.watch(self)
+        self._backlog.add(Waiting(handle, linked, given_up, origin))
         return handle
 
     def found(self, name: str, is_latest: bool) -> Found:
@@ -142,9 +147,13 @@ class FolderSaver:
         """Records that the training went back to a step. If it then saves one before the last of the later steps, those are
         removed right before that save."""
         self._branch.restored(number(found.name), found.later)
+        # Without the record, steps that wait on this node's disk are uploaded whatever others have saved.
+        self._seen = None
+        self._look()
 
-    def save_pending(self, parent: str) -> None:
-        """Saves the steps that an earlier process left in `parent`; returns once they are durable."""
+    def save_pending(self, parent: str) -> list[int]:
+        """Saves the steps that an earlier process left in `parent`; returns once they are durable. Returns the steps that are
+        dropped, as another process has continued the run."""
         with contextlib.suppress(SaveFailed):
             # After this, all pending links belong to ended processes.
             self._close(retry=0)
@@ -153,18 +162,31 @@ class FolderSaver:
                 pending = spool.pending(own, self.run, 0)
         except FileNotFoundError:
             pending = []
-        for linked in pending:
-            if not spool.outdated(self.repository, linked):
-                try:
+        dropped: list[int] = []
+        for at, linked in enumerate(pending):
+            try:
+                self._check_left(linked, pending)
+                is_outdated = spool.outdated(self.repository, linked)
+                if not is_outdated:
                     self._give_up(spool.given_up(linked))
-                except Busy:
-                    raise
-                except Conflict as error:
-                    warnings.warn(f"towline: a step left at {linked} is dropped: {error}", stacklevel=3)
-                else:
+            except Busy:
+                raise
+            except Superseded as error:
+                warnings.warn(f"towline: {dropped_text(pending[at:], error)}", stacklevel=3)
+                for other in pending[at:]:
+                    spool.remove(other)
+                dropped = [number(other.step) for other in pending[at:]]
+                break
+            except Conflict as error:
+                warnings.warn(f"towline: a step left at {linked} is dropped: {error}", stacklevel=3)
+            else:
+                if not is_outdated:
                     _save_linked(self.repository, linked)
+                    self._made(linked)
             spool.remove(linked)
         self._left, self._backlog.left = [], []
+        self._look()
+        return dropped
 
     def steps(self) -> list[int]:
         """All saved steps, in order."""
@@ -172,8 +194,25 @@ class FolderSaver:
 
     def wait(self) -> None:
         """Waits until every save is durable, except if the store does not answer; raises SaveFailed if one failed."""
-        while any(not handle.done() and handle.error is None for handle in self._handles):
-            time.sleep(0.01)
+        self._wait(None)
+
+    def _wait(self, silence: float | None) -> None:
+        """As `wait`; with `silence` no longer than that many seconds without progress."""
+        self._wanted = True
+        try:
+            before, since = None, time.monotonic()
+            while True:
+                pending = [handle for handle in self._handles if not handle.done() and handle.error is None]
+                if not pending and not self._backlog.is_finishing():
+                    break
+                now = [handle.progress() for handle in pending]
+                if now != before:
+                    before, since = now, time.monotonic()
+                if silence is not None and time.monotonic() - since > silence:
+                    break
+                time.sleep(0.01)
+        finally:
+            self._wanted = False
         self._check()
 
     def close(self) -> None:
@@ -183,13 +222,10 @@ class FolderSaver:
         self._close(self._close_retry)
 
     def _close(self, retry: float) -> None:
-        if self._thread is not None:
-            self._ends = time.monotonic() + retry
-            self._closing = True
-            self._work.put(None)
-            self._thread.join()
-            self._thread, self._closing = None, False
-            _shutdown.forget(self)
+        self._closing = True
+        self._backlog.close(time.monotonic() + retry)
+        self._closing = False
+        _shutdown.forget(self)
         self._retention.close()
         left = [handle for handle in self._handles if _stays(handle.error)]
         self._left += left
@@ -208,30 +244,62 @@ class FolderSaver:
             handles, self.repository.url, self._own, "start the training here again: it uploads them first"
         )
 
-    def _run(self) -> None:
-        while True:
-            try:
-                waiting = self._work.get(timeout=self._backlog.pause())
-            except queue.Empty:
-                self._backlog.upload()
-                continue
-            if waiting is None:
-                self._backlog.close(self._ends)
-                return
-            # Others wait for the next try.
-            is_first = not self._backlog
-            self._backlog.add(waiting)
-            if is_first:
-                self._backlog.upload()
-
     def _upload(self, waiting: Waiting) -> SaveReport:
         try:
-            return _save_linked(self.repository, waiting.kept, lambda: self._close_retry if self._closing else None)
+            silent = partial(self._backlog.silent, waiting)
+            report = _save_linked(self.repository, waiting.kept, self._patience, silent)
         except Busy:
             raise
         except Conflict as error:
             # Not a Conflict, for which the backlog would remove the links: a later process may succeed.
             raise Error(f"{error} (its files stay in {waiting.kept} for the next process)") from error
+        self._made(waiting.kept)
+        return report
+
+    def _patience(self) -> float | None:
+        if self._closing:
+            return self._close_retry
+        return _backlog.SILENCE.total_seconds() if self._wanted else None
+
+    def _look(self) -> None:
+        """Records the current steps of the run, if the store answers: this training goes on from them."""
+        with contextlib.suppress(Error):
+            self._seen = dict(self.repository._engine.names(self.run))
+
+    def _made(self, linked: spool.SpooledStep) -> None:
+        """Records that a step is durable, here and for a later process."""
+        with contextlib.suppress(Error, OSError):
+            found = self.repository._engine.find(linked.step, _backlog.SILENCE)
+            if found is not None and found[0] == linked.step:
+                self._know(linked, found[1])
+
+    def _know(self, linked: spool.SpooledStep, version: int) -> None:
+        if self._seen is not None:
+            self._seen[linked.step] = version
+        spool.set_known(linked, version)
+
+    def _check_origin(self, waiting: Waiting, limit: timedelta) -> None:
+        """Raises Superseded for a step of the backlog if another process has continued the run."""
+        is_own = partial(self._is_own, [waiting.kept])
+        _origins.check(self.repository, self.run, waiting.origin, is_own, limit)
+
+    def _check_left(self, linked: spool.SpooledStep, pending: list[spool.SpooledStep]) -> None:
+        """As `_check_origin`, for a step that an earlier process left."""
+        origin = spool.origin(linked)
+        if origin is not None:
+            origin = Origin(max(origin.known, spool.known(linked)))
+            _origins.check(self.repository, self.run, origin, partial(self._is_own, pending))
+
+    def _is_own(self, waiting: list[spool.SpooledStep], name: str, version: int) -> bool:
+        """True if this training saved the step: if it has the content of one of `waiting`, it was killed, or had no answer, right
+        after the save."""
+        if self._seen is not None and self._seen.get(name) == version:
+            return True
+        for linked in waiting:
+            if linked.step == name and spool.is_same(self.repository, linked):
+                self._know(linked, version)
+                return True
+        return False
 
     def _expire(self) -> None:
         self._retention.expire(self.repository, self.run)

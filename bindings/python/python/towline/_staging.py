@@ -112,6 +112,8 @@ class Job:
         self.handle, self.described, self.options, self.progress = handle, described, options, progress
         #: Steps to remove before this one is saved.
         self.given_up = given_up
+        #: The document of the state, once it is signed.
+        self.document = described.document
         handle._pickled, handle._classes = described.pickled, described.classes
         #: Bytes of the tensors, which are staged.
         self.length = length - len(self.header)

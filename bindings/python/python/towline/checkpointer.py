@@ -15,21 +15,24 @@ import os
 import queue
 import threading
 import time
+import uuid
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _arguments, _backlog, _origins, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
-from ._backlog import SILENCE, Backlog, Calls, Waiting, finish, only_here
+from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
 from ._documents import read_document
+from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
-from .errors import Busy, Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
+from .errors import Busy, Conflict, Error, Exhausted, Mismatch, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -48,9 +51,11 @@ class Checkpointer:
 
     Ranks: each creates a Checkpointer with its own `rank`. A step becomes visible once all `world_size` ranks have saved their
     part; no collective is needed. `attempt` identifies a start of the job, since parts that different starts saved must not be
-    mixed. By default the ranks agree on one through the store of torch.distributed, or else take it from torchrun. Without
-    either, pass a value that all ranks share and that changes at every restart. Otherwise a step that an earlier start saved,
-    even in part, is refused with Conflict if its content differs.
+    mixed. By default the ranks agree on one through the store of torch.distributed, or else take it from torchrun, srun or
+    mpirun. Without these, `save` raises UsageError: pass a text that all ranks share and that changes at every start. Ranks that
+    were given one, or have it from a launcher, must all restore the same step before their first save, or none: this tells apart
+    starts that resumed from different steps, even if they use one `attempt`. Two that resumed from the same step with the same
+    `attempt` are not told apart. `restore` raises Mismatch for a step of another `world_size`: a rank restores what it saved.
 
     Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If it then saves a step
     before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
@@ -126,7 +131,11 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._backlog = Backlog(Calls(self._give_up, self._upload, self._expire))
+        self._backlog = Backlog(
+            Calls(self._check_origin, self._give_up, self._upload, self._expire), self.repository.url
+        )
+        #: Ids of starts whose steps are, or were, in the spool: the first is this Checkpointer's, if there is only one rank.
+        self._starts = [] if world_size > 1 else [uuid.uuid4().hex]
         #: True while a save waits for the staging memory.
         self._wanted = False
         self._saver: threading.Thread | None = None
@@ -136,12 +145,12 @@ class Checkpointer:
         _shutdown.watch(self)
         if on_sigterm:
             _shutdown.exit_on_sigterm()
-        if self._spool is not None:
-            self._save_pending()
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
         self._branch = Branch()
+        if self._spool is not None:
+            self._save_pending()
         self._look()
 
     def __enter__(self) -> Checkpointer:
@@ -193,6 +202,8 @@ class Checkpointer:
         _progress.check(progress)
         options = self._save_options(metrics, labels)
         _arguments.check_save(name, options)
+        if self._attempts is not None:
+            self._attempts.current()
         self._check(name)
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
@@ -212,7 +223,7 @@ class Checkpointer:
             # The step before may have failed since this call began.
             self._settled.wait()
             self._check(name)
-            job.options.update(self._part(name))
+            self._sign(job)
             if stage == "blocking":
                 job.fill(self._staging)
         except BaseException:
@@ -296,6 +307,8 @@ class Checkpointer:
         name = None
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
+            self._check_world_size(name)
+            version = 0 if self._attempts is None else self._version(name, None)
             document = read_document(self.repository, name, self._path(DOCUMENT))
         except NotFound as error:
             if step == "latest" and not self.steps():
@@ -313,6 +326,8 @@ class Checkpointer:
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
         self._look()
         self._branch.restored(found, later)
+        if self._attempts is not None:
+            self._attempts.resumed(found, version)
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state
@@ -392,6 +407,22 @@ class Checkpointer:
             return NotFound(f"{self.run} has no step {step} (saved are {there or 'none'})")
         return NotFound(f"{error} (was {self.run} saved with rank={self.rank} and world_size={self.world_size}?)")
 
+    def _check_world_size(self, name: str) -> None:
+        """Raises Mismatch for a step of another number of ranks: each rank restores the state that it saved."""
+        saved = next((one.world_size for one in self.repository.ls(name) if one.name == name), None)
+        if saved is None or saved == self.world_size:
+            return
+        help = (
+            f"start with world_size={saved}, or save with towline.dcp.StorageWriter, whose steps any number of ranks can load; "
+            f"`towline.Checkpointer(REPO, RUN, rank=R, world_size={saved}).restore(STEP)` returns the state of rank R"
+        )
+        error = Mismatch(
+            f"{name} has the states of world_size={saved} ranks, one for each, and this Checkpointer has "
+            f"world_size={self.world_size} ({help})"
+        )
+        error.place, error.help = name, help
+        raise error
+
     def _can_stage(self, length: int) -> bool:
         return length <= self.repository._engine.memory() or self._fits(length)
 
@@ -414,12 +445,13 @@ class Checkpointer:
         order = sorted(range(len(held)), key=lambda at: job.starts[at])
         pieces: list[Any] = [job.header]
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
-        files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         name = job.handle.name
+        self._sign(job)
+        files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.document])]
         self._check_order(job)
         self._give_up(job.given_up)
         with _progress.counting(job.progress, name) as counters, self._own(name) as expected:
-            options = {**job.options, **self._part(name), **expected}
+            options = {**job.options, **expected}
             if counters is not None:
                 options["progress"] = counters
             report = self.repository._engine.save_files(files, name, options)
@@ -439,9 +471,16 @@ class Checkpointer:
             compression=self.compression,
         )
 
-    def _part(self, name: str) -> dict[str, Any]:
-        """Options for this rank's part of a step; none if there is only one rank."""
-        return {} if self._attempts is None else {"part": (self.rank, self._attempts.for_save(name))}
+    def _sign(self, job: Job) -> None:
+        """Adds the id of this start to a state; and the options for this rank's part of the step, if there are several ranks."""
+        if self._attempts is None:
+            job.document = _origins.signed(job.described.document, self._starts[0])
+            return
+        start = self._attempts.current()
+        job.document = _origins.signed(job.described.document, start)
+        job.options["part"] = (self.rank, self._attempts.for_save(job.handle.name))
+        if start not in self._starts:
+            self._starts.append(start)
 
     def _made(self, name: str) -> None:
         if self._attempts is not None:
@@ -453,13 +492,9 @@ class Checkpointer:
             self._saver.start()
 
     def _run(self) -> None:
-        """Runs the saver thread: one save after the other, and what is in the backlog in between."""
+        """Runs the saver thread: one save after the other."""
         while True:
-            try:
-                job = self._work.get(timeout=self._backlog.pause())
-            except queue.Empty:
-                self._backlog.upload()
-                continue
+            job = self._work.get()
             if job is None:
                 self._backlog.close(self._ends)
                 return
@@ -478,10 +513,11 @@ class Checkpointer:
         engine, handle, options, stage = self.repository._engine, job.handle, job.options, job.taken()
         given_up = None if job.given_up is None or job.given_up.removed else job.given_up
         kept = None
+        origin = _origins.known(self._seen, self._starts)
         if self._spool is not None:
             try:
                 recorded = {**options, **self._known(handle.name, given_up)}
-                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up)
+                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up, origin)
                 handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
@@ -492,25 +528,28 @@ class Checkpointer:
                 )
         if kept is None:
             self._check_order(job)
-        elif self._backlog:
-            # Steps are uploaded in their order.
+        waiting = None if kept is None else Waiting(handle, kept, given_up, origin)
+        if waiting is not None and self._backlog.follow(waiting):
             stage.release()
-            self._backlog.add(Waiting(handle, kept, given_up))
             job.settled.set()
             return
         files: list[_towline.File] = [
             (self._path(TENSORS), [job.header, stage]),
-            (self._path(DOCUMENT), [job.described.document]),
+            (self._path(DOCUMENT), [job.document]),
         ]
         try:
             # A step in the spool does not wait for a store that hangs: others wait for its memory.
-            limit = None if kept is None else SILENCE
+            limit = None if kept is None else _backlog.SILENCE
             self._give_up(given_up, limit)
             with self._own(handle.name, limit) as expected:
                 handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
-                handle.report = finish(handle._saving, lambda: None if kept is None else self._patience(self._wanted))
+                if waiting is None:
+                    handle.report = finish(handle._saving, lambda: None)
+                else:
+                    silent = partial(self._backlog.silent, waiting)
+                    handle.report = finish(handle._saving, lambda: self._patience(self._wanted), silent)
         except (Unreachable, Exhausted, Conflict) as error:
-            if kept is None:
+            if waiting is None or kept is None:
                 raise
             if isinstance(error, Conflict) and not isinstance(error, Busy):
                 # Another process has the step: the next one on this node must not replace it.
@@ -519,7 +558,7 @@ class Checkpointer:
                 raise
             # The state is in the spool: its memory is free for the next step.
             stage.release()
-            self._backlog.add(Waiting(handle, kept, given_up), error)
+            self._backlog.add(waiting, error)
             job.settled.set()
             return
         except BaseException:
@@ -530,19 +569,30 @@ class Checkpointer:
             spool.remove(kept)
         handle.error = None
         handle._reach("local", "durable")
+        self._backlog.durable(handle)
         job.settled.set()
         self._expire()
+
+    def _check_origin(self, waiting: Waiting, limit: timedelta) -> None:
+        """Raises Superseded for a step of the backlog if another process has continued the run."""
+        _origins.check(self.repository, self.run, waiting.origin, self._is_own, limit)
+
+    def _is_own(self, name: str, version: int) -> bool:
+        """True if this Checkpointer saved the step, or an earlier one of this rank from the same spool."""
+        if self._seen is not None and self._seen.get(name) == version:
+            return True
+        return _origins.start_of(self.repository, name, self._path(DOCUMENT)) in self._starts
 
     def _upload(self, waiting: Waiting) -> SaveReport:
         """Uploads a step of the backlog."""
         handle = waiting.handle
-        with self._own(handle.name, SILENCE) as expected:
+        with self._own(handle.name, _backlog.SILENCE) as expected:
             handle._saving = spool.begin_save(self.repository, waiting.kept, expected)
             return finish(handle._saving, self._patience)
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
-        return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
+        return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.document])]
 
     def _save_pending(self) -> None:
         """Uploads the steps that an earlier process of this run left in the spool."""
@@ -553,9 +603,15 @@ class Checkpointer:
         except OSError as error:
             warnings.warn(f"towline: steps left in {self._spool} are not looked at: {error}", stacklevel=3)
             return
-        uploaded: set[str] = set()
         for kept in pending:
+            # If the record cannot be read, this is told below.
+            with contextlib.suppress(Error):
+                left = spool.origin(kept)
+                self._starts += [start for start in (left.starts if left else []) if start not in self._starts]
+        uploaded: set[str] = set()
+        for at, kept in enumerate(pending):
             try:
+                _origins.check(self.repository, self.run, spool.origin(kept), self._is_own)
                 if spool.outdated(self.repository, kept):
                     warnings.warn(
                         f"towline: a step left at {kept} is dropped: the repository has a later save of this step",
@@ -573,6 +629,11 @@ class Checkpointer:
             except Busy as error:
                 self._left_again(kept, error)
                 continue
+            except Superseded as error:
+                warnings.warn(f"towline: {dropped_text(pending[at:], error)}", stacklevel=3)
+                for dropped in pending[at:]:
+                    self._remove_left(dropped)
+                return
             except Conflict as error:
                 warnings.warn(
                     f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
@@ -581,12 +642,17 @@ class Checkpointer:
             except Error as error:
                 self._left_again(kept, error)
                 continue
-            try:
-                spool.remove(kept)
-            except OSError as error:
-                warnings.warn(
-                    f"towline: a step that was saved from {kept} cannot be removed there: {error}", stacklevel=3
-                )
+            self._remove_left(kept)
+
+    def _remove_left(self, kept: spool.SpooledStep) -> None:
+        """Removes a step of an earlier process from the spool."""
+        try:
+            spool.remove(kept)
+        except OSError as error:
+            warnings.warn(
+                f"towline: a step that was saved from {kept}, or dropped, cannot be removed there: {error}",
+                stacklevel=4,
+            )
 
     def _left_again(self, kept: spool.SpooledStep, error: Error) -> None:
         """Warns that a step of an earlier process stays in the spool."""

@@ -1,8 +1,10 @@
 """Spool: states on this node's disk that are not in the repository yet. If the process dies, the next one uploads them.
 
 SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
-SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name, options, and steps that it replaces ("given_up"). Written
-                                                   last: without it the folder is incomplete
+SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name, options, steps that it replaces ("given_up"), and what its
+                                                   process knew of the run ("origin"). Written last: without it the folder is
+                                                   incomplete
+SPOOL/<run, escaped>/<rank>-known                  version of the last step that was saved from folders of links
 
 All goes through open folders: others may be able to rename the spool and to put a link in its place.
 """
@@ -21,7 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from . import _private, _torch, _towline
-from .errors import Damaged, Error, NotFound
+from ._origins import Origin
+from .errors import Conflict, Damaged, Error, NotFound
 from .reports import SaveReport
 from .retention import GivenUp, number
 
@@ -57,6 +60,7 @@ def put(
     options: dict[str, Any],
     files: list[tuple[str, list[Any]]],
     given_up: GivenUp | None = None,
+    origin: Origin | None = None,
 ) -> SpooledStep:
     """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
     `given_up` are the steps to remove before this one is saved. If this fails, nothing is left behind. Raises Denied if another
@@ -76,7 +80,7 @@ def put(
                     )
                 os.fsync(file.fileno())
             _sync(os.path.dirname(whole))
-        _write_record(kept, name, options, given_up)
+        _write_record(kept, name, options, given_up, origin)
     except BaseException:
         remove(kept)
         raise
@@ -84,7 +88,12 @@ def put(
 
 
 def link(
-    spool: _private.Folder, name: str, options: dict[str, Any], source: int, given_up: GivenUp | None = None
+    spool: _private.Folder,
+    name: str,
+    options: dict[str, Any],
+    source: int,
+    given_up: GivenUp | None = None,
+    origin: Origin | None = None,
 ) -> SpooledStep:
     """As `put`, for the folder with the descriptor `source`: its files are hard-linked, so that they may be removed there. Raises
     OSError if files cannot be linked."""
@@ -92,7 +101,7 @@ def link(
     try:
         with kept.run.inside(kept.name) as folder:
             _private.link_tree(source, folder.descriptor)
-        _write_record(kept, name, options, given_up)
+        _write_record(kept, name, options, given_up, origin)
     except BaseException:
         remove(kept)
         raise
@@ -144,6 +153,48 @@ def given_up(kept: SpooledStep) -> GivenUp | None:
         if not of_run or not (version is None or isinstance(version, int)):
             raise Damaged(f"record of {kept} gives up {name!r} in version {version!r}, expected a step of {run!r}")
     return read
+
+
+def origin(kept: SpooledStep) -> Origin | None:
+    """Knowledge of the run that the process of the step `kept` had; None if it did not record any. Raises Damaged if it cannot be
+    read."""
+    found = _read_record(kept).get("origin")
+    try:
+        return None if found is None else Origin.read(found)
+    except (ValueError, AttributeError) as error:
+        raise Damaged(f"record of {kept} has an origin that cannot be read: {error}") from error
+
+
+def is_same(repository: Repository, kept: SpooledStep) -> bool:
+    """True if the step `kept` has the same content in the repository."""
+    try:
+        report = repository.restore(kept.step, kept.run.at(kept.name), overwrite=True, delete=True, dry_run=True)
+    except (NotFound, Conflict):
+        return False
+    return (
+        report.reused_bytes == report.bytes
+        and not report.replaced_files
+        and not (report.removed and report.removed.files)
+    )
+
+
+def set_known(kept: SpooledStep, version: int) -> None:
+    """Records the version that the step `kept` got, before it is removed: steps after it are known to be of the same training."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(_known(kept) + ".part", dir_fd=kept.run.descriptor)
+    _write_json(kept.run, _known(kept), {"version": version})
+
+
+def known(kept: SpooledStep) -> int:
+    """Version that `set_known` recorded last; 0 if there is none."""
+    try:
+        return int(json.loads(_private.read(_known(kept), _RECORD_MAX, inside=kept.run) or b"{}").get("version", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0
+
+
+def _known(kept: SpooledStep) -> str:
+    return kept.name.partition("-")[0] + "-known"
 
 
 def save(repository: Repository, kept: SpooledStep, options: Mapping[str, Any] | None = None) -> SaveReport:
@@ -200,18 +251,30 @@ def _read_record(kept: SpooledStep) -> dict[str, Any]:
     return record
 
 
-def _write_record(kept: SpooledStep, name: str, options: dict[str, Any], given_up: GivenUp | None = None) -> None:
+def _write_record(
+    kept: SpooledStep,
+    name: str,
+    options: dict[str, Any],
+    given_up: GivenUp | None = None,
+    origin: Origin | None = None,
+) -> None:
     """Writes the record of a step, which marks it as complete."""
     record: dict[str, Any] = {"name": name, "options": options}
     if given_up is not None:
         record["given_up"] = {"start": given_up.start, "versions": given_up.versions}
-    part, run = kept.record + ".part", kept.run.descriptor
+    if origin is not None:
+        record["origin"] = {"known": origin.known, "starts": origin.starts}
+    _write_json(kept.run, kept.record, record)
+
+
+def _write_json(folder: _private.Folder, name: str, content: dict[str, Any]) -> None:
+    part, run = name + ".part", folder.descriptor
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags, 0o600, dir_fd=run), "w", encoding="utf-8") as file:
-        json.dump(record, file)
+        json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
-    os.rename(part, kept.record, src_dir_fd=run, dst_dir_fd=run)
+    os.rename(part, name, src_dir_fd=run, dst_dir_fd=run)
     os.fsync(run)
 
 

@@ -152,7 +152,11 @@ class TowlineCallback(TrainerCallback):
 
     def _save_pending(self, output_dir: str) -> None:
         with _folders.alone(output_dir):
-            self._saver.save_pending(output_dir)
+            for step in self._saver.save_pending(output_dir):
+                # Trainer resumes the highest checkpoint in the folder.
+                name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(os.path.join(output_dir, name), os.path.join(output_dir, f"dropped-{name}"))
 
 
 def _last_checkpoint(output_dir: str) -> str | None:

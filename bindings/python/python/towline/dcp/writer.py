@@ -281,8 +281,8 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             ranks = dist.get_world_size()
         saved = self.repository.url, self._name()
         _times[saved] += 1
-        attempt = f"{Attempts(self.attempt).current()}-{_times[saved]}"
-        return Assignment(attempt, rank, ranks, rank if ranks > 1 else None, 1, ranks)
+        start = Attempts(self.attempt).current() if ranks > 1 else uuid.uuid4().hex
+        return Assignment(f"{start}-{_times[saved]}", rank, ranks, rank if ranks > 1 else None, 1, ranks)
 
 
 class _Save(threading.local):
