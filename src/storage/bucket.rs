@@ -431,7 +431,7 @@ mod tests {
         for name in ["abc", "my-bucket.eu", "0a1", &"a".repeat(63)] {
             assert!(is_bucket_name(name), "{name}");
         }
-        for name in ["ab", "Bad_Bucket", "-abc", "abc.", "a b", "äbc", &"a".repeat(64)] {
+        for name in ["ab", "Bad_Bucket", "-abc", "abc.", "a b", "\u{e4}bc", &"a".repeat(64)] {
             assert!(!is_bucket_name(name), "{name}");
         }
     }

@@ -98,3 +98,19 @@ async fn a_handed_off_copy_is_released_for_a_whole_step_only() {
     );
     assert_eq!(*receiver.0.lock().unwrap(), ["run/step-1"]);
 }
+
+/// The checkpoints of a machine that comes back are not what the run has since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_behind_its_run_is_told() {
+    let fixture = Fixture::new().await;
+    let here = hugging_face(&fixture.out(), 10);
+    fixture.once(|_| {}).await;
+    let restore = |options: &mut WatchOptions| options.restore_latest = true;
+    let alike = fixture.once(restore).await;
+    assert!(matches!(&alike[1], WatchEvent::NotRestored { later: None, .. }), "{alike:?}");
+    // Another machine goes on with the run.
+    fixture.repository.save(&here, &name("run/step-11"), &SaveOptions::default()).await.unwrap();
+    let behind = fixture.once(restore).await;
+    let WatchEvent::NotRestored { later: Some(later), .. } = &behind[1] else { panic!("{behind:?}") };
+    assert_eq!(later, "run/step-11");
+}
