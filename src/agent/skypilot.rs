@@ -93,8 +93,13 @@ struct User {
 
 /// Bytes of memory that a body of `len` bytes takes, until it is answered.
 pub(super) fn memory_of(len: usize) -> u64 {
-    let values = 2 * len.min(VALUES_MAX) as u64;
-    (len as u64).saturating_mul(CALL_WEIGHT) + values * VALUE_MEMORY + ALIASED_BYTES_MAX as u64
+    let values = len.min(VALUES_MAX) + aliased_max(len);
+    (len as u64).saturating_mul(CALL_WEIGHT) + values as u64 * VALUE_MEMORY + ALIASED_BYTES_MAX as u64
+}
+
+/// Limit of the values that aliases stand for in a text of `len` bytes.
+fn aliased_max(len: usize) -> usize {
+    (ALIASED_BYTES_MAX / len.max(1)).min(len).min(VALUES_MAX)
 }
 
 impl SkyPilotTask {
@@ -232,11 +237,10 @@ impl ReadingTask {
 /// a task has that names one thing twice: so they stand for at most as many values as the text has bytes, and for
 /// [`ALIASED_BYTES_MAX`].
 fn yaml<T: DeserializeOwned>(text: &str, values_max: usize) -> Option<T> {
-    let len = text.len().max(1);
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: values_max },
         alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: (ALIASED_BYTES_MAX / len).min(len).min(values_max),
+            max_total_replayed_events: aliased_max(text.len()),
         },
     };
     serde_saphyr::from_str_with_options(text, options).ok()

@@ -49,7 +49,7 @@ impl Repository {
         let held = blocking(move || scanner.scan()).await?.unwrap_or_default();
         let numbered = held.checkpoints.into_iter().map(|(entry, found)| (Some(found.step), entry));
         if let Some((step, entry)) = numbered.chain(held.others.into_keys().map(|entry| (None, entry))).max() {
-            tell(self.not_restored(run, step, &entry).await?);
+            tell(self.not_restored(run, step, &entry).await);
             return Ok(None);
         }
         let latest = Selector::Step { run: run.clone(), choice: Choice::Latest };
@@ -86,12 +86,13 @@ impl Repository {
 
 impl Repository {
     /// Event for a folder whose latest checkpoint is `entry`; of the step `step`, if it has a number.
-    async fn not_restored(&self, run: &Name, step: Option<u64>, entry: &str) -> Result<WatchEvent> {
+    async fn not_restored(&self, run: &Name, step: Option<u64>, entry: &str) -> WatchEvent {
         let reason = format!("the folder holds checkpoints already: {entry}");
-        let state = self.state().await?;
+        // The watch begins also while the store is away.
+        let Ok(state) = self.state().await else { return WatchEvent::NotRestored { reason, later: None } };
         let latest = Run::find(&state.refs, run).ok().map(|run| run.latest());
         let later = latest.filter(|latest| step.is_some_and(|step| latest.number > step));
-        Ok(WatchEvent::NotRestored { reason, later: later.map(|later| later.name.to_string()) })
+        WatchEvent::NotRestored { reason, later: later.map(|later| later.name.to_string()) }
     }
 }
 
