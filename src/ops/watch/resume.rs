@@ -8,11 +8,13 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, Mode, OFlags, RenameFlags, fstat, mkdirat, open, openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
+use tokio::time::timeout;
 use ulid::Ulid;
 
 use super::candidate::{Class, Tracker, classify};
@@ -33,6 +35,8 @@ pub(super) const ENTRY_LABEL: &str = "watch.entry";
 const ENTRY_LEN_MAX: usize = 200;
 /// Limit of a tracker file in bytes.
 const TRACKER_LEN_MAX: u64 = 4096;
+/// Time limit of a look at the run of a folder that needs no restore.
+const LOOK_MAX: Duration = Duration::from_secs(10);
 /// Label with the tracker file that named it.
 pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
@@ -89,7 +93,9 @@ impl Repository {
     async fn not_restored(&self, run: &Name, step: Option<u64>, entry: &str) -> WatchEvent {
         let reason = format!("the folder holds checkpoints already: {entry}");
         // The watch begins also while the store is away.
-        let Ok(state) = self.state().await else { return WatchEvent::NotRestored { reason, later: None } };
+        let Ok(Ok(state)) = timeout(LOOK_MAX, self.state()).await else {
+            return WatchEvent::NotRestored { reason, later: None };
+        };
         let latest = Run::find(&state.refs, run).ok().map(|run| run.latest());
         let later = latest.filter(|latest| step.is_some_and(|step| latest.number > step));
         WatchEvent::NotRestored { reason, later: later.map(|later| later.name.to_string()) }
