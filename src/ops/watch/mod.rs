@@ -168,6 +168,7 @@ impl Repository {
             scanner: Some(Scanner::new(dir)),
             interval: pace.marked.clamp(Duration::from_millis(5), INTERVAL_MAX),
             begun: Instant::now(),
+            first_poll: None,
             unreadable: None,
             handed_off: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -196,6 +197,8 @@ struct Watching<'a> {
     scanner: Option<Scanner>,
     interval: Duration,
     begun: Instant,
+    /// Time of the first poll, which may come late on a loaded machine.
+    first_poll: Option<Duration>,
     /// Last reported problem with the folder.
     unreadable: Option<WatchFailure>,
     /// Last reported holders of checkpoints.
@@ -225,6 +228,7 @@ impl Watching<'_> {
         loop {
             let readable = self.scan(tell).await?;
             let now = self.begun.elapsed();
+            let since_first = now - *self.first_poll.get_or_insert(now);
             if ending.newly_asked() {
                 self.announce(ending.left(), tell).await;
             }
@@ -247,7 +251,8 @@ impl Watching<'_> {
                 ending.is_over() || (ending.lingered() && self.state.pending(now).is_empty())
             } else {
                 self.watched.options.once
-                    && (self.state.pending(now).is_empty() || now > self.watched.options.settle + 2 * self.interval)
+                    && (self.state.pending(now).is_empty()
+                        || since_first > self.watched.options.settle + 2 * self.interval)
             };
             if done {
                 let failed = self.first_error.take();

@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 use async_trait::async_trait;
 use towline::error::Result;
 use towline::name::Name;
-use towline::ops::{HandoffTarget, SaveOptions, UnsavedCheckpoint, WatchEvent};
+use towline::ops::{HandoffTarget, SaveOptions, UnsavedCheckpoint, WatchEvent, WatchOptions};
 
 use super::{Fixture, hugging_face, write};
 use crate::data::name;
