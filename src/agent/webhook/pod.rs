@@ -54,7 +54,7 @@ pub(super) struct PodSpec {
     pub(super) security_context: Option<Box<SecurityContext>>,
     pub(super) service_account_name: Option<String>,
     pub(super) termination_grace_period_seconds: Option<i64>,
-    /// As it was sent: [`with_hint`](super::affinity::with_hint) reads it.
+    /// As it was sent: the module `affinity` reads it.
     pub(super) affinity: Option<Box<RawValue>>,
     pub(super) os: Option<Os>,
     #[serde(default)]

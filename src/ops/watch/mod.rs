@@ -228,7 +228,7 @@ impl Watching<'_> {
         loop {
             let readable = self.scan(tell).await?;
             let now = self.begun.elapsed();
-            let since_first = now - *self.first_poll.get_or_insert(now);
+            let since_first = now.saturating_sub(*self.first_poll.get_or_insert(now));
             if ending.newly_asked() {
                 self.announce(ending.left(), tell).await;
             }
