@@ -73,6 +73,12 @@ def test_a_killed_node_returns_after_another_one_went_on(repository, tmp_path, i
     (told,) = (str(one.message) for one in warned if "dropped" in str(one.message))
     assert "run/step-5, run/step-6, run/step-7, run/step-8, run/step-9: " in told
     assert str(tmp_path / "spool") in told and "run/step-6 was saved by another process" in told
+    # Nothing is lost: the files are there, for whoever wants the old branch.
+    aside = sorted((tmp_path / "spool").rglob("dropped-0-step-*"))
+    assert [path.name.split(".")[0] for path in aside] == [f"dropped-0-step-{step}" for step in range(5, 10)]
+    assert all(str(path) in told for path in aside)
+    repository.save(aside[-1], "old/step-9")
+    assert resumed(towline.Checkpointer(repository, "old")) == (9, "old")
     assert first.steps() == list(range(7)) and resumed(first) == (6, "new") and in_spool(tmp_path / "spool") == []
     first.close()
     if is_running:

@@ -381,7 +381,7 @@ def test_saves_that_come_often_do_not_put_off_the_next_try(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(_backlog, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(_backlog.Backlog, "_start", lambda self: None)
-    calls = _backlog.Calls(lambda *said: None, lambda *said: None, lambda waiting: None, lambda: None)
+    calls = _backlog.Calls(lambda *said: None, lambda *said: None, spool.remove, lambda waiting: None, lambda: None)
     backlog = _backlog.Backlog(calls, "s3://bucket")
     kept = SimpleNamespace(run=SimpleNamespace(shown="spool/run"))
     pauses = []
@@ -655,6 +655,7 @@ def test_what_is_local_survives_the_loss_of_the_cache(far, tmp_path):
 
 
 def in_spool(spool: Path) -> list[Path]:
+    # Those that were set aside have other names.
     return list(spool.rglob("0-step-*"))
 
 

@@ -35,6 +35,8 @@ class Calls:
     check: Callable[[Waiting, timedelta], None]
     #: Removes the steps that a training gives up.
     give_up: Callable[[GivenUp | None, timedelta], None]
+    #: Takes a step out of the spool that must not be uploaded any more; returns the path at which its files stay, if they do.
+    drop: Callable[[spool.SpooledStep], str | None]
     #: Uploads a step.
     save: Callable[[Waiting], SaveReport]
     #: Is called after each save.
@@ -213,15 +215,15 @@ class Backlog:
             )  # fmt: skip
 
     def _drop(self, error: Superseded) -> None:
-        """Removes all steps: another process has continued their run."""
+        """Drops all steps: another process has continued their run."""
         with self._changed:
             dropped = list(self._steps)
+            stay = [self._calls.drop(step.kept) for step in dropped]
             for step in dropped:
-                spool.remove(step.kept)
                 step.handle._drop()
                 step.handle._fail(error)
             self._steps.clear()
-        _logger.warning("%s", dropped_text([step.kept for step in dropped], error))
+        _logger.warning("%s", dropped_text([step.kept for step in dropped], error, stay))
 
     def drop_left(self, given_up: GivenUp) -> None:
         """Removes steps that stay in the spool, if the training gave them up: the next process would upload them, and resume the
@@ -255,13 +257,21 @@ class Backlog:
         self._steps.clear()
 
 
-def dropped_text(dropped: Sequence[spool.SpooledStep], error: Superseded) -> str:
-    """Text about steps that are removed from the spool, as another process has continued their run."""
+def dropped_text(dropped: Sequence[spool.SpooledStep], error: Superseded, stay: Sequence[str | None] = ()) -> str:
+    """Text about steps that leave the spool, as another process has continued their run; `stay` are paths of their files."""
     names, places = [kept.step for kept in dropped], sorted({kept.run.shown for kept in dropped})
     return (
         f"{', '.join(names)}: only on this node's disk, in {', '.join(places)}, and dropped: another process has continued the "
-        f"run meanwhile, and they would count as later steps: {error}"
+        f"run meanwhile, and they would count as later steps: {error}{_stay_text(stay)}"
     )
+
+
+def _stay_text(stay: Sequence[str | None]) -> str:
+    """Text about files of dropped steps."""
+    places = [place for place in stay if place is not None]
+    if not places:
+        return ""
+    return f" (their files stay at {', '.join(places)}: remove them once nobody needs them, or save them under other names)"
 
 
 def finish(

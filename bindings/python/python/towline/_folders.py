@@ -89,7 +89,7 @@ class FolderSaver:
         self._branch = Branch()
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._backlog = Backlog(
-            Calls(self._check_origin, self._give_up, self._upload, self._expire), self.repository.url
+            Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._expire), self.repository.url
         )
         #: Version of each step that this process knows.
         self._seen: dict[str, int] | None = None

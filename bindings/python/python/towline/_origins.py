@@ -54,6 +54,8 @@ def known(seen: Mapping[str, int] | None, starts: list[str]) -> Origin | None:
 
 def signed(document: bytes, start: str) -> bytes:
     """Adds the id of the start that saves it to the document of a state; readers ignore it."""
+    if not document.startswith(_BEGINNING):
+        raise ValueError(f"the document of a state begins with {document[:32]!r}, expected {_BEGINNING!r}")
     return _BEGINNING + b'"start":%s,' % json.dumps(start).encode() + document.removeprefix(_BEGINNING)
 
 

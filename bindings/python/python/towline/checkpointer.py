@@ -18,7 +18,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Branch, GivenUp, Retention
+from .spool import set_aside
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +133,7 @@ class Checkpointer:
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
         self._backlog = Backlog(
-            Calls(self._check_origin, self._give_up, self._upload, self._expire), self.repository.url
+            Calls(self._check_origin, self._give_up, set_aside, self._upload, self._expire), self.repository.url
         )
         #: Ids of starts whose steps are, or were, in the spool: the first is this Checkpointer's, if there is only one rank.
         self._starts = [] if world_size > 1 else [uuid.uuid4().hex]
@@ -630,9 +631,8 @@ class Checkpointer:
                 self._left_again(kept, error)
                 continue
             except Superseded as error:
-                warnings.warn(f"towline: {dropped_text(pending[at:], error)}", stacklevel=3)
-                for dropped in pending[at:]:
-                    self._remove_left(dropped)
+                stay = [self._take_out(dropped, set_aside) for dropped in pending[at:]]
+                warnings.warn(f"towline: {dropped_text(pending[at:], error, stay)}", stacklevel=3)
                 return
             except Conflict as error:
                 warnings.warn(
@@ -642,17 +642,18 @@ class Checkpointer:
             except Error as error:
                 self._left_again(kept, error)
                 continue
-            self._remove_left(kept)
+            self._take_out(kept, spool.remove)
 
-    def _remove_left(self, kept: spool.SpooledStep) -> None:
-        """Removes a step of an earlier process from the spool."""
+    def _take_out(self, kept: spool.SpooledStep, how: Callable[[spool.SpooledStep], str | None]) -> str | None:
+        """Takes a step of an earlier process out of the spool by `how`; returns what that returns."""
         try:
-            spool.remove(kept)
+            return how(kept)
         except OSError as error:
             warnings.warn(
                 f"towline: a step that was saved from {kept}, or dropped, cannot be removed there: {error}",
                 stacklevel=4,
             )
+            return None
 
     def _left_again(self, kept: spool.SpooledStep, error: Error) -> None:
         """Warns that a step of an earlier process stays in the spool."""

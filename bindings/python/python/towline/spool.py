@@ -4,6 +4,8 @@ SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
 SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name, options, steps that it replaces ("given_up"), and what its
                                                    process knew of the run ("origin"). Written last: without it the folder is
                                                    incomplete
+SPOOL/<run, escaped>/dropped-<rank>-<step>.<random>/
+                                                   files of a step that another process has superseded, for the user
 SPOOL/<run, escaped>/<rank>-known                  version of the last step that was saved from folders of links
 
 All goes through open folders: others may be able to rename the spool and to put a link in its place.
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Beginning of the names of folders with superseded steps.
+_ASIDE = "dropped-"
 #: Maximum bytes of a record.
 _RECORD_MAX = 16 << 20
 
@@ -229,6 +233,17 @@ def remove(kept: SpooledStep) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.remove(file, dir_fd=kept.run.descriptor)
     kept.run.remove(kept.name)
+
+
+def set_aside(kept: SpooledStep) -> str:
+    """Takes a step out of the spool, but leaves its files there, in a folder of another name; returns its path."""
+    run = kept.run.descriptor
+    # First the folder: without its record it would be removed as incomplete.
+    os.rename(kept.name, _ASIDE + kept.name, src_dir_fd=run, dst_dir_fd=run)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(kept.record, dir_fd=run)
+    os.fsync(run)
+    return os.path.join(kept.run.shown, _ASIDE + kept.name)
 
 
 def _place(spool: _private.Folder, name: str, options: dict[str, Any]) -> SpooledStep:
