@@ -5,7 +5,6 @@
 //! (<https://github.com/skypilot-org/skypilot/blob/master/sky/admin_policy.py>, read in version 0.14.1).
 
 use std::collections::HashSet;
-
 use std::ops::Range;
 
 use serde::de::DeserializeOwned;
@@ -29,8 +28,9 @@ const CHOICES: [&str; 2] = ["ordered", "any_of"];
 const ANY: &str = "*";
 /// Maximum number of choices that a task gets.
 const CHOICES_MAX: usize = 4096;
-/// Maximum number of values in a request, and in the choices that a task gets.
+/// Maximum number of values in a request.
 const VALUES_MAX: usize = 20_000;
+/// Maximum number of values in the choices that a task gets.
 const CHOSEN_VALUES_MAX: usize = 100_000;
 /// Limit of the bytes that aliases in a task stand for, if each stands for a text as long as the task.
 const ALIASED_BYTES_MAX: usize = 1 << 20;

@@ -68,8 +68,8 @@ impl Cache {
         inserted
     }
 
-    /// Replaces `old`, a frame that was read here, by `new`, another frame of the chunk, or drops it. The chunk counts for the same
-    /// tenant. Does nothing if the chunk has another base meanwhile. Blocks on the disk.
+    /// Replaces `old`, a frame that was read here, by `new`, another frame of the chunk, or drops it. `old` stays if the cache
+    /// refuses `new`. The chunk counts for the same tenant. Does nothing if the chunk has another base meanwhile. Blocks on the disk.
     pub fn replace(&self, old: &Frame, new: Option<&Frame>) {
         let key = old.id().prefix();
         let tenant = {
@@ -83,9 +83,11 @@ impl Cache {
             tenant
         };
         self.flush();
-        if let Some(new) = new {
-            // A refusal leaves the chunk missing.
-            let _ = self.try_insert(new, tenant);
+        if let Some(new) = new
+            && matches!(self.try_insert(new, tenant), Inserted::Refused(_))
+        {
+            // If another insert has taken its room, the chunk is missing, as after an eviction.
+            let _ = self.try_insert(old, tenant);
         }
     }
 

@@ -134,7 +134,10 @@ impl Context {
         let Some(paused) = settle.paused else {
             let mut names = Vec::with_capacity(settle.names.len());
             for selector in &settle.names {
-                names.push(self.resolve(repository, selector).await?);
+                let name = self.resolve(repository, selector).await?;
+                if !names.contains(&name) {
+                    names.push(name);
+                }
             }
             return Ok(names);
         };

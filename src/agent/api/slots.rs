@@ -90,9 +90,11 @@ impl ConnectionSlots {
         Self(Arc::new(Shared { most, slots: Mutex::default(), changed: Notify::new() }))
     }
 
-    /// Takes a slot for a new connection from an address. If all are taken, a connection of the address with the most is told to close:
-    /// the one that has been idle longest; if none of them is idle, and that address has more than this one would have, its oldest. None
-    /// if this is that address. Without addresses this waits instead, if none is idle. Only one task of a listener may call it at a time.
+    /// Takes a slot for a new connection from an address. If all are taken, one connection of the address with the most must close: the
+    /// one that has been idle longest. If none of these is idle, its oldest one must, unless the new connection is of that address
+    /// itself: then there is no slot for it (None). Without addresses, the call waits until a connection is idle.
+    ///
+    /// Only one task of a listener may call it at a time.
     ///
     /// # Cancel safety
     /// Safe.
@@ -128,9 +130,7 @@ impl Slots {
         self.next += 1;
         self.next
     }
-}
 
-impl Slots {
     /// Number of the connection that gives way to a new one from an address.
     fn displaced_for(&self, from: Option<IpAddr>) -> Option<u64> {
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::from([(from, 1)]);

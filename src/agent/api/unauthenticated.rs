@@ -35,6 +35,7 @@ const BODY_WITHIN: Duration = Duration::from_secs(2);
 /// KiB of all calls that have arrived in part, at a time. They count apart from the memory that others need, as there is nothing to
 /// answer yet. What a head promises does not count: it would take the place of calls that come.
 static ARRIVING: Semaphore = Semaphore::const_new(KUBE_BODY_LEN_MAX >> 10);
+
 /// A call that is answered.
 pub(super) struct UnauthenticatedCall {
     body: Bytes,

@@ -59,7 +59,7 @@ struct ReviewRequest<'a> {
     #[serde(default)]
     namespace: String,
     operation: String,
-    /// As it was sent: anybody with a route to the webhook may send anything.
+    /// JSON of the object, not parsed yet: senders need no credential.
     #[serde(borrow, default)]
     object: Option<&'a RawValue>,
 }

@@ -54,7 +54,7 @@ pub(super) struct PodSpec {
     pub(super) security_context: Option<Box<SecurityContext>>,
     pub(super) service_account_name: Option<String>,
     pub(super) termination_grace_period_seconds: Option<i64>,
-    /// As it was sent: the module `affinity` reads it.
+    /// JSON of the affinity, which the module `affinity` parses.
     pub(super) affinity: Option<Box<RawValue>>,
     pub(super) os: Option<Os>,
     #[serde(default)]

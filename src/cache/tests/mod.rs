@@ -1,5 +1,6 @@
 //! The cache beside a model: in peace, on a disk that is full, lying or shared, and when the power goes at any step.
 
+mod bases;
 mod faults;
 mod holds;
 mod medium;

@@ -119,7 +119,7 @@ pub struct Exchange {
     verifier: Verifier,
     /// Turns to encode chunks for peers without their bases: half of the cores.
     transcoding: Arc<Turns>,
-    /// Those that were encoded recently.
+    /// Chunks that were encoded without their bases recently.
     reencoded: Reencoded,
     /// Turns to plan large trees.
     planning: PlanTurns,

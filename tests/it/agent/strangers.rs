@@ -1,5 +1,5 @@
-//! What processes without a credential send to an agent: to its webhook, and to its paths for schedulers. It takes no more memory
-//! than the agent was given, and nobody else's place.
+//! Requests without a credential, to the webhook and to the paths for schedulers: they take no more memory than the agent was given,
+//! and keep no other request out.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ use crate::ports::free_address;
 const MIB: u64 = 1 << 20;
 /// Bytes that the longest request may have.
 const LEN_MAX: usize = 4 << 20;
-/// What one request may take beside its own bytes: a part of what the agent was given.
+/// Limit of the memory that one request takes beside its own bytes.
 const TAKEN_MAX: u64 = 48 * MIB;
 
 /// An agent with a webhook and an advisor.
