@@ -425,6 +425,7 @@ def test_what_stays_on_this_node_is_an_error_that_says_how_to_upload_it(far, tmp
 @pytest.mark.parametrize("call", ["begin_save_files", "begin_save"])
 def test_a_silent_store_does_not_stop_the_end(far, tmp_path, monkeypatch, call):
     """While no other save waits; the first upload, or one of the backlog."""
+    monkeypatch.setattr(_backlog, "SLOW", timedelta(seconds=0.5))
     silent = Silent()
     checkpointer = towline.Checkpointer(far, "run", spool=tmp_path, close_retry=1)
     monkeypatch.setattr(_backlog, "_PAUSE", 0.01)
@@ -440,6 +441,37 @@ def test_a_silent_store_does_not_stop_the_end(far, tmp_path, monkeypatch, call):
     with pytest.raises(towline.SaveFailed, match="did not answer for 1 s"):
         checkpointer.close()
     assert silent.cancelled and len(in_spool(tmp_path)) == 2
+
+
+class Slow:
+    """An upload that a busy machine delays: it moves nothing for a while, then ends."""
+
+    def __init__(self, upload):
+        self.upload, self.began = upload, time.monotonic()
+
+    def wait(self, timeout=None):
+        time.sleep(min(timeout or 2, 2))
+        return time.monotonic() - self.began > 2 and self.upload.wait(timeout)
+
+    def progress(self):
+        return ("uploading", 0, 0, 0)
+
+    def __getattr__(self, name):
+        return getattr(self.upload, name)
+
+
+@pytest.mark.parametrize("call", ["begin_save_files", "begin_save"])
+def test_a_slow_store_takes_the_step_although_nobody_retries(far, tmp_path, monkeypatch, call):
+    whole = getattr(far._engine, call)
+    monkeypatch.setattr(far._engine, call, lambda *args: Slow(whole(*args)), raising=False)
+    if call == "begin_save_files":
+        with towline.Checkpointer(far, "run", spool=tmp_path / "spool", close_retry=0) as checkpointer:
+            checkpointer.save(1, a_state(1))
+    else:
+        saver = _folders.FolderSaver(far, "run", "test", close_retry=0)
+        linked(tmp_path, saver, 1)
+        saver.close()
+    assert [entry.name for entry in far.ls()] == ["run/step-1"]
 
 
 @pytest.mark.parametrize("first", ["begin_save_files", "begin_save", "save"])

@@ -258,7 +258,7 @@ class FolderSaver:
 
     def _patience(self) -> float | None:
         if self._closing:
-            return self._close_retry
+            return max(self._close_retry, _backlog.SLOW.total_seconds())
         return _backlog.SILENCE.total_seconds() if self._wanted else None
 
     def _look(self) -> None:

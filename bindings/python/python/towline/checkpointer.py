@@ -397,7 +397,7 @@ class Checkpointer:
         `close` waits for it."""
         if is_wanted:
             return _backlog.SILENCE.total_seconds()
-        return self._close_retry if self._closed else None
+        return max(self._close_retry, _backlog.SLOW.total_seconds()) if self._closed else None
 
     def _path(self, file: str) -> str:
         return file if self.world_size == 1 else f"rank-{self.rank:05}/{file}"
