@@ -46,6 +46,17 @@ impl Name {
         })
     }
 
+    /// Checks that this name may be that of a run.
+    ///
+    /// # Errors
+    /// Usage, for a step of a run: its steps would look like those of a run `RUN/step-N`.
+    pub fn check_run(&self) -> Result<()> {
+        let Some((run, _)) = self.step() else { return Ok(()) };
+        Err(Error::usage("this is the name of a step, not of a run")
+            .expected(format!("a run, such as {run}"))
+            .got(self))
+    }
+
     /// This name, and every prefix of it.
     pub fn and_above(&self) -> impl Iterator<Item = Self> {
         let ends = self.0.match_indices('/').map(|(at, _)| at).chain([self.0.len()]);
@@ -159,6 +170,9 @@ mod tests {
     fn a_prefix_matches_whole_segments() {
         let name = |text: &str| text.parse::<Name>().unwrap();
         assert!(name("run/step-1").is_under(&name("run")));
+        assert!(name("run/best").check_run().is_ok());
+        let error = name("run/step-1").check_run().unwrap_err().to_string();
+        assert!(error.contains("a step, not of a run: expected a run, such as run"), "{error}");
         assert!(name("run").is_under(&name("run")));
         assert!(!name("run-2/x").is_under(&name("run")));
     }

@@ -6,7 +6,7 @@ use std::io;
 
 use super::output::{Colors, printable, table, write_table};
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, KeptReason, Listed, Outcome, PartReport,
+    Change, Check, CollectReport, Damage, Diagnosis, ExpirePlan, Explained, KeptReason, Listed, Outcome, PartReport,
     PlannedName, PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport,
     StepListed, SyncReport, TensorListed, VerifyReport, WatchEvent,
 };
@@ -393,29 +393,38 @@ pub(super) fn verify(report: &VerifyReport, data: bool, paint: Colors) -> String
         seconds(report.seconds),
     );
     for damage in &report.damaged {
-        let _ = writeln!(text, "{} {}: {}", paint.bad("damaged"), printable(&damage.what), printable(&damage.error));
-        // No name has a colon.
-        let mut places: HashMap<&str, Vec<&str>> = HashMap::new();
-        for (name, place) in damage.tensors.iter().filter_map(|place| place.split_once(':')) {
-            places.entry(name).or_default().push(place);
-        }
-        for name in &damage.names {
-            let _ = writeln!(text, "  hits {name}");
-            for place in places.get(name.as_str()).into_iter().flatten() {
-                let _ = writeln!(text, "    {}", printable(place));
-            }
-        }
-        if damage.more_names > 0 {
-            let _ = writeln!(text, "  hits {}, which are not listed", counted(damage.more_names, "more name"));
-        }
+        write_damage(&mut text, &paint.bad("damaged"), damage);
     }
     for repaired in &report.repaired {
         let _ = writeln!(text, "{} {}", paint.good("repaired"), printable(repaired));
     }
+    for damage in &report.left {
+        write_damage(&mut text, &paint.bad("still damaged"), damage);
+    }
     if report.damaged.is_empty() {
         let _ = writeln!(text, "nothing is damaged");
+    } else if !report.repaired.is_empty() && report.left.is_empty() {
+        let _ = writeln!(text, "nothing is damaged any more");
     }
     text
+}
+
+fn write_damage(text: &mut String, found: &str, damage: &Damage) {
+    let _ = writeln!(text, "{found} {}: {}", printable(&damage.what), printable(&damage.error));
+    // No name has a colon.
+    let mut places: HashMap<&str, Vec<&str>> = HashMap::new();
+    for (name, place) in damage.tensors.iter().filter_map(|place| place.split_once(':')) {
+        places.entry(name).or_default().push(place);
+    }
+    for name in &damage.names {
+        let _ = writeln!(text, "  hits {name}");
+        for place in places.get(name.as_str()).into_iter().flatten() {
+            let _ = writeln!(text, "    {}", printable(place));
+        }
+    }
+    if damage.more_names > 0 {
+        let _ = writeln!(text, "  hits {}, which are not listed", counted(damage.more_names, "more name"));
+    }
 }
 
 pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {

@@ -208,8 +208,7 @@ fn damage_that_hits_very_many_names_and_places_is_rendered() {
 fn damage_and_diagnoses_say_what_they_hit() {
     let (names, tensors) = (vec!["run/1".into()], vec!["run/1:m.safetensors w".into()]);
     let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names, more_names: 2, tensors };
-    let mut report =
-        VerifyReport { packs: 1, chunks: 2, bytes: 3, damaged: vec![damage], repaired: vec![], seconds: 0.0 };
+    let mut report = VerifyReport { packs: 1, chunks: 2, bytes: 3, damaged: vec![damage], ..VerifyReport::default() };
     let text = render::verify(&report, true, Colors::PLAIN);
     assert!(
         text.contains("damaged pack A: flipped bit\n  hits run/1\n    m.safetensors w\n  hits 2 more names, "),

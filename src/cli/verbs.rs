@@ -347,18 +347,23 @@ impl Context {
         drop(line);
         let verified = Verified { name, report };
         let render = |verified: &Verified, paint| render::verify(&verified.report, data, paint);
-        if verified.report.damaged.is_empty() {
+        let ops::VerifyReport { damaged, left, lost, .. } = &verified.report;
+        if damaged.is_empty() || repair && left.is_empty() && lost.is_empty() {
             self.output.report(&verified, render)?;
             return Ok(0);
         }
         self.output.answer(&verified, render)?;
         // Damage in bytes is found again only by reading them.
         let data = if data { " --data" } else { "" };
-        self.output.remark(&if repair {
-            format!("`towline verify{data}` shows what is still damaged: save the same content, under any name, and repair again")
-        } else {
-            format!("`towline verify{data} --repair` sets what is damaged aside; save the same content, under any name, and repair again")
-        });
+        if !repair {
+            self.output.remark(&format!(
+                "`towline verify{data} --repair` sets what is damaged aside; save the same content, under any name, and repair again"
+            ));
+        } else if !left.is_empty() {
+            self.output.remark(&format!(
+                "save the same content, under any name, and run `towline verify{data} --repair` again"
+            ));
+        }
         Ok(ErrorKind::Damaged.exit_code())
     }
 

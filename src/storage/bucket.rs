@@ -305,7 +305,7 @@ impl Bucket {
 
     fn failed<E>(&self, what: &'static str, error: SdkError<E, HttpResponse>) -> Error
     where
-        E: std::error::Error + Send + Sync + 'static,
+        E: std::error::Error + ProvideErrorMetadata + Send + Sync + 'static,
     {
         let status = error.raw_response().map(|response| response.status().as_u16());
         let header = |name| error.raw_response().and_then(|r| r.headers().get(name)).map(str::to_owned);
@@ -319,7 +319,7 @@ impl Bucket {
             }
             (Some(status), _) => match kind_of(status) {
                 ErrorKind::Denied => {
-                    Error::denied(what).help("check the credentials and their rights; `towline doctor` shows them")
+                    Error::denied(what).help(error.code().and_then(credentials_help).unwrap_or(RIGHTS_HELP))
                 }
                 kind => Error::new(kind, what),
             },
@@ -350,6 +350,25 @@ const fn kind_of(status: u16) -> ErrorKind {
         405 | 501 => ErrorKind::Unsupported,
         429 | 500.. => ErrorKind::Unreachable,
         _ => ErrorKind::Other,
+    }
+}
+
+/// What to do if the store refuses a request and does not say that the credentials are wrong.
+pub(crate) const RIGHTS_HELP: &str = "check the credentials and their rights; `towline doctor` shows them";
+
+/// What to do about credentials that the store does not accept, by its error code
+/// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList>).
+fn credentials_help(code: &str) -> Option<&'static str> {
+    match code {
+        "SignatureDoesNotMatch" => {
+            Some("the secret access key does not belong to the access key id: set AWS_SECRET_ACCESS_KEY")
+        }
+        "InvalidAccessKeyId" => {
+            Some("the store does not know the access key id: set AWS_ACCESS_KEY_ID, or AWS_PROFILE")
+        }
+        "ExpiredToken" | "InvalidToken" => Some("the session token is not valid any more: get new credentials"),
+        "RequestTimeTooSkewed" => Some("set this machine's clock"),
+        _ => None,
     }
 }
 

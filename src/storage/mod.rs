@@ -25,6 +25,7 @@ mod s3;
 mod store;
 mod watchdog;
 
+pub(crate) use bucket::RIGHTS_HELP;
 pub use bucket::{Bucket, LifecycleRule, ObjectLock, UnfinishedUpload, Versioning};
 pub use credentials::ChainCredentials;
 pub(crate) use directory::{DirectoryTrial, RESERVE, enclosing_repository, open_object, try_directory};

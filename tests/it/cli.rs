@@ -280,7 +280,7 @@ fn json_has_the_members_that_the_help_promises() {
         &user.json(&["sync", "../repo", "../other"], 0),
         "names moved_bytes skipped_bytes chunks new_chunks seconds",
     );
-    has_members(&user.json(&["verify", "--data"], 0), "packs chunks bytes damaged repaired seconds");
+    has_members(&user.json(&["verify", "--data"], 0), "packs chunks bytes damaged repaired left lost seconds");
     let keys = "condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes forgotten_values kept_values \
                 kept_bytes live_bytes unused_bytes waiting_objects waiting_bytes held_packs held_bytes held unfinished_objects unfinished_bytes steps \
                 seconds";

@@ -75,7 +75,7 @@ fn an_interrupted_save_says_what_it_kept_and_the_next_uses_it() {
         let (code, err) = interrupted_save(&user, with);
         assert_eq!(code, Some(exit), "{err}");
         assert!(err.contains("error: the save of big was interrupted; "), "{err}");
-        assert!(err.contains("iB are stored and will be used again"), "{err}");
+        assert!(err.contains("iB of new data are stored and will be used again"), "{err}");
         assert_eq!(user.json(&["collect", "--dry-run"], 0)["held_packs"], 0, "its session is over");
         if with == Signal::INT {
             user.ok(&["collect", "--grace", "0"]);

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::json;
+
 use crate::cli::User;
 
 /// The modes of all files, and of all folders, at and below `root`.
@@ -120,6 +122,7 @@ fn a_log_entry_of_garbage_is_set_aside_and_the_rest_is_kept() {
         assert!(repaired.contains(told), "{told}: {repaired}");
     }
     assert!(!repaired.contains("kept lost"), "{repaired}");
+    assert!(report["left"] == json!([]) && report["lost"] == json!([format!("log/{number}")]), "{report}");
     assert_eq!(fs::read(user.repository().join("aside").join(number)).unwrap(), b"garbage");
 
     user.json(&["verify", "--data"], 0);
@@ -131,6 +134,21 @@ fn a_log_entry_of_garbage_is_set_aside_and_the_rest_is_kept() {
     user.ok(&["save", "tree", "run/3"]);
     user.ok(&["collect", "--grace", "0"]);
     user.json(&["verify", "--data"], 0);
+}
+
+#[test]
+fn a_repair_that_heals_everything_ends_with_0() {
+    let user = User::with_tree();
+    let segments = user.repository().join("index");
+    let session = fs::read_dir(segments).unwrap().next().unwrap().unwrap().path();
+    let segment =
+        if session.is_dir() { fs::read_dir(session).unwrap().next().unwrap().unwrap().path() } else { session };
+    fs::write(&segment, b"garbage").unwrap();
+    assert_eq!(user.json(&["verify"], 4)["left"], json!([]), "nothing was repaired");
+    let report = user.json(&["verify", "--repair"], 0);
+    assert_eq!(report["damaged"].as_array().unwrap().len(), 1, "{report}");
+    assert!(report["left"] == json!([]) && report["lost"] == json!([]), "{report}");
+    assert!(user.ok(&["verify", "--data"]).contains("nothing is damaged"));
 }
 
 /// F8: "`verify --data` in every byte": what it tells to run heals what it found.

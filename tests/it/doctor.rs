@@ -152,6 +152,8 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
         assert_eq!(checks["access"].outcome, Outcome::Bad, "{}: {refused:?}", server.name);
         assert!(checks["credentials"].detail.ends_with("from keys given by the caller"), "{refused:?}");
         assert!(checks["access"].detail.contains("SignatureDoesNotMatch"), "{}: {refused:?}", server.name);
+        let help = checks["access"].help.as_deref();
+        assert!(help.is_some_and(|help| help.contains("AWS_SECRET_ACCESS_KEY")), "{}: {refused:?}", server.name);
         assert!(!checks.contains_key("create if absent") && checks.contains_key("open files"));
 
         let options = StoreOptions { create: false, ..server.options() };

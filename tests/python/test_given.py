@@ -71,7 +71,7 @@ def test_numbers_of_any_kind_are_metrics(checkpointer):
     assert checkpointer.repository.show("run/step-1").metrics == {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125}
 
 
-@pytest.mark.parametrize("run", ["", "a b", "run/", "/run", "run@latest", "r\u00e9sum\u00e9", None, 7])
+@pytest.mark.parametrize("run", ["", "a b", "run/", "/run", "run@latest", "run/step-1", "r\u00e9sum\u00e9", None, 7])
 def test_what_is_no_name_of_a_run_is_refused_when_it_is_given(repository, run):
     with pytest.raises(towline.UsageError):
         towline.Checkpointer(repository, run)

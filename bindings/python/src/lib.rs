@@ -36,6 +36,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let ending = wrap_pyfunction!(audited::end_audit, module)?;
     module.py().import("atexit")?.call_method1("register", (ending,))?;
     module.add_class::<progress_counters::ProgressCounters>()?;
+    module.add_function(wrap_pyfunction!(saving::check_run, module)?)?;
     module.add_function(wrap_pyfunction!(saving::check_save, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::size, module)?)?;

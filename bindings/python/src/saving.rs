@@ -114,6 +114,12 @@ pub(crate) fn check_save(py: Python<'_>, name: &str, arguments: SaveArguments) -
     arguments.read(name).map(drop).map_err(|error| raised(py, &error))
 }
 
+/// Raises `UsageError` for a name that no run may have.
+#[pyfunction]
+pub(crate) fn check_run(py: Python<'_>, name: &str) -> PyResult<()> {
+    name.parse().and_then(|name: Name| name.check_run()).map_err(|error| raised(py, &error))
+}
+
 /// A save as the engine takes it.
 #[derive(Debug)]
 pub(crate) struct Job {

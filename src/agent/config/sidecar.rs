@@ -112,7 +112,9 @@ impl SidecarSection {
         let watched = |section: WatchSection| {
             let settle = section.settle.map_or(SETTLE, |span| span.0);
             let restore_latest = section.restore_latest.unwrap_or(true);
-            Ok(WatchedFolder { folder: folder.join(section.folder), run: section.run.parse()?, settle, restore_latest })
+            let run: Name = section.run.parse()?;
+            run.check_run()?;
+            Ok(WatchedFolder { folder: folder.join(section.folder), run, settle, restore_latest })
         };
         let restore: Vec<_> = self.restore.into_iter().map(restored).collect::<Result<_>>()?;
         let watch: Vec<_> = self.watch.into_iter().map(watched).collect::<Result<_>>()?;

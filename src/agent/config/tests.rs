@@ -193,6 +193,10 @@ fn what_makes_no_sense_is_named() {
             "repository = '/r'\n[sidecar]\nrestore = [{ name = 'b', to = 'c/step-1/b' }]\nwatch = [{ folder = 'c', run = 'r' }]",
             "expected a folder outside of /etc/towline/c",
         ),
+        (
+            "repository = '/r'\n[sidecar]\nwatch = [{ folder = 'c', run = 'r/step-4' }]",
+            "the name of a step, not of a run at /etc/towline/agent.toml: expected a run, such as r",
+        ),
         ("memory = '1G'", "no repository is set"),
         ("repository = ", "malformed"),
     ] {

@@ -390,11 +390,13 @@ Examples:
   towline verify --data --repair     then save again to heal
 
 A log entry that cannot be read stops every command. --repair sets it aside, keeps what the other entries say, and reports what \
-is lost and which names are kept. Run it while nobody saves.
+is lost and which names are kept. Run it while nobody saves. After repairs everything is verified a second time.
 
-The exit code is 4 if anything is damaged; the JSON is printed in any case.
+The exit code is 4 if anything is damaged; with --repair, if anything still is or changes of the log were lost. The JSON is \
+printed in any case.
 
-JSON: packs chunks bytes damaged: [what error names more_names tensors] repaired seconds, and name if one was given";
+JSON: packs chunks bytes damaged: [what error names more_names tensors] repaired left: [as damaged] lost seconds, and name if \
+one was given";
 
 pub(super) const COLLECT: &str = "\
 Examples:

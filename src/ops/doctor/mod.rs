@@ -12,7 +12,7 @@ use serde::Serialize;
 use self::rights::Rights;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
-use crate::storage::{Location, Store, StoreOptions, connect};
+use crate::storage::{Location, RIGHTS_HELP, Store, StoreOptions, connect};
 use crate::work::blocking;
 
 /// Outcome of one check.
@@ -144,8 +144,12 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
 fn access(answer: Result<()>) -> Result<Check> {
     match answer {
         Ok(()) => Ok(Check::ok("access", "the bucket can be listed")),
-        Err(error) if error.kind() == ErrorKind::Denied => Ok(Check::failed("access", Outcome::Bad, &error)
-            .help("use credentials that may list the bucket: docs/security.md has the policies")),
+        Err(error) if error.kind() == ErrorKind::Denied => {
+            let check = Check::failed("access", Outcome::Bad, &error);
+            let lacks_rights = error.help_text() == Some(RIGHTS_HELP);
+            let help = "use credentials that may list the bucket: docs/security.md has the policies";
+            Ok(if lacks_rights { check.help(help) } else { check })
+        }
         Err(error) => Err(error),
     }
 }

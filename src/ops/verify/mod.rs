@@ -56,6 +56,10 @@ pub struct VerifyReport {
     pub damaged: Vec<Damage>,
     /// Descriptions of the repairs.
     pub repaired: Vec<String>,
+    /// Damage that a second look found after the repairs.
+    pub left: Vec<Damage>,
+    /// Log entries whose changes the repair of the log gave up.
+    pub lost: Vec<String>,
     /// Duration in seconds.
     pub seconds: f64,
 }
@@ -95,7 +99,8 @@ struct Verifying<'a> {
 }
 
 impl Repository {
-    /// Verifies the tree `name`, or the whole repository including log and index. Damage is no error; it is in the report.
+    /// Verifies the tree `name`, or the whole repository including log and index. Damage is no error; it is in the report. After
+    /// repairs it verifies again.
     ///
     /// # Errors
     /// Not found, if there is no such name; denied, if data is to be read that the policy denies here; unreachable, if the store is. A
@@ -106,15 +111,24 @@ impl Repository {
     #[tracing::instrument(skip_all)]
     pub async fn verify(&self, name: Option<&Name>, options: &VerifyOptions) -> Result<VerifyReport> {
         let begun = std::time::Instant::now();
+        let mut report = self.verify_once(name, options).await?;
+        if options.repair && !report.damaged.is_empty() {
+            let again = VerifyOptions { repair: false, ..options.clone() };
+            report.left = self.verify_once(name, &again).await?.damaged;
+        }
+        report.seconds = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    async fn verify_once(&self, name: Option<&Name>, options: &VerifyOptions) -> Result<VerifyReport> {
         options.progress.phase("reading the log", 0);
         let mut audit = self.log().audit().await?;
-        let salvaged = if options.repair && !audit.damaged.is_empty() {
-            self.salvage(options.accept_lost_labels).await?
-        } else {
-            Vec::new()
-        };
+        let mut report = VerifyReport::default();
+        if options.repair && !audit.damaged.is_empty() {
+            self.salvage(options.accept_lost_labels, &mut report).await?;
+        }
         let mut folds = audit.folds;
-        if !salvaged.is_empty() {
+        if !report.repaired.is_empty() {
             // Damage is reported as found; the rest is checked against the current state.
             let again = self.log().audit().await?;
             (audit.state, folds) = (again.state, again.folds);
@@ -141,7 +155,6 @@ impl Repository {
             verifying.findings.add(Subject::Log { all: !audit.folds }, key.to_string(), error);
         }
         verifying.description().await?;
-        let mut report = VerifyReport { repaired: salvaged, ..VerifyReport::default() };
         if folds {
             verifying.run(name.is_none()).await?;
             report.damaged = verifying.settle().await?;
@@ -156,7 +169,6 @@ impl Repository {
         (report.packs, report.chunks, report.bytes) = packs.fold((0, 0, 0), |(packs, chunks, bytes), pack| {
             (packs + 1, chunks + u64::from(pack.chunks), bytes + pack.len)
         });
-        report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Subject, Verifying};
+use super::{Subject, VerifyReport, Verifying};
 use crate::budget::Buffer;
 use crate::codec::{self, Compression, Encoded};
 use crate::error::Result;
@@ -21,9 +21,10 @@ use crate::repository::{
 
 impl Repository {
     /// Repairs an unreadable log, and reports actions and losses.
-    pub(super) async fn salvage(&self, accept_lost_labels: bool) -> Result<Vec<String>> {
-        let Some(salvaged) = self.log().salvage(accept_lost_labels).await? else { return Ok(Vec::new()) };
-        let mut done = Vec::new();
+    pub(super) async fn salvage(&self, accept_lost_labels: bool, report: &mut VerifyReport) -> Result<()> {
+        let Some(salvaged) = self.log().salvage(accept_lost_labels).await? else { return Ok(()) };
+        report.lost = salvaged.unreadable.iter().map(|(entry, _)| entry.to_string()).collect();
+        let done = &mut report.repaired;
         for (entry, copy) in &salvaged.unreadable {
             let what = match copy {
                 Some(copy) => format!("set {entry} aside, to {copy}"),
@@ -35,7 +36,7 @@ impl Repository {
             done.push(format!("moved {snapshot} to {copy}: nothing is lost, as the log's entries say the same"));
         }
         if salvaged.unreadable.is_empty() && salvaged.names.is_empty() && salvaged.partial.is_empty() {
-            return Ok(done);
+            return Ok(());
         }
         done.extend(salvaged.names.iter().map(|name| format!("lost a change of {name}: it needs what is lost")));
         done.extend(salvaged.partial.iter().map(|entry| format!("kept {entry} in part: the rest needs what is lost")));
@@ -51,7 +52,7 @@ impl Repository {
         done.push(
             "what was saved last may be missing: save it again, its content is found if it is still there".to_owned(),
         );
-        Ok(done)
+        Ok(())
     }
 }
 

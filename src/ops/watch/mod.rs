@@ -143,6 +143,7 @@ impl Repository {
         options: &WatchOptions,
         tell: &mut (dyn FnMut(WatchEvent) + Send),
     ) -> Result<WatchReport> {
+        run.check_run()?;
         if dir.is_file() {
             return Err(Error::usage("this is a file: a watch needs the folder that checkpoints are written to")
                 .at(dir.display())

@@ -77,6 +77,7 @@ def check_run(run: Any) -> None:
     if not isinstance(run, str):
         raise UsageError(f"the name of a run is a str, such as 'run-7', not {run!r}")
     _towline.check_save(f"{run}/step-0", {"metrics": {}})
+    _towline.check_run(run)
 
 
 def duration(value: str | float | timedelta, argument: str) -> timedelta:

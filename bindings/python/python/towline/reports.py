@@ -396,6 +396,10 @@ class VerifyReport(_Report):
     damaged: list[Damage] = field(default_factory=list)
     #: Descriptions of the repairs.
     repaired: list[str] = field(default_factory=list)
+    #: Damage that a second look found after the repairs.
+    left: list[Damage] = field(default_factory=list)
+    #: Log entries whose changes the repair of the log gave up.
+    lost: list[str] = field(default_factory=list)
     #: Duration.
     seconds: float = 0.0
 
