@@ -105,6 +105,7 @@ pub use self::webhook::{IssuerConfig, SidecarIdentity, SidecarTemplate, WebhookC
 use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
+use crate::transfer::identity::seed_random_generator;
 use crate::transfer::peers::discover;
 use crate::transfer::{self, ServedChunks, not_bound};
 use crate::work::on_own_thread;
@@ -146,6 +147,7 @@ impl Agent {
     /// # Cancel safety
     /// Safe: only empty folders may be left.
     pub async fn start(config: Config) -> Result<Self> {
+        seed_random_generator();
         // Opens the socket first: only one agent can hold it.
         let (claimed, unix) = once_released("the socket", async || Claimed::listen(&config.socket)).await?;
         let tcp = match config.http {

@@ -39,10 +39,11 @@ pub(super) async fn end_stopped(
     }
     match writer.stop().await {
         Ok(0) => Error::cancelled(format!("{what} was interrupted before anything new was stored")),
-        Ok(bytes) => {
-            Error::cancelled(format!("{what} was interrupted; {} of new data are stored and will be used again", show(bytes)))
-                .help("run the same again to resume; else collects free them once their grace is over")
-        }
+        Ok(bytes) => Error::cancelled(format!(
+            "{what} was interrupted; {} of new data are stored and will be used again",
+            show(bytes)
+        ))
+        .help("run the same again to resume; else collects free them once their grace is over"),
         Err(source) => Error::cancelled(format!("{what} was interrupted; what it stored last could not be recorded"))
             .help("run the same again: what was recorded before is used")
             .source(source),

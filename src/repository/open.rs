@@ -62,11 +62,11 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn at(location: &Location, how: &StoreOptions, options: OpenOptions) -> Result<Self> {
-        let store = storage::open(location, how).await.map_err(|error| match error.kind() {
+        let opened = storage::open_and(location, how, async |store| Ok(Self::open(store.clone(), options).await));
+        let repository = opened.await.map_err(|error| match error.kind() {
             ErrorKind::NotFound => no_repository(location).source(error),
             _ => error,
-        })?;
-        let repository = Self::open(store, options).await?;
+        })??;
         tracing::info!(%location, id = %repository.id(), "opened the repository");
         Ok(repository)
     }

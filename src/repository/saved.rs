@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::guard::LastRulings;
 use super::layout::{self, Family};
 use super::log::RefValue;
@@ -40,9 +42,24 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn saved(&self, name: &Name) -> Result<Saved> {
+        self.saved_since(name, Instant::now()).await
+    }
+
+    /// Opens the value that `name` had at `since` or later: a state that was read since then is not read again.
+    ///
+    /// # Errors
+    /// As [`Repository::saved`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn saved_since(&self, name: &Name, since: Instant) -> Result<Saved> {
         let mut last = None;
+        let mut known = self.log().seen_since(Some(since));
         for _ in 0..ATTEMPTS {
-            let state = self.state().await?;
+            let state = match known.take() {
+                Some(state) => state,
+                None => self.state().await?,
+            };
             let missing = || no_such_name(&state.refs, name, self.store().location());
             let value = state.refs.get(name).ok_or_else(missing)?.clone();
             match self.saved_as(name, &value).await {

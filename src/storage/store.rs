@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::{Either, select};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 
@@ -117,15 +118,32 @@ impl fmt::Display for Store {
 ///
 /// Cancel safe: the directory or bucket may have been created.
 pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> {
+    open_and(location, options, async |store| Ok(store.clone())).await
+}
+
+/// As [`open`], and does `first` with the store while S3 answers that request; errors of `first` count only after that.
+///
+/// Cancel safe: as [`open`] and `first`.
+pub async fn open_and<T>(
+    location: &Location,
+    options: &StoreOptions,
+    first: impl AsyncFnOnce(&Store) -> Result<T>,
+) -> Result<T> {
     let opened = async {
         let store = connect(location, options).await?;
-        if let Some(bucket) = store.bucket() {
-            if options.create {
-                bucket.create_if_missing().await?;
-            }
-            bucket.check().await?;
+        let Some(bucket) = store.bucket() else { return first(&store).await };
+        if options.create {
+            bucket.create_if_missing().await?;
         }
-        Ok(store)
+        let mut begun = std::pin::pin!(first(&store));
+        let checked = std::pin::pin!(bucket.check());
+        match select(checked, &mut begun).await {
+            Either::Left((checked, _)) => {
+                checked?;
+                begun.await
+            }
+            Either::Right((done, checked)) => checked.await.and(done),
+        }
     };
     let what = || "open the repository's store".to_owned();
     Notices::new(location).during(what, (Duration::ZERO, options.stall), Box::pin(opened)).await

@@ -197,7 +197,7 @@ fn a_stray_is_not_taken_for_damage() {
         Until(3, "get boundary/00000000000000000001"),
         Pick(3, "get boundary/00000000000000000001"),
     ];
-    let look_again = [Pick(3, "get boundary/00000000000000000001"), Until(3, "get log/00000000000000000002")];
+    let look_again = [Until(3, "get log/00000000000000000002")];
     let meanwhile = [
         Until(1, "create log/00000000000000000002"),
         Finish(0),

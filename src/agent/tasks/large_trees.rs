@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use crate::agent::view::TaskKind;
 use crate::error::{ErrorKind, Result};
@@ -68,17 +69,18 @@ impl LargeTrees {
         repository: &Repository,
         name: &Name,
         (kind, is_limited): (TaskKind, bool),
+        since: Instant,
     ) -> Result<(Arc<Saved>, TreePlace)> {
-        let size = Self::size_of(&*repository.state().await?, [name]);
+        let size = Self::size_of(&*repository.state_since(Some(since)).await?, [name]);
         let place = self.place(kind, is_limited, size).await;
-        let saved = self.open(repository, name, is_limited).await?;
+        let saved = self.open(repository, name, is_limited, since).await?;
         if size >= LARGE_MIN || saved.weight() < HEAVY_MIN {
             return Ok((saved.shared(), place));
         }
         // Nothing is held while it waits.
         drop(saved);
         let place = self.place(kind, is_limited, LARGE_MIN).await;
-        Ok((self.open(repository, name, is_limited).await?.shared(), place))
+        Ok((self.open(repository, name, is_limited, Instant::now()).await?.shared(), place))
     }
 
     /// Place for a task with the trees `names` together, as by [`Self::opened`]. Names that are gone count for nothing.
@@ -94,11 +96,12 @@ impl LargeTrees {
         names: &[Name],
         (kind, is_limited): (TaskKind, bool),
     ) -> Result<TreePlace> {
-        let mut size = Self::size_of(&*repository.state().await?, names);
+        let begun = Instant::now();
+        let mut size = Self::size_of(&*repository.state_since(Some(begun)).await?, names);
         if is_limited && size < LARGE_MIN {
             let mut weight = 0;
             for name in names {
-                weight += match self.open(repository, name, is_limited).await {
+                weight += match self.open(repository, name, is_limited, begun).await {
                     Err(error) if error.kind() == ErrorKind::NotFound => 0,
                     opened => opened?.weight(),
                 };
@@ -110,11 +113,11 @@ impl LargeTrees {
         Ok(self.place(kind, is_limited, size).await)
     }
 
-    async fn open(&self, repository: &Repository, name: &Name, is_limited: bool) -> Result<Saved> {
+    async fn open(&self, repository: &Repository, name: &Name, is_limited: bool, since: Instant) -> Result<Saved> {
         let opening = if is_limited { &self.opening_limited } else { &self.opening_own };
         // Never closed.
         let _turn = opening.acquire().await.ok();
-        repository.saved(name).await
+        repository.saved_since(name, since).await
     }
 
     /// Chunks and files of the trees `names`.
@@ -197,15 +200,15 @@ mod tests {
         let size = LargeTrees::size_of(&repository.state().await.unwrap(), [&heavy_name]);
         assert!(size < LARGE_MIN, "the log says little of it: {size}");
         let trees = LargeTrees::new(2 * MEMORY_EACH);
-        let (_, first) = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true)).await.unwrap();
-        let second = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true));
+        let (_, first) = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true), Instant::now()).await.unwrap();
+        let second = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true), Instant::now());
         let second = tokio::time::timeout(std::time::Duration::from_millis(200), second).await;
         assert!(second.is_err(), "others have one place");
         let names = [heavy_name.clone()];
         let all = trees.place_of_all(&repository, &names, (TaskKind::Warm, true));
         assert!(tokio::time::timeout(std::time::Duration::from_millis(200), all).await.is_err());
-        drop(trees.opened(&repository, &light_name, (TaskKind::Warm, true)).await.unwrap());
+        drop(trees.opened(&repository, &light_name, (TaskKind::Warm, true), Instant::now()).await.unwrap());
         drop(first);
-        drop(trees.opened(&repository, &heavy_name, (TaskKind::Warm, true)).await.unwrap());
+        drop(trees.opened(&repository, &heavy_name, (TaskKind::Warm, true), Instant::now()).await.unwrap());
     }
 }

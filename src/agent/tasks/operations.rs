@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use ulid::Ulid;
 
 use super::outcome::{Already, TaskReport};
@@ -81,9 +82,10 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     let (_, limit) = state.pin_bounds(caller.as_ref(), None)?;
     let large_trees = Arc::clone(&state.large_trees);
     state.tasks.begin(spec, move |progress| async move {
+        let begun = Instant::now();
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let warmed = async {
-            let (tree, _place) = large_trees.opened(&repository, &name, (kind, caller.is_some())).await?;
+            let (tree, _place) = large_trees.opened(&repository, &name, (kind, caller.is_some()), begun).await?;
             let policy = FetchPolicy { from, or_repository, priority };
             let (below, tree) = (below.map(String::into_bytes), Some(tree));
             let options = WarmOptions { below, tree, policy, pin, limit, plan: None, dry_run, progress };

@@ -1,4 +1,4 @@
-//! Reading the log: boundary, snapshot, entries, boundary again.
+//! Reading the log: the state that is known, or boundary and snapshot; entries; boundary.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -89,30 +89,34 @@ impl Log {
     /// One fold; `None` if the boundary moved past its start.
     async fn fold(&self) -> Result<Option<Arc<State>>> {
         let begun = Instant::now();
-        let boundary = self.advance_boundary().await?;
         let mut growth = Growth::default();
+        // Whether the boundary has moved past it, the read after the entries tells.
         let known = {
             let seen = self.seen();
             growth.estimate = seen.weight;
             if seen.memory.is_some() {
                 growth.counted = seen.weight;
             }
-            seen.state.clone().filter(|state| state.seq >= boundary.floor)
+            seen.state.clone().filter(|state| state.seq >= seen.boundary.floor)
         };
         let start = match known {
             Some(state) => state,
-            None => match self.newest_snapshot(boundary).await? {
-                Some(state) => {
-                    growth = Growth::default();
-                    growth.grow(self, &state, 0)?;
-                    Arc::new(state)
+            None => {
+                let (boundary, snapshots) =
+                    tokio::try_join!(self.advance_boundary(), self.numbers(Numbered::Snapshot))?;
+                match self.newest_of(snapshots, boundary).await? {
+                    Some(state) => {
+                        growth = Growth::default();
+                        growth.grow(self, &state, 0)?;
+                        Arc::new(state)
+                    }
+                    None if self.advance_boundary().await? == boundary => {
+                        return Err(Error::damaged("the snapshot that the log begins with is missing")
+                            .at(Numbered::Snapshot.key(boundary.floor)));
+                    }
+                    None => return Ok(None),
                 }
-                None if self.advance_boundary().await? == boundary => {
-                    return Err(Error::damaged("the snapshot that the log begins with is missing")
-                        .at(Numbered::Snapshot.key(boundary.floor)));
-                }
-                None => return Ok(None),
-            },
+            }
         };
         let from = start.seq;
         let followed = self.follow(start, growth).await;
@@ -272,7 +276,11 @@ impl Log {
     /// Newest snapshot at or above the boundary. The empty state if nothing was truncated yet; `None` if the boundary's own
     /// snapshot is gone, which means that the boundary has moved.
     pub(super) async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
-        let mut numbers = self.numbers(Numbered::Snapshot).await?;
+        self.newest_of(self.numbers(Numbered::Snapshot).await?, boundary).await
+    }
+
+    /// As [`Self::newest_snapshot`], of the snapshots `numbers`, which a listing gave, and that of the boundary.
+    async fn newest_of(&self, mut numbers: Vec<u64>, boundary: Boundary) -> Result<Option<State>> {
         numbers.push(boundary.floor);
         // A snapshot that no log can reach was planted.
         numbers.retain(|&number| number >= boundary.floor && (1..=NUMBER_MAX).contains(&number));

@@ -1,8 +1,8 @@
 //! The log: one ordered list of create-only objects. Its fold is all mutable state of the repository.
 //!
-//! A commit is one conditional create of the next number. A fold starts at a snapshot at or above the boundary, and reads entries
-//! until one is missing. Then it reads the boundary again: if that has moved past the start, the missing entry may be a truncated
-//! one, and the fold starts over. Correctness never depends on listings; a stale one only costs requests.
+//! A commit is one conditional create of the next number. A fold starts at the state that is known, or at a snapshot at or above the
+//! boundary, and reads entries until one is missing. Then it reads the boundary: if that has moved past the start, the missing
+//! entry may be a truncated one, and the fold starts over. Correctness never depends on listings; a stale one only costs requests.
 
 mod attempt;
 mod audit;

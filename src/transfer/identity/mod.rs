@@ -27,7 +27,7 @@ pub use self::credentials::Credentials;
 pub use self::https::https_config;
 pub use self::request::CertificateRequest;
 pub use self::signature::{Context, PolicyKey, Purpose, SIGNATURE_LEN_MAX, Signature, Trusted};
-pub use self::tls::{SERVER_NAME, client_config, peer_identity, refused, server_config};
+pub use self::tls::{SERVER_NAME, client_config, peer_identity, refused, seed_random_generator, server_config};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Certificates at `path`: of a file, or of a folder with `tls.crt`, `policy.crt` or `ca.crt`.

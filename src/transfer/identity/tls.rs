@@ -116,6 +116,13 @@ pub(super) fn unusable(error: Error) -> rustls::Error {
     CertificateError::Other(OtherError(Arc::new(error))).into()
 }
 
+/// Seeds the random generator of this process, beside other work. AWS-LC measures the jitter of the CPU for it, for some 80 ms
+/// (<https://github.com/aws/aws-lc/tree/main/third_party/jitterentropy>), for which the first handshake would wait. Needs a runtime.
+pub fn seed_random_generator() {
+    // A failure is one of the handshake, too.
+    tokio::task::spawn_blocking(|| default_provider().secure_random.fill(&mut [0; 32]));
+}
+
 /// AES-128-GCM first: about 1.2 times as fast as AES-256-GCM, and as secure for this purpose.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     let cipher_suites = vec![

@@ -1,10 +1,12 @@
 //! Another agent: its link, its chunks, its speed.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -396,25 +398,37 @@ impl Peer {
         }
     }
 
+    /// One connection.
+    async fn dial(
+        &self,
+        address: SocketAddr,
+        transport: Transport,
+        (expected, window): (Option<&Identity>, u64),
+        dialing: &Dialing,
+    ) -> Result<Arc<Client>> {
+        let dial = Dial { expected, budget: &dialing.budget, window };
+        let client = match transport {
+            Transport::Quic => quic::connect(address, &dialing.credentials, &dial).await?,
+            Transport::Tcp => tcp::connect(address, &dialing.credentials, &dial).await?,
+        };
+        if *client.peer() == dialing.credentials.identity() {
+            return Err(Error::conflict("the peer is this agent itself").at(&self.address));
+        }
+        dialing.ledger.opened(client.peer(), transport, Arc::clone(client.wire()));
+        Ok(Arc::new(client))
+    }
+
     async fn connect_by(&self, transport: Transport, dialing: &Dialing) -> Result<Link> {
         let unknown = |source| Error::unreachable("cannot resolve the peer's address").at(&self.address).source(source);
         let resolved = tokio::net::lookup_host(&*self.address).await.map_err(unknown)?.next();
         let address = resolved.ok_or_else(|| Error::unreachable("peer's name has no address").at(&self.address))?;
-        let mut clients: Vec<Arc<Client>> = Vec::new();
         let (connections, window) = dialing.link_shape();
-        for _ in 0..connections.max(1) {
-            let first = clients.first().map(|client| client.peer().clone());
-            let dial = Dial { expected: first.as_ref(), budget: &dialing.budget, window };
-            let client = match transport {
-                Transport::Quic => quic::connect(address, &dialing.credentials, &dial).await?,
-                Transport::Tcp => tcp::connect(address, &dialing.credentials, &dial).await?,
-            };
-            if *client.peer() == dialing.credentials.identity() {
-                return Err(Error::conflict("the peer is this agent itself").at(&self.address));
-            }
-            dialing.ledger.opened(client.peer(), transport, Arc::clone(client.wire()));
-            clients.push(Arc::new(client));
-        }
+        // The first tells which agent it is: the others must be of the same one.
+        let first = self.dial(address, transport, (None, window), dialing).await?;
+        let expected = Some(first.peer());
+        let others = (1..connections.max(1)).map(|_| self.dial(address, transport, (expected, window), dialing));
+        let others = try_join_all(others).await?;
+        let clients: Vec<Arc<Client>> = std::iter::once(first.clone()).chain(others).collect();
         tracing::info!(address = %self.address, %transport, connections = clients.len(), "linked to a peer");
         let windows = clients.len() as u64 * window;
         Ok(Link { transport, clients, next: AtomicUsize::new(0), windows })

@@ -4,12 +4,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::congestion::BbrConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
     AckFrequencyConfig, ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
 
+use super::congestion::BbrFactory;
 use super::reset::endpoint_config;
 use crate::error::{Error, Result};
 use crate::limits::MIB;
@@ -79,8 +79,8 @@ fn transport(window: u64) -> Result<TransportConfig> {
         .send_window(READ_AHEAD_MAX);
     transport.datagram_receive_buffer_size(None);
     // Cubic takes each lost packet for congestion: at 300 Mbit/s over 50 ms with one packet in a thousand lost it uses
-    // a 30th (benches/links). BBR uses the rate at which packets arrive (<https://doi.org/10.1145/3009824>).
-    transport.congestion_controller_factory(Arc::new(BbrConfig::default()));
+    // a 30th (benches/links).
+    transport.congestion_controller_factory(Arc::new(BbrFactory::default()));
     let mut acknowledging = AckFrequencyConfig::default();
     acknowledging.ack_eliciting_threshold((ACKNOWLEDGED - 1).into());
     transport.ack_frequency_config(Some(acknowledging));

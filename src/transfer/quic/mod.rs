@@ -1,5 +1,6 @@
 //! The protocol over QUIC: control on one stream, frames on several, so that a lost packet delays only one of them.
 
+mod congestion;
 mod endpoint;
 mod reset;
 mod streams;
