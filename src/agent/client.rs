@@ -38,6 +38,8 @@ const ANSWER_LEN_MAX: usize = 64 << 20;
 const EVENT_LEN_MAX: usize = 16 << 20;
 /// Timeout for the connection to an agent on this machine.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for an agent on this machine to tell its state.
+const HEALTH_WITHIN: Duration = Duration::from_secs(10);
 /// Number of connections over which a process reads chunks.
 const STREAMS: usize = 2;
 /// Divisor of the repository's memory that gives the window of each connection, up to a limit beyond which a larger window is
@@ -54,19 +56,26 @@ const START: &str = "start one: towline agent --config FILE; if one runs, set TO
 pub struct Client {
     socket: PathBuf,
     at: Option<AgentSelector>,
+    /// False for requests of data that this process does not verify.
+    is_verified: bool,
 }
 
 impl Client {
     /// Agent at `socket`; connects on the first request.
     #[must_use]
     pub fn at(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), at: None }
+        Self { socket: socket.into(), at: None, is_verified: true }
     }
 
     /// The agent `at`, reached through this one; this one if None.
     #[must_use]
     pub fn routed_to(self, at: Option<AgentSelector>) -> Self {
         Self { at, ..self }
+    }
+
+    /// The same agent, for data that this process does not verify: root takes none from an agent of another user.
+    pub(super) fn unverified(&self) -> Self {
+        Self { is_verified: false, ..self.clone() }
     }
 
     /// Other agent that requests are forwarded to, if any.
@@ -207,6 +216,25 @@ impl Client {
         Err(self.lost("its response ended"))
     }
 
+    /// State of this agent, which it tells from memory: one that is stopped or hangs is noticed soon, and the log has a warning.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; unreachable, if it does not answer within 10 seconds.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn health(&self) -> Result<Health> {
+        if let Ok(health) = tokio::time::timeout(HEALTH_WITHIN, self.get("/health")).await {
+            return health;
+        }
+        tracing::warn!("the agent at {} does not answer", self.socket.display());
+        Err(Error::unreachable("agent does not answer")
+            .at(self.socket.display())
+            .expected(format!("an answer within {HEALTH_WITHIN:?}"))
+            .got("silence")
+            .help("start it again, or set TOWLINE_AGENT=none to work without it"))
+    }
+
     /// `repository`, reading its chunks through the agent first: from its cache, other agents or the repository, once for all
     /// processes of the node. It uses a few connections, whose windows are taken from the repository's memory.
     ///
@@ -216,7 +244,7 @@ impl Client {
     /// # Cancel safety
     /// Safe: the connections are dropped.
     pub async fn attach(&self, repository: &Repository) -> Result<Repository> {
-        let health: Health = self.get("/health").await?;
+        let health = self.health().await?;
         let id = repository.id().to_string();
         if health.repositories.iter().all(|place| place.id != id) {
             return Err(Error::not_found("this agent does not have the repository").at(repository.store().location()));
@@ -291,7 +319,7 @@ impl Client {
         let connected = tokio::time::timeout(CONNECT_WITHIN, connected).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let ((mut sender, connection), user) = connected.map_err(|source| self.absent(source))?;
-        if !may_answer(user) {
+        if !may_answer(user, self.is_verified) {
             return Err(Error::denied("agent at the socket belongs to another user")
                 .at(self.socket.display())
                 .expected(format!("an agent of user {} or root", geteuid().as_raw()))

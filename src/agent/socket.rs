@@ -133,9 +133,10 @@ pub(super) fn may_connect(user: Uid) -> bool {
     user == geteuid() || user.is_root()
 }
 
-/// True if this process may trust an agent of `user`: its own user, or root. Root may use any agent.
-pub(super) fn may_answer(user: Uid) -> bool {
-    may_connect(user) || geteuid().is_root()
+/// True if this process may use an agent of `user`: its own user, or root. Root may use any agent, unless it takes data from it
+/// that it does not verify itself.
+pub(super) fn may_answer(user: Uid, is_verified: bool) -> bool {
+    may_connect(user) || is_verified && geteuid().is_root()
 }
 
 /// Path of the token for the API on loopback.
@@ -236,8 +237,10 @@ mod tests {
     fn only_this_user_and_root_connect() {
         let (own, other) = (geteuid(), Uid::from_raw(4711));
         assert!(may_connect(own) && may_connect(Uid::ROOT) && !may_connect(other));
-        assert!(may_answer(own) && may_answer(Uid::ROOT));
-        assert_eq!(may_answer(other), own.is_root());
+        for is_verified in [true, false] {
+            assert!(may_answer(own, is_verified) && may_answer(Uid::ROOT, is_verified));
+            assert_eq!(may_answer(other, is_verified), is_verified && own.is_root());
+        }
     }
 
     #[test]

@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::listen;
 use super::verbs::Context;
-use crate::agent::view::Health;
 use crate::agent::{Client, PageServer};
 use crate::error::Result;
 
@@ -49,7 +48,7 @@ impl Context {
         }
         let agent = Client::required()?;
         // An error now, and not in the browser.
-        agent.get::<Health>("/health").await?;
+        agent.health().await?;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let server = PageServer::listen(agent, port).await?;
         let url = server.url();

@@ -53,7 +53,7 @@ struct Reading {
 
 impl Reading {
     async fn take(agent: &Client) -> Result<Self> {
-        let health = agent.get("/health").await?;
+        let health = agent.health().await?;
         let tasks = agent.get("/v1/tasks").await?;
         let sites = if_there(agent, "/v1/sites").await?;
         let cache = if_there(agent, "/v1/cache").await?;
@@ -84,7 +84,7 @@ impl Context {
             _ => error,
         };
         let agent = at.agent().map_err(away)?;
-        let health: Health = agent.get("/health").await.map_err(away)?;
+        let health = agent.health().await.map_err(away)?;
         if health.ready {
             return Ok(());
         }

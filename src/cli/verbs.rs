@@ -62,7 +62,7 @@ impl Context {
     pub(super) async fn execute(self, verb: Verb) -> Result<u8> {
         match verb {
             Verb::Init { url, shared } => self.init(url.as_deref(), shared).await?,
-            Verb::Save(save) => self.save(save).await?,
+            Verb::Save(save) => Box::pin(self.save(save)).await?,
             Verb::Watch(watch) => return self.watch(watch).await,
             Verb::Restore(restore) => self.restore(restore).await?,
             Verb::Ls { prefix, long } => self.list(prefix.as_ref(), long).await?,

@@ -167,7 +167,7 @@ impl Repository {
             None => default_cache()?,
         };
         let cache = cache.join(name_at(id, &store.address()));
-        let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone());
+        let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone()).of(id);
         let (uncached, log_reads, segments, footers, policy) = Default::default();
         let guard = options.guard.unwrap_or_else(|| Arc::new(Unidentified));
         let shared = Arc::new(Shared {
@@ -224,7 +224,7 @@ fn no_repository(location: &Location) -> Error {
 }
 
 /// Reads the description: id (16), time of creation (signed), features: count, each a string. No feature is defined yet.
-fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
+pub(super) fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
     let body = open(Kind::Repository, object).map_err(|error| error.at(layout::repository()))?;
     let mut reader = Reader::new(&body);
     let id = RepositoryId::from_bytes(reader.array()?);

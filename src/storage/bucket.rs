@@ -353,10 +353,10 @@ const fn kind_of(status: u16) -> ErrorKind {
     }
 }
 
-/// What to do if the store refuses a request and does not say that the credentials are wrong.
+/// Advice for a request that the store refuses without saying that the credentials are wrong.
 pub(crate) const RIGHTS_HELP: &str = "check the credentials and their rights; `towline doctor` shows them";
 
-/// What to do about credentials that the store does not accept, by its error code
+/// Advice for credentials that the store does not accept, by its error code
 /// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList>).
 fn credentials_help(code: &str) -> Option<&'static str> {
     match code {

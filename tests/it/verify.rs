@@ -8,6 +8,7 @@ use futures::TryStreamExt as _;
 use object_store::memory::InMemory;
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt as _};
+use towline::ErrorKind;
 use towline::ops::{CollectOptions, Damage, RestoreOptions, SaveOptions, SaveReport, VerifyOptions, VerifyReport};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::{OpenOptions, Repository};
@@ -97,6 +98,29 @@ fn hits(report: &VerifyReport) -> Vec<&str> {
 
 fn told<'a>(report: &'a VerifyReport, key: &Key) -> Option<&'a Damage> {
     report.damaged.iter().find(|damage| damage.what.starts_with(key.as_ref()))
+}
+
+/// Its entry would go on from the old log, and break the new one once that is as long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_of_a_repository_that_was_made_anew_writes_nothing() {
+    let fixture = Fixture::new();
+    fixture.furnish().await;
+    let old = fixture.open().await;
+    old.state().await.unwrap();
+    for key in fixture.keys().await {
+        fixture.objects.delete(&key).await.unwrap();
+    }
+    let file = fixture.file("later", b"later");
+    let save = async || old.save(&file, &name("later"), &SaveOptions::default()).await.unwrap_err();
+    let gone = save().await;
+    assert!(gone.to_string().contains("the repository is not there any more"), "{gone:?}");
+    fixture.save(&file, "new").await;
+    let keys = fixture.keys().await;
+    let replaced = save().await;
+    assert!(replaced.to_string().contains("another repository is there now"), "{replaced:?}");
+    assert_eq!((gone.kind(), replaced.kind()), (ErrorKind::NotFound, ErrorKind::NotFound));
+    assert_eq!(fixture.keys().await, keys);
+    fixture.assert_restores("new", b"later").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

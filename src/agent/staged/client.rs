@@ -81,11 +81,13 @@ impl Client {
     /// Safe: the agent continues, and the next request finds the tensors in memory.
     pub async fn stage(&self, request: &StageRequest, tell: impl FnMut(&Task)) -> Result<StagedMemory> {
         let request = StageRequest { hold: true, ..request.clone() };
-        let begun: Task = self.post("/v1/stage", &request).await?;
-        let task = self.follow(&begun.id, tell).await?;
+        let agent = self.unverified();
+        agent.health().await?;
+        let begun: Task = agent.post("/v1/stage", &request).await?;
+        let task = agent.follow(&begun.id, tell).await?;
         let report = StageReport::of(&task)?;
         let id = report.memory.as_ref().ok_or_else(|| Error::other("agent holds no memory").at(&begun.id))?;
-        let upgraded = self.upgraded(&format!("/v1/staged/{id}")).await?;
+        let upgraded = agent.upgraded(&format!("/v1/staged/{id}")).await?;
         let parts = upgraded.downcast::<TokioIo<UnixStream>>();
         let parts = parts.map_err(|_| Error::other("connection to the agent is of another kind"))?;
         let received: Result<OwnedFd, _> = receive(parts.io.inner()).await;

@@ -4,6 +4,7 @@
 //! are filled under temporary names, and renamed when they are complete.
 
 mod items;
+mod links;
 mod place;
 mod surplus;
 mod survey;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use self::items::{Item, Items};
+pub(super) use self::links::check_links;
 use self::place::{Placing, resume};
 pub use self::surplus::RemovedFiles;
 use self::surplus::Surplus;

@@ -23,7 +23,9 @@ impl Repository {
     /// Repairs an unreadable log, and reports actions and losses.
     pub(super) async fn salvage(&self, accept_lost_labels: bool, report: &mut VerifyReport) -> Result<()> {
         let Some(salvaged) = self.log().salvage(accept_lost_labels).await? else { return Ok(()) };
-        report.lost = salvaged.unreadable.iter().map(|(entry, _)| entry.to_string()).collect();
+        let unreadable = salvaged.unreadable.iter().map(|(entry, _)| entry);
+        let lost = unreadable.chain(salvaged.refused.iter().map(|(entry, _)| entry));
+        report.lost = lost.map(ToString::to_string).collect();
         let done = &mut report.repaired;
         for (entry, copy) in &salvaged.unreadable {
             let what = match copy {
@@ -32,10 +34,13 @@ impl Repository {
             };
             done.push(format!("{what}: what it committed is lost"));
         }
+        for (entry, copy) in &salvaged.refused {
+            done.push(format!("set {entry} aside, to {copy}: it does not follow from the entries before it"));
+        }
         for (snapshot, copy) in &salvaged.snapshots {
             done.push(format!("moved {snapshot} to {copy}: nothing is lost, as the log's entries say the same"));
         }
-        if salvaged.unreadable.is_empty() && salvaged.names.is_empty() && salvaged.partial.is_empty() {
+        if report.lost.is_empty() && salvaged.names.is_empty() && salvaged.partial.is_empty() {
             return Ok(());
         }
         done.extend(salvaged.names.iter().map(|name| format!("lost a change of {name}: it needs what is lost")));

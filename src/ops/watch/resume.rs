@@ -24,6 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
 use crate::ops::RestoreOptions;
+use crate::ops::restore::check_links;
 use crate::repository::{Repository, Run, Saved};
 use crate::selector::{Choice, Selector};
 use crate::tree::{Readers, replace_file};
@@ -65,6 +66,7 @@ impl Repository {
             name => name?,
         };
         let saved = self.saved(&name).await?;
+        check_links(&saved)?;
         let entry = entry_name(&saved)?;
         let tracker = tracker(&saved, &entry);
         if let Some(tracker) = tracker {

@@ -54,8 +54,8 @@ impl Log {
         mut decide: impl FnMut(&State) -> Result<Vec<Action>> + Send,
     ) -> Result<Committed> {
         let write = WriteId::random();
-        for _ in 0..RACES {
-            let state = self.refresh().await?;
+        for race in 0..RACES {
+            let state = if race == 0 { self.refresh_checked().await? } else { self.refresh().await? };
             let actions = decide(&state)?;
             if actions.is_empty() {
                 return Ok(Committed { entry: None, state });
@@ -74,7 +74,6 @@ impl Log {
                 }
             }
         }
-        // The Python package finds conflicts that a later try may not have by "faster than" (errors.py, `is_passing`).
         Err(Error::busy("others commit faster than this writer can").help("try again when fewer write"))
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -32,6 +33,8 @@ const ATTEMPTS: usize = 32;
 const GAP_MAX: u64 = 1 << 20;
 /// Largest number of an entry: a million entries per second for a hundred thousand years.
 pub(super) const NUMBER_MAX: u64 = 1 << 62;
+/// Time after which a read of the log checks that it is still that of the same repository.
+const CHECKED_EVERY: Duration = Duration::from_mins(1);
 /// Damaged snapshots of which the log says a line each, per fold.
 const WARNINGS_MAX: usize = 4;
 
@@ -73,11 +76,25 @@ impl Log {
     /// Current state: at least as new as any commit that finished before the call.
     ///
     /// # Errors
-    /// Damaged, if the log is; unreachable, if the store is.
+    /// Damaged, if the log is; not found, if the repository is gone; unreachable, if the store is.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn refresh(&self) -> Result<Arc<State>> {
+        let checked = self.seen().checked;
+        if checked.is_some_and(|checked| checked.elapsed() > CHECKED_EVERY) {
+            return Box::pin(self.refresh_checked()).await;
+        }
+        self.read().await
+    }
+
+    /// As [`Self::refresh`], of a repository that is still the same.
+    pub(super) async fn refresh_checked(&self) -> Result<Arc<State>> {
+        let (state, ()) = tokio::try_join!(Box::pin(self.read()), Box::pin(self.check_repository()))?;
+        Ok(state)
+    }
+
+    async fn read(&self) -> Result<Arc<State>> {
         for _ in 0..ATTEMPTS {
             if let Some(state) = self.fold().await? {
                 return Ok(state);

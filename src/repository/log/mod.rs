@@ -27,9 +27,14 @@ use object_store::ObjectStore;
 
 use tokio::time::Instant;
 
+use super::layout;
+use super::objects;
+use super::open::read_id;
 use crate::budget::{Budget, Retained};
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::format::envelope::Kind;
+use crate::id::RepositoryId;
 
 pub use attempt::{Attempt, AttemptId, Joint};
 pub use audit::Audit;
@@ -49,6 +54,8 @@ pub struct Log {
     objects: Arc<dyn ObjectStore>,
     clock: Arc<dyn Clock>,
     budget: Budget,
+    /// Repository that the log is of; None if that is not checked.
+    repository: Option<RepositoryId>,
     seen: Mutex<CachedState>,
 }
 
@@ -63,6 +70,8 @@ struct CachedState {
     memory: Option<Retained>,
     /// Bytes of memory of the state.
     weight: u64,
+    /// Time of the last check that the repository is still the same.
+    checked: Option<Instant>,
 }
 
 /// Newest known truncation: its number, and the last entry that may be missing.
@@ -75,7 +84,14 @@ struct Boundary {
 impl Log {
     /// The log in `objects`, read within `budget`.
     pub fn new(objects: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, budget: Budget) -> Self {
-        Self { objects, clock, budget, seen: Mutex::default() }
+        Self { objects, clock, budget, repository: None, seen: Mutex::default() }
+    }
+
+    /// The same log, of `repository`: commits, and reads each minute, fail once another one is at its place.
+    #[must_use]
+    pub fn of(self, repository: RepositoryId) -> Self {
+        self.seen().checked = Some(Instant::now());
+        Self { repository: Some(repository), ..self }
     }
 
     /// The state that was read last; read now, if none was.
@@ -98,6 +114,29 @@ impl Log {
         let seen = self.seen();
         let new_enough = since.is_none_or(|since| seen.read.is_some_and(|read| read >= since));
         seen.state.clone().filter(|_| new_enough)
+    }
+
+    /// Checks that the repository is still the one that was opened. Its log goes on at any number: an entry of this process would
+    /// break that of another one.
+    async fn check_repository(&self) -> Result<()> {
+        let Some(expected) = self.repository else { return Ok(()) };
+        let (key, begun) = (layout::repository(), Instant::now());
+        let found = objects::get(&*self.objects, Kind::Repository, &key).await?;
+        let found = found.map(|object| read_id(&object)).transpose()?;
+        if found == Some(expected) {
+            self.seen().checked = Some(begun);
+            return Ok(());
+        }
+        let what = match found {
+            Some(_) => "another repository is there now",
+            None => "the repository is not there any more",
+        };
+        let found = found.map_or_else(|| "none".to_owned(), |found| found.to_string());
+        Err(Error::not_found(what)
+            .at(key)
+            .expected(expected)
+            .got(found)
+            .help("put the repository back, or start this program again to use what is there"))
     }
 
     /// The state that was read last, if one was.

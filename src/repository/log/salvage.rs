@@ -24,6 +24,8 @@ pub struct Salvaged {
     pub snapshot: u64,
     /// Unreadable entries, and the copy of each; the first of a range of missing entries has no copy.
     pub unreadable: Vec<(Path, Option<Path>)>,
+    /// Entries that do not follow from those before them, although all of those are there, and the copy of each.
+    pub refused: Vec<(Path, Path)>,
     /// Unreadable snapshots, and the copy of each. Nothing is lost with them, as the state follows from the entries.
     pub snapshots: Vec<(Path, Path)>,
     /// Names that later entries changed in a way that is inconsistent without the unreadable entries.
@@ -63,6 +65,13 @@ impl Log {
                 state.seq = number - 1;
             }
             match twice_if_damaged(|| self.entry(number)).await {
+                // Nothing that it needs is lost: a faulty program wrote it.
+                Ok(Some(entry)) if salvaged.unreadable.is_empty() => {
+                    if state.apply(&entry).is_err() {
+                        salvaged.refused.push((Numbered::Entry.key(number), Numbered::Aside.key(number)));
+                        pass_over(&mut state);
+                    }
+                }
                 Ok(Some(entry)) => adopt(&mut state, &entry, &mut salvaged),
                 Ok(None) => {
                     salvaged.unreadable.push((Numbered::Entry.key(number), None));
@@ -77,7 +86,10 @@ impl Log {
         }
         salvaged.snapshot = state.seq;
         let restricts = state.policy.is_some() || !state.labels.is_empty();
-        if !accept_lost_labels && restricts && (!salvaged.unreadable.is_empty() || !salvaged.partial.is_empty()) {
+        let Salvaged { unreadable, refused, names, partial, .. } = &salvaged;
+        let loses = !unreadable.is_empty() || !refused.is_empty() || !partial.is_empty();
+        let restarts = loses || !names.is_empty();
+        if !accept_lost_labels && restricts && loses {
             return Err(Error::conflict("labels or a policy may be lost with unreadable entries of the log")
                 .at(salvaged.unreadable.first().map_or_else(|| Numbered::Entry.prefix(), |(key, _)| key.clone()))
                 .help(
@@ -90,7 +102,10 @@ impl Log {
                 self.set_aside(Kind::Entry, key, copy).await?;
             }
         }
-        if !salvaged.unreadable.is_empty() || !salvaged.partial.is_empty() || !salvaged.names.is_empty() {
+        for (key, copy) in &salvaged.refused {
+            self.set_aside(Kind::Entry, key, copy).await?;
+        }
+        if restarts {
             self.restart_from(boundary, &state).await?;
         }
         salvaged.snapshots = self.set_snapshots_aside(boundary.floor).await?;
@@ -459,6 +474,25 @@ mod tests {
         assert_eq!(salvaged.unreadable.len(), 1);
         let state = log(&objects).refresh().await.unwrap();
         assert_eq!(state.labels.keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn an_entry_of_another_log_is_left_out() {
+        let (old, objects) = (Arc::new(InMemory::new()), Arc::new(InMemory::new()));
+        for name in ["a", "b"] {
+            set(&old, name).await;
+        }
+        set(&objects, "kept").await;
+        // Sets `b` in a session that this log does not know.
+        let entry = old.get(&Numbered::Entry.key(5)).await.unwrap().bytes().await.unwrap();
+        objects.put(&Numbered::Entry.key(4), entry.clone().into()).await.unwrap();
+        assert_eq!(log(&objects).refresh().await.unwrap_err().kind(), ErrorKind::Damaged);
+        let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
+        assert_eq!(salvaged.refused, [(Numbered::Entry.key(4), Numbered::Aside.key(4))]);
+        assert_eq!(objects.get(&Numbered::Aside.key(4)).await.unwrap().bytes().await.unwrap(), entry);
+        assert!(log(&objects).audit().await.unwrap().damaged.is_empty());
+        set(&objects, "later").await;
+        assert_eq!(names(&objects).await, ["kept", "later"]);
     }
 
     #[tokio::test]

@@ -428,7 +428,7 @@ impl Peer {
         let expected = Some(first.peer());
         let others = (1..connections.max(1)).map(|_| self.dial(address, transport, (expected, window), dialing));
         let others = try_join_all(others).await?;
-        let clients: Vec<Arc<Client>> = std::iter::once(first.clone()).chain(others).collect();
+        let clients: Vec<Arc<Client>> = std::iter::once(Arc::clone(&first)).chain(others).collect();
         tracing::info!(address = %self.address, %transport, connections = clients.len(), "linked to a peer");
         let windows = clients.len() as u64 * window;
         Ok(Link { transport, clients, next: AtomicUsize::new(0), windows })

@@ -171,7 +171,7 @@ mod tests {
             least
         };
         let sending = async {
-            stream.write_all(&[7; BYTES]).await.unwrap();
+            stream.write_all(&vec![7; BYTES]).await.unwrap();
             stream.finish().unwrap();
             assert_eq!(reading.await.unwrap(), BYTES);
             connection.close(0u8.into(), b"");

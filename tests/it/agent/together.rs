@@ -106,6 +106,22 @@ fn without_the_agent_a_restore_goes_on_alone() {
     agent.stop();
 }
 
+/// G2: "if it stops midway": a stopped process still accepts connections.
+#[test]
+fn an_agent_that_does_not_answer_is_left_out_with_a_warning() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let socket = user.work().join("silent.sock");
+    let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let restored = user.command(&["restore", "run/step-1", "out"]).env("TOWLINE_AGENT", &socket).output().unwrap();
+    let said = String::from_utf8(restored.stderr).unwrap();
+    assert_eq!(restored.status.code(), Some(0), "{said}");
+    assert!(said.contains("the agent at") && said.contains("does not answer"), "{said}");
+    assert_eq!(user.read("out/a.txt"), b"hello, world");
+    let ready = user.command(&["top", "--ready"]).env("TOWLINE_AGENT", &socket).output().unwrap();
+    assert_eq!(ready.status.code(), Some(6));
+}
+
 #[test]
 fn chunks_are_given_over_the_socket_alone_and_only_when_asked_for() {
     let user = with_tree();

@@ -1,17 +1,18 @@
 //! Steps that are in the repository when a watch starts: their content decides whether they are those of the folder.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use towline::error::Result;
+use towline::error::{ErrorKind, Result};
 use towline::name::Name;
 use towline::ops::{HandoffTarget, SaveOptions, UnsavedCheckpoint, WatchEvent, WatchOptions};
 
 use super::{Fixture, hugging_face, write};
-use crate::data::name;
+use crate::data::{name, tree_digest};
 
 /// A copy of `folder` with other bytes in its files, whose sizes and modification times are the same.
 fn fake(folder: &Path, dest: &Path) {
@@ -113,4 +114,26 @@ async fn a_folder_behind_its_run_is_told() {
     let behind = fixture.once(restore).await;
     let WatchEvent::NotRestored { later: Some(later), .. } = &behind[1] else { panic!("{behind:?}") };
     assert_eq!(later, "run/step-11");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_with_a_link_out_of_it_is_not_restored_for_a_training() {
+    let fixture = Fixture::new().await;
+    let checkpoint = hugging_face(&fixture.out(), 10);
+    symlink("model.safetensors", checkpoint.join("within")).unwrap();
+    fixture.once(|_| {}).await;
+    let saved = tree_digest(&checkpoint);
+    let restore = |options: &mut WatchOptions| (options.restore_latest, options.once) = (true, true);
+    fs::remove_dir_all(fixture.out()).unwrap();
+    fixture.watch(Duration::from_millis(50), restore).task.await.unwrap().unwrap();
+    assert_eq!(tree_digest(&checkpoint), saved);
+
+    let later = hugging_face(&fixture.out(), 20);
+    symlink(fixture.path("elsewhere"), later.join("scheduler.pt")).unwrap();
+    fixture.once(|_| {}).await;
+    fs::remove_dir_all(fixture.out()).unwrap();
+    let error = fixture.watch(Duration::from_millis(50), restore).task.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    assert!(error.to_string().contains("run/step-20:scheduler.pt"), "{error}");
+    assert!(!later.exists());
 }
