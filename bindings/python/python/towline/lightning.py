@@ -87,7 +87,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     ):
         _arguments.check_run(run)
         check_compression(compression)
-        self.repository = opened(repo, create=create)
+        self.repository = opened(repo, create=create, caller="TowlineCheckpointIO")
         _repositories[self.repository.id] = self.repository
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         self.collect = collect

@@ -96,7 +96,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         # Checks the options early.
         options = save_options(metrics, labels=labels, key_every=key_every, compression=compression)
         _arguments.check_save(_ANY_STEP, options)
-        self.repository = opened(repo, create=create)
+        self.repository = opened(repo, create=create, caller="towline.dcp.StorageWriter")
         self.name, self.overwrite = name, overwrite
         self._metrics, self.labels = options["metrics"], dict(labels or {})
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
