@@ -33,6 +33,7 @@ warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
 STAGES = ["blocking", *(["background"] if hasattr(state_dict_saver, "AsyncSaveResponse") else [])]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_dcp.py"
+README = Path(__file__).parents[2] / "bindings" / "python" / "README.md"
 
 
 def a_state(seed: int) -> dict:
@@ -125,6 +126,27 @@ def test_saved_by_two_and_loaded_by_one_and_three(tmp_path):
     # What is on all ranks was saved by one.
     assert sum(name.endswith("model.replicated") for name in names) == 1
     assert repository.verify(data=True)["damaged"] == []
+
+
+def save_shards(rank: int, world_size: int, url: str) -> None:
+    mesh = init_device_mesh("cpu", (world_size,))
+    whole = torch.arange(1200.0).reshape(120, 10)
+    state = {"w": distribute_tensor(whole, mesh, [Shard(0)])}
+    dcp.save(state, checkpoint_id="run-7/step-100", storage_writer=StorageWriter(url))
+
+
+def test_shards_are_listed_one_by_one_and_reassembled_by_the_example_of_the_readme(tmp_path):
+    url = str(tmp_path / "repository")
+    towline.open(url)
+    assert ranks.run(2, tmp_path / "ranks", save_shards, url) == [0, 0]
+    whole = torch.arange(1200.0).reshape(120, 10)
+    loaded = towline.load("run-7/step-100", repo=url)
+    assert list(loaded) == ["w@0,0", "w@60,0"] and torch.equal(torch.cat(list(loaded.values())), whole)
+    assert list(towline.open(url).tensors("run-7/step-100")) == list(loaded)
+    (example,) = re.findall(r"```python\n(whole = .*?)```", README.read_text(), re.DOTALL)
+    said = {"torch": torch, "dcp": dcp, "towline": towline}
+    exec(example.replace("s3://bucket/experiments", url), said)
+    assert torch.equal(said["whole"]["w"], whole)
 
 
 def save_in_a_process(rank: int, world_size: int, url: str, stage: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy
 import pytest
 import torch
 import towline
+from towline import _folders
 
 
 @pytest.fixture
@@ -259,9 +261,17 @@ def test_a_repository_that_is_gone_is_not_created_again(tmp_path):
         first.save(1, {"a": 1})
     (tmp_path / "disk").rename(away)
     (tmp_path / "disk").mkdir()
-    for again in (towline.open, lambda there: towline.Checkpointer(there, "run")):
-        with pytest.raises(towline.NotFound, match=r"was here, and is gone.*not mounted.*create=True"):
+    calls = {
+        f"towline.open('{where}'": towline.open,
+        "towline.Checkpointer(...": lambda there: towline.Checkpointer(there, "run"),
+        "TowlineCallback(...": lambda there: _folders.FolderSaver(there, "run", "transformers"),
+        "AccelerateCheckpointer(...": lambda there: _folders.FolderSaver(there, "run", "accelerate"),
+    }
+    for call, again in calls.items():
+        told = rf"was here, and is gone.*not mounted.*; {re.escape(call)}, create=True\) makes a new"
+        with pytest.raises(towline.NotFound, match=told) as caught:
             again(where)
+        assert f"{call}, create=True)" in caught.value.help
     assert not where.exists()
     (tmp_path / "disk").rmdir()
     away.rename(tmp_path / "disk")

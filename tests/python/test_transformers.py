@@ -204,6 +204,21 @@ def test_a_save_that_failed_is_raised(repository, tmp_path):
     assert names(repository) == ["run-7/step-2"]
 
 
+def test_a_step_that_another_process_saves_first_is_a_conflict(repository, tmp_path):
+    """F10: "Two saves of one NAME: the one that commits second finds that the name has moved"."""
+    (tmp_path / "other").write_text("other")
+
+    def begin():
+        repository.save(tmp_path / "other", "run-7/step-2")
+        raise towline.Conflict("name moved since this save began")
+
+    told = r"run-7/step-2 was saved by another process.*own run name.*`towline rm run-7/step-2`"
+    with pytest.raises(towline.SaveConflict, match=told):
+        trained(TowlineCallback(slow(repository, begin), "run-7"), tmp_path / "out", 2)
+    assert repository.read("run-7/step-2", "other") == b"other"
+    assert (tmp_path / "out" / "checkpoint-2").is_dir() and not list((tmp_path / "out/_towline").rglob("*.json"))
+
+
 def test_a_store_that_does_not_answer_does_not_stop_the_training(repository, tmp_path):
     def unreachable():
         raise towline.Unreachable("no answer")

@@ -16,6 +16,7 @@ from typing import Any
 
 from . import _arguments, _backlog, _origins, _private, _shutdown, retention, spool
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
+from ._mixing import Mixing
 from ._origins import Origin, Superseded
 from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
@@ -27,6 +28,8 @@ from .retention import Branch, GivenUp, Retention, number
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
 OWN = "_towline"
 
+#: Classes that save folders, by their frameworks.
+_CALLERS = {"accelerate": "AccelerateCheckpointer", "transformers": "TowlineCallback"}
 #: Tries to save a folder of hard links while their link counts change, and seconds between them.
 _TRIES, _PAUSE = 20, 0.25
 #: Seconds that a save waits, in addition to the time without progress after which an upload ends, for the upload to end.
@@ -84,9 +87,9 @@ class FolderSaver:
         check_compression(compression)
         _arguments.check_run(run)
         _arguments.check_close_retry(close_retry)
-        self.repository = opened(repo, create=create)
+        self.repository = opened(repo, create=create, caller=_CALLERS.get(framework))
         self.run, self._framework, self._compression = run, framework, compression
-        self._branch = Branch()
+        self._branch, self._mixing = Branch(), Mixing(self.repository, run)
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._backlog = Backlog(
             Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._expire), self.repository.url
@@ -113,6 +116,7 @@ class FolderSaver:
         handle = Handle(f"{self.run}/step-{step}", step)
         options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
         given_up = self._branch.saved(handle.name, step)
+        self._mixing.saved(handle.name)
         # Others may put a link in the place of the folder: it is opened once, and only what was opened is saved.
         with _private.opened(folder) as source:
             try:
@@ -251,6 +255,8 @@ class FolderSaver:
         except Busy:
             raise
         except Conflict as error:
+            if self._is_taken(waiting.kept):
+                raise _saved_by_another(waiting.handle.name) from error
             # Not a Conflict, for which the backlog would remove the links: a later process may succeed.
             raise Error(f"{error} (its files stay in {waiting.kept} for the next process)") from error
         self._made(waiting.kept)
@@ -265,6 +271,7 @@ class FolderSaver:
         """Records the current steps of the run, if the store answers: this training goes on from them."""
         with contextlib.suppress(Error):
             self._seen = dict(self.repository._engine.names(self.run))
+        self._mixing.begin(self._seen)
 
     def _made(self, linked: spool.SpooledStep) -> None:
         """Records that a step is durable, here and for a later process."""
@@ -301,8 +308,18 @@ class FolderSaver:
                 return True
         return False
 
+    def _is_taken(self, linked: spool.SpooledStep) -> bool:
+        """True if another process has saved the step since this training began or resumed."""
+        if self._seen is None:
+            return False
+        with contextlib.suppress(Error):
+            found = self.repository._engine.find(linked.step, _backlog.SILENCE)
+            return found is not None and found[0] == linked.step and not self._is_own([linked], *found)
+        return False
+
     def _expire(self) -> None:
         self._retention.expire(self.repository, self.run)
+        self._mixing.look()
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         retention.give_up(self.repository, self.run, given_up, limit)
@@ -326,6 +343,14 @@ class FolderSaver:
         for handle in failed:
             if not handle._raised and not _stays(handle.error):
                 raise handle._failure()
+
+
+def _saved_by_another(name: str) -> Conflict:
+    """Conflict for a step that must not be replaced."""
+    help = f"give each training its own run name; to save this one's step, remove the other's: `towline rm {name}`"
+    error = Conflict(f"{name} was saved by another process since this training began: it is not replaced ({help})")
+    error.place, error.help = name, help
+    return error
 
 
 def restore(repository: Repository, name: str, folder: str) -> None:

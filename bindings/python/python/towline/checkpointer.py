@@ -29,6 +29,7 @@ from ._attempts import Attempts
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
 from ._documents import read_document
+from ._mixing import Mixing
 from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
@@ -112,7 +113,7 @@ class Checkpointer:
         _one_of("when_busy", when_busy, ("wait", "skip"))
         check_compression(compression)
         _arguments.check_close_retry(close_retry)
-        self.repository = opened(repo, create=create)
+        self.repository = opened(repo, create=create, caller="towline.Checkpointer")
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
         self.key_every, self.compression = key_every, compression
@@ -149,7 +150,7 @@ class Checkpointer:
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
-        self._branch = Branch()
+        self._branch, self._mixing = Branch(), Mixing(self.repository, run, self._is_of_start)
         if self._spool is not None:
             self._save_pending()
         self._look()
@@ -484,6 +485,7 @@ class Checkpointer:
             self._starts.append(start)
 
     def _made(self, name: str) -> None:
+        self._mixing.saved(name)
         if self._attempts is not None:
             self._attempts.record(name)
 
@@ -582,6 +584,10 @@ class Checkpointer:
         """True if this Checkpointer saved the step, or an earlier one of this rank from the same spool."""
         if self._seen is not None and self._seen.get(name) == version:
             return True
+        return self._is_of_start(name)
+
+    def _is_of_start(self, name: str) -> bool:
+        """True if this start, whose ranks share its id, saved the step, or one whose steps are or were in the same spool."""
         return _origins.start_of(self.repository, name, self._path(DOCUMENT)) in self._starts
 
     def _upload(self, waiting: Waiting) -> SaveReport:
@@ -663,6 +669,7 @@ class Checkpointer:
     def _expire(self) -> None:
         if self.rank == 0:
             self._retention.expire(self.repository, self.run)
+            self._mixing.look()
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         """As `retention.give_up`. Every rank calls this before its part: the first one removes the steps, and parts of a step
@@ -698,6 +705,7 @@ class Checkpointer:
         except Error:
             # The store may be back at the next save; without the record, no step is protected from being replaced.
             self._seen = None
+        self._mixing.begin(self._seen)
 
     @contextlib.contextmanager
     def _own(self, name: str, limit: timedelta | None = None) -> Iterator[dict[str, Any]]:

@@ -36,6 +36,7 @@ from . import _arguments, _pointer_files
 from ._collecting import Collector
 from ._documents import read_document
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
+from ._unresumed import Unresumed
 from .checkpointer import Checkpointer
 from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
@@ -65,6 +66,10 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     enumerations; to load them, pass their classes to `towline.allow_classes`. With `pickle`, all other values, such as
     hyper-parameters that are objects, are pickled individually, with a warning; without it they are refused, with their path.
     Pickled values are loaded only with `weights_only=False`, passed to `Trainer.fit` or, as the default, to this class.
+    On another machine, call `checkout` before `fit(..., ckpt_path="last")`. A training that saves into a folder without a file
+    of the run, and has loaded none of its checkpoints, begins anew: it warns once if the run has checkpoints, never removes them,
+    and raises SaveConflict rather than replace one.
+
     `compression`, `collect` (whether the data of removed checkpoints is deleted) and `create` (whether a missing repository is
     created) are as for `towline.Checkpointer`.
     """
@@ -82,13 +87,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     ):
         _arguments.check_run(run)
         check_compression(compression)
-        self.repository = opened(repo, create=create)
+        self.repository = opened(repo, create=create, caller="TowlineCheckpointIO")
         _repositories[self.repository.id] = self.repository
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         self.collect = collect
         for package in _PACKAGES:
             if package in sys.modules and package != _PACKAGE:
                 import_module(f"{package}.plugins.io").CheckpointIO.register(type(self))
+        self._unresumed = Unresumed(self.repository, run)
         self._forget()
 
     def _forget(self) -> None:
@@ -107,6 +113,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _repositories[self.repository.id] = self.repository
+        self._unresumed = Unresumed(self.repository, self.run)
         self._forget()
 
     def save_checkpoint(
@@ -125,6 +132,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             os.makedirs(folder, exist_ok=True)
         step = checkpoint.get("global_step", 0) if isinstance(checkpoint, dict) else 0
         checkpointer, follower = self._saving()
+        if not _is_url(path):
+            self._unresumed.check(name, path, folder)
         handle = checkpointer._save_as(
             name,
             step,
@@ -171,7 +180,9 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
                 f"no checkpoint {path}: {self.run} in {self.repository.url} has none that was saved as such a file"
             )
         pickle = not (self.weights_only if weights_only is None else weights_only)
-        return _read(self.repository, name, _device(map_location), pickle)
+        state = _read(self.repository, name, _device(map_location), pickle)
+        self._unresumed.loaded(name)
+        return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint and its pointer file, once every save so far is durable."""
@@ -232,8 +243,9 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             self._checkpointer = Checkpointer(
                 self.repository, self.run, pickle=self.pickle, compression=self.compression, on_sigterm=False
             )
+            self._unresumed.begin(self._checkpointer._seen, self._checkpointer._starts)
             collector = self._collector = Collector(self.repository, self.collect)
-            self._follower = _Follower(lambda path: self._remove(path, collector))
+            self._follower = _Follower(self._unresumed.saved, lambda path: self._remove(path, collector))
         return self._checkpointer, self._follower
 
     def _name_for(self, path: str, file: str) -> str:
@@ -305,6 +317,13 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             # Anybody who can write to the folder may have planted the pointer file to get another name removed.
             warnings.warn(
                 f"towline: {path} stands for {name}, which stays: it is no checkpoint of {self.run}", stacklevel=3
+            )
+            name = None
+        if record is None and name is not None and not _is_url(path) and not self._unresumed.may_remove(name):
+            warnings.warn(
+                f"towline: {name} stays: this training did not save it, and {path} does not exist (checkout({_folder(path)!r}) "
+                "of the TowlineCheckpointIO makes the checkpoints of the run those of the folder)",
+                stacklevel=3,
             )
             name = None
         if name is not None:
@@ -396,7 +415,8 @@ def _check_present(repository: Repository, record: dict[str, str], path: str) ->
     ):
         raise Conflict(
             f"{path} is gone: {record['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
-            "(give each run, or folder of checkpoints, its own run name)"
+            f"(`towline history {record['name']}` lists the earlier ones, and `towline undelete {record['name']} --version V "
+            "--as NEW` restores one under another name; give each run, or folder of checkpoints, its own run name)"
         )
 
 
@@ -408,8 +428,8 @@ def _is_plain(file: str) -> bool:
 class _Follower:
     """Thread for work that waits for saves, in order: writes pointer files of durable checkpoints, and removes checkpoints."""
 
-    def __init__(self, remove: Callable[[str], None]):
-        self._remove = remove
+    def __init__(self, durable: Callable[[str], None], remove: Callable[[str], None]):
+        self._durable, self._remove = durable, remove
         self._work: queue.Queue[Any] = queue.Queue()
         self._failed = False
         self._awaited: Handle | None = None
@@ -442,6 +462,7 @@ class _Follower:
         finally:
             self._awaited = None
         self._failed = False
+        self._durable(handle.name)
         if pointer is not None:
             _pointer_files.write(path, pointer, load_pointer_file)
 

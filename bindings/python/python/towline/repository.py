@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _arguments, _progress, _towline
-from .errors import UsageError
+from .errors import NotFound, UsageError
 from .reports import (
     CollectReport,
     ExpireReport,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 #: uncompressed while the store takes bytes faster than they can be compressed; "off" never compresses.
 Compression = Literal["auto", "if-faster", "off"]
 _COMPRESSIONS = typing.get_args(Compression)
+
+#: A call that creates a repository, in messages (`errors.make`).
+_OPEN_CREATE = re.compile(r"towline\.open\((?:'[^']*'|\"[^\"]*\"), create=True\)")
 
 _logger = logging.getLogger("towline")
 
@@ -76,9 +80,25 @@ def open(
     return opened
 
 
-def opened(repo: Repository | str | os.PathLike[str] | None, *, create: bool | None) -> Repository:
-    """Returns `repo` itself, or opens the repository at this URL."""
-    return repo if isinstance(repo, Repository) else open(repo, create=create)
+def opened(
+    repo: Repository | str | os.PathLike[str] | None, *, create: bool | None, caller: str | None = None
+) -> Repository:
+    """Returns `repo` itself, or opens the repository at this URL. `caller` is the class or function that was called, if it takes
+    `create` itself: errors then name that one."""
+    if isinstance(repo, Repository):
+        return repo
+    try:
+        return open(repo, create=create)
+    except NotFound as error:
+        if caller is not None:
+            error.args = tuple(_of_caller(text, caller) for text in error.args)
+            error.help = None if error.help is None else _of_caller(error.help, caller)
+        raise
+
+
+def _of_caller(text: str, caller: str) -> str:
+    """Names `caller` where a message names `towline.open` with `create=True`."""
+    return _OPEN_CREATE.sub(lambda _: f"{caller}(..., create=True)", text)
 
 
 def load(
@@ -340,7 +360,8 @@ class Repository:
         if if_absent and force:
             raise UsageError("if_absent and force exclude each other")
         names = [names] if isinstance(names, str) else list(names)
-        there, existing = opened(to, create=create), "keep" if if_absent else "replace" if force else ""
+        there = opened(to, create=create, caller="Repository.sync")
+        existing = "keep" if if_absent else "replace" if force else ""
         return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, existing)))
 
     def load(

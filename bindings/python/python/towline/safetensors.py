@@ -80,7 +80,7 @@ def save_file(
     in_order = sorted(zip(starts, held.values(), strict=True), key=lambda pair: pair[0])
     pieces: list[Any] = [header]
     pieces += [(tensor.data_ptr(), _torch.nbytes(tensor)) for _, tensor in in_order if _torch.nbytes(tensor)]
-    repository = opened(repo, create=create)
+    repository = opened(repo, create=create, caller="save_file")
     _check_alone(repository, name, path)
     repository._engine.save_files([(path, pieces)], name, save_options())
 

@@ -64,6 +64,9 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
     before a save to give a step its own, for selectors such as `RUN@min=loss`. `key_every`, `compression` and `create` (whether a
     missing repository is created) are as for `towline.Checkpointer`.
 
+    A tensor in shards is stored as these, each named by its offsets, such as `w@60,0`: `towline.load` and the command line list
+    the shards, and StorageReader reassembles them.
+
     `stage="background"` makes `dcp.async_save` return before the state is copied, as for `Stager`.
 
     Without collectives (`use_collectives=False`) ranks exchange no plans, and match their parts by `attempt`: a value that all
@@ -96,7 +99,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         # Checks the options early.
         options = save_options(metrics, labels=labels, key_every=key_every, compression=compression)
         _arguments.check_save(_ANY_STEP, options)
-        self.repository = opened(repo, create=create)
+        self.repository = opened(repo, create=create, caller="towline.dcp.StorageWriter")
         self.name, self.overwrite = name, overwrite
         self._metrics, self.labels = options["metrics"], dict(labels or {})
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
