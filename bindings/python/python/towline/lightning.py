@@ -34,7 +34,7 @@ import torch
 
 from . import _arguments, _pointer_files
 from ._collecting import Collector
-from ._documents import read_document
+from ._documents import document_in
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from .checkpointer import Checkpointer
 from .errors import Conflict, NotFound, SaveFailed, UsageError
@@ -367,9 +367,10 @@ def _repository_of(record: dict[str, str], trusted: bool) -> Repository:
 
 
 def _read(repository: Repository, name: str, device: torch.device | None, pickle: bool) -> dict[str, Any]:
-    document = read_document(repository, name, DOCUMENT)
+    tree = repository._engine.open_tree(name)
+    document = document_in(repository, tree, DOCUMENT)
     try:
-        state: dict[str, Any] = read_state(repository, name, TENSORS, document, Reading(None, device, pickle)).state
+        state: dict[str, Any] = read_state(repository, tree, TENSORS, document, Reading(None, device, pickle)).state
         return state
     except UsageError as error:
         if pickle:
