@@ -17,12 +17,12 @@ Seen = TypeVar("Seen")
 _TRIES = 8
 
 
-def snapshot(engine: Engine, name: str, look: Callable[[str], Seen]) -> tuple[Tree, Seen]:
-    """Opens the tree `name`; also returns what `look` returns for its name. Both are of one version: the tree stays as it is,
-    whatever the name gets."""
+def snapshot(engine: Engine, name: str, look: Callable[[Tree], Seen]) -> tuple[Tree, Seen]:
+    """Opens the tree `name`; also returns what `look`, which may use its name, returns for it. Both are of one version: the tree
+    stays as it is, whatever the name gets. Calls `look` again if the name was saved anew meanwhile."""
     for _ in range(_TRIES):
         tree = engine.open_tree(name)
-        seen = look(tree.name)
+        seen = look(tree)
         if is_current(engine, tree):
             return tree, seen
     help = "try again, and let no two processes save it at a time"

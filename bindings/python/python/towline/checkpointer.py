@@ -309,7 +309,7 @@ class Checkpointer:
         name = None
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
-            tree, _ = snapshot(engine, name, self._check_world_size)
+            tree, _ = snapshot(engine, name, lambda tree: self._check_world_size(tree.name))
             document = document_in(self.repository, tree, self._path(DOCUMENT))
         except NotFound as error:
             if step == "latest" and not self.steps():

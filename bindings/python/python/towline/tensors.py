@@ -26,7 +26,7 @@ class Tensors(Mapping[str, "Tensor"]):
         self.repository, self.name = repository, name
         engine = repository._engine
         self._tree: Tree | None
-        self._tree, text = snapshot(engine, name, engine.tensors)
+        self._tree, text = snapshot(engine, name, lambda tree: engine.tensors(tree.name))
         self._version = self._tree.version
         listed = json.loads(text)
         seen: dict[str, int] = {}
