@@ -265,6 +265,33 @@ def test_whatever_changes_in_the_metadata_of_a_distributed_checkpoint_is_an_erro
             dcp_metadata.decode(bad)
 
 
+NO_TEXT = (None, 0, 1.5, True, [], ["f"], {})
+NO_NUMBER = (None, -1, 1 << 63, 1.5, "0", True, [], {})
+NO_NUMBERS = (None, 0, "42", {}, [None], [4, -1], [4, 1 << 63], [4.0, 2], [4, True], [[4, 2]])
+PART = ("state", "w", "chunks", 0)
+TYPES = {
+    "file of an object": (("state", "epoch", "file"), NO_TEXT),
+    "start": (("state", "epoch", "start"), NO_NUMBER),
+    "length": (("state", "epoch", "length"), NO_NUMBER),
+    "file": ((*PART, "file"), NO_TEXT),
+    "tensor": ((*PART, "tensor"), NO_TEXT),
+    "dtype": ((*PART, "dtype"), NO_TEXT),
+    "as_bytes": ((*PART, "as_bytes"), (None, 0, 1, "true", [])),
+    "offsets": ((*PART, "offsets"), (*NO_NUMBERS, [], [0], [0, 0, 0])),
+    "sizes": ((*PART, "sizes"), (*NO_NUMBERS, [], [4], [4, 2, 1])),
+    "shape": (("state", "w", "shape"), NO_NUMBERS),
+}
+
+
+@pytest.mark.parametrize("what", TYPES)
+def test_a_value_of_another_type_in_the_metadata_of_a_distributed_checkpoint_is_damaged(what):
+    path, values = TYPES[what]
+    document = dcp_document()
+    for value in values:
+        with pytest.raises(towline.Damaged):
+            dcp_metadata.decode(json.dumps(changed(document, path, value)).encode())
+
+
 PRIME = (1 << 61) - 1
 
 

@@ -329,7 +329,7 @@ class Restoring:
         lax = not self.strict and "strict" in inspect.signature(into.load_state_dict).parameters
         try:
             into.load_state_dict(state, **({"strict": False} if lax else {}))
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             mismatch = Mismatch(f"{shown(path)} does not take the saved state: {error}")
             mismatch.place = shown(path)
             raise mismatch from error
