@@ -58,7 +58,7 @@ impl Context {
                 .got("--device host")
                 .help("give --device cuda:N, or drop --decode-on"));
         }
-        let selectors = if stage.tensors.is_empty() { vec![TensorSelector::new("*")?] } else { stage.tensors.clone() };
+        let selectors = if stage.tensors.is_empty() { vec![TensorSelector::new("**")?] } else { stage.tensors.clone() };
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &what.name).await?;
         let recorded = self.record(Action::Restore, &[name.to_string()], &repository, None).await?;

@@ -182,7 +182,16 @@ impl Context {
     async fn restore(&self, restore: Restore) -> Result<()> {
         let Restore { from, dest, overwrite, delete, yes, dry_run, only, keep_setuid, tensors, shard } = restore;
         let progress = self.progress.clone();
-        let options = RestoreOptions { overwrite, delete, may_empty: yes, dry_run, only, keep_setuid, progress };
+        let options = RestoreOptions {
+            overwrite,
+            delete,
+            may_empty: yes,
+            dry_run,
+            only,
+            keep_setuid,
+            progress,
+            ..RestoreOptions::default()
+        };
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         let names = if dry_run { Vec::new() } else { vec![name.to_string()] };

@@ -97,6 +97,17 @@ def test_a_module_with_its_own_way_is_left_to_it():
     assert caught.value.place == "state['m']"
 
 
+@pytest.mark.parametrize("fault", [AttributeError("no attribute"), IndexError("list index"), TypeError("none")])
+def test_an_object_that_fails_at_a_saved_state_does_not_take_it(fault):
+    class Failing(torch.nn.Linear):
+        def load_state_dict(self, *_, **__):
+            raise fault
+
+    with pytest.raises(towline.Mismatch, match=r"state\['m'\] does not take the saved state") as caught:
+        again({"m": torch.nn.Linear(2, 2)}, {"m": Failing(2, 2)})
+    assert caught.value.place == "state['m']" and caught.value.__cause__ is fault
+
+
 def test_optimizers_take_what_they_lack():
     def trained(seed):
         made = model(seed=seed)

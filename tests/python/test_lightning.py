@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -318,7 +319,7 @@ def test_planted_files_beside_a_stand_in_are_neither_followed_nor_unpacked(tmp_p
     # A link at the very name that is chosen is refused, and nothing is left.
     fixed = uuid.UUID(int=7)
     monkeypatch.setattr(uuid, "uuid4", lambda: fixed)
-    (tmp_path / f"last.ckpt.{fixed.hex}.part").symlink_to(tmp_path / "victim")
+    (tmp_path / f".{fixed.hex}.part").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
         _pointer_files.write(path, record, load_pointer_file)
     assert (tmp_path / "victim").read_bytes() == b"precious"
@@ -491,7 +492,21 @@ def test_pickled_values_are_loaded_by_torch_only_where_they_are_trusted(checkpoi
     assert isinstance(loaded.hparams.extra, torch.nn.Linear)
 
 
-@pytest.mark.parametrize("file", ["../home/.bash_profile", "/etc/x.ckpt", "a/b.ckpt", "..", ".", "a\0b"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../home/.bash_profile",
+        "/etc/x.ckpt",
+        "a/b.ckpt",
+        "..",
+        ".",
+        "a\0b",
+        "a\0.ckpt",
+        ".bashrc",
+        "x" * 251 + ".ckpt",
+        "\u00e9" * 126 + ".ckpt",
+    ],
+)
 def test_a_stored_name_leads_nowhere_else(repository, checkpoint_io, tmp_path, file):
     (tmp_path / "tree").write_text("x")
     folder = tmp_path / "home" / "checkpoints"
@@ -503,6 +518,29 @@ def test_a_stored_name_leads_nowhere_else(repository, checkpoint_io, tmp_path, f
     assert set(tmp_path.rglob("*")) - set(before) - set((tmp_path / "repository").rglob("*")) - set(
         (tmp_path / "cache").rglob("*")
     ) == {tmp_path / "home", folder, folder / "step=2.ckpt"}
+
+
+def test_a_stored_name_that_cannot_be_written_keeps_no_other_checkpoint_out(repository, checkpoint_io, tmp_path):
+    (tmp_path / "tree").write_text("x")
+    longest = "\u00e9" * 125 + ".ckpt"
+    for number, file in enumerate(["a" * 300, "refused.ckpt", longest]):
+        labels = {"lightning.file": file, "lightning.folder": "x"}
+        repository.save(tmp_path / "tree", f"run-7/step-{number}", labels=labels)
+    saved(checkpoint_io, tmp_path / "step=7.ckpt")
+    folder, real = tmp_path / "checkpoints", os.replace
+
+    def replace(source, target):
+        if target.endswith("refused.ckpt"):
+            raise OSError(errno.EILSEQ, os.strerror(errno.EILSEQ), target)
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.warns(UserWarning, match="is left out") as warned:
+        patched.setattr(os, "replace", replace)
+        assert checkpoint_io.checkout(folder) == [str(folder / longest), str(folder / "step=7.ckpt")]
+    assert sorted(os.listdir(folder)) == sorted([longest, "step=7.ckpt"])
+    told = [str(one.message) for one in warned]
+    assert any("run-7/step-0 is left out" in text and "at most 255 bytes" in text for text in told)
+    assert any("run-7/step-1 is left out" in text and "cannot be written" in text for text in told)
 
 
 @dataclasses.dataclass

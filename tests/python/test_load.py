@@ -112,6 +112,18 @@ def test_all_tensors_come_by_name(repository: towline.Repository, model: dict, m
             assert time.monotonic() < until, "the agent still thinks that the tensors are used"
 
 
+def test_tensors_with_slashes_in_their_names_are_among_all(
+    repository: towline.Repository, tmp_path: Path, memory: str | None
+) -> None:
+    folder = tmp_path / "slashes"
+    folder.mkdir()
+    named = {"params/dense/kernel": torch.ones(2, 3), "step": torch.ones(1)}
+    save_file(named, folder / "model.safetensors")
+    repository.save(folder, "slashes")
+    assert same(repository.load("slashes"), named)
+    assert same(dict(repository.stream("slashes")), named)
+
+
 def test_some_tensors_and_boxes_are_chosen(repository: towline.Repository, model: dict, memory: str | None) -> None:
     loaded = repository.load("models/m", tensors=["layers.*", "embed[0:2, 8:]"], path="model.safetensors")
     assert loaded.keys() == {"layers.0.w", "layers.1.w", "embed"}

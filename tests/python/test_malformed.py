@@ -265,6 +265,33 @@ def test_whatever_changes_in_the_metadata_of_a_distributed_checkpoint_is_an_erro
             dcp_metadata.decode(bad)
 
 
+NO_TEXT = (None, 0, 1.5, True, [], ["f"], {})
+NO_NUMBER = (None, -1, 1 << 63, 1.5, "0", True, [], {})
+NO_NUMBERS = (None, 0, "42", {}, [None], [4, -1], [4, 1 << 63], [4.0, 2], [4, True], [[4, 2]])
+PART = ("state", "w", "chunks", 0)
+TYPES = {
+    "file of an object": (("state", "epoch", "file"), NO_TEXT),
+    "start": (("state", "epoch", "start"), NO_NUMBER),
+    "length": (("state", "epoch", "length"), NO_NUMBER),
+    "file": ((*PART, "file"), NO_TEXT),
+    "tensor": ((*PART, "tensor"), NO_TEXT),
+    "dtype": ((*PART, "dtype"), NO_TEXT),
+    "as_bytes": ((*PART, "as_bytes"), (None, 0, 1, "true", [])),
+    "offsets": ((*PART, "offsets"), (*NO_NUMBERS, [], [0], [0, 0, 0])),
+    "sizes": ((*PART, "sizes"), (*NO_NUMBERS, [], [4], [4, 2, 1])),
+    "shape": (("state", "w", "shape"), NO_NUMBERS),
+}
+
+
+@pytest.mark.parametrize("what", TYPES)
+def test_a_value_of_another_type_in_the_metadata_of_a_distributed_checkpoint_is_damaged(what):
+    path, values = TYPES[what]
+    document = dcp_document()
+    for value in values:
+        with pytest.raises(towline.Damaged):
+            dcp_metadata.decode(json.dumps(changed(document, path, value)).encode())
+
+
 PRIME = (1 << 61) - 1
 
 
@@ -530,6 +557,47 @@ def test_an_array_of_texts_without_a_size_takes_no_memory_before_it_is_refused(d
     with pytest.raises(towline.Damaged, match="bytes by its type and shape"):
         state.restore(document.encode(), {"a": ("U8", (0,))}, lambda _: None)
     assert [shape for shape in made if shape] == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length"),
+    [
+        ("(2000000000,)u1", 1),
+        ("(2,2)u1", 1),
+        ("(1,)u1", 1),
+        ("(0,)u1", 0),
+        ([["a", "(2000000000,)u1"]], 1),
+        ([["a", "u1", [2000000000]]], 1),
+        ("u1,(2000000000,)u1", 2),
+        ({"names": ["a"], "formats": ["(2000000000,)u1"]}, 1),
+        ({"names": ["a"], "formats": ["u1"], "itemsize": 1 << 33}, 1),
+    ],
+)
+def test_an_array_whose_elements_are_arrays_takes_no_more_memory_than_is_stored(dtype, length, monkeypatch):
+    array = {"!": "ndarray", "t": "a", "dtype": dtype, "shape": [1]}
+    number = {"!": "numpy", "dtype": dtype, "v": "AQ=="}
+    made, empty = [], numpy.empty
+    monkeypatch.setattr(numpy, "empty", lambda shape, dtype: made.append(shape) or empty(shape, dtype))
+    for node in (array, number):
+        document = json.dumps({"towline": 1, "state": {"weights": node}}).encode()
+        with pytest.raises(towline.Damaged):
+            state.restore(document, {"a": ("U8", (length,))}, lambda _: None)
+    assert [shape for shape in made if shape] == []
+
+
+def test_an_array_of_structures_with_arrays_is_restored():
+    array = numpy.zeros(2, [("number", "u1"), ("row", "<f4", (3,))])
+    array["row"] = [[1, 2, 3], [4, 5, 6]]
+    described = state.describe({"a": array}, False)
+    tensors = {leaf.name: leaf.tensor for leaf in described.leaves}
+
+    def read(wanted):
+        for name, tensor in wanted:
+            tensor.copy_(tensors[name])
+
+    held = {leaf.name: (leaf.word, leaf.shape) for leaf in described.leaves}
+    back = state.restore(described.document, held, read)["a"]
+    assert back.dtype == array.dtype and (back == array).all()
 
 
 def in_each_other(levels, inner, begin, end):

@@ -5,12 +5,34 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import types
 import zipfile
 
 import pytest
 import torch
 import towline
-from towline.dcp import _pickles
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from towline.dcp import StorageReader, _pickles
+
+
+class Unsavable:
+    """Pickles to a tensor that torch makes, but cannot save."""
+
+    def __reduce__(self):
+        storage = torch.ones(4).untyped_storage()
+        about = (storage, 0, (1,), (1,), False, collections.OrderedDict(), torch.quint4x2)
+        return torch._utils._rebuild_tensor_v3, about
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_object_that_torch_cannot_save_again_is_not_supported(repository):
+    made = io.BytesIO()
+    torch.save({"x": Unsavable()}, made)
+    item = types.SimpleNamespace(storage_index=MetadataIndex("object"))
+    with pytest.raises(
+        towline.Unsupported, match="run/step-1 has an object at object that torch loads but cannot save"
+    ):
+        StorageReader(repository)._without_code("run/step-1", item, made.getbuffer())
 
 
 def archive(pickled: bytes) -> bytes:

@@ -46,6 +46,115 @@ def test_a_planted_link_in_the_own_folder_is_refused(repository, tmp_path):
     assert os.stat(out / "_towline").st_mode & 0o777 == 0o700
 
 
+def deep(folder: Path, levels: int) -> None:
+    """Makes folders in each other, deeper than a path can lead."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(levels):
+        os.mkdir("a", dir_fd=descriptor)
+        inside = os.open("a", os.O_RDONLY | os.O_DIRECTORY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inside
+    os.close(os.open("file", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=descriptor))
+    os.close(descriptor)
+
+
+def test_folders_of_any_depth_are_removed(tmp_path):
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    _checkpoint(victim, "keep")
+    _checkpoint(out / "checkpoint-5", "remove")
+    (out / "checkpoint-5" / "link").symlink_to(victim)
+    for name in ("wide", "wide/inner", "wide/other"):
+        (out / "checkpoint-5" / name).mkdir()
+    (out / "checkpoint-5" / "wide" / "inner" / "link").symlink_to(victim)
+    (out / "checkpoint-5" / "wide" / "inner" / "file").write_text("remove")
+    deep(out / "checkpoint-5", 5000)
+    deep(out / "checkpoint-5" / "wide", 1500)
+    _folders.remove(str(out / "checkpoint-5"))
+    assert os.listdir(out) == ["_towline"] and os.listdir(out / "_towline") == []
+    assert (victim / "model.bin").read_text() == "keep" and os.listdir(victim) == ["model.bin"]
+
+
+OUTSIDE = {
+    "absolute": ("training_args.bin", "/etc/passwd"),
+    "the root": ("training_args.bin", "/"),
+    "above": ("training_args.bin", "../other/training_args.bin"),
+    "above a folder": ("inner/training_args.bin", "../../training_args.bin"),
+    "only above": ("training_args.bin", ".."),
+    "through a link": ("inner/training_args.bin", "link/../../training_args.bin"),
+    "dots": ("training_args.bin", ".//./../x"),
+}
+
+
+@pytest.mark.parametrize("what", OUTSIDE)
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_checkpoint_with_a_link_out_of_it_is_not_restored_for_a_framework(repository, tmp_path, what, existing):
+    path, target = OUTSIDE[what]
+    out = tmp_path / "out"
+    _checkpoint(tmp_path / "good", "good")
+    repository.save(tmp_path / "good", "run/step-4")
+    _checkpoint(tmp_path / "saved", "saved")
+    (tmp_path / "saved" / "inner").mkdir()
+    (tmp_path / "saved" / "inner" / "link").symlink_to("../inner")
+    (tmp_path / "saved" / path).symlink_to(target)
+    repository.save(tmp_path / "saved", "run/step-5")
+    if existing:
+        _folders.restore(repository, "run/step-4", str(out / "checkpoint-5"))
+    with pytest.raises(errors.Denied) as error:
+        _folders.restore(repository, "run/step-5", str(out / "checkpoint-5"))
+    assert repr(path) in str(error.value) and repr(target) in str(error.value)
+    assert "towline restore run/step-5 DEST" in error.value.help and error.value.place == f"run/step-5:{path}"
+    assert (out / "checkpoint-5").exists() is existing
+    if existing:
+        assert os.listdir(out / "checkpoint-5") == ["model.bin"]
+        assert (out / "checkpoint-5" / "model.bin").read_text() == "good"
+
+
+def test_links_within_a_checkpoint_are_restored(repository, tmp_path):
+    _checkpoint(tmp_path / "saved", "saved")
+    (tmp_path / "saved" / "a" / "b").mkdir(parents=True)
+    links = {
+        "latest": "a/b",
+        "a/model": "../model.bin",
+        "a/b/root": "../..",
+        "a/b/latest": ".././../latest",
+        "dangling": "x",
+    }
+    for path, target in links.items():
+        (tmp_path / "saved" / path).symlink_to(target)
+    repository.save(tmp_path / "saved", "run/step-5")
+    for _ in range(2):
+        _folders.restore(repository, "run/step-5", str(tmp_path / "out" / "checkpoint-5"))
+        for path, target in links.items():
+            assert os.readlink(tmp_path / "out" / "checkpoint-5" / path) == target
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("method", ["open_tree", "restore", "find"])
+def test_a_link_that_is_saved_while_a_checkpoint_is_restored_does_not_appear(repository, tmp_path, existing, method):
+    out = tmp_path / "out"
+    _checkpoint(tmp_path / "good", "good")
+    _checkpoint(tmp_path / "bad", "bad")
+    (tmp_path / "bad" / "link").symlink_to(tmp_path)
+    repository.save(tmp_path / "good", "run/step-5")
+    if existing:
+        _folders.restore(repository, "run/step-5", str(out / "checkpoint-5"))
+    other = towline.open(repository.url)
+
+    class Between:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            if name == method:
+                other.save(tmp_path / "bad", "run/step-5")
+            return getattr(self.inner, name)
+
+    repository._engine = Between(repository._engine)
+    with pytest.raises(errors.Denied, match="out of the checkpoint"):
+        _folders.restore(repository, "run/step-5", str(out / "checkpoint-5"))
+    assert not (out / "checkpoint-5" / "link").is_symlink()
+
+
 def test_a_planted_step_is_not_saved(repository, tmp_path):
     secret, out = tmp_path / "secret", tmp_path / "out"
     _checkpoint(secret, "secret")

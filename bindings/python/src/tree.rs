@@ -126,7 +126,7 @@ impl Tree {
             let mut chosen =
                 selectors.iter().map(|text| text.parse()).collect::<Result<Vec<TensorSelector>, Error>>()?;
             if chosen.is_empty() {
-                chosen.push(TensorSelector::new("*")?);
+                chosen.push(TensorSelector::new("**")?);
             }
             let reading = engine.choose_tensors_in(&saved, path.as_ref().map(String::as_bytes), &chosen)?;
             json_within(&reading.tensors(), engine.budget().total() / 4).map_err(|error| error.at(&saved.name))

@@ -22,7 +22,7 @@ const OFFER: Duration = Duration::from_mins(1);
 /// Shortest and longest interval at which trees expire.
 const EXPIRE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Selector of all tensors.
-pub(super) const ALL: &str = "*";
+pub(super) const ALL: &str = "**";
 /// Maximum number of trees in memory: each takes a file descriptor.
 const TREES_MAX: usize = 256;
 
@@ -327,7 +327,7 @@ mod tests {
             repository: RepositoryId::random(),
             manifest,
             below: String::new(),
-            selectors: vec!["*".to_owned()],
+            selectors: vec![ALL.to_owned()],
         }
     }
 
@@ -371,10 +371,10 @@ mod tests {
             selectors: vec![selector.to_owned()],
             ..whole.clone()
         };
-        drop(keep(&trees, &part("a", "*"), 10).unwrap());
-        assert!(trees.find(&whole).is_none() && trees.find(&part("b", "*")).is_none());
+        drop(keep(&trees, &part("a", ALL), 10).unwrap());
+        assert!(trees.find(&whole).is_none() && trees.find(&part("b", ALL)).is_none());
         drop(keep(&trees, &whole, 10).unwrap());
-        assert!(trees.find(&whole).is_some() && trees.find(&part("b", "*")).is_some());
+        assert!(trees.find(&whole).is_some() && trees.find(&part("b", ALL)).is_some());
         assert!(trees.find(&part("", "w")).is_none() && trees.find(&key(1)).is_none());
     }
 

@@ -10,7 +10,7 @@ use crate::repository::Saved;
 
 /// Refuses a tree with a symbolic link that leads out of it. A framework follows links when it reads a checkpoint, and when it writes
 /// one again: the author of the tree would choose the files.
-pub(in crate::ops) fn check_links(saved: &Saved) -> Result<()> {
+pub(super) fn check_links(saved: &Saved) -> Result<()> {
     for entry in &saved.manifest.entries {
         let EntryKind::Symlink(target) = &entry.kind else { continue };
         if leads_out(&entry.path, target) {

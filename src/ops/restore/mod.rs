@@ -18,7 +18,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use self::items::{Item, Items};
-pub(super) use self::links::check_links;
+use self::links::check_links;
 use self::place::{Placing, resume};
 pub use self::surplus::RemovedFiles;
 use self::surplus::Surplus;
@@ -57,6 +57,8 @@ pub struct RestoreOptions {
     pub only: Vec<String>,
     /// Keep setuid and setgid bits.
     pub keep_setuid: bool,
+    /// Refuse a tree with a symbolic link that leads out of it, for a program that follows links there.
+    pub refuse_links_out: bool,
     /// Progress counters.
     pub progress: Progress,
 }
@@ -109,7 +111,7 @@ impl Repository {
     ///
     /// # Errors
     /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
-    /// conflict, before anything is written, if `dest` lies in a repository, if a file in the way differs, or if a tree without any file
+    /// denied, for links that are refused; conflict, before anything is written, if `dest` lies in a repository, if a file in the way differs, or if a tree without any file
     /// would empty a folder; damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed.
     ///
     /// # Cancel safety
@@ -131,6 +133,9 @@ impl Repository {
         }
         options.progress.phase("opening", 0);
         let saved = self.saved(name).await?.shared();
+        if options.refuse_links_out {
+            check_links(&saved)?;
+        }
         let mut items = Items::choose(&saved, subpath, &options.only, dest)?;
         items.keep_setuid = options.keep_setuid;
         let items = Arc::new(items);

@@ -24,7 +24,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
 use crate::ops::RestoreOptions;
-use crate::ops::restore::check_links;
 use crate::repository::{Repository, Run, Saved};
 use crate::selector::{Choice, Selector};
 use crate::tree::{Readers, replace_file};
@@ -66,7 +65,6 @@ impl Repository {
             name => name?,
         };
         let saved = self.saved(&name).await?;
-        check_links(&saved)?;
         let entry = entry_name(&saved)?;
         let tracker = tracker(&saved, &entry);
         if let Some(tracker) = tracker {
@@ -75,7 +73,13 @@ impl Repository {
         }
         let (folder, called) = (dir.to_owned(), entry.clone());
         let staging = blocking(move || Staging::open(&folder, &called)).await?;
-        let options = RestoreOptions { overwrite: true, delete: true, may_empty: true, ..RestoreOptions::default() };
+        let options = RestoreOptions {
+            overwrite: true,
+            delete: true,
+            may_empty: true,
+            refuse_links_out: true,
+            ..RestoreOptions::default()
+        };
         let report = self.restore(&name, None, &staging.dest(), &options).await;
         let report = report.map_err(|error| error.at(dir.join(&entry).display()))?;
         let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._versions import read_range
 from .errors import Damaged, Exhausted
 
 if TYPE_CHECKING:
+    from ._towline import Tree
     from .repository import Repository
 
 Key = TypeVar("Key", bound=Hashable)
@@ -31,17 +33,35 @@ def read_document(repository: Repository, name: str, path: str, marks: Mapping[b
     return next(read_documents(repository, name, [path], marks))
 
 
+def document_in(repository: Repository, tree: Tree, path: str) -> bytes:
+    """Reads the document `path` in an open tree, as `read_documents` does."""
+    return next(_within(repository, tree.name, [path], JSON, lambda at, end: bytes(read_range(tree, at, 0, end))))
+
+
 def read_documents(
     repository: Repository, name: str, paths: Iterable[str], marks: Mapping[bytes, int] = JSON
 ) -> Iterator[bytes]:
     """Reads the documents `paths` in the tree `name`, one after the other. Raises Exhausted if one is longer than the maximum, or
     the objects of all so far could take more memory than the limit of `repository`, by the delimiters in them: `marks` has the
     bytes for each."""
+    yield from _within(
+        repository, name, paths, marks, lambda path, end: bytes(repository._engine.cat(name, path, 0, end))
+    )
+
+
+def _within(
+    repository: Repository,
+    name: str,
+    paths: Iterable[str],
+    marks: Mapping[bytes, int],
+    read: Callable[[str, int], bytes],
+) -> Iterator[bytes]:
+    """Yields documents within the limits; `read` returns the bytes of a path up to an end."""
     most = max(repository._engine.memory(), ALWAYS_READ)
     longest = min(most, DOCUMENT_MAX)
     needed = 0
     for count, path in enumerate(paths):
-        document = bytes(repository._engine.cat(name, path, 0, longest + 1))
+        document = read(path, longest + 1)
         if len(document) > longest:
             raise Exhausted(
                 f"{path} of {name} is longer than {longest >> 20} MiB (open the repository with a larger `memory`, if you trust "

@@ -12,17 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _origins, _private, _shutdown, retention, spool
+from . import _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
 from ._origins import Origin, Superseded
+from ._versions import snapshot
 from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Branch, GivenUp, Retention, number
+
+if TYPE_CHECKING:
+    from ._towline import Tree
 
 #: Folder beside the checkpoints, for pending saves and restores in progress. Trainer does not upload names that begin with "_"
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
@@ -355,7 +359,7 @@ def _saved_by_another(name: str) -> Conflict:
 
 def restore(repository: Repository, name: str, folder: str) -> None:
     """Restores a tree as `folder`, which appears once it is complete. In an existing folder, files that differ are replaced, and
-    others removed."""
+    others removed. Raises Denied, before anything is written, for a tree with a link that leads out of it."""
     parent, entry = os.path.split(os.path.abspath(folder))
     with _private.given(parent) as above, _locked(above) as own:
         found = None
@@ -363,13 +367,32 @@ def restore(repository: Repository, name: str, folder: str) -> None:
             found = above.inside(entry, create=False)
         if found is not None:
             with found:
-                repository.restore(name, found.path, overwrite=True, delete=True)
+                _restore_checked(repository, name, found.path, lambda: remove(folder))
             return
         # Continues what a killed restore left.
         with own.fresh(f"restoring-{entry}") as made:
-            repository.restore(name, made.at(entry), overwrite=True, delete=True)
+            _restore_checked(repository, name, made.at(entry), lambda: None)
             os.rename(entry, entry, src_dir_fd=made.descriptor, dst_dir_fd=above.descriptor)
         own.remove(f"restoring-{entry}")
+
+
+def _restore_checked(repository: Repository, name: str, dest: str, undo: Callable[[], None]) -> None:
+    """Restores a tree whose links were checked. Calls `undo` if one that was saved meanwhile was restored instead, and is not
+    replaced by one that was checked."""
+    restored = False
+
+    def restore_it(tree: Tree) -> None:
+        nonlocal restored
+        _tree_links.check(tree)
+        repository.restore(tree.name, dest, overwrite=True, delete=True)
+        restored = True
+
+    try:
+        snapshot(repository._engine, name, restore_it)
+    except Error:
+        if restored:
+            undo()
+        raise
 
 
 @contextlib.contextmanager

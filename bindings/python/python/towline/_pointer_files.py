@@ -47,8 +47,8 @@ def write(
     torch.save(_Call(load, text), made)
     with zipfile.ZipFile(made, "a") as archive:
         archive.writestr(_ENTRY, text)
-    # A name that nobody can guess, and no link is followed: others may write to the folder.
-    part = f"{path}.{uuid.uuid4().hex}.part"
+    # A name that nobody can guess, of any length of the file's, and no link is followed: others may write to the folder.
+    part = os.path.join(os.path.dirname(path), f".{uuid.uuid4().hex}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
         try:

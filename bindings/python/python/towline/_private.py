@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
+import uuid
 import weakref
 from collections.abc import Iterator
 
@@ -75,8 +75,13 @@ class Folder:
         except FileNotFoundError:
             pass
         except OSError:
-            # Goes by descriptors from here on (`shutil.rmtree.avoids_symlink_attacks`).
-            shutil.rmtree(self.at(name), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
+                try:
+                    _empty(descriptor)
+                finally:
+                    os.close(descriptor)
+                os.rmdir(name, dir_fd=self.descriptor)
 
     def holds(self, name: str, kind: int) -> bool:
         """True if there is an entry `name` of this kind, such as `stat.S_IFDIR`; in an `own` folder, one of this user."""
@@ -120,6 +125,40 @@ def lock(folder: Folder, name: str) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise Denied(f"{os.path.join(folder.shown, name)} is a link: it may be planted; remove it") from error
+
+
+def _empty(root: int) -> None:
+    """Removes all that is in the folder with the descriptor `root`, links themselves. Leaves what cannot be removed.
+
+    Folders are moved to `root` and removed there one by one, so that only two are open at a time and none is reached by a path,
+    however deep they are (`shutil.rmtree` ends at some depth)."""
+    prefix, count = uuid.uuid4().hex, 0
+    folders: list[str] = []
+
+    def clear(inside: int) -> None:
+        nonlocal count
+        for name in os.listdir(inside):
+            try:
+                os.unlink(name, dir_fd=inside)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                count += 1
+                moved = f"{prefix}-{count}"
+                with contextlib.suppress(OSError):
+                    os.rename(name, moved, src_dir_fd=inside, dst_dir_fd=root)
+                    folders.append(moved)
+
+    clear(root)
+    while folders:
+        name = folders.pop()
+        with contextlib.suppress(OSError):
+            descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=root)
+            try:
+                clear(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rmdir(name, dir_fd=root)
 
 
 def _claim(folder: Folder) -> None:

@@ -9,10 +9,14 @@ from . import _progress, _torch
 from . import state as states
 from ._expansion import TensorLength, TreeTensors, check_expansion
 from ._loading import STAGED_MIN, mapped
+from ._versions import is_current
+from .errors import NotFound
 from .repository import Repository
 
 if TYPE_CHECKING:
     import torch
+
+    from ._towline import Tree
 
 #: Files of a saved state.
 TENSORS, DOCUMENT = "state.safetensors", "state.json"
@@ -41,18 +45,16 @@ class Read(NamedTuple):
 
 def read_state(
     repository: Repository,
-    name: str,
+    tree: Tree,
     path: str,
     document: bytes,
     how: Reading,
 ) -> Read:
-    """Reads a state from its JSON document and its safetensors file, `path` in the tree `name`."""
-    engine = repository._engine
-    tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
+    """Reads a state from its JSON document and its safetensors file, `path` in `tree`: all of one version."""
+    engine, name = repository._engine, tree.name
+    tensors = _tensors(tree, path)
     lengths = [TensorLength(tensor["name"], path, tensor["bytes"]) for tensor in tensors]
-    check_expansion(
-        TreeTensors(name, lengths, lambda: engine.open_tree(name)), "towline saved no such state: restore another step"
-    )
+    check_expansion(TreeTensors(name, lengths, lambda: tree), "towline saved no such state: restore another step")
     held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
 
     restoring = states.Restoring(
@@ -61,11 +63,24 @@ def read_state(
     length = sum(tensor["bytes"] for tensor in tensors)
     with _progress.counting(how.progress, name) as counters:
         staged = engine.stage(name, path, [], counters) if length >= STAGED_MIN else None
+        if staged is not None and not is_current(engine, tree):
+            # The agent may have another version.
+            staged = None
         ready = {} if staged is None else {key: tensor for (_, key), tensor in mapped(staged)}
         taken = restoring.use(ready)
         leaves = [(key, tensor) for key, tensor in restoring.leaves.items() if key not in taken]
         wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
         wants = [want for want in wants if want[-1]]
         if wants:
-            engine.read_tensors(name, wants, counters)
+            tree.read_tensors(wants, counters)
     return Read(restoring.state(), length, restoring.gpus, restoring.missing, restoring.unexpected)
+
+
+def _tensors(tree: Tree, path: str) -> list[dict[str, Any]]:
+    """Tensors of the file `path`; none, if it has none."""
+    try:
+        # A single star takes no name with a slash.
+        found = json.loads(tree.choose_tensors(path, ["**"]))
+    except NotFound:
+        return []
+    return [tensor for tensor in found if tensor["path"] == path]

@@ -329,7 +329,7 @@ class Restoring:
         lax = not self.strict and "strict" in inspect.signature(into.load_state_dict).parameters
         try:
             into.load_state_dict(state, **({"strict": False} if lax else {}))
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             mismatch = Mismatch(f"{shown(path)} does not take the saved state: {error}")
             mismatch.place = shown(path)
             raise mismatch from error
@@ -462,6 +462,9 @@ class Restoring:
             raise Damaged(f"{shown(path)} has {size} bytes by its type and shape, and another number is stored")
         self._count(size, path)
         made = numpy.empty(shape, dtype)
+        # An assignment to more elements would repeat the stored ones.
+        if made.nbytes != size:
+            raise Damaged(f"{shown(path)} takes {made.nbytes} bytes as an array, and {size} are stored")
         if made.size:
             made.reshape(-1).view(numpy.uint8)[:] = leaf.reshape(-1).view(torch.uint8).numpy()
         return made
@@ -639,10 +642,16 @@ def _are_castable(saved: torch.dtype, wanted: torch.dtype) -> bool:
 
 
 def _numpy_dtype(description: Any) -> Any:
-    """numpy dtype from its description. Structured ones are lists of lists in JSON; numpy requires tuples."""
+    """numpy dtype from its description. Structured ones are lists of lists in JSON; numpy requires tuples. Raises Damaged for the
+    type of a subarray, such as `(3,)u1`: no array has it, as numpy appends its shape to that of the array."""
     import numpy
 
-    return numpy.dtype([tuple(field) for field in description] if isinstance(description, list) else description)
+    dtype = numpy.dtype([tuple(field) for field in description] if isinstance(description, list) else description)
+    if dtype.subdtype is not None:
+        raise Damaged(
+            f"the document of a state has an array of the type {str(description)[:60]!r}, one of arrays: towline saves none"
+        )
+    return dtype
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

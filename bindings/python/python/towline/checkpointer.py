@@ -28,11 +28,12 @@ from . import state as states
 from ._attempts import Attempts
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
-from ._documents import read_document
+from ._documents import document_in
 from ._mixing import Mixing
 from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
+from ._versions import snapshot
 from .errors import Busy, Conflict, Error, Exhausted, Mismatch, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
@@ -309,9 +310,8 @@ class Checkpointer:
         name = None
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
-            self._check_world_size(name)
-            version = 0 if self._attempts is None else self._version(name, None)
-            document = read_document(self.repository, name, self._path(DOCUMENT))
+            tree, _ = snapshot(engine, name, lambda tree: self._check_world_size(tree.name))
+            document = document_in(self.repository, tree, self._path(DOCUMENT))
         except NotFound as error:
             if step == "latest" and not self.steps():
                 return None
@@ -324,12 +324,12 @@ class Checkpointer:
         left = [kept.step for kept, _ in list(self._backlog.left)]
         later = retention.later(self.repository, self.run, found, waiting, step == "latest", left)
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
-        read = read_state(self.repository, name, self._path(TENSORS), document, reading)
+        read = read_state(self.repository, tree, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
         self._look()
         self._branch.restored(found, later)
         if self._attempts is not None:
-            self._attempts.resumed(found, version)
+            self._attempts.resumed(found, tree.version)
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state

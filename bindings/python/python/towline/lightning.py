@@ -34,7 +34,7 @@ import torch
 
 from . import _arguments, _pointer_files
 from ._collecting import Collector
-from ._documents import read_document
+from ._documents import document_in
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._unresumed import Unresumed
 from .checkpointer import Checkpointer
@@ -215,8 +215,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def checkout(self, folder: str | os.PathLike[str]) -> list[str]:
         """Writes pointer files of the run's checkpoints to `folder`, so that `ckpt_path="last"` finds them on another machine.
-        Existing files stay. A checkpoint whose file name is not plain, such as `../x`, is skipped with a warning. Returns the
-        paths written, the oldest first."""
+        Existing files stay. A checkpoint is skipped with a warning if its file name is a path, such as `../x`, has more than 255
+        bytes or does not end in `.ckpt`, or if its file cannot be written. Returns the paths written, the oldest first."""
         os.makedirs(folder, exist_ok=True)
         try:
             saved = self.repository.ls(self.run)
@@ -226,14 +226,23 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         for one in sorted(saved, key=lambda one: one.saved):
             labels = self._labels(one.name)
             file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
-            if file and not _is_plain(file):
-                warnings.warn(f"towline: {one.name} is left out: {file!r} is not a file name", stacklevel=2)
+            if file and not _is_checkpoint(file):
+                warnings.warn(
+                    f"towline: {one.name} is left out: {file[:300]!r} is not the name of a checkpoint, one name of at most 255 "
+                    "bytes that ends in .ckpt",
+                    stacklevel=2,
+                )
                 continue
             path = os.path.join(folder, file or "")
             if not file or os.path.lexists(path):
                 continue
             pointer = self._pointer(one.name, file, saved_in)
-            _pointer_files.write(path, pointer, load_pointer_file, one.saved)
+            try:
+                _pointer_files.write(path, pointer, load_pointer_file, one.saved)
+            except OSError as error:
+                # The author of a step chooses its name; some file systems take fewer names than others.
+                warnings.warn(f"towline: {one.name} is left out: {path} cannot be written: {error}", stacklevel=2)
+                continue
             made.append(path)
         return made
 
@@ -386,9 +395,10 @@ def _repository_of(record: dict[str, str], trusted: bool) -> Repository:
 
 
 def _read(repository: Repository, name: str, device: torch.device | None, pickle: bool) -> dict[str, Any]:
-    document = read_document(repository, name, DOCUMENT)
+    tree = repository._engine.open_tree(name)
+    document = document_in(repository, tree, DOCUMENT)
     try:
-        state: dict[str, Any] = read_state(repository, name, TENSORS, document, Reading(None, device, pickle)).state
+        state: dict[str, Any] = read_state(repository, tree, TENSORS, document, Reading(None, device, pickle)).state
         return state
     except UsageError as error:
         if pickle:
@@ -420,9 +430,13 @@ def _check_present(repository: Repository, record: dict[str, str], path: str) ->
         )
 
 
-def _is_plain(file: str) -> bool:
-    """True for a plain file name, without folders."""
-    return file not in ("", ".", "..") and not any(char in file for char in ("/", "\0", os.sep))
+def _is_checkpoint(file: str) -> bool:
+    """True for a file name of a checkpoint, without folders."""
+    try:
+        length = len(os.fsencode(file))
+    except UnicodeEncodeError:
+        return False
+    return length <= 255 and file.endswith(".ckpt") and not any(char in file for char in ("/", "\0", os.sep))
 
 
 class _Follower:

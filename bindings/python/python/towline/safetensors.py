@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from . import _loading, _towline
 from ._documents import ALWAYS_READ, memory_of
 from ._expansion import TensorLength, TreeTensors, check_expansion
+from ._versions import is_current, read_range
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
 from .tensors import Tensor, Tensors, read_request
@@ -123,10 +124,11 @@ def safe_open(
 
 
 class SavedFile:
-    """A safetensors file of a saved tree, opened by `safe_open`."""
+    """A safetensors file of a saved tree, opened by `safe_open`. It stays as it was then, if the name is saved again."""
 
     def __init__(self, tensors: Tensors, path: str, framework: str, device: str | int | torch.device):
-        self._engine, self._name, self._path = tensors.repository._engine, tensors.name, path
+        self._engine, self._tree = tensors.repository._engine, tensors._snapshot
+        self._name, self._path = tensors.name, path
         self._framework, self._device = framework, device
         self._held = tensors.of_file(path)
         self._header: dict[str, Any] | None = None
@@ -163,7 +165,7 @@ class SavedFile:
         """Reads all tensors at once; returns them by name."""
         self._check()
         lengths = [TensorLength(name, self._path, self._bytes(tensor)) for name, tensor in self._held.items()]
-        wanted = TreeTensors(self._name, lengths, lambda: self._engine.open_tree(self._name))
+        wanted = TreeTensors(self._name, lengths, lambda: self._tree)
         check_expansion(wanted, "read one after the other with `get_tensor`")
         staged = self._staged()
         if staged is not None:
@@ -183,11 +185,11 @@ class SavedFile:
         if any(tensor.dtype not in _torch.DTYPES for tensor in self._held.values()):
             return None
         staged = self._engine.stage(self._name, self._path)
-        if staged is None:
+        if staged is None or not is_current(self._engine, self._tree):
+            # The name may have been saved anew since the file was opened.
             return None
         found = {name: tensor for (_, name), tensor in _loading.mapped(staged)}
         about = {name: (_torch.DTYPES[tensor.dtype], tensor.shape) for name, tensor in self._held.items()}
-        # The name may have been replaced since the file was opened.
         return found if about == {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()} else None
 
     def _on_device(self, tensor: Any) -> Any:
@@ -209,8 +211,8 @@ class SavedFile:
         self._check()
         if self._header is None:
             most = max(self._engine.memory(), ALWAYS_READ)
-            length = int.from_bytes(self._engine.cat(self._name, self._path, 0, 8), "little")
-            header = bytes(self._engine.cat(self._name, self._path, 8, 8 + min(length, 100_000_000, most)))
+            length = int.from_bytes(read_range(self._tree, self._path, 0, 8), "little")
+            header = read_range(self._tree, self._path, 8, 8 + min(length, 100_000_000, most))
             if most < length <= 100_000_000 or memory_of(header) > most:
                 raise SafetensorError(f"the header of {self._path} of {self._name} needs more memory than the limit")
             try:
@@ -229,7 +231,7 @@ class SavedFile:
             if length:
                 requests.append(read_request(tensor.name, tensor.path, window, address, length))
         if requests:
-            self._engine.read_tensors(self._name, requests)
+            self._tree.read_tensors(requests)
         return [self._on_device(one) for one in made]
 
     def _bytes(self, tensor: Tensor) -> int:

@@ -7,22 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import TensorNotFound, UsageError
+from ._versions import snapshot
+from .errors import Conflict, TensorNotFound, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from ._towline import Tree
     from .repository import Repository
 
 
 class Tensors(Mapping[str, "Tensor"]):
     """Mapping of all tensors of one tree. If a name is in several files, the keys are `FILE:NAME`. Reading a key that two tensors
-    have raises UsageError, which names both."""
+    have raises UsageError, which names both. All are of the version that the name had when they were listed."""
 
     def __init__(self, repository: Repository, name: str):
         self.repository, self.name = repository, name
-        listed = json.loads(repository._engine.tensors(name))
+        engine = repository._engine
+        self._tree: Tree | None
+        self._tree, text = snapshot(engine, name, lambda tree: engine.tensors(tree.name))
+        self._version = self._tree.version
+        listed = json.loads(text)
         seen: dict[str, int] = {}
         for tensor in listed:
             seen[tensor["name"]] = seen.get(tensor["name"], 0) + 1
@@ -36,6 +42,20 @@ class Tensors(Mapping[str, "Tensor"]):
                 self._same.setdefault(key, []).append(tensor)
             else:
                 self._tensors[key] = tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An open tree is of one process.
+        return {**self.__dict__, "_tree": None}
+
+    @property
+    def _snapshot(self) -> Tree:
+        """The open tree. In another process, raises Conflict if the name has another version there."""
+        if self._tree is None:
+            tree = self.repository._engine.open_tree(self.name)
+            if tree.version != self._version:
+                raise Conflict(f"{self.name} was saved anew since its tensors were listed (list them again)")
+            self._tree = tree
+        return self._tree
 
     def __getitem__(self, name: str) -> Tensor:
         try:
@@ -161,7 +181,7 @@ class Tensor:
 
     def _read(self, address: int, length: int) -> None:
         if length:
-            self.tensors.repository._engine.read_tensors(self.tensors.name, [self.read_request(address, length)])
+            self.tensors._snapshot.read_tensors([self.read_request(address, length)])
 
 
 def read_request(

@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import json
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -35,6 +35,8 @@ from .. import state as states
 from .._documents import SAME_HASH_MAX, distinct, parsed
 from ..errors import Damaged, Error, NotFound, Unsupported, UnsupportedValue
 from ..repository import Repository
+
+Kind = TypeVar("Kind")
 
 #: Version of the document's layout, stored in it.
 VERSION = 1
@@ -251,18 +253,40 @@ def _read_entry(
     fqn: str, entry: Mapping[str, Any], stored: dict[MetadataIndex, StorageInfo]
 ) -> TensorStorageMetadata | BytesStorageMetadata:
     if "chunks" not in entry:
-        stored[MetadataIndex(fqn)] = StorageInfo(entry["file"], start=entry["start"], length=entry["length"])
+        start, length = _numbers(fqn, [entry["start"], entry["length"]])
+        stored[MetadataIndex(fqn)] = StorageInfo(_of_type(fqn, entry["file"], str), start=start, length=length)
         return BytesStorageMetadata()
     chunks = []
-    offsets = distinct((torch.Size(node["offsets"]) for node in entry["chunks"]), fqn)
+    shape = torch.Size(_numbers(fqn, entry["shape"]))
+    offsets = distinct((torch.Size(_numbers(fqn, node["offsets"])) for node in entry["chunks"]), fqn)
     for node, offset in zip(entry["chunks"], offsets, strict=True):
-        chunk = ChunkStorageMetadata(offset, torch.Size(node["sizes"]))
-        dtype = node.get("dtype", entry["properties"]["dtype"])
-        stored[MetadataIndex(fqn, chunk.offsets)] = StorageInfo(
-            node["file"], node["tensor"], dtype, node.get("as_bytes", False)
+        chunk = ChunkStorageMetadata(offset, torch.Size(_numbers(fqn, node["sizes"])))
+        if len(chunk.sizes) != len(offset):
+            raise Damaged(f"{fqn} has a part with {len(offset)} offsets and {len(chunk.sizes)} sizes in the metadata")
+        dtype = _of_type(fqn, node.get("dtype", entry["properties"]["dtype"]), str)
+        stored[MetadataIndex(fqn, offset)] = StorageInfo(
+            _of_type(fqn, node["file"], str),
+            _of_type(fqn, node["tensor"], str),
+            dtype,
+            _of_type(fqn, node.get("as_bytes", False), bool),
         )
         chunks.append(chunk)
-    return TensorStorageMetadata(_read_properties(entry["properties"]), torch.Size(entry["shape"]), chunks)
+    return TensorStorageMetadata(_read_properties(entry["properties"]), shape, chunks)
+
+
+def _of_type(fqn: str, value: Any, kind: type[Kind]) -> Kind:
+    """`value`, which has the type `kind`; raises Damaged for another one."""
+    if type(value) is not kind:
+        raise Damaged(f"{fqn} has {str(value)[:60]!r} in the metadata, expected a {kind.__name__}")
+    return value
+
+
+def _numbers(fqn: str, values: Any) -> list[int]:
+    """A list of numbers of 63 bits, as torch takes them; raises Damaged for anything else."""
+    for value in _of_type(fqn, values, list):
+        if type(value) is not int or not 0 <= value < 1 << 63:
+            raise Damaged(f"{fqn} has {str(value)[:60]!r} in the metadata, expected an integer from 0 to 2**63 - 1")
+    return list(values)
 
 
 def _planner_data(value: Any) -> Any:

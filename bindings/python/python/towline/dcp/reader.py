@@ -166,7 +166,13 @@ class StorageReader(TorchStorageReader):
         except (Damaged, *_MALFORMED) as error:
             raise Damaged(f"{name} has an object at {fqn} that torch cannot load: {error}") from error
         made = io.BytesIO()
-        torch.save(loaded, made)
+        try:
+            torch.save(loaded, made)
+        except (pickling.PicklingError, *_MALFORMED) as error:
+            raise Unsupported(
+                f"{name} has an object at {fqn} that torch loads but cannot save again, as is done before it is unpickled: "
+                f"{error} (pass towline.dcp.StorageReader(..., pickle=True) if you trust whoever saved it)"
+            ) from error
         made.seek(0)
         return made
 
