@@ -15,8 +15,8 @@ pub(super) fn check_links(saved: &Saved) -> Result<()> {
         let EntryKind::Symlink(target) = &entry.kind else { continue };
         if leads_out(&entry.path, target) {
             return Err(Error::denied("a symbolic link of the checkpoint leads out of it")
-                .at(format!("{}:{}", saved.name, shown(&entry.path)))
-                .got(shown(target))
+                .at(&saved.name)
+                .got(format!("{} -> {}", shown(&entry.path), shown(target)))
                 .help("`towline restore` restores it to a folder of its own, for whoever trusts its author"));
         }
     }

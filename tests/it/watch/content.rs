@@ -134,6 +134,6 @@ async fn a_checkpoint_with_a_link_out_of_it_is_not_restored_for_a_training() {
     fs::remove_dir_all(fixture.out()).unwrap();
     let error = fixture.watch(Duration::from_millis(50), restore).task.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-    assert!(error.to_string().contains("run/step-20:scheduler.pt"), "{error}");
+    assert!(error.to_string().contains("got scheduler.pt -> "), "{error}");
     assert!(!later.exists());
 }
