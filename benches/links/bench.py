@@ -1,9 +1,9 @@
 """Moving a checkpoint between two sites: Towline's agents, rsync, rclone, sendme, and bare transports.
 
 BENCH_LINK_SIZE (1G), BENCH_LINK_RUNS (3), BENCH_LINK_LIMIT (240: seconds, after which a program's rate is what it got
-to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,step,half,gang,cold,estimates), BENCH_LINK_ESTIMATES (23:
-transfers). `make bench-peers` runs it as the section `links`, and benches/links/selftest.py says that the links are what they
-are asked to be.
+to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,begin,step,half,gang,cold,estimates),
+BENCH_LINK_ESTIMATES (23: transfers). `make bench-peers` runs it as the section `links`, and benches/links/selftest.py says that
+the links are what they are asked to be.
 """
 
 import json
@@ -276,6 +276,37 @@ def step(scratch, samples):
     )
 
 
+def begin(scratch, samples):
+    """Small files to a site that holds nothing: connections and look-ups take more time than the bytes."""
+    sizes, kinds = (2, 16, 128), present([movers.Towline, movers.Rsync, movers.Rclone])
+    found = {}
+    for size in sizes:
+        source = checkpoint(scratch / f"begin-{size}", size * MIB, quick=True)
+        for kind in kinds:
+            runs = found[kind.name, size] = samples[kind.name, f"begin, {size} MiB"] = []
+            for seed in range(1, RUNS + 1):
+                with worlds.two_sites("300M", 0.05, 0.001, seed=seed) as place:
+                    runs += transferred(place, kind, fresh(scratch / "scratch"), source)
+            note(f"  {kind.name:22} {size:4} MiB  {described(runs[-1], size * MIB)}")
+    rows = []
+    for kind in kinds:
+        cells = [kind.name]
+        for size in sizes:
+            seconds = median(found[kind.name, size], "seconds")
+            cells += [f"{seconds:.2f}", f"{seconds - size * MIB * 8 / 300e6:.2f}"]
+        rows.append(cells)
+    head = [""]
+    for size in sizes:
+        head += [f"{size} MiB, s", "more than the line takes"]
+    targets = []
+    if movers.Rclone in kinds:
+        for size in sizes:
+            own, peers = (median(found[kind.name, size], "seconds") for kind in (movers.Towline, movers.Rclone))
+            targets.append((f"{size} MiB: seconds / rclone", own / peers, "<=", 1.1))
+    title = f"Small files to a cold site, 300 Mbit/s, 50 ms, 0.1 % loss ({congestion()})"
+    return report.section(title, report.table(head, rows), targets)
+
+
 def half(scratch, samples):
     """Interrupted at half: when the link has carried half of what it carries for a whole one, headers and losses included."""
     source = checkpoint(scratch / "source", SIZE, quick=True)
@@ -369,8 +400,8 @@ def estimates(scratch, samples):
     return hints.section(scratch, samples)
 
 
-SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "step": step, "half": half, "gang": gang}
-SCENARIOS |= {"cold": cold, "estimates": estimates}
+SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "begin": begin, "step": step, "half": half}
+SCENARIOS |= {"gang": gang, "cold": cold, "estimates": estimates}
 
 
 def section(disk, folder):
