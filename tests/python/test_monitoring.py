@@ -339,6 +339,9 @@ def prometheus(site) -> Iterator[Callable[[str, dict[str, str]], Any]]:
             with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{query}", timeout=10) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:
+                # It is starting.
+                return None
             pytest.fail(f"{path} {parameters}: {error.read().decode()}")
         except OSError:
             assert process.poll() is None, (folder / "log").read_text()
