@@ -166,18 +166,24 @@ def test_attributes_come_back_and_none_hides_a_method():
         state.describe({"hiding": hiding}, False)
 
 
-def test_indices_that_are_not_sorted_are_not_taken_for_sorted_ones():
-    repeated = torch.sparse_coo_tensor([[1, 1, 0], [0, 0, 2]], torch.ones(3), (2, 3))
-    described = state.describe({"tensor": repeated}, False)
-    tensors = {leaf.name: leaf.tensor for leaf in described.leaves}
+def described(value):
+    """A saved state with one value, as arguments of `state.restore`."""
+    saved = state.describe({"value": value}, False)
+    tensors = {leaf.name: leaf.tensor for leaf in saved.leaves}
 
     def read(wanted):
         for name, tensor in wanted:
             tensor.copy_(tensors[name])
 
-    held = {leaf.name: (leaf.word, leaf.shape) for leaf in described.leaves}
-    document = described.document if isinstance(described.document, bytes) else described.document.encode()
-    assert not state.restore(document, held, read)["tensor"].is_coalesced()
+    held = {leaf.name: (leaf.word, leaf.shape) for leaf in saved.leaves}
+    document = saved.document if isinstance(saved.document, bytes) else saved.document.encode()
+    return document, held, read
+
+
+def test_indices_that_are_not_sorted_are_not_taken_for_sorted_ones():
+    repeated = torch.sparse_coo_tensor([[1, 1, 0], [0, 0, 2]], torch.ones(3), (2, 3))
+    document, held, read = described(repeated)
+    assert not state.restore(document, held, read)["value"].is_coalesced()
     claimed = document.replace(b'"coalesced":false', b'"coalesced":true').replace(
         b'"coalesced": false', b'"coalesced": true'
     )
@@ -588,15 +594,7 @@ def test_an_array_whose_elements_are_arrays_takes_no_more_memory_than_is_stored(
 def test_an_array_of_structures_with_arrays_is_restored():
     array = numpy.zeros(2, [("number", "u1"), ("row", "<f4", (3,))])
     array["row"] = [[1, 2, 3], [4, 5, 6]]
-    described = state.describe({"a": array}, False)
-    tensors = {leaf.name: leaf.tensor for leaf in described.leaves}
-
-    def read(wanted):
-        for name, tensor in wanted:
-            tensor.copy_(tensors[name])
-
-    held = {leaf.name: (leaf.word, leaf.shape) for leaf in described.leaves}
-    back = state.restore(described.document, held, read)["a"]
+    back = state.restore(*described(array))["value"]
     assert back.dtype == array.dtype and (back == array).all()
 
 

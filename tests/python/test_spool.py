@@ -687,7 +687,7 @@ def test_what_is_local_survives_the_loss_of_the_cache(far, tmp_path):
 
 
 def in_spool(spool: Path) -> list[Path]:
-    # Those that were set aside have other names.
+    # Steps that were set aside have other names.
     return list(spool.rglob("0-step-*"))
 
 

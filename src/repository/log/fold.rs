@@ -107,7 +107,7 @@ impl Log {
     async fn fold(&self) -> Result<Option<Arc<State>>> {
         let begun = Instant::now();
         let mut growth = Growth::default();
-        // Whether the boundary has moved past it, the read after the entries tells.
+        // The read of the boundary after the entries finds out if this state is too old.
         let known = {
             let seen = self.seen();
             growth.estimate = seen.weight;
@@ -413,7 +413,7 @@ mod tests {
     use crate::budget::Budget;
     use crate::clock::{SystemClock, Timestamp};
     use crate::format::envelope::seal;
-    use crate::id::WriteId;
+    use crate::id::{RepositoryId, WriteId};
     use crate::limits::MEMORY_MIN;
     use crate::repository::log::{Action, RefValue, StepFacts};
     use crate::repository::runs::tests::value;
@@ -464,6 +464,20 @@ mod tests {
             assert_eq!(log.refresh().await.unwrap().seq, number);
         }
         assert!(log.seen().weight > 2 * COUNTED_FROM && log.seen().memory.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_read_notices_within_a_minute_that_the_repository_is_gone() {
+        let objects = Arc::new(InMemory::new());
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let log = Log::new(objects, Arc::new(SystemClock), budget).of(RepositoryId::random());
+        log.refresh().await.unwrap();
+        log.seen().checked = Instant::now().checked_sub(CHECKED_EVERY + Duration::from_secs(1));
+        let error = log.refresh().await.unwrap_err();
+        assert!(
+            error.kind() == ErrorKind::NotFound && error.to_string().contains("is not there any more"),
+            "{error:?}"
+        );
     }
 
     #[tokio::test]

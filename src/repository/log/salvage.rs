@@ -90,8 +90,10 @@ impl Log {
         let loses = !unreadable.is_empty() || !refused.is_empty() || !partial.is_empty();
         let restarts = loses || !names.is_empty();
         if !accept_lost_labels && restricts && loses {
-            return Err(Error::conflict("labels or a policy may be lost with unreadable entries of the log")
-                .at(salvaged.unreadable.first().map_or_else(|| Numbered::Entry.prefix(), |(key, _)| key.clone()))
+            let mut lost = unreadable.iter().map(|(key, _)| key).chain(refused.iter().map(|(key, _)| key));
+            let first = lost.next().or_else(|| partial.first());
+            return Err(Error::conflict("labels or a policy may be lost with entries of the log that cannot be used")
+                .at(first.map_or_else(|| Numbered::Entry.prefix(), Path::clone))
                 .help(
                     "restore the object from a backup of the store; else give --accept-lost-labels, and then check the labels \
                      of each name (`towline label NAME`): some may be less restricted than before",

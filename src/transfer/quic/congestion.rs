@@ -25,11 +25,11 @@ impl ControllerFactory for BbrFactory {
 
 /// BBR, which uses the rate at which packets arrive (<https://doi.org/10.1145/3009824>).
 ///
-/// That of quinn-proto 0.11 measures the round trip as soon as packets fill the window: its last measurement was never, and so is too
-/// old. To measure, it reduces the window for 200 ms to three quarters of what arrived in one round trip before, which is next to
-/// nothing after a handshake. Google's original, from which it is made, does not (`MaybeUpdateMinRtt` in
-/// <https://github.com/google/quiche/blob/main/quiche/quic/core/congestion_control/bbr_sender.cc>). Here it measures with the
-/// first acknowledgements, those of the handshake, and the window stays as it is meanwhile.
+/// quinn-proto 0.11 measures the round trip of a new connection as soon as packets fill the window, because there was no measurement
+/// in the last 10 seconds. To measure, it reduces the window for 200 ms to three quarters of the bytes that arrived in one round trip
+/// before: next to nothing after a handshake. Google's BBR, from which it is ported, does not (`MaybeUpdateMinRtt` in
+/// <https://github.com/google/quiche/blob/main/quiche/quic/core/congestion_control/bbr_sender.cc>). This controller measures with
+/// the first acknowledgements, those of the handshake, and keeps the window meanwhile.
 struct Bbr {
     controller: Box<dyn Controller>,
     has_acks: bool,
@@ -44,7 +44,7 @@ impl Controller for Bbr {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
-        // Sets the round trip that is measured first.
+        // Samples of the handshake count: they are the first measurement of the round trip.
         let app_limited = app_limited && self.has_measured;
         self.has_acks = true;
         self.controller.on_ack(now, sent, bytes, app_limited, rtt);
