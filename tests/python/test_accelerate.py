@@ -145,16 +145,34 @@ def test_a_restore_that_the_training_has_passed_gives_up_nothing(repository, tmp
     assert checkpointer.steps() == [1, 2, 3, 4, 5, 6]
 
 
-def test_where_files_cannot_be_linked_it_goes_back_too(repository, tmp_path, monkeypatch):
+@pytest.fixture
+def without_links(monkeypatch):
+    """A file system without hard links."""
+
     def refuse(*_, **__):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
+
+
+def test_where_files_cannot_be_linked_it_goes_back_too(repository, tmp_path, without_links):
     training = Training(repository, tmp_path / "states")
     save(training, 1, 1, 2, 3, 4)
     training.checkpointer.restore(2)
     save(training, 2, 3)
     assert training.checkpointer.steps() == [1, 2, 3] and resumed(repository, tmp_path / "states") == (3, 2)
+
+
+@pytest.mark.parametrize("saved", [3, 9])
+def test_where_files_cannot_be_linked_steps_of_another_process_stay(repository, tmp_path, without_links, saved):
+    first = Training(repository, tmp_path / "a")
+    save(first, 1, 1, 2)
+    back = Training(repository, tmp_path / "b")
+    back.checkpointer.restore()
+    save(first, 3, saved)
+    with pytest.raises(towline.SaveConflict, match=f"run-7/step-{saved} was saved by another process since"):
+        save(back, 2, 3)
+    assert resumed(repository, tmp_path / "b") == (saved, 3)
 
 
 @pytest.mark.parametrize("saved", [5, 9])

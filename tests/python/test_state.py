@@ -190,6 +190,32 @@ def test_arrays(dtype, shape):
     assert again(scalar) == scalar and type(again(scalar)) is type(scalar)
 
 
+STRUCTURES = {
+    "nested": [("a", "<f4"), ("b", [("c", "<i2"), ("d", "S3", (2,)), ("e", [("f", "u1")])])],
+    "padded": numpy.dtype([("a", "u1"), ("b", "<f8"), ("c", "u1")], align=True),
+    "titled": [(("title of a", "a"), "<f4"), ("b", "u1")],
+    "arrays": [("a", "<f4", (2, 3)), ("b", [("c", "u1")], (2,))],
+}
+
+
+@pytest.mark.parametrize("dtype", STRUCTURES.values(), ids=STRUCTURES)
+def test_arrays_of_structures(dtype):
+    value = numpy.zeros(2, dtype)
+    value.view("u1")[:] = numpy.arange(value.nbytes)
+    back = again([value, value[1]])
+    for before, after in zip([value, value[1]], back, strict=True):
+        assert type(after) is type(before) and after.dtype == before.dtype and after.tobytes() == before.tobytes()
+    assert back[0].dtype.fields == value.dtype.fields
+
+
+@pytest.mark.parametrize(
+    "value", [numpy.str_(""), numpy.bytes_(b""), numpy.zeros((), "V0")[()]], ids=["str", "bytes", "void"]
+)
+def test_numpy_scalars_without_bytes(value):
+    back = again(value)
+    assert type(back) is type(value) and back.tobytes() == value.tobytes()
+
+
 def test_random_states():
     import random
 
@@ -208,6 +234,10 @@ class Opaque:
         self.value = value
 
 
+#: A dtype whose fields overlap.
+OVERLAPPING = numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]})
+
+
 @pytest.mark.parametrize(
     ("value", "place", "what"),
     [
@@ -216,6 +246,8 @@ class Opaque:
         ({"m": torch.empty(3, device="meta")}, "state['m']", "meta"),
         ({Opaque(1): 1}, "state", "Opaque"),
         ({"a": numpy.array([object()])}, "state['a']", "ndarray"),
+        ({"a": numpy.matrix([1])}, "state['a']", "matrix"),
+        ({"a": numpy.zeros(1, OVERLAPPING)}, "state['a']", "ndarray"),
     ],
 )
 def test_what_cannot_be_kept_is_named(value, place, what):

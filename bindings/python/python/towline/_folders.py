@@ -132,18 +132,37 @@ class FolderSaver:
                 raise
             except OSError:
                 # No hard links possible: saves the folder itself, which must not change meanwhile.
-                self._check_order(handle, given_up)
-                self._give_up(given_up)
-                report = self.repository._engine.save(f"/proc/self/fd/{source}", handle.name, options)
-                handle.report = SaveReport.read(json.loads(report))
-                self._expire()
-                handle._reach("staged", "local", "durable")
+                self._save_unlinked(source, handle, options, given_up)
                 return handle
         handle._reach("staged", "local")
         self._handles.append(handle)
         _shutdown.watch(self)
         self._backlog.add(Waiting(handle, linked, given_up, origin))
         return handle
+
+    def _save_unlinked(self, source: int, handle: Handle, options: dict[str, Any], given_up: GivenUp | None) -> None:
+        """Saves the folder with the descriptor `source` before it returns. Raises SaveConflict if another process has continued
+        the run."""
+        engine = self.repository._engine
+
+        def is_own(name: str, version: int) -> bool:
+            return self._seen is not None and self._seen.get(name) == version
+
+        self._check_order(handle, given_up)
+        try:
+            _origins.check(self.repository, self.run, _origins.known(self._seen, []), is_own)
+            self._give_up(given_up)
+            report = engine.save(f"/proc/self/fd/{source}", handle.name, options)
+        except Conflict as error:
+            handle._fail(error)
+            raise handle._failure() from error
+        handle.report = SaveReport.read(json.loads(report))
+        with contextlib.suppress(Error):
+            found = engine.find(handle.name, _backlog.SILENCE)
+            if found is not None and found[0] == handle.name and self._seen is not None:
+                self._seen[handle.name] = found[1]
+        self._expire()
+        handle._reach("staged", "local", "durable")
 
     def found(self, name: str, is_latest: bool) -> Found:
         """Step `name`, the latest or not, and the steps that a training which goes on from it gives up."""

@@ -191,15 +191,18 @@ def read(path: str, length_max: int, *, follow: bool = False, inside: Folder | N
 def link_tree(source: int, target: int) -> None:
     """Makes hard links of all files in the folder with the descriptor `source` in the empty one with the descriptor `target`.
     Links are linked themselves, wherever they lead."""
-    for root, folders, files, descriptor in os.fwalk(".", follow_symlinks=False, dir_fd=source):
-        for name in folders:
-            if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
-                _link(name, descriptor, os.path.join(root, name), target)
-            else:
-                os.mkdir(os.path.join(root, name), 0o700, dir_fd=target)
-        for name in files:
-            _link(name, descriptor, os.path.join(root, name), target)
-
-
-def _link(name: str, source: int, path: str, target: int) -> None:
-    os.link(name, path, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    pending = [""]
+    while pending:
+        inside = pending.pop()
+        descriptor = os.open(inside or ".", _FOLDER | os.O_NOFOLLOW, dir_fd=source)
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    path = os.path.join(inside, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        os.mkdir(path, 0o700, dir_fd=target)
+                        pending.append(path)
+                    else:
+                        os.link(entry.name, path, src_dir_fd=descriptor, dst_dir_fd=target, follow_symlinks=False)
+        finally:
+            os.close(descriptor)

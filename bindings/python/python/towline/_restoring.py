@@ -449,7 +449,9 @@ class Restoring:
     def _numpy(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         import numpy
 
-        return numpy.frombuffer(base64.b64decode(node["v"]), _numpy_dtype(node["dtype"]))[0]
+        dtype, content = _numpy_dtype(node["dtype"]), base64.b64decode(node["v"])
+        # numpy gives an empty text the bytes of one character, and reads none back.
+        return numpy.frombuffer(content, dtype)[0] if dtype.itemsize else numpy.zeros((), dtype)[()]
 
     def _ndarray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         import numpy
@@ -642,16 +644,29 @@ def _are_castable(saved: torch.dtype, wanted: torch.dtype) -> bool:
 
 
 def _numpy_dtype(description: Any) -> Any:
-    """numpy dtype from its description. Structured ones are lists of lists in JSON; numpy requires tuples. Raises Damaged for the
-    type of a subarray, such as `(3,)u1`: no array has it, as numpy appends its shape to that of the array."""
-    import numpy
+    """numpy dtype from its description. Raises Damaged for the type of a subarray, such as `(3,)u1`: no array has it, as numpy
+    appends its shape to that of the array."""
+    from numpy.lib import format
 
-    dtype = numpy.dtype([tuple(field) for field in description] if isinstance(description, list) else description)
+    dtype = format.descr_to_dtype(_fields(description) if isinstance(description, list) else description)
     if dtype.subdtype is not None:
         raise Damaged(
             f"the document of a state has an array of the type {str(description)[:60]!r}, one of arrays: towline saves none"
         )
     return dtype
+
+
+def _fields(description: list[Any]) -> list[tuple[Any, ...]]:
+    """Fields of a structured dtype, with the tuples that numpy requires: a field, its title and name, and its shape are lists in
+    JSON. The type of a field may be a list of fields itself."""
+    return [
+        (
+            tuple(name) if isinstance(name, list) else name,
+            _fields(kind) if isinstance(kind, list) else kind,
+            *(tuple(shape) for shape in rest),
+        )
+        for name, kind, *rest in description
+    ]
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

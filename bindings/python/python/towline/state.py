@@ -239,9 +239,13 @@ class _Serializer:
     def _numpy(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any] | None:
         import numpy
 
-        if not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject:
+        # Other classes of arrays, such as numpy.matrix, would come back as plain ones.
+        is_array = type(value) in (numpy.ndarray, numpy.memmap)
+        if not (is_array or isinstance(value, numpy.generic)) or value.dtype.hasobject:
             return None
-        dtype = value.dtype.str if value.dtype.names is None else value.dtype.descr
+        dtype = _numpy_type(value.dtype)
+        if dtype is None:
+            return None
         bytes_ = value.tobytes()
         if isinstance(value, numpy.generic):
             return {"!": "numpy", "dtype": dtype, "v": base64.b64encode(bytes_).decode()}
@@ -347,6 +351,20 @@ class _Serializer:
         self._names.add(name)
         self.leaves.append(Leaf(name, word, shape, tensor))
         return name
+
+
+def _numpy_type(dtype: Any) -> Any:
+    """Description of a numpy dtype: its fields in lists, if it has any. None if that does not describe it, as its fields
+    overlap or are not in order."""
+    from numpy.lib import format
+
+    if dtype.names is None:
+        return dtype.str
+    try:
+        described = dtype.descr
+    except ValueError:
+        return None
+    return described if format.descr_to_dtype(described) == dtype else None
 
 
 _NUMPY_WORDS = {
