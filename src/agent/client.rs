@@ -1,11 +1,13 @@
 //! Client of the API over the Unix socket, for the command line and other processes of the node.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, BytesMut};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -20,6 +22,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 
 use super::socket::{may_answer, well_known};
 use super::view::{Health, Task, TaskState};
@@ -40,6 +43,10 @@ const EVENT_LEN_MAX: usize = 16 << 20;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for an agent on this machine to tell its state.
 const HEALTH_WITHIN: Duration = Duration::from_secs(10);
+/// Time after which a client that waits for its response asks whether the agent still answers.
+const DOUBT_AFTER: Duration = Duration::from_secs(5);
+/// Time for which an agent that was silent is not asked again by those who can do without it.
+const SILENCE: Duration = Duration::from_mins(1);
 /// Number of connections over which a process reads chunks.
 const STREAMS: usize = 2;
 /// Divisor of the repository's memory that gives the window of each connection, up to a limit beyond which a larger window is
@@ -50,6 +57,9 @@ const WINDOW_MAX: u64 = 16 * MIB;
 const CHUNKS: &str = "/v1/chunks";
 /// Help for a missing agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
+
+/// Agents that did not answer this process, by their sockets, and when.
+static SILENT: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
 /// Agent of this machine, by its socket, or another agent that it forwards requests to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,12 +154,12 @@ impl Client {
     /// Gets the resource at `path`.
     ///
     /// # Errors
-    /// Unreachable, if no agent answers; else the error that the agent returns.
+    /// Unreachable, if no agent answers, or it stops answering; else the error that the agent returns.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        self.ask(Method::GET, path, Bytes::new()).await
+        self.while_it_answers(self.ask(Method::GET, path, Bytes::new())).await
     }
 
     /// Sends a request.
@@ -172,7 +182,8 @@ impl Client {
     /// Not safe: the request may have been executed.
     pub async fn begin<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<(T, Self)> {
         let body = serde_json::to_vec(asked).map_err(|source| Error::other("request is not JSON").source(source))?;
-        let response = self.check_status(self.send(Method::POST, path, body.into()).await?).await?;
+        let response = self.while_it_answers(self.send(Method::POST, path, body.into())).await?;
+        let response = self.check_status(response).await?;
         let answered = response.headers().get(AT).and_then(|who| who.to_str().ok()?.parse().ok());
         let at = self.at.as_ref().and(answered).or_else(|| self.at.clone());
         Ok((self.read(response).await?, self.clone().routed_to(at)))
@@ -186,7 +197,7 @@ impl Client {
     /// # Cancel safety
     /// Not safe: the request may have been executed.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        self.ask(Method::DELETE, path, Bytes::new()).await
+        self.while_it_answers(self.ask(Method::DELETE, path, Bytes::new())).await
     }
 
     /// Follows a task until it has ended; `tell` receives its progress.
@@ -197,9 +208,11 @@ impl Client {
     /// # Cancel safety
     /// Safe: the task goes on.
     pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Task)) -> Result<Task> {
-        let response = self.send(Method::GET, &format!("/v1/tasks/{id}/events"), Bytes::new()).await?;
+        let path = format!("/v1/tasks/{id}/events");
+        let response = self.while_it_answers(self.send(Method::GET, &path, Bytes::new())).await?;
         let mut events = Events { body: self.check_status(response).await?.into_body(), read: BytesMut::new() };
-        while let Some(view) = events.next().await.map_err(|source| self.lost(source))? {
+        let mut next = async || events.next().await.map_err(|source| self.lost(source));
+        while let Some(view) = self.while_it_answers(next()).await? {
             tell(&view);
             match view.state {
                 TaskState::Running => {}
@@ -224,15 +237,57 @@ impl Client {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn health(&self) -> Result<Health> {
-        if let Ok(health) = tokio::time::timeout(HEALTH_WITHIN, self.get("/health")).await {
-            return health;
+        let answered = timeout(HEALTH_WITHIN, self.ask(Method::GET, "/health", Bytes::new())).await;
+        if self.at.is_none() {
+            let mut silent = SILENT.lock().unwrap_or_else(PoisonError::into_inner);
+            match &answered {
+                Ok(_) => silent.remove(&self.socket),
+                Err(_) => silent.insert(self.socket.clone(), Instant::now()),
+            };
         }
-        tracing::warn!("the agent at {} does not answer", self.socket.display());
-        Err(Error::unreachable("agent does not answer")
+        answered.unwrap_or_else(|_| {
+            tracing::warn!("the agent at {} does not answer", self.socket.display());
+            Err(self.silent())
+        })
+    }
+
+    /// As [`Client::health`], for those who can do without the agent: one that was silent within the last minute is not waited for.
+    ///
+    /// # Errors
+    /// As [`Client::health`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn health_unless_silent(&self) -> Result<Health> {
+        let silent = SILENT.lock().unwrap_or_else(PoisonError::into_inner).get(&self.socket).copied();
+        match silent {
+            Some(since) if since.elapsed() < SILENCE => Err(self.silent()),
+            _ => self.health().await,
+        }
+    }
+
+    fn silent(&self) -> Error {
+        Error::unreachable("agent does not answer")
             .at(self.socket.display())
             .expected(format!("an answer within {HEALTH_WITHIN:?}"))
             .got("silence")
-            .help("start it again, or set TOWLINE_AGENT=none to work without it"))
+            .help("start it again, or set TOWLINE_AGENT=none to work without it")
+    }
+
+    /// The result of `request`. While it takes long, the agent of this node must tell its state: one that is stopped or hangs does
+    /// not hold its clients up.
+    async fn while_it_answers<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut request = pin!(request);
+        loop {
+            if let Ok(answered) = timeout(DOUBT_AFTER, &mut request).await {
+                return answered;
+            }
+            let local = self.clone().routed_to(None);
+            tokio::select! {
+                answered = &mut request => return answered,
+                health = local.health() => health?,
+            };
+        }
     }
 
     /// `repository`, reading its chunks through the agent first: from its cache, other agents or the repository, once for all
@@ -244,7 +299,7 @@ impl Client {
     /// # Cancel safety
     /// Safe: the connections are dropped.
     pub async fn attach(&self, repository: &Repository) -> Result<Repository> {
-        let health = self.health().await?;
+        let health = self.health_unless_silent().await?;
         let id = repository.id().to_string();
         if health.repositories.iter().all(|place| place.id != id) {
             return Err(Error::not_found("this agent does not have the repository").at(repository.store().location()));
@@ -264,7 +319,7 @@ impl Client {
         let headers = request.headers_mut();
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static(PROTOCOL));
-        let response = self.deliver(request).await?;
+        let response = self.while_it_answers(self.deliver(request)).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             self.check_status(response).await?;
             return Err(Error::unsupported("agent does not know this request").at(path).help(SAME_VERSION));
@@ -316,7 +371,7 @@ impl Client {
             let user = Uid::from_raw(stream.peer_cred()?.uid());
             Ok((http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?, user))
         };
-        let connected = tokio::time::timeout(CONNECT_WITHIN, connected).await;
+        let connected = timeout(CONNECT_WITHIN, connected).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let ((mut sender, connection), user) = connected.map_err(|source| self.absent(source))?;
         if !may_answer(user, self.is_verified) {

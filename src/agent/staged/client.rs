@@ -82,7 +82,7 @@ impl Client {
     pub async fn stage(&self, request: &StageRequest, tell: impl FnMut(&Task)) -> Result<StagedMemory> {
         let request = StageRequest { hold: true, ..request.clone() };
         let agent = self.unverified();
-        agent.health().await?;
+        agent.health_unless_silent().await?;
         let begun: Task = agent.post("/v1/stage", &request).await?;
         let task = agent.follow(&begun.id, tell).await?;
         let report = StageReport::of(&task)?;

@@ -51,6 +51,28 @@ fn pins_outlive_the_agent() {
     agent.stop();
 }
 
+/// Commands report an agent that is stopped, instead of waiting for it. A command that began before ends as well.
+#[test]
+fn a_stopped_agent_holds_no_command_up() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let agent = Running::start(&user, "");
+    agent.signal(Signal::STOP);
+    let commands: [&[&str]; 4] =
+        [&["pins"], &["cache", "stat"], &["warm", "run@latest", "--wait"], &["stage", "--list"]];
+    let ended: Vec<_> = std::thread::scope(|scope| {
+        let begun = commands.map(|args| scope.spawn(|| ran(user.command(args).env("TOWLINE_AGENT", &agent.socket))));
+        begun.into_iter().map(|command| command.join().unwrap()).collect()
+    });
+    for (args, ended) in commands.iter().zip(ended) {
+        assert_eq!(ended.code, Some(6), "{args:?}: {}", ended.err);
+        assert!(ended.err.contains("agent does not answer at "), "{args:?}: {}", ended.err);
+    }
+    agent.signal(Signal::CONT);
+    assert!(told(&user, &agent, &["warm", "run@latest", "--wait"]).contains("run/step-1"));
+    agent.stop();
+}
+
 /// Begins a save that takes a while; returns when it has begun to read.
 fn begin_long_save(user: &User, agent: &Running) -> Value {
     user.write("large/file", &noise(7, 400 << 20));
