@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, stream};
+use tokio::time::{sleep, timeout};
 
 use super::get::{ChunkRequest, levels};
 use super::plan::UNIT_LEN;
@@ -34,13 +35,10 @@ struct Patience {
 }
 
 impl Patience {
-    /// True if there is patience for one more wait of [`SOURCE_BACK_POLL`], which is counted.
-    fn may_wait(&mut self) -> bool {
-        let patient = self.returns <= RETURNS_MAX && self.waited < SOURCE_BACK_MAX;
-        if patient {
-            self.waited += SOURCE_BACK_POLL;
-        }
-        patient
+    /// Time that is left to wait for the source; none, if it has come back too often, or was waited for too long.
+    fn left(&self) -> Option<Duration> {
+        let left = SOURCE_BACK_MAX.saturating_sub(self.waited);
+        (self.returns <= RETURNS_MAX && !left.is_zero()).then_some(left)
     }
 }
 
@@ -96,9 +94,13 @@ impl Exchange {
             return has_sent;
         }
         patience.returns += 1;
-        while patience.may_wait() {
-            tokio::time::sleep(SOURCE_BACK_POLL).await;
-            if self.check_reachable(policy).await.is_ok() {
+        while let Some(left) = patience.left() {
+            let begun = Instant::now();
+            sleep(SOURCE_BACK_POLL).await;
+            // A source that hangs neither answers nor refuses.
+            let reached = timeout(left, self.check_reachable(policy)).await;
+            patience.waited += begun.elapsed();
+            if reached.is_ok_and(|reached| reached.is_ok()) {
                 return true;
             }
         }
@@ -167,19 +169,11 @@ mod tests {
 
     #[test]
     fn a_source_that_comes_and_goes_is_waited_for_a_few_times_and_not_for_long() {
-        let waits = |mut patience: Patience, returns: u32| {
-            let mut waits = 0;
-            loop {
-                patience.returns += returns;
-                if !patience.may_wait() {
-                    return (waits, patience.waited);
-                }
-                waits += 1;
-            }
-        };
-        // It comes back at once, each time.
-        assert_eq!(waits(Patience::default(), 1), (RETURNS_MAX, RETURNS_MAX * SOURCE_BACK_POLL));
-        // It does not come back.
-        assert_eq!(waits(Patience { returns: 1, ..Patience::default() }, 0), (30, SOURCE_BACK_MAX));
+        let of = |returns, waited| Patience { returns, waited: Duration::from_secs(waited) }.left();
+        assert_eq!(of(1, 0), Some(SOURCE_BACK_MAX));
+        assert_eq!(of(RETURNS_MAX, 29), Some(Duration::from_secs(1)));
+        assert_eq!(of(RETURNS_MAX + 1, 0), None);
+        assert_eq!(of(1, 30), None);
+        assert_eq!(of(1, 3600), None);
     }
 }
