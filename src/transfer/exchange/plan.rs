@@ -90,6 +90,11 @@ impl HeldChunks {
         Self { words: vec![0; listed.div_ceil(64) as usize], listed, any: false }
     }
 
+    /// Set of all places of such a list.
+    pub(super) fn all_of(listed: u32) -> Self {
+        Self { words: vec![u64::MAX; listed.div_ceil(64) as usize], listed, any: true }
+    }
+
     pub(super) fn insert(&mut self, place: u32) {
         if let Some(word) = self.words.get_mut(place as usize / 64) {
             *word |= 1 << (place % 64);

@@ -7,6 +7,7 @@ use futures::future::join_all;
 use super::get::ChunkRequest;
 use super::plan::{Candidate, HeldChunks, View};
 use super::{Exchange, From};
+use crate::id::ManifestId;
 use crate::identity::Identity;
 use crate::transfer::peers::Peer;
 
@@ -50,16 +51,23 @@ impl Exchange {
         }
         let manifest = request.saved.value.manifest;
         let chunks = u32::try_from(request.saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
-        let surveys = join_all(asked.iter().map(|(peer, ..)| peer.survey(manifest, chunks))).await;
+        let held = match asked.as_slice() {
+            // The only source, and far away: it is asked for chunks while it says which it holds, as a round trip takes long. What it
+            // lacks is planned again.
+            [(peer, _, false)] if peer.surveyed(&manifest).is_none() => {
+                let peer = Arc::clone(peer);
+                tokio::spawn(async move { peer.survey(manifest, chunks).await });
+                vec![HeldChunks::all_of(chunks)]
+            }
+            _ => join_all(asked.iter().map(|(peer, ..)| held_by(peer, manifest, chunks))).await,
+        };
         let through = request.through && *from == From::Anywhere;
         let repository = request.policy.reads_repository();
         let own = Some(self.identity.clone()).filter(|own| !own.is_spiffe());
         let mut view = View { own, site: Vec::new(), remote: Vec::new(), through, repository };
         let mut peers = Vec::with_capacity(asked.len());
-        for ((peer, identity, near), held) in asked.into_iter().zip(surveys) {
-            let mut places = HeldChunks::none_of(chunks);
-            held.iter().for_each(|place| places.insert(place));
-            let candidate = Candidate { peer: Arc::clone(peer.address()), identity, held: places };
+        for ((peer, identity, near), held) in asked.into_iter().zip(held) {
+            let candidate = Candidate { peer: Arc::clone(peer.address()), identity, held };
             if near {
                 view.site.push(candidate);
             } else {
@@ -69,4 +77,11 @@ impl Exchange {
         }
         (view, peers)
     }
+}
+
+/// Chunks of `manifest`, which has `chunks`, that the peer holds.
+async fn held_by(peer: &Peer, manifest: ManifestId, chunks: u32) -> HeldChunks {
+    let mut held = HeldChunks::none_of(chunks);
+    peer.survey(manifest, chunks).await.iter().for_each(|place| held.insert(place));
+    held
 }

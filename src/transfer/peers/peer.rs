@@ -244,8 +244,7 @@ impl Peer {
     /// # Cancel safety
     /// Safe.
     pub async fn survey(&self, manifest: ManifestId, chunks: u32) -> Arc<Runs> {
-        let kept = self.state().surveys.get(&manifest).filter(|(when, _)| when.elapsed() < SURVEY_FRESH).cloned();
-        if let Some((_, held)) = kept {
+        if let Some(held) = self.surveyed(&manifest) {
             return held;
         }
         let asked = timeout(SURVEY_MAX, self.ask_what_it_holds(manifest, chunks)).await;
@@ -254,6 +253,14 @@ impl Peer {
         state.surveys.retain(|_, (when, _)| when.elapsed() < SURVEY_FRESH);
         state.surveys.insert(manifest, (Instant::now(), Arc::clone(&held)));
         held
+    }
+
+    /// Result of a recent survey.
+    #[must_use]
+    pub fn surveyed(&self, manifest: &ManifestId) -> Option<Arc<Runs>> {
+        let state = self.state();
+        let (when, held) = state.surveys.get(manifest)?;
+        (when.elapsed() < SURVEY_FRESH).then(|| Arc::clone(held))
     }
 
     async fn ask_what_it_holds(&self, manifest: ManifestId, chunks: u32) -> Result<Runs> {
