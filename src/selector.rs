@@ -63,11 +63,17 @@ impl FromStr for Choice {
             Some(("max", name)) => metric(name).map(Self::Max),
             _ => None,
         };
-        choice.ok_or_else(|| {
-            Error::usage("this chooses no step of a run")
+        choice.ok_or_else(|| match text {
+            "min=" | "max=" => Error::usage("the metric to choose the step by is missing")
+                .expected(format!("RUN@{text}METRIC"))
+                .got(format!("@{text}"))
+                .help(format!(
+                    "for example: run-7@{text}loss; `towline runs run-7` lists the steps with their metrics"
+                )),
+            _ => Error::usage("this chooses no step of a run")
                 .expected("RUN@latest, RUN@upto=N, RUN@min=METRIC or RUN@max=METRIC")
                 .got(format!("@{text}"))
-                .help("for example: run-7@latest")
+                .help("for example: run-7@latest"),
         })
     }
 }

@@ -163,15 +163,14 @@ impl Context {
                 }
                 names.push(name);
             }
-            // Nothing is made for a name that is misspelt.
-            let to = self.destination(to, *init, *dry_run).await?;
-            Ok((from, to, names))
+            let there = self.destination(to, *init).await?;
+            Ok((from, there, names))
         };
-        let (from, to, names) = Box::pin(self.unless_stopped(opened)).await?;
+        let (from, there, names) = Box::pin(self.unless_stopped(opened)).await?;
         let all =
             if names.is_empty() { vec!["**".to_owned()] } else { names.iter().map(ToString::to_string).collect() };
-        let place = Some(to.store().location().to_string());
-        let recorded = self.record(Action::Sync, if *dry_run { &[] } else { &all }, &from, place).await?;
+        let place = there.as_ref().map_or_else(|| to.to_string(), |there| there.store().location().to_string());
+        let recorded = self.record(Action::Sync, if *dry_run { &[] } else { &all }, &from, Some(place)).await?;
         let line = self.line();
         let (progress, stop) = (self.progress.clone(), self.stop.clone());
         let existing = match (*if_absent, *force) {
@@ -180,7 +179,19 @@ impl Context {
             (false, false) => Existing::KeepNewer,
         };
         let options = SyncOptions { dry_run: *dry_run, as_stored: *as_stored, existing, progress, stop };
-        let report = recorded.end(ops::sync(&from, &to, &names, &options).await, |report| report.moved_bytes).await?;
+        let synced = async {
+            let to = match there {
+                Some(there) => there,
+                None => {
+                    // Nothing is made for names that may not be moved.
+                    ops::check_new_destination(&from, &names, to).await?;
+                    self.make_destination(to, *dry_run).await?
+                }
+            };
+            let report = ops::sync(&from, &to, &names, &options).await?;
+            Ok((to, report))
+        };
+        let (to, report) = recorded.end(synced.await, |(_, report)| report.moved_bytes).await?;
         drop(line);
         for name in report.replaced.iter().filter(|_| !dry_run) {
             self.output
@@ -190,16 +201,21 @@ impl Context {
         newer_kept(&report, to.store())
     }
 
-    /// The repository at `location`. With `init` it is made if there is none; in a dry run an empty one in memory stands for it.
-    async fn destination(&self, location: &Location, init: bool, dry_run: bool) -> Result<Repository> {
-        let lacking = match self.open_at(location, 2).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => error,
-            opened => return opened,
-        };
-        if !init {
-            let help = format!("`towline sync --init` makes it as it syncs; or first: `towline init {location}`");
-            return Err(Error::not_found("there is no repository to sync to").at(location).help(help).source(lacking));
+    /// The repository at `location`; none, if it is to be made.
+    async fn destination(&self, location: &Location, init: bool) -> Result<Option<Repository>> {
+        match self.open_at(location, 2).await {
+            Ok(there) => Ok(Some(there)),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            Err(_) if init => Ok(None),
+            Err(lacking) => {
+                let help = format!("`towline sync --init` makes it as it syncs; or first: `towline init {location}`");
+                Err(Error::not_found("there is no repository to sync to").at(location).help(help).source(lacking))
+            }
         }
+    }
+
+    /// A new repository at `location`; in a dry run one in memory that stands for it.
+    async fn make_destination(&self, location: &Location, dry_run: bool) -> Result<Repository> {
         let store = if dry_run { Store::memory() } else { storage::open(location, &self.settings.store(true)).await? };
         let (repository, created) = Repository::create(store, self.options(2)?).await?;
         if created {

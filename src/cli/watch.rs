@@ -18,6 +18,7 @@ impl Context {
     /// Watches until a signal, and then as long as `--on-term` allows; gives the exit code.
     pub(super) async fn watch(&self, args: Watch) -> Result<u8> {
         let Watch { dir, run, restore_latest, on_term, settle, once, metrics: specs, manner: how } = args;
+        run.check_run()?;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let (say, stop) = watch::channel(Stop::No);
         let (mut save, mut metrics) = (manner(how)?, Vec::new());

@@ -9,9 +9,9 @@ use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::PackId;
 use crate::name::Name;
-use crate::repository::Repository;
 use crate::repository::collect::{KEEP_REMOVED, kept_since, store_time};
 use crate::repository::log::{Action, KeptKey, KeptValue, RefValue, State, StepFacts};
+use crate::repository::{Repository, absent_name};
 
 /// Limit of retries if the value is repacked while it is read.
 const ATTEMPTS: usize = 5;
@@ -285,15 +285,17 @@ impl Repository {
             // The log has no removal of it.
             let below = removed_below(state, name).len();
             let again = state.removed.keys().map(|(kept, _)| kept).find(|kept| kept.is_under(name));
-            return nothing(String::new()).help(match again {
+            let help = match again {
                 _ if below > 0 => {
                     format!("`towline undelete {name} --recursive` restores the removed names below it: {below}")
                 }
                 Some(again) => {
                     format!("`towline undelete {again} --as NEW` restores what {again} was before it was saved again")
                 }
-                None => "`towline ls` lists the names".to_owned(),
-            });
+                None if state.refs.contains_key(name) => format!("`towline show {name}` shows what it is"),
+                None => return self.unknown(state, name),
+            };
+            return nothing(String::new()).help(help);
         };
         let when = self.time_of(entry, Some(at)).await;
         let actions = self.log().past_entry(entry).await.ok().flatten().map(|taken| taken.actions).unwrap_or_default();
@@ -305,6 +307,16 @@ impl Repository {
             "what was kept was forgotten"
         };
         nothing(format!(": {was} by log entry {entry}{when}"))
+    }
+
+    /// Error for a name that is not there, and that neither has kept values nor names below it that have.
+    fn unknown(&self, state: &State, name: &Name) -> Error {
+        if state.refs.keys().any(|other| other.is_under(name)) {
+            return Error::not_found(format!("`{name}` is not a name itself, and no name below it was removed"))
+                .help(format!("`towline ls {name}` lists what is below it"));
+        }
+        let known: BTreeSet<&Name> = state.refs.keys().chain(state.removed.keys().map(|(name, _)| name)).collect();
+        absent_name(|| known.iter().copied(), name, self.store().location())
     }
 
     /// ` at TIME`, the store's of a log entry, or its writer's.

@@ -19,6 +19,7 @@ use crate::identity::Identity;
 use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::policy::{Basis, Labels, LocalCaller, Ruling};
+use crate::storage::Location;
 use crate::work::blocking;
 
 /// Destination of content.
@@ -306,6 +307,37 @@ impl Repository {
         let location = to.store().location().to_string();
         let to = Destination::Repository(&location, to.id());
         self.check_access(state, &Access { repository: self.id(), name, labels, to }).await
+    }
+
+    /// Checks that `names` may be copied to a new repository at `location`, which has no policy of its own.
+    ///
+    /// # Errors
+    /// Denied, with the rule; conflict, if a name has labels under which nobody could read it there.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn check_writable_anew<'n>(
+        &self,
+        state: &State,
+        names: impl IntoIterator<Item = &'n Name> + Send,
+        location: &Location,
+    ) -> Result<()> {
+        if is_open(state) {
+            return Ok(());
+        }
+        let (view, place) = (self.label_view(state), location.to_string());
+        for name in names.into_iter().collect::<Vec<_>>() {
+            let labels = view.of(name);
+            let to = Destination::Repository(&place, RepositoryId::random());
+            self.check_access(state, &Access { repository: self.id(), name, labels: &labels, to }).await?;
+            if labels.restrict() {
+                return Err(Error::conflict("a new repository has no policy, so nobody could read what has labels")
+                    .at(format!("{name}, to {place}"))
+                    .got(format!("labels {labels}"))
+                    .help(format!("make it and set its policy first: towline init {place}; towline policy set FILE")));
+            }
+        }
+        Ok(())
     }
 
     /// Checks `access` under the policy of `state`.

@@ -20,7 +20,7 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
 }
 
 /// As [`no_such_name`], where the caller may read `names`, in order.
-pub(super) fn absent_name<'a, N>(names: impl Fn() -> N, name: &Name, place: impl Display) -> Error
+pub(crate) fn absent_name<'a, N>(names: impl Fn() -> N, name: &Name, place: impl Display) -> Error
 where
     N: Iterator<Item = &'a Name>,
 {

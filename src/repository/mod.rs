@@ -49,6 +49,7 @@ pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
 pub use joint::{AttemptState, Completed, JointTree, Parts, RankPart};
 pub use label_scope::LabelScope;
+pub(crate) use missing::absent_name;
 pub use missing::no_such_name;
 pub use repair::RepairedTree;
 

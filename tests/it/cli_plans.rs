@@ -287,6 +287,8 @@ fn watch_takes_metrics_from_what_the_trainer_logged() {
     let expected = json!({ "val": 20.0, "loss": 9.0, "lr": 0.001 });
     assert_eq!(user.json(&["show", "run/step-20"], 0)["metrics"], expected);
     assert_eq!(user.run(&["watch", "out", "run", "--once", "--metric", "a/b"]).code, Some(2));
+    // Before anything is opened.
+    assert_eq!(user.run(&["--repo", "nowhere", "watch", "out", "run/step-1", "--once"]).code, Some(2));
 }
 
 #[test]

@@ -168,20 +168,21 @@ fn what_has_labels_is_saved_and_synced_only_to_repositories_at_sites_that_may_ha
     lab.save("raw/set", &["sensitivity=restricted"]);
     lab.save("free/set", &[]);
     let other = lab.user.work().join("other");
-    lab.user.ok(&["init", other.to_str().unwrap()]);
+    let other_repo = other.to_str().unwrap();
+    lab.user.ok(&["init", other_repo]);
     let from = lab.user.repository();
-    let sync = |name: &str| lab.user.run(&["sync", from.to_str().unwrap(), other.to_str().unwrap(), name]);
-    let ran = sync("raw/set");
-    assert_eq!(ran.code, Some(7), "{}", ran.err);
-    assert!(ran.err.contains("unknown site"), "{}", ran.err);
+    let sync = |to: &str, args: &[&str]| lab.user.run(&[&["sync", from.to_str().unwrap(), to], args].concat());
+    let ran = sync(other_repo, &["raw/set"]);
+    assert!(ran.code == Some(7) && ran.err.contains("unknown site"), "{:?} {}", ran.code, ran.err);
     assert_eq!(fs::read_dir(other.join("pack")).map_or(0, Iterator::count), 0, "nothing was moved");
-    assert_eq!(sync("free/set").code, Some(0));
-
+    assert_eq!(sync(other_repo, &["free/set"]).code, Some(0));
+    for (name, code) in [("raw/set", 7), ("raw", 7), ("free/set", 0)] {
+        assert_eq!((sync("new", &[name, "--init"]).code, lab.user.exists("new")), (Some(code), code == 0), "{name}");
+    }
     // A save with labels that the repository's site may not have, or without a policy, stores nothing.
     lab.user.write("data/file", b"for another place");
     lab.user.fails(&["save", "data", "us/set", "--label", "residency=US"], 7);
     lab.user.fails(&["show", "us/set"], 3);
-    let other_repo = other.to_str().unwrap();
     let error = lab.user.fails(&["--repo", other_repo, "save", "data", "free/2", "--label", "residency=DE"], 5);
     assert!(error["message"].as_str().unwrap().starts_with("the repository has no policy"), "{error}");
     lab.user.fails(&["--repo", other_repo, "show", "free/2"], 3);
@@ -189,7 +190,7 @@ fn what_has_labels_is_saved_and_synced_only_to_repositories_at_sites_that_may_ha
         let error = lab.user.fails(&["save", "data", "free/2", "--label", mistyped], 2);
         assert!(error["message"].as_str().unwrap().starts_with("label is mistyped"), "{error}");
     }
-    let error = lab.user.fails(&["--repo", other.to_str().unwrap(), "label", "free", "sensitivity=internal"], 5);
+    let error = lab.user.fails(&["--repo", other_repo, "label", "free", "sensitivity=internal"], 5);
     assert!(error["help"].as_str().unwrap().contains("towline policy set"), "{error}");
 }
 

@@ -480,6 +480,16 @@ fn the_command_line_takes_back() {
     assert!(collected.contains("kept of removed and replaced names: "), "{collected}");
     assert_eq!(user.json(&["collect", "--grace", "0", "--keep-removed", "0"], 0)["forgotten_values"], 1);
     assert_eq!(user.fails(&["history", "best"], 3)["kind"], "not-found");
+    user.ok(&["save", "tree", "run-7/step-1"]);
+    for verb in ["history", "undelete"] {
+        let said = |name: &str| user.fails(&[verb, name], 3)["message"].as_str().unwrap().to_owned();
+        let [misspelt, run] = [said("run-7/step-2"), said("run-7")];
+        assert!(
+            misspelt.starts_with("no such name `run-7/step-2` in ") && misspelt.contains("`run-7/step-1`"),
+            "{misspelt}"
+        );
+        assert_eq!(run, "`run-7` is not a name itself, and no name below it was removed");
+    }
 }
 
 #[test]

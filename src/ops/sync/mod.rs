@@ -30,6 +30,7 @@ use crate::repository::{
     ChunkPlace, Gaps, LabelScope, Located, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
     longest_read, plan, plan_anew, read_pack,
 };
+use crate::storage::Location;
 
 /// Maximum retries of one name because packs were deleted on either side.
 const ATTEMPTS: usize = 5;
@@ -137,6 +138,24 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         }
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
+}
+
+/// Checks that `what` may be copied from `from` to a new repository at `location`, before that is made.
+///
+/// # Errors
+/// Not found, if nothing is under one of `what`; denied, with the rule, if one of the names may not come here or be stored there;
+/// conflict, if it has labels under which nobody could read it there.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub async fn check_new_destination(from: &Repository, what: &[Name], location: &Location) -> Result<()> {
+    let state = from.state().await?;
+    let names = choose(&state, what)?;
+    let trees = names.iter().filter_map(|name| state.refs.get_key_value(name));
+    if let Some(denied) = from.denied_here(&state, trees).await?.into_iter().next() {
+        return Err(denied.refusal);
+    }
+    from.check_writable_anew(&state, &names, location).await
 }
 
 /// Chunks of the destination. Where some names have labels, chunks stored as differences do not count: a base may be a stricter

@@ -123,6 +123,8 @@ fn what_chooses_nothing_is_wrong_usage() {
     {
         assert_eq!(text.parse::<Selector>().unwrap_err().kind(), ErrorKind::Usage, "{text}");
     }
+    let error = "r@max=".parse::<Selector>().unwrap_err();
+    assert!(error.to_string().starts_with("the metric to choose the step by is missing"), "{error}");
 }
 
 proptest! {
