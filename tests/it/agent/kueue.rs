@@ -278,12 +278,12 @@ fn what_does_not_fit_gives_the_quota_back_or_starts_cold_if_so_set() {
     let cluster = Queues::new();
     cluster.lab.user.write("large/a", &crate::data::noise(9, 70 << 20));
     cluster.lab.user.ok(&["save", "large", "open/large"]);
-    let agent = cluster.agent("admit_after = '3s'");
+    let agent = cluster.agent("admit_after = '8s'");
     cluster.waiting("large", "open/large");
-    let check = cluster.until_it("large", |check| !message(check).is_empty());
-    assert!(message(&check).contains("its bytes do not fit beside what is pinned"), "{check}");
+    cluster.until_it("large", |check| message(check).contains("its bytes do not fit beside what is pinned"));
     let check = cluster.until("large", "Ready");
-    assert!(message(&check).starts_with("admitted without its data after 3s: warm at site cloud fails"), "{check}");
+    // The warm fails, or waits to be tried again.
+    assert!(message(&check).starts_with("admitted without its data after 8s: "), "{check}");
     cluster.fine(vec![agent]);
 }
 
