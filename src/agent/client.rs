@@ -37,6 +37,8 @@ use crate::tree::check_private_folder;
 const VARIABLE: &str = "TOWLINE_AGENT";
 /// Limit of a response, in bytes.
 const ANSWER_LEN_MAX: usize = 64 << 20;
+/// Limit of a response of another agent, in bytes. A parsed response takes several times its length.
+const RELAYED_LEN_MAX: usize = 8 << 20;
 /// Limit of an event, in bytes.
 const EVENT_LEN_MAX: usize = 16 << 20;
 /// Timeout for the connection to an agent on this machine.
@@ -210,7 +212,8 @@ impl Client {
     pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Task)) -> Result<Task> {
         let path = format!("/v1/tasks/{id}/events");
         let response = self.while_it_answers(self.send(Method::GET, &path, Bytes::new())).await?;
-        let mut events = Events { body: self.check_status(response).await?.into_body(), read: BytesMut::new() };
+        let mut events =
+            Events { body: self.check_status(response).await?.into_body(), read: BytesMut::new(), searched: 0 };
         let mut next = async || events.next().await.map_err(|source| self.lost(source));
         while let Some(view) = self.while_it_answers(next()).await? {
             tell(&view);
@@ -294,12 +297,19 @@ impl Client {
     /// processes of the node. It uses a few connections, whose windows are taken from the repository's memory.
     ///
     /// # Errors
-    /// Not found, if the agent does not have the repository or has no cache; unreachable, if no agent answers.
+    /// Not found, if the agent does not have the repository or has no cache; unreachable, if no agent answers within 20 seconds.
     ///
     /// # Cancel safety
     /// Safe: the connections are dropped.
     pub async fn attach(&self, repository: &Repository) -> Result<Repository> {
         let health = self.health_unless_silent().await?;
+        timeout(HEALTH_WITHIN, self.attach_to(&health, repository)).await.unwrap_or_else(|_| {
+            tracing::warn!("the agent at {} sends no chunks", self.socket.display());
+            Err(self.silent())
+        })
+    }
+
+    async fn attach_to(&self, health: &Health, repository: &Repository) -> Result<Repository> {
         let id = repository.id().to_string();
         if health.repositories.iter().all(|place| place.id != id) {
             return Err(Error::not_found("this agent does not have the repository").at(repository.store().location()));
@@ -400,7 +410,8 @@ impl Client {
     }
 
     async fn read_body(&self, response: Response<Incoming>) -> Result<Bytes> {
-        let body = Limited::new(response.into_body(), ANSWER_LEN_MAX).collect().await;
+        let longest = if self.at.is_some() { RELAYED_LEN_MAX } else { ANSWER_LEN_MAX };
+        let body = Limited::new(response.into_body(), longest).collect().await;
         body.map(http_body_util::Collected::to_bytes).map_err(|source| self.lost(source))
     }
 
@@ -433,13 +444,15 @@ const SAME_VERSION: &str =
 struct Events {
     body: Incoming,
     read: BytesMut,
+    /// Bytes of `read` in which no end of an event begins.
+    searched: usize,
 }
 
 impl Events {
     /// The next event; None at the end.
     async fn next(&mut self) -> Result<Option<Task>, Box<dyn std::error::Error + Send + Sync>> {
         loop {
-            while let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
+            while let Some(end) = end_of_event(&self.read, &mut self.searched) {
                 let event = self.read.split_to(end);
                 self.read.advance(2);
                 if let Some(data) = data(&event) {
@@ -459,6 +472,14 @@ impl Events {
             }
         }
     }
+}
+
+/// Place of the empty line that ends the first event in `read`, of which `searched` bytes were searched before.
+fn end_of_event(read: &[u8], searched: &mut usize) -> Option<usize> {
+    let from = *searched;
+    let found = read.get(from..)?.windows(2).position(|two| two == b"\n\n").map(|at| from + at);
+    *searched = if found.is_some() { 0 } else { read.len().saturating_sub(1) };
+    found
 }
 
 /// Data of an event; none if it is a comment.
@@ -534,6 +555,23 @@ mod tests {
         assert_eq!(again.to_string(), error.to_string());
         assert_eq!((again.help_text(), again.causes()), (error.help_text(), error.causes()));
         assert_eq!(error_of(None).kind(), ErrorKind::Other);
+    }
+
+    #[test]
+    fn an_event_ends_at_an_empty_line_wherever_its_pieces_end() {
+        let text = b"data: 1\n\ndata: 22\n\n";
+        for len in 1..text.len() {
+            let (mut read, mut searched, mut ends) = (BytesMut::new(), 0, Vec::new());
+            for piece in text.chunks(len) {
+                read.extend_from_slice(piece);
+                while let Some(end) = end_of_event(&read, &mut searched) {
+                    ends.push(read.split_to(end).freeze());
+                    read.advance(2);
+                }
+                assert!(searched + 1 >= read.len(), "the rest is not searched again");
+            }
+            assert_eq!(ends, [&b"data: 1"[..], b"data: 22"]);
+        }
     }
 
     #[test]

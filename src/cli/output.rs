@@ -1,5 +1,6 @@
 //! Output: text or one JSON object on standard output, errors on standard error.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -47,7 +48,7 @@ impl Output {
         let written = if self.json {
             write_json(&mut out, value).map_err(io::Error::from).and_then(|()| out.write_all(b"\n"))
         } else {
-            human(value, Colors::of(&io::stdout()), &mut out)
+            human(value, Colors::of(&io::stdout()), &mut Harmless(&mut out))
         };
         written.and_then(|()| out.flush()).map_err(Error::standard_output)
     }
@@ -103,7 +104,7 @@ impl Output {
     pub(super) fn remark(&self, text: &str) {
         if !self.quiet && !self.json {
             // Ignored: standard error itself is gone.
-            let _ = writeln!(io::stderr(), "{text}");
+            let _ = writeln!(io::stderr(), "{}", harmless(text));
         }
     }
 
@@ -181,6 +182,51 @@ impl Colors {
     fn sgr(self, code: &str, text: &str) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
+}
+
+/// Codes of [`Colors`].
+const COLORS: [&str; 5] = ["\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"];
+
+/// Text for a terminal, as [`harmless`] makes it. Each write is of whole characters and codes.
+struct Harmless<W>(W);
+
+impl<W: Write> Write for Harmless<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write_all(harmless(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// `text` of several lines as [`printable`], except for the ends of lines, and colours. What comes from elsewhere was made printable
+/// before: a field that was forgotten must not reach the terminal as it is.
+pub(super) fn harmless(text: &str) -> Cow<'_, str> {
+    let is_bad = |c: char| (c.is_control() && c != '\n') || is_format(c);
+    let mut rest = text;
+    let mut shown = String::new();
+    while let Some(at) = rest.find(is_bad) {
+        let (plain, from) = rest.split_at(at);
+        shown.push_str(plain);
+        rest = match COLORS.iter().find(|code| from.starts_with(**code)) {
+            Some(code) => {
+                shown.push_str(code);
+                &from[code.len()..]
+            }
+            None => {
+                let mut after = from.chars();
+                shown.extend(after.next().into_iter().flat_map(char::escape_default));
+                after.as_str()
+            }
+        };
+    }
+    if shown.is_empty() {
+        return Cow::Borrowed(rest);
+    }
+    shown.push_str(rest);
+    Cow::Owned(shown)
 }
 
 /// `error: WHAT`, then its causes, then what to do.
@@ -316,6 +362,18 @@ mod tests {
             "error: pack \\u{1b}[2J at pack/A\n  cause: disk is\n         on fire\n  help: towline verify --repair\n";
         assert_eq!(error_text(&lost(), Colors::PLAIN), expected);
         assert!(error_text(&lost(), Colors(true)).starts_with("\x1b[1;31merror:\x1b[0m "));
+    }
+
+    #[test]
+    fn text_reaches_the_terminal_without_control_characters_but_with_colours() {
+        let coloured = format!("{} and {}\n\u{e9}\u{1f600}", Colors(true).bad("bad"), Colors(true).faint("faint"));
+        assert_eq!(harmless(&coloured), coloured);
+        let mut out = Vec::new();
+        let mut writer = Harmless(&mut out);
+        write!(writer, "since {}: {}\n", "\x1b]0;title\x07\x1b[2J", Colors(true).good("run\u{202e}ning\x1b[31m"))
+            .unwrap();
+        let expected = "since \\u{1b}]0;title\\u{7}\\u{1b}[2J: \x1b[32mrun\\u{202e}ning\\u{1b}[31m\x1b[0m\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::signal::unix::SignalKind;
 use super::agent::pinned;
 use super::args::AtOption;
 use super::listen;
-use super::output::{Output, printable, table};
+use super::output::{Output, harmless, printable, table};
 use super::verbs::Context;
 use crate::agent::Client;
 use crate::agent::view::{
@@ -136,7 +136,7 @@ impl<'a> Screen<'a> {
 
     /// Each line over the one that was there, then nothing.
     fn draw(&self, text: &str) -> Result<()> {
-        let lines = text.replace('\n', "\x1b[K\n");
+        let lines = harmless(text).replace('\n', "\x1b[K\n");
         self.0.print(format!("\x1b[H{lines}\x1b[J").as_bytes())
     }
 }

@@ -10,8 +10,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header,
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use tokio::sync::OwnedSemaphorePermit;
-
 use super::answers::counted;
 use super::caller::Caller;
 use super::ending::cut_off;
@@ -23,7 +21,7 @@ use crate::agent::AT;
 use crate::agent::config::Accepts;
 use crate::agent::page::is_page;
 use crate::agent::state::AgentState;
-use crate::agent::tokens::{Grant, Tokens};
+use crate::agent::tokens::{Grant, RequestSlot, Tokens};
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::log_limit::LogLimit;
@@ -127,8 +125,8 @@ struct Authorized {
     visibility: Visibility,
     /// Token of the request, if it can be revoked.
     grant: Option<Arc<Grant>>,
-    /// Permit among the concurrent requests of that token.
-    request_slot: Option<OwnedSemaphorePermit>,
+    /// Permit among the concurrent requests of tokens.
+    request_slot: Option<RequestSlot>,
 }
 
 impl From<Visibility> for Authorized {
@@ -222,8 +220,8 @@ impl Auth {
         if shown.is_some_and(is_own_token) {
             return Ok(Visibility::All.into());
         }
-        let grant = shown.zip(self.tokens.as_ref()).and_then(|(shown, tokens)| tokens.find(shown));
-        if let Some(grant) = &grant
+        let grant = shown.zip(self.tokens.as_ref()).and_then(|(shown, tokens)| Some((tokens, tokens.find(shown)?)));
+        if let Some((_, grant)) = &grant
             && grant.scopes().is_admin()
         {
             return Ok(Authorized { visibility: Visibility::All, grant: Some(Arc::clone(grant)), request_slot: None });
@@ -239,10 +237,10 @@ impl Auth {
         if is_own && needs_none {
             return Ok(Visibility::HealthSummary.into());
         }
-        if let Some(grant) = grant {
+        if let Some((tokens, grant)) = grant {
             check_scope(&grant, need(method, path))?;
             let request_slot =
-                grant.begin_request().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
+                tokens.begin_request(&grant).map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
             return Ok(Authorized {
                 visibility: Visibility::Remote,
                 grant: Some(grant),

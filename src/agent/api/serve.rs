@@ -95,7 +95,7 @@ pub(in crate::agent) async fn serve<L: Listener, C: Client + Clone + Send + Sync
             // Displace only when a new connection arrives.
             let (stream, from) = listener.accept().await;
             let caller = caller(from);
-            let slot = slots.take(caller.address()).await;
+            let slot = slots.take(caller.origin()).await;
             (stream, caller, slot)
         };
         let (stream, caller, slot) = tokio::select! {
@@ -103,7 +103,7 @@ pub(in crate::agent) async fn serve<L: Listener, C: Client + Clone + Send + Sync
             () = leaving.cancelled() => break,
         };
         let Some(slot) = slot else {
-            tracing::debug!("closed a new connection to the API: its address has the most, and all are served");
+            tracing::debug!("closed a new connection to the API: its client has the most, and all are served");
             continue;
         };
         let (router, leaving) = (router.clone(), leaving.clone());

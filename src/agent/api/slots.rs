@@ -1,7 +1,8 @@
 //! Limit of the connections of one listener. If all slots are taken, a new connection replaces the one that has been idle
 //! longest. A connection is idle while it has no request in progress.
 //!
-//! Where clients have addresses, it replaces one of the address with the most, so that no address takes the slots of another.
+//! Where clients are told apart, by their addresses or certificates, it replaces one of the client with the most, so that none takes
+//! the slots of another.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -16,22 +17,37 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::caller::Caller;
+use crate::identity::Identity;
+
+/// Origin whose connections count together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in crate::agent) enum Origin {
+    /// An address.
+    Address(IpAddr),
+    /// Another agent.
+    Agent(Identity),
+}
 
 /// Client of a connection.
 pub(in crate::agent) trait Client {
-    /// Address whose connections count together; none: clients have no addresses, or all the same.
-    fn address(&self) -> Option<IpAddr> {
+    /// Its origin; none: clients cannot be told apart.
+    fn origin(&self) -> Option<Origin> {
         None
     }
 }
 
 impl Client for SocketAddr {
-    fn address(&self) -> Option<IpAddr> {
-        Some(self.ip().to_canonical())
+    fn origin(&self) -> Option<Origin> {
+        Some(Origin::Address(self.ip().to_canonical()))
     }
 }
 
-impl Client for Caller {}
+impl Client for Caller {
+    fn origin(&self) -> Option<Origin> {
+        self.agent().cloned().map(Origin::Agent)
+    }
+}
+
 impl Client for () {}
 
 /// The slots of one listener. Clones share them.
@@ -55,7 +71,7 @@ struct Slots {
 
 #[derive(Debug)]
 struct Connection {
-    from: Option<IpAddr>,
+    from: Option<Origin>,
     /// Order in which it became idle; None while a request is in progress.
     idle_since: Option<u64>,
     end: CancellationToken,
@@ -90,17 +106,17 @@ impl ConnectionSlots {
         Self(Arc::new(Shared { most, slots: Mutex::default(), changed: Notify::new() }))
     }
 
-    /// Takes a slot for a new connection from an address. If all are taken, one connection of the address with the most must close: the
-    /// one that has been idle longest. If none of these is idle, its oldest one must, unless the new connection is of that address
-    /// itself: then there is no slot for it (None). Without addresses, the call waits until a connection is idle.
+    /// Takes a slot for a new connection from `from`. If all are taken, one connection of the origin with the most must close: the one
+    /// that has been idle longest. If none of these is idle, its oldest one must, unless the new connection is of that origin itself:
+    /// then there is no slot for it (None). Without origins, the call waits until a connection is idle.
     ///
     /// Only one task of a listener may call it at a time.
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn take(&self, from: Option<IpAddr>) -> Option<ConnectionSlot> {
+    pub(super) async fn take(&self, from: Option<Origin>) -> Option<ConnectionSlot> {
         loop {
-            let slot = self.try_take(from);
+            let slot = self.try_take(from.as_ref());
             if slot.is_some() || from.is_some() {
                 return slot;
             }
@@ -108,7 +124,7 @@ impl ConnectionSlots {
         }
     }
 
-    fn try_take(&self, from: Option<IpAddr>) -> Option<ConnectionSlot> {
+    fn try_take(&self, from: Option<&Origin>) -> Option<ConnectionSlot> {
         let mut slots = self.slots();
         if slots.connections.len() >= self.0.most {
             let displaced = slots.displaced_for(from)?;
@@ -116,7 +132,8 @@ impl ConnectionSlots {
         }
         let (number, idle_since) = (slots.tick(), slots.tick());
         let end = CancellationToken::new();
-        slots.connections.insert(number, Connection { from, idle_since: Some(idle_since), end: end.clone() });
+        let connection = Connection { from: from.cloned(), idle_since: Some(idle_since), end: end.clone() };
+        slots.connections.insert(number, connection);
         Some(ConnectionSlot { slots: self.clone(), number, end })
     }
 
@@ -131,12 +148,12 @@ impl Slots {
         self.next
     }
 
-    /// Number of the connection that gives way to a new one from an address.
-    fn displaced_for(&self, from: Option<IpAddr>) -> Option<u64> {
-        let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::from([(from, 1)]);
-        self.connections.values().for_each(|one| *counts.entry(one.from).or_default() += 1);
+    /// Number of the connection that gives way to a new one from `from`.
+    fn displaced_for(&self, from: Option<&Origin>) -> Option<u64> {
+        let mut counts: HashMap<Option<&Origin>, usize> = HashMap::from([(from, 1)]);
+        self.connections.values().for_each(|one| *counts.entry(one.from.as_ref()).or_default() += 1);
         let (own, most) = (counts[&from], counts.values().copied().max()?);
-        let of_most = || self.connections.iter().filter(|(_, one)| counts[&one.from] == most);
+        let of_most = || self.connections.iter().filter(|(_, one)| counts[&one.from.as_ref()] == most);
         let idle = of_most().filter_map(|(number, one)| Some((one.idle_since?, *number))).min();
         let oldest = || of_most().next().filter(|_| own < most).map(|(number, _)| *number);
         idle.map(|(_, number)| number).or_else(oldest)
@@ -234,7 +251,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_address_takes_the_slots_of_another() {
-        let address = |last: u8| Some(IpAddr::from([10, 0, 0, last]));
+        let address = |last: u8| Some(Origin::Address(IpAddr::from([10, 0, 0, last])));
         let slots = ConnectionSlots::new(4);
         let take = async |last| slots.take(address(last)).await.map(Arc::new);
         let gone = |slot: &Option<Arc<ConnectionSlot>>| slot.as_ref().unwrap().end.is_cancelled();

@@ -18,7 +18,7 @@ use crate::policy::Scopes;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time of a last use of a token that was not used yet.
 const NEVER: i64 = i64::MIN;
-/// Requests of one token in progress at a time. The API serves 256 connections, so no single token can take all of them.
+/// Requests of one token in progress at a time.
 const REQUESTS_MAX: usize = 64;
 
 /// A token that was made and not revoked.
@@ -126,7 +126,7 @@ impl Grant {
     ///
     /// # Errors
     /// Exhausted, if too many requests of this token are in progress.
-    pub(in crate::agent) fn begin_request(&self) -> Result<OwnedSemaphorePermit> {
+    pub(super) fn begin_request(&self) -> Result<OwnedSemaphorePermit> {
         Arc::clone(&self.requests).try_acquire_owned().map_err(|_| {
             Error::exhausted("too many requests with this token are in progress")
                 .expected(format!("at most {REQUESTS_MAX}"))

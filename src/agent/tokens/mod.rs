@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use ulid::Ulid;
 
 use self::file::Record;
@@ -28,6 +29,9 @@ use crate::policy::Scopes;
 const PREFIX: &str = "towline_";
 /// Tokens that hold at the same time, at most.
 const TOKENS_MAX: usize = 1024;
+/// Requests of all tokens in progress at a time: three quarters of the connections that the API serves on loopback, so that tokens
+/// alone never take all.
+const REQUESTS_MAX: usize = 192;
 /// Bytes of a label, at most.
 const NAME_LEN_MAX: usize = 128;
 
@@ -42,12 +46,21 @@ pub(super) struct TokenSpec {
     pub(super) lasting: Option<Duration>,
 }
 
+/// Permit of a request with a token, released on drop.
+#[derive(Debug)]
+pub(super) struct RequestSlot {
+    _own: OwnedSemaphorePermit,
+    _shared: OwnedSemaphorePermit,
+}
+
 /// The tokens of an agent, in memory and in its file.
 #[derive(Debug)]
 pub(super) struct Tokens {
     file: PathBuf,
     clock: Arc<dyn Clock>,
     grants: RwLock<Vec<Arc<Grant>>>,
+    /// Permits of requests in progress.
+    requests: Arc<Semaphore>,
     /// Held while the file is written.
     writing: Mutex<()>,
     _lock: File,
@@ -63,7 +76,28 @@ impl Tokens {
         let lock = file::claim(file)?;
         let grants = file::read(file)?.into_iter().map(|record| Grant::of(record).map(Arc::new));
         let grants = grants.collect::<Result<_>>().map_err(|error| error.at(file.display()))?;
-        Ok(Self { file: file.to_owned(), clock, grants: RwLock::new(grants), writing: Mutex::new(()), _lock: lock })
+        Ok(Self {
+            file: file.to_owned(),
+            clock,
+            grants: RwLock::new(grants),
+            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            writing: Mutex::new(()),
+            _lock: lock,
+        })
+    }
+
+    /// Admits one request with the token of `grant`.
+    ///
+    /// # Errors
+    /// Exhausted, if too many requests of this token, or of all, are in progress.
+    pub(super) fn begin_request(&self, grant: &Grant) -> Result<RequestSlot> {
+        let own = grant.begin_request()?;
+        let shared = Arc::clone(&self.requests).try_acquire_owned().map_err(|_| {
+            Error::exhausted("too many requests with tokens are in progress")
+                .expected(format!("at most {REQUESTS_MAX}"))
+                .help("wait until other responses have been read completely")
+        })?;
+        Ok(RequestSlot { _own: own, _shared: shared })
     }
 
     /// Token with the secret `shown`; None, if there is none, or it has ended: the caller cannot distinguish these.

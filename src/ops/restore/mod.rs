@@ -152,7 +152,7 @@ impl Repository {
         let target = target.await?;
         let surveyed = survey(&saved, &items, target.as_ref(), options).await?;
         let surplus = match &target {
-            Some(target) if options.delete && items.is_folder => Some(self.surplus(&items, target).await?),
+            Some(target) if options.delete && items.is_folder => Some(Arc::new(self.surplus(&items, target).await?)),
             _ => None,
         };
         self.check_kept(&items, &surveyed)?;
@@ -166,14 +166,11 @@ impl Repository {
             files: items.files(&saved),
             reused_bytes: surveyed.reused_bytes,
             replaced_files: surveyed.replaced_files,
-            removed: options
-                .delete
-                .then(|| surplus.as_ref().map(|surplus| surplus.removed.clone()).unwrap_or_default()),
             ..RestoreReport::default()
         };
         match target.filter(|_| !dry_run) {
             Some(target) => {
-                let plan = PlannedRestore { saved, items, target, surveyed, surplus };
+                let plan = PlannedRestore { saved, items, target, surveyed, surplus: surplus.clone() };
                 report.sources = self.place(plan, &options.progress).await?;
                 report.fetched_bytes = report.sources.total();
             }
@@ -184,6 +181,8 @@ impl Repository {
                 report.fetched_bytes = reads.iter().map(PackRead::stored_len).sum();
             }
         }
+        let removed = || surplus.map(Arc::unwrap_or_clone).map(Surplus::into_removed).unwrap_or_default();
+        report.removed = options.delete.then(removed);
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -303,7 +302,7 @@ struct PlannedRestore {
     items: Arc<Items>,
     target: Arc<Target>,
     surveyed: Survey,
-    surplus: Option<Surplus>,
+    surplus: Option<Arc<Surplus>>,
 }
 
 /// Creates folders and links, and removes entries that may be replaced.

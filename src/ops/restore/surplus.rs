@@ -23,10 +23,11 @@ pub struct RemovedFiles {
 }
 
 /// The entries to remove.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Surplus {
     paths: Vec<Vec<u8>>,
-    pub(super) removed: RemovedFiles,
+    files: u64,
+    bytes: u64,
 }
 
 impl Surplus {
@@ -35,8 +36,8 @@ impl Surplus {
         let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
         let mut surplus = Self::default();
         for entry in target.entries(keep)?.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
-            surplus.removed.files += u64::from(entry.kind != Some(WalkKind::Folder));
-            surplus.removed.bytes += entry.bytes;
+            surplus.files += u64::from(entry.kind != Some(WalkKind::Folder));
+            surplus.bytes += entry.bytes;
             let above = surplus.paths.last();
             let within = above.is_some_and(|above| {
                 entry.path.strip_prefix(above.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))
@@ -45,7 +46,6 @@ impl Surplus {
                 surplus.paths.push(entry.path);
             }
         }
-        surplus.removed.paths = surplus.paths.iter().map(|path| shown(path)).collect();
         Ok(surplus)
     }
 
@@ -54,15 +54,20 @@ impl Surplus {
         if !nothing_wanted || self.paths.is_empty() {
             return Ok(());
         }
-        let RemovedFiles { files, bytes, .. } = self.removed;
         Err(Error::conflict("restoring this empty tree would empty the folder")
             .at(items.folder.display())
-            .got(format!("{files} files with {} there", show(bytes)))
+            .got(format!("{} files with {} there", self.files, show(self.bytes)))
             .help("--yes empties it all the same; --dry-run shows what would go"))
     }
 
     /// Removes the entries.
     pub(super) fn remove(&self, target: &Target) -> Result<()> {
         self.paths.iter().try_for_each(|path| target.remove(path))
+    }
+
+    /// The entries for a report. Paths that are UTF-8 are not copied: there may be very many.
+    pub(super) fn into_removed(self) -> RemovedFiles {
+        let text = |path: Vec<u8>| String::from_utf8(path).unwrap_or_else(|error| shown(error.as_bytes()));
+        RemovedFiles { files: self.files, bytes: self.bytes, paths: self.paths.into_iter().map(text).collect() }
     }
 }

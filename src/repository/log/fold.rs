@@ -10,7 +10,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::ObjectMeta;
 use tokio::time::Instant;
 
-use super::{Boundary, Log, LogEntry, State};
+use super::{Boundary, LastEntry, Log, LogEntry, State};
 use crate::budget::{Charge, Retained};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open, version};
@@ -142,7 +142,7 @@ impl Log {
         }
         // Errors count only after the second read of the boundary: below a moved boundary, strays among the entries are no
         // damage.
-        let state = followed?;
+        let (state, last) = followed?;
         let mut seen = self.seen();
         seen.read = seen.read.max(Some(begun));
         if seen.state.as_ref().is_none_or(|old| old.seq < state.seq) {
@@ -151,6 +151,7 @@ impl Log {
             seen.weight = state.weight();
             seen.memory = self.reserve(seen.weight)?;
             seen.state = Some(Arc::clone(&state));
+            seen.last = last;
         }
         Ok(Some(state))
     }
@@ -167,8 +168,9 @@ impl Log {
             .map_err(|error| error.at("the repository's names and sessions").help(help))
     }
 
-    /// Applies every entry after `state`, whose memory is that of `growth`.
-    async fn follow(&self, mut state: Arc<State>, mut growth: Growth) -> Result<Arc<State>> {
+    /// Applies every entry after `state`, whose memory is that of `growth`; returns the last one, too.
+    async fn follow(&self, mut state: Arc<State>, mut growth: Growth) -> Result<(Arc<State>, Option<LastEntry>)> {
+        let mut last = None;
         loop {
             // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
@@ -176,7 +178,7 @@ impl Log {
             let (entries, end) = self.sealed_entries(numbers).await?;
             // Others share the state: it is copied only if it changes.
             if entries.is_empty() && end {
-                return Ok(state);
+                return Ok((state, last));
             }
             let mut next = Arc::unwrap_or_clone(state);
             for object in entries {
@@ -191,10 +193,11 @@ impl Log {
                         .help("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
                 })?;
                 growth.expect(self, &next, kept)?;
+                last = Some(LastEntry::of(number, &object));
             }
             if end {
                 next.drop_places();
-                return Ok(Arc::new(next));
+                return Ok((Arc::new(next), last));
             }
             state = Arc::new(next);
         }
@@ -227,7 +230,7 @@ impl Log {
     }
 
     /// Entry `number` as it is stored, if it has no more than `most` bytes.
-    async fn sealed_entry(&self, number: u64, most: u64) -> Result<Sealed> {
+    pub(super) async fn sealed_entry(&self, number: u64, most: u64) -> Result<Sealed> {
         let key = Numbered::Entry.key(number);
         objects::sealed_within(&*self.objects, &self.budget, Kind::Entry, &key, most).await.map_err(unreadable)
     }
@@ -478,6 +481,37 @@ mod tests {
             error.kind() == ErrorKind::NotFound && error.to_string().contains("is not there any more"),
             "{error:?}"
         );
+    }
+
+    /// F7: "A repository that is put back to an older state, as from a backup, is noticed in the same way, with exit 5".
+    #[tokio::test]
+    async fn a_log_that_went_back_is_noticed_and_a_truncated_one_did_not() {
+        let objects = Arc::new(InMemory::new());
+        let log = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
+        let put = async |number: u64, name: &str| {
+            let actions = vec![set(name, &StepFacts::default())];
+            let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+            let object = seal(Kind::Entry, &entry.encode(), true);
+            objects.put(&Numbered::Entry.key(number), object.clone().into()).await.unwrap();
+            object
+        };
+        put(1, "run/1").await;
+        let second = put(2, "run/2").await;
+        log.refresh().await.unwrap();
+        log.check_last_entry().await.unwrap();
+        let key = Numbered::Entry.key(2);
+        objects.delete(&key).await.unwrap();
+        let error = log.check_last_entry().await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("got none"), "{error:?}");
+        put(2, "run/2").await;
+        let error = log.check_last_entry().await.unwrap_err();
+        assert!(error.to_string().contains("got another entry"), "{error:?}");
+        objects.put(&key, second.into()).await.unwrap();
+        log.check_last_entry().await.unwrap();
+        // Truncated.
+        objects.delete(&key).await.unwrap();
+        log.raise(Boundary { number: 1, floor: 2 }).await.unwrap();
+        log.check_last_entry().await.unwrap();
     }
 
     #[tokio::test]

@@ -27,8 +27,8 @@ use object_store::ObjectStore;
 
 use tokio::time::Instant;
 
-use super::layout;
-use super::objects;
+use super::layout::{self, Numbered};
+use super::objects::{self, Sealed};
 use super::open::read_id;
 use crate::budget::{Budget, Retained};
 use crate::clock::Clock;
@@ -47,6 +47,9 @@ pub use removed::{KeptKey, KeptValue, log_forgotten};
 pub use salvage::Salvaged;
 pub use state::{Condemned, Purged, Refusal, Session, State};
 pub use values::{RefValue, SegmentInfo};
+
+/// Maximum bytes of an entry that is read again to compare it.
+const COMPARED_LEN_MAX: u64 = 64 << 10;
 
 /// One repository's log.
 #[derive(Debug)]
@@ -72,6 +75,22 @@ struct CachedState {
     weight: u64,
     /// Time of the last check that the repository is still the same.
     checked: Option<Instant>,
+    /// Last entry of the state, unless the state was read from a snapshot.
+    last: Option<LastEntry>,
+}
+
+/// An entry as it was when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LastEntry {
+    number: u64,
+    /// BLAKE3 of the object; none of a long one, which is not read again to compare it.
+    digest: Option<blake3::Hash>,
+}
+
+impl LastEntry {
+    fn of(number: u64, object: &[u8]) -> Self {
+        Self { number, digest: (object.len() as u64 <= COMPARED_LEN_MAX).then(|| blake3::hash(object)) }
+    }
 }
 
 /// Newest known truncation: its number, and the last entry that may be missing.
@@ -87,7 +106,7 @@ impl Log {
         Self { objects, clock, budget, repository: None, seen: Mutex::default() }
     }
 
-    /// The same log, of `repository`: commits, and reads each minute, fail once another one is at its place.
+    /// The same log, of `repository`: commits, and reads each minute, fail once another one is at its place, or an older copy of it.
     #[must_use]
     pub fn of(self, repository: RepositoryId) -> Self {
         self.seen().checked = Some(Instant::now());
@@ -120,11 +139,17 @@ impl Log {
     /// break that of another one.
     async fn check_repository(&self) -> Result<()> {
         let Some(expected) = self.repository else { return Ok(()) };
-        let (key, begun) = (layout::repository(), Instant::now());
+        let begun = Instant::now();
+        tokio::try_join!(self.check_id(expected), self.check_last_entry())?;
+        self.seen().checked = Some(begun);
+        Ok(())
+    }
+
+    async fn check_id(&self, expected: RepositoryId) -> Result<()> {
+        let key = layout::repository();
         let found = objects::get(&*self.objects, Kind::Repository, &key).await?;
         let found = found.map(|object| read_id(&object)).transpose()?;
         if found == Some(expected) {
-            self.seen().checked = Some(begun);
             return Ok(());
         }
         let what = match found {
@@ -137,6 +162,26 @@ impl Log {
             .expected(expected)
             .got(found)
             .help("put the repository back, or start this program again to use what is there"))
+    }
+
+    /// Checks that the log did not go back: that the last entry of the known state is still there, as it was.
+    async fn check_last_entry(&self) -> Result<()> {
+        let Some(last) = self.seen().last else { return Ok(()) };
+        let found = match self.sealed_entry(last.number, COMPARED_LEN_MAX).await? {
+            Sealed::Object(object) if LastEntry::of(last.number, &object) == last => return Ok(()),
+            Sealed::Longer if last.digest.is_none() => return Ok(()),
+            // Truncated: a snapshot has what it did.
+            Sealed::Absent if self.advance_boundary().await?.floor >= last.number => return Ok(()),
+            Sealed::Absent => "none",
+            Sealed::Object(_) | Sealed::Longer => "another entry",
+        };
+        Err(Error::conflict("the repository went back to an older state than this program has read")
+            .at(Numbered::Entry.key(last.number))
+            .expected("the entry that was there")
+            .got(found)
+            .help(
+                "start this program again to use what is there; what was saved since that state is to be saved again",
+            ))
     }
 
     /// The state that was read last, if one was.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use x509_parser::extensions::{ExtendedKeyUsage, GeneralName};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use super::other_forms::other_forms;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
@@ -39,6 +40,9 @@ pub struct Certificate {
     pub serial: String,
     /// SHA-256 of the whole certificate, in hexadecimal digits.
     pub fingerprint: String,
+    /// Fingerprints of its other forms: whoever has it can make them, and each is as valid.
+    #[serde(skip)]
+    pub(super) other_fingerprints: Vec<String>,
     /// Start of its validity.
     #[serde(serialize_with = "as_time")]
     pub not_before: Timestamp,
@@ -80,6 +84,7 @@ impl Certificate {
             issuer: certificate.issuer().to_string(),
             serial: serial(certificate.raw_serial()),
             fingerprint: fingerprint(der),
+            other_fingerprints: other_forms(der).iter().map(|form| fingerprint(form)).collect(),
             not_before: time(certificate.validity().not_before),
             not_after: time(certificate.validity().not_after),
         })
@@ -145,7 +150,7 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// SHA-256, as other tools show it (`openssl x509 -fingerprint -sha256`).
-fn fingerprint(der: &CertificateDer<'_>) -> String {
+fn fingerprint(der: &[u8]) -> String {
     let suite = TLS13_AES_128_GCM_SHA256.tls13();
     suite.map(|suite| hex(suite.common.hash_provider.hash(der).as_ref())).unwrap_or_default()
 }

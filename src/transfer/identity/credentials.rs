@@ -21,6 +21,9 @@ use crate::identity::Identity;
 use crate::transfer::policy_versions::PolicyVersions;
 use crate::tree::FileStamp;
 
+/// Maximum number of intermediate certificates. webpki tries their orders before it verifies a signature, so that a stranger's
+/// certificates take CPU: eight of one name 70 ms, four nothing that could be measured (2026-11-28).
+pub(super) const INTERMEDIATES_MAX: usize = 4;
 /// Minimum time between two checks of the files.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -58,6 +61,8 @@ pub(super) struct Loaded {
     pub(super) own: Arc<CertifiedKey>,
     pub(super) certificate: Certificate,
     identity: Identity,
+    /// Certificates of the trusted authorities.
+    authorities: Arc<[Certificate]>,
     roots: Arc<RootCertStore>,
     clients: Arc<dyn ClientCertVerifier>,
     revoked: Arc<List>,
@@ -107,7 +112,12 @@ impl Credentials {
     pub fn problems(&self) -> Vec<String> {
         self.current();
         let state = self.0.state();
-        state.problem.iter().chain(state.revoked.problems()).cloned().collect()
+        let current = &state.current;
+        let listed = current.authorities.iter().filter(|one| current.revoked.holds(one)).map(|one| {
+            let subject = &one.subject;
+            format!("authority {subject} is in the list of revoked certificates, which has no effect: remove it from {AUTHORITY}")
+        });
+        state.problem.iter().chain(state.revoked.problems()).cloned().chain(listed).collect()
     }
 
     /// Secret of this agent that survives restarts.
@@ -191,13 +201,17 @@ impl Loaded {
         let own = own.map_err(|source| {
             Error::damaged("tls.key is not the key of tls.crt").at(folder.display()).source(source)
         })?;
-        let roots = Arc::new(pem::roots(&read(AUTHORITY)?, &path(AUTHORITY))?);
+        let trusted = read(AUTHORITY)?;
+        let roots = Arc::new(pem::roots(&trusted, &path(AUTHORITY))?);
+        let authorities = pem::certificates(&trusted, &path(AUTHORITY))?;
+        let authorities = authorities.iter().map(Certificate::read).collect::<Result<_>>()?;
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider).build();
         let clients = clients.map_err(|source| Error::damaged("authority is unusable").source(source))?;
         let certificate = own.end_entity_cert().map_err(|source| Error::damaged("no certificate").source(source))?;
         let certificate = Certificate::read(certificate)?;
         let identity = certificate.agent()?.clone();
-        let loaded = Self { own: Arc::new(own), certificate, identity, roots, clients, revoked, reset_secret };
+        let own = Arc::new(own);
+        let loaded = Self { own, certificate, identity, authorities, roots, clients, revoked, reset_secret };
         loaded.check_own(now).map_err(|error| error.at(path(CERTIFICATE).display()))?;
         Ok(loaded)
     }
@@ -229,6 +243,7 @@ impl Loaded {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<Identity, rustls::Error> {
+        check_number(intermediates)?;
         let algorithms = tls::provider().signature_verification_algorithms.all;
         let parsed = ParsedCertificate::try_from(end_entity)?;
         verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
@@ -242,6 +257,7 @@ impl Loaded {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<Identity, rustls::Error> {
+        check_number(intermediates)?;
         self.clients.verify_client_cert(end_entity, intermediates, now)?;
         self.accept(end_entity, intermediates)
     }
@@ -260,6 +276,19 @@ impl Loaded {
         }
         certificate.agent().cloned().map_err(tls::unusable)
     }
+}
+
+/// Refuses more intermediate certificates than a chain of any authority has.
+fn check_number(intermediates: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+    if intermediates.len() <= INTERMEDIATES_MAX {
+        return Ok(());
+    }
+    Err(tls::unusable(
+        Error::denied("too many intermediate certificates")
+            .expected(format!("at most {INTERMEDIATES_MAX}"))
+            .got(intermediates.len())
+            .help("leave out those that do not lead from the certificate to an authority in ca.crt"),
+    ))
 }
 
 fn stamps(folder: &Path) -> [FileStamp; 3] {

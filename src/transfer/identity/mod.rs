@@ -10,6 +10,7 @@ mod certificate_check;
 mod credentials;
 mod files;
 mod https;
+mod other_forms;
 mod pem;
 mod request;
 mod revoked;

@@ -21,9 +21,10 @@ const FINGERPRINT_DIGITS: usize = 64;
 pub(super) struct List(BTreeSet<String>);
 
 impl List {
-    /// True if `certificate` is on it.
+    /// True if `certificate` is on it, in this form or another.
     pub(super) fn holds(&self, certificate: &Certificate) -> bool {
-        self.0.contains(&certificate.serial) || self.0.contains(&certificate.fingerprint)
+        let Certificate { serial, fingerprint, other_fingerprints, .. } = certificate;
+        other_fingerprints.iter().chain([serial, fingerprint]).any(|one| self.0.contains(one))
     }
 }
 

@@ -11,7 +11,7 @@ use rustls::{RootCertStore, SignatureScheme};
 use webpki::{EndEntityCert, KeyUsage};
 
 use super::certificate::{Certificate, POLICY_USAGE, from_hex, hex};
-use super::credentials::Credentials;
+use super::credentials::{Credentials, INTERMEDIATES_MAX};
 use super::files::{self, AUTHORITY, POLICY_CERTIFICATE, POLICY_KEY, REVOKED};
 use super::revoked::{List, Revoked};
 use super::{pem, tls};
@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// Maximum length of a signature with its certificates.
 pub const SIGNATURE_LEN_MAX: usize = 32 << 10;
 /// Maximum number of certificates in one signature: the signer's and the intermediate ones.
-const CHAIN_MAX: usize = 8;
+const CHAIN_MAX: usize = 1 + INTERMEDIATES_MAX;
 /// First byte of the byte form.
 const VERSION: u8 = 1;
 /// Schemes that are made and accepted: those of TLS 1.3 that sign the whole message.

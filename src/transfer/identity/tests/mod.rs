@@ -8,9 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
 use rustls::pki_types::UnixTime;
 use tempfile::TempDir;
 
+use super::credentials::INTERMEDIATES_MAX;
+use super::other_forms::other_forms;
 use super::revoked::SETTLED;
 use super::{Authority, Credentials, client_config, peer_identity, refused, server_config, show};
 use crate::clock::{Clock as _, ManualClock, Timestamp};
@@ -191,6 +194,64 @@ fn revoked_certificates_are_refused_by_serial_and_by_fingerprint() {
     site.later(Duration::from_secs(2));
     assert_eq!(words(shake(&asker, &server).0), "certificate was revoked");
     assert!(site.open("asker").is_err(), "nobody is let in without the list");
+}
+
+/// Replaces the certificate in the folder `agent` by `chain`.
+fn replace_certificate(site: &Site, agent: &str, chain: &[&[u8]]) {
+    let pem: String = chain
+        .iter()
+        .map(|der| {
+            let text = base64::engine::general_purpose::STANDARD.encode(der);
+            format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+        })
+        .collect();
+    fs::write(site.path(agent).join("tls.crt"), pem).unwrap();
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_in_another_form_too() {
+    let site = Site::new();
+    let (asker, server) = (site.agent("asker"), site.agent("server"));
+    let listed = asker.certificate().fingerprint;
+    let own = asker.current();
+    let forms = other_forms(own.own.end_entity_cert().unwrap());
+    let valid = |form: &Vec<u8>| {
+        replace_certificate(&site, "asker", &[form]);
+        site.open("asker").ok()
+    };
+    let other = forms.iter().find_map(valid).unwrap();
+    assert_ne!(other.certificate().fingerprint, listed);
+    assert_eq!(words(shake(&other, &server).1), "towline://west/asker");
+    fs::write(site.path("server/revoked"), format!("{listed}\n")).unwrap();
+    site.later(Duration::from_secs(1));
+    assert_eq!(words(shake(&other, &server).1), "certificate was revoked");
+    // An authority cannot be revoked.
+    let authority = show(&site.path("ca")).unwrap().remove(0);
+    fs::write(site.path("server/revoked"), format!("{listed}\n{}\n", authority.serial)).unwrap();
+    site.later(Duration::from_secs(1));
+    let problems = server.problems();
+    assert!(problems.len() == 1 && problems[0].contains("remove it from ca.crt"), "{problems:?}");
+}
+
+#[test]
+fn a_stranger_shows_few_intermediate_certificates() {
+    let site = Site::new();
+    let agent = site.agent("asker");
+    let own = agent.current();
+    let certificate = own.own.end_entity_cert().unwrap();
+    let verified = |intermediates: usize| {
+        let between = vec![certificate.clone(); intermediates];
+        let now = UnixTime::since_unix_epoch(NOW.since(Timestamp(0)));
+        let [client, server] =
+            [own.verify_client(certificate, &between, now), own.verify_server(certificate, &between, now)];
+        [client, server].map(|result| words(result.map_err(refused)))
+    };
+    assert_eq!(verified(INTERMEDIATES_MAX), ["towline://west/asker"; 2]);
+    assert_eq!(verified(INTERMEDIATES_MAX + 1), ["certificate is not accepted"; 2]);
+    let chain: Vec<&[u8]> = vec![certificate; 2 + INTERMEDIATES_MAX];
+    replace_certificate(&site, "asker", &chain);
+    let error = site.open("asker").unwrap_err();
+    assert!(format!("{error:?}").contains("too many intermediate certificates"), "{error:?}");
 }
 
 #[test]
