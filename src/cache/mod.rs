@@ -50,6 +50,7 @@ mod tenants;
 mod tests;
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -179,7 +180,7 @@ pub struct Cache {
     /// Bytes inserted since the last check of the free space.
     unwatched: AtomicU64,
     counters: Counters,
-    _lock: File,
+    lock: File,
 }
 
 fn count(counter: &AtomicU64) {
@@ -191,6 +192,21 @@ impl Cache {
     #[must_use]
     pub fn dir(&self) -> &std::path::Path {
         &self.dir
+    }
+
+    /// Problem of the folder: it was removed, or another one is in its place, and chunks and pins are kept nowhere once this process
+    /// ends. Blocking.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
+        let there = std::fs::metadata(self.dir.join("lock")).map(identity);
+        if there.is_ok_and(|there| self.lock.metadata().is_ok_and(|own| identity(own) == there)) {
+            return None;
+        }
+        Some(format!(
+            "the cache folder {} was removed or replaced: pins cannot be written, and a restart finds nothing; put it back, or restart",
+            self.dir.display()
+        ))
     }
 
     /// Figures.

@@ -106,7 +106,7 @@ impl Cache {
             limit_turns: Arc::new(Semaphore::new(1)),
             unwatched: AtomicU64::new(0),
             counters: Counters { damaged: AtomicU64::new(lost), ..Counters::default() },
-            _lock: lock,
+            lock,
         };
         cache.flush();
         cache.trim();

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
@@ -13,6 +14,7 @@ use super::config::Route;
 use super::listen;
 use super::output::{printable, table};
 use super::policy::Wanted;
+use super::signals::SAME_REQUEST;
 use super::verbs::Context;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Task, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
@@ -127,7 +129,16 @@ impl Context {
             format!("listening at {}{http}{peers}{webhook}", printable(&listening.socket))
         })?;
         asked().await;
-        agent.shut_down(asked()).await
+        let since = Instant::now();
+        let again = async {
+            loop {
+                asked().await;
+                if since.elapsed() >= SAME_REQUEST {
+                    return;
+                }
+            }
+        };
+        agent.shut_down(again).await
     }
 
     /// Shows the progress of a task as if it were this command's own.

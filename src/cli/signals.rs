@@ -1,7 +1,7 @@
 //! Ctrl-C and SIGTERM: the first asks a command to stop, the second ends the process.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -13,6 +13,10 @@ use crate::error::{Error, Result};
 
 /// Time that a stopped command has to record what it has stored.
 const WINDING_UP: Duration = Duration::from_secs(8);
+
+/// Time within which a further signal is part of the same request: `timeout` of coreutils, and some launchers, signal a process and
+/// then its group.
+pub(super) const SAME_REQUEST: Duration = Duration::from_millis(300);
 
 /// A command that ended otherwise than well: why, and its exit code.
 #[derive(Debug)]
@@ -130,8 +134,13 @@ pub(super) fn end_at_the_second() -> Result<()> {
         .spawn(move || {
             let first = runtime.block_on(async {
                 let first = signals.next().await;
-                signals.next().await;
-                first
+                let since = Instant::now();
+                loop {
+                    signals.next().await;
+                    if since.elapsed() >= SAME_REQUEST {
+                        break first;
+                    }
+                }
             });
             std::process::exit(first.exit_code().into());
         })

@@ -10,7 +10,7 @@ use super::policy::rules_in_force;
 use super::verbs::Context;
 use crate::agent::advisor::{Advisor, SitesPaths, SitesRead};
 use crate::agent::view::Calibration;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::placement::{Link, LinkCalibration, LinkCost, MICRO, Price, PriceBook, Site, Sites};
 use crate::policy::PolicyRules;
 use crate::transfer::policy::machine_guard;
@@ -152,7 +152,13 @@ impl Context {
         if state.policy.is_none() && !required {
             return Ok(None);
         }
-        rules_in_force(&repository, &state).await.map(Some)
+        let rules = rules_in_force(&repository, &state).await;
+        rules.map(Some).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                error.help("`towline policy set FILE` sets one; without --check the files alone are read")
+            }
+            _ => error,
+        })
     }
 }
 

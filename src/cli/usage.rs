@@ -95,7 +95,7 @@ impl Context {
         let authority = self.authority_of_agents(&repository).await?;
         let trusted = authority()?.ok_or_else(|| {
             Error::denied("this machine has no authority to verify usage with")
-                .help("issue a certificate to it: towline identity issue SITE/AGENT --to DIR")
+                .help("issue a certificate to this machine: towline identity issue SITE/AGENT --to ~/.config/towline/identity")
         })?;
         let asked = (month, args.by.of());
         let view = read_usage(&UsageReports::default(), (&repository, &trusted), asked, sites.as_ref()).await?;

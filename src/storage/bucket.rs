@@ -83,6 +83,9 @@ pub struct UnfinishedUpload {
     pub initiated: Timestamp,
 }
 
+/// Variables of proxies that HTTP clients use (<https://docs.rs/reqwest/latest/reqwest/#proxies>).
+const PROXIES: [&str; 6] = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
+
 impl Bucket {
     pub(super) fn new(
         client: Client,
@@ -326,10 +329,23 @@ impl Bucket {
             (None, _) if lacks_credentials(&error) => {
                 Error::denied("no credentials for the store").help("set AWS_PROFILE or AWS_ACCESS_KEY_ID")
             }
-            (None, _) => Error::unreachable("store does not answer").help("check the endpoint and the network"),
+            (None, _) => {
+                Error::unreachable("store does not answer").help(network_help(|name| std::env::var(name).ok()))
+            }
         };
         built.at(self).source(error)
     }
+}
+
+/// Help where the store cannot be reached: a proxy of the environment, which is used for it, may be the reason.
+fn network_help(env: impl Fn(&str) -> Option<String>) -> String {
+    let set = PROXIES.iter().filter(|name| env(name).is_some_and(|value| !value.is_empty())).copied();
+    let set: Vec<&str> = set.collect();
+    if set.is_empty() {
+        return "check the endpoint and the network".to_owned();
+    }
+    let proxies = set.join(" and ");
+    format!("check the endpoint, the network and the proxy in {proxies}; NO_PROXY=HOST leaves a host out")
 }
 
 /// True for the name of a new bucket (<https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html>). Old ones may have
@@ -444,6 +460,13 @@ impl fmt::Debug for Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proxy_is_named_where_a_store_cannot_be_reached() {
+        let env = |name: &str| (name == "http_proxy").then(|| "http://127.0.0.1:9".to_owned());
+        assert!(network_help(env).contains("the proxy in http_proxy; NO_PROXY=HOST"), "{}", network_help(env));
+        assert_eq!(network_help(|_| Some(String::new())), "check the endpoint and the network");
+    }
 
     #[test]
     fn names_of_new_buckets() {

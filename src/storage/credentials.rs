@@ -73,12 +73,29 @@ impl ChainCredentials {
                     old.ask_again = Some(later(now, RETRY_AFTER));
                     Ok(old.clone())
                 }
-                _ => Err(Error::denied("no credentials for the store")
-                    .at(format!("profile {:?} and the rest of the chain", self.profile))
-                    .help("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws sso login`")
-                    .source(error)),
+                _ => Err(self.absent().source(error)),
             },
         }
+    }
+
+    fn absent(&self) -> Error {
+        let files = ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"].map(|name| std::env::var(name).ok());
+        let [config, credentials] = files;
+        let home = std::env::var("HOME").unwrap_or_default();
+        let files = [
+            config.unwrap_or_else(|| format!("{home}/.aws/config")),
+            credentials.unwrap_or_else(|| format!("{home}/.aws/credentials")),
+        ];
+        let has_profile =
+            |file: &String| std::fs::read_to_string(file).is_ok_and(|text| has_profile(&text, &self.profile));
+        if std::env::var_os("AWS_PROFILE").is_some() && !files.iter().any(has_profile) {
+            return Error::denied(format!("no credentials for the store: there is no profile {:?}", self.profile))
+                .at(files.join(" and "))
+                .help("set AWS_PROFILE to one that is there, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+        }
+        Error::denied("no credentials for the store")
+            .at(format!("profile {:?} and the rest of the chain", self.profile))
+            .help("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws sso login`")
     }
 
     fn digest(&self, credentials: &Credentials) -> Cached {
@@ -94,6 +111,13 @@ impl ChainCredentials {
             ask_again: credentials.expiry().map(|expiry| earlier(expiry, REFRESH_BEFORE)),
         }
     }
+}
+
+/// True if `text`, of a file of profiles, has `profile`
+/// (<https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>).
+fn has_profile(text: &str, profile: &str) -> bool {
+    let heads = text.lines().filter_map(|line| line.trim().strip_prefix('[')?.split_once(']'));
+    heads.map(|(head, _)| head.trim()).any(|head| head.strip_prefix("profile ").unwrap_or(head).trim() == profile)
 }
 
 fn later(now: Timestamp, by: Duration) -> Timestamp {
@@ -164,6 +188,15 @@ mod tests {
     use super::*;
     use aws_credential_types::provider::{error::CredentialsError, future};
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn profiles_of_both_files_are_found() {
+        let text = "# [no]\n[default]\nregion = x\n [profile work] \nsso = [y]\n[other]\n";
+        assert_eq!(
+            ["default", "work", "other", "no", "y", "profile work"].map(|profile| has_profile(text, profile)),
+            [true, true, true, false, false, false]
+        );
+    }
 
     /// Gives credentials that live for `life`, the first `good` times.
     #[derive(Debug)]

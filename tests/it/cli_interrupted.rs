@@ -39,6 +39,8 @@ fn interrupted_save(user: &User, with: Signal) -> (Option<i32>, String) {
         while packs(&user.repository()) == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
+        // As `timeout` of coreutils does: a process, and then its group.
+        signal(&child, with);
         signal(&child, with);
         let (code, err) = ended(child);
         if code != Some(0) {
@@ -97,7 +99,7 @@ fn a_second_ctrl_c_ends_the_process_at_once() {
     let mut pipe = child.stdout.take().unwrap();
     std::io::Read::read_exact(&mut pipe, &mut [0]).unwrap();
     signal(&child, Signal::INT);
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(400));
     signal(&child, Signal::INT);
     let (code, err) = ended(child);
     assert_eq!(code, Some(130));

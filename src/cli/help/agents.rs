@@ -255,8 +255,8 @@ whether the signed policy lets them go there. Without --commit nothing is moved.
 --commit prints what it holds; with --json, also under commitment: site hint_id inputs bytes missing_bytes ready pin expires task \
 seconds fetched_bytes moved_bytes. --await waits until all of it is there, and --end releases it.
 
-JSON: apiVersion hint_id generated_at valid_until epoch complete inputs atRisk notes candidates: site rank score verdict deny bytes eta_s usd_micro \
-capacity sources inventory_age_s reasons";
+JSON: apiVersion hint_id generated_at valid_until epoch complete inputs atRisk notes elsewhere candidates: site rank score verdict deny bytes \
+eta_s usd_micro capacity sources inventory_age_s reasons";
 
 pub(in crate::cli) const USAGE: &str = "\
 Examples:

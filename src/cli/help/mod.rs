@@ -90,7 +90,9 @@ Examples:
   towline init s3://bucket/models           a bucket, created if you may
 
 A repository in a folder has files of mode 0600 and folders of mode 0700; shared with its group 0660 and 2770, with all 0664 and \
-2775. Later writers use the mode of the file \"repository\" in it, whatever their umask.";
+2775. Later writers use the mode of the file \"repository\" in it, whatever their umask.
+
+JSON: repository (its location) id (what a policy calls `repository`) created bucket_created";
 
 pub(super) const SAVE: &str = "\
 Examples:

@@ -116,15 +116,17 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
         usable = checks.iter().all(|check| check.outcome != Outcome::Bad);
     }
     if usable {
-        progress.phase("probing", 0);
+        progress.phase("looking for a repository", 0);
         let absence = rights::absence(store).await?;
         let may_read = absence.outcome != Outcome::Bad;
         checks.push(absence);
         checks.push(store::repository(store).await?);
+        progress.phase("trying rights", 0);
         let rights = rights::rights(store).await?;
         checks.push(rights.check(may_read));
         // Without the right to delete, a probe would leave its objects.
         if rights == Rights::Delete {
+            progress.phase("trying what the store does", 0);
             checks.extend(store::abilities(store).await?);
             checks.extend(rates::rates(store, progress).await);
         }

@@ -77,6 +77,22 @@ pub(crate) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], fac
     })
 }
 
+/// Step of the best checkpoint so far, as the trainer wrote it in the checkpoint `folder`; none, if it keeps none. Blocking.
+pub(super) fn best_step(folder: &Path) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Best {
+        best_global_step: Option<u64>,
+        /// Path of its folder, `DIR/checkpoint-STEP`: older versions write only this.
+        best_model_checkpoint: Option<String>,
+    }
+    let text = read_state(folder).unwrap_or_else(|error| {
+        tracing::warn!("the best checkpoint is not known: {error:?}");
+        None
+    })?;
+    let best: Best = serde_json::from_str(&without_nan(&text)).ok()?;
+    best.best_global_step.or_else(|| best.best_model_checkpoint?.rsplit('-').next()?.parse().ok())
+}
+
 /// Opens a file in a folder that others may write to: follows no link, and does not block on a pipe.
 pub(super) fn open(path: &Path) -> std::io::Result<File> {
     let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
@@ -90,8 +106,18 @@ fn open_state(folder: &Path) -> std::io::Result<File> {
     Ok(File::from(openat(folder, TRAINER_STATE, flags | OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?))
 }
 
-/// Reads the file; none if it does not exist.
+/// Reads the values that `query` wants; none if the file does not exist.
 fn read(folder: &Path, query: Query<'_>) -> Result<Option<Found>> {
+    let Some(text) = read_state(folder)? else { return Ok(None) };
+    let text = without_nan(&text);
+    query.deserialize(&mut serde_json::Deserializer::from_str(&text)).map(Some).map_err(|source| {
+        let path = folder.join(TRAINER_STATE);
+        Error::damaged("what the trainer logged is not JSON").at(path.display()).source(source)
+    })
+}
+
+/// Text of the file; none if it does not exist.
+fn read_state(folder: &Path) -> Result<Option<String>> {
     let path = folder.join(TRAINER_STATE);
     let fault = |error| Error::io("cannot read what the trainer logged", &path, error);
     let file = match open_state(folder) {
@@ -106,11 +132,7 @@ fn read(folder: &Path, query: Query<'_>) -> Result<Option<Found>> {
     if file.take(LEN_MAX + 1).read_to_string(&mut text).map_err(fault)? as u64 > LEN_MAX {
         return Err(Error::exhausted("what the trainer logged is too long").at(path.display()).expected(LEN_MAX));
     }
-    let text = without_nan(&text);
-    query
-        .deserialize(&mut serde_json::Deserializer::from_str(&text))
-        .map(Some)
-        .map_err(|source| Error::damaged("what the trainer logged is not JSON").at(path.display()).source(source))
+    Ok(Some(text))
 }
 
 /// Values to look for: those `wanted` up to `step`, or all of `step` if none are.

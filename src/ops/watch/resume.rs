@@ -19,11 +19,12 @@ use ulid::Ulid;
 
 use super::candidate::{Class, Tracker, classify};
 use super::events::WatchEvent;
+use super::metrics::best_step;
 use super::scan::Scanner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
-use crate::ops::RestoreOptions;
+use crate::ops::{RestoreOptions, RestoreReport};
 use crate::repository::{Repository, Run, Saved};
 use crate::selector::{Choice, Selector};
 use crate::tree::{Readers, replace_file};
@@ -41,8 +42,8 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
 impl Repository {
-    /// Restores the latest step of `run` into `dir`, if that has no checkpoint; returns the entry's name. The entry appears when
-    /// it is complete.
+    /// Restores the latest step of `run` into `dir`, if that has no checkpoint, and then the one that it names as the best; returns the
+    /// latest entry's name. An entry appears when it is complete.
     pub(super) async fn resume(
         &self,
         dir: &Path,
@@ -64,9 +65,19 @@ impl Repository {
             }
             name => name?,
         };
-        let saved = self.saved(&name).await?;
+        let (entry, report) = self.restore_entry(dir, &name, true).await?;
+        tell(WatchEvent::Restored { entry: entry.clone(), report });
+        if let Some(event) = self.restore_best(dir, run, (&name, &entry)).await {
+            tell(event);
+        }
+        Ok(Some(entry))
+    }
+
+    /// Restores the step `name` into `dir`; returns the entry's name. The latest one has a tracker file, if its framework writes one.
+    async fn restore_entry(&self, dir: &Path, name: &Name, is_latest: bool) -> Result<(String, RestoreReport)> {
+        let saved = self.saved(name).await?;
         let entry = entry_name(&saved)?;
-        let tracker = tracker(&saved, &entry);
+        let tracker = tracker(&saved, &entry).filter(|_| is_latest);
         if let Some(tracker) = tracker {
             let path = dir.join(tracker.name());
             blocking(move || check_replaceable(tracker, &path)).await?;
@@ -80,7 +91,7 @@ impl Repository {
             refuse_links_out: true,
             ..RestoreOptions::default()
         };
-        let report = self.restore(&name, None, &staging.dest(), &options).await;
+        let report = self.restore(name, None, &staging.dest(), &options).await;
         let report = report.map_err(|error| error.at(dir.join(&entry).display()))?;
         let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));
         blocking(move || {
@@ -89,8 +100,25 @@ impl Repository {
             replace_file(&path, &text, Readers::All)
         })
         .await?;
-        tell(WatchEvent::Restored { entry: entry.clone(), report });
-        Ok(Some(entry))
+        Ok((entry, report))
+    }
+
+    /// Restores the step that the checkpoint `entry`, restored from `latest`, names as the best: Hugging Face's Trainer forgets it if
+    /// its folder is not there. None, if it names none.
+    async fn restore_best(&self, dir: &Path, run: &Name, (latest, entry): (&Name, &str)) -> Option<WatchEvent> {
+        let folder = dir.join(entry);
+        let step = blocking(move || Ok(best_step(&folder))).await.ok()??;
+        if latest.step().is_some_and(|(_, number)| number == step) {
+            return None;
+        }
+        let best: Name = format!("{run}/step-{step}").parse().ok()?;
+        Some(match self.restore_entry(dir, &best, false).await {
+            Ok((entry, report)) => WatchEvent::Restored { entry, report },
+            Err(error) => {
+                let reason = format!("{best}, the best checkpoint by {entry}, cannot be restored: {error}");
+                WatchEvent::NotRestored { reason, later: None }
+            }
+        })
     }
 }
 

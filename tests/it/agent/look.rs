@@ -197,6 +197,21 @@ fn another_agent_is_told_of_no_name_that_it_may_not_read() {
 }
 
 #[test]
+fn a_cache_folder_that_is_removed_is_a_problem() {
+    let user = with_tree();
+    let agent = Running::start(&user, "");
+    let folder = told_json(&user, &agent, &["cache", "stat"])["dir"].as_str().unwrap().to_owned();
+    assert_eq!(agent.get("/health")["problems"], json!([]));
+    std::fs::rename(&folder, format!("{folder}.gone")).unwrap();
+    let problem = agent.get("/health")["problems"][0].as_str().unwrap().to_owned();
+    assert!(problem.starts_with(&format!("the cache folder {folder} was removed or replaced")), "{problem}");
+    assert!(told(&user, &agent, &["top", "--once"]).contains("problem: the cache folder "));
+    std::fs::rename(format!("{folder}.gone"), &folder).unwrap();
+    assert_eq!(agent.get("/health")["problems"], json!([]));
+    agent.stop();
+}
+
+#[test]
 fn a_dead_peer_is_down() {
     let user = with_tree();
     let (home, cloud) = two_sites(&user, "", ("transport = 'tcp'", ""));

@@ -116,6 +116,46 @@ async fn a_folder_behind_its_run_is_told() {
     assert_eq!(later, "run/step-11");
 }
 
+/// W3: "If that step names another one as the best, in a `trainer_state.json`, that comes back as well".
+#[tokio::test(flavor = "multi_thread")]
+async fn the_best_checkpoint_comes_back_too() {
+    let fixture = Fixture::new().await;
+    let restore = |options: &mut WatchOptions| options.restore_latest = true;
+    let best = hugging_face(&fixture.out(), 5);
+    let before = tree_digest(&best);
+    for (step, state) in [
+        (20, r#"{"best_global_step": 5, "best_metric": NaN, "log_history": []}"#),
+        (30, r#"{"best_model_checkpoint": "out/checkpoint-5"}"#),
+        (40, r#"{"best_global_step": 40}"#),
+        (50, r#"{"best_global_step": 7}"#),
+    ] {
+        let latest = hugging_face(&fixture.out(), step);
+        write(latest.join("trainer_state.json"), state);
+        fixture.once(|_| {}).await;
+        fs::remove_dir_all(fixture.out()).unwrap();
+        let events = fixture.once(restore).await;
+        let restored: Vec<&str> = events
+            .iter()
+            .filter_map(|event| match event {
+                WatchEvent::Restored { entry, .. } => Some(entry.as_str()),
+                _ => None,
+            })
+            .collect();
+        let name = format!("checkpoint-{step}");
+        if step < 40 {
+            assert_eq!(restored, [&name, "checkpoint-5"], "{events:?}");
+            assert_eq!(tree_digest(&best), before);
+        } else {
+            assert_eq!(restored, [&name], "{events:?}");
+        }
+        let missing = events.iter().any(|event| {
+            matches!(event, WatchEvent::NotRestored { reason, .. }
+                if reason.starts_with("run/step-7, the best checkpoint by checkpoint-50, cannot be restored: "))
+        });
+        assert_eq!(missing, step == 50, "{events:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_with_a_link_out_of_it_is_not_restored_for_a_training() {
     let fixture = Fixture::new().await;

@@ -499,6 +499,7 @@ fn a_signal_makes_it_save_what_is_finished_and_name_what_is_not() {
     // The signal may find nothing yet: the trainer has got it too, and writes its last checkpoint now.
     let mut program = Program::start(&user, &["--settle", "1", "--on-term", "60"]);
     program.signal(Signal::TERM);
+    program.signal(Signal::TERM);
     program.until("stopping");
     user.write("out/checkpoint-7/model.bin", b"weights");
     user.write("out/checkpoint-7/trainer_state.json", b"{}");
@@ -523,6 +524,7 @@ fn a_signal_makes_it_save_what_is_finished_and_name_what_is_not() {
     let mut program = Program::start(&user, &["--settle", "1h", "--on-term", "1h"]);
     program.signal(Signal::TERM);
     program.until("stopping");
+    std::thread::sleep(Duration::from_millis(400));
     program.signal(Signal::TERM);
     assert_eq!(program.code(), Some(1));
 }
