@@ -278,18 +278,22 @@ impl Client {
     }
 
     /// The result of `request`. While it takes long, the agent of this node must tell its state: one that is stopped or hangs does
-    /// not hold its clients up.
+    /// not hold its clients up. It may fail to once, as on an overloaded machine.
     async fn while_it_answers<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
-        let mut request = pin!(request);
+        let (mut request, local) = (pin!(request), self.clone().routed_to(None));
+        let mut was_silent = false;
         loop {
             if let Ok(answered) = timeout(DOUBT_AFTER, &mut request).await {
                 return answered;
             }
-            let local = self.clone().routed_to(None);
-            tokio::select! {
+            let health = tokio::select! {
                 answered = &mut request => return answered,
-                health = local.health() => health?,
+                health = local.health() => health,
             };
+            match health {
+                Err(error) if was_silent => return Err(error),
+                health => was_silent = health.is_err(),
+            }
         }
     }
 
