@@ -64,9 +64,9 @@ class Range(NamedTuple):
     address: int
 
 
-def read_header(engine: Engine, tree: Tree, path: str) -> bytes:
-    """Reads the header of the file `path`; raises Malformed if it has none."""
-    length = length_of(tree, path)
+def read_header(engine: Engine, tree: Tree, path: str, length: int) -> bytes:
+    """Reads the header of the file `path` of `length` bytes. Raises Malformed if it has none, TooLarge if it takes more memory
+    than the limit."""
     most = max(engine.memory(), ALWAYS_READ)
     size = int.from_bytes(_read(tree, path, 0, min(_PREFIX, length)), "little")
     if length < _PREFIX:

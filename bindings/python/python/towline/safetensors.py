@@ -215,23 +215,24 @@ class SavedFile:
         self._check()
         if self._header is None:
             try:
-                self._header = json.loads(self._header_bytes())
+                self._header = json.loads(self._header_bytes(_header.length_of(self._tree, self._path)))
             except (ValueError, RecursionError):
                 raise self._invalid("its header is not a JSON object") from None
         return self._header
 
     def _read_places(self) -> dict[str, _header.Place]:
         """Places of the tensors, by the header of the file."""
-        header = self._header_bytes()
+        length = _header.length_of(self._tree, self._path)
+        header = self._header_bytes(length)
         try:
-            self._header, places = _header.parsed(header, _header.length_of(self._tree, self._path))
+            self._header, places = _header.parsed(header, length)
         except _header.Malformed as reason:
             raise self._invalid(reason) from None
         return places
 
-    def _header_bytes(self) -> bytes:
+    def _header_bytes(self, length: int) -> bytes:
         try:
-            return _header.read_header(self._engine, self._tree, self._path)
+            return _header.read_header(self._engine, self._tree, self._path, length)
         except _header.Malformed as reason:
             raise self._invalid(reason) from None
         except _header.TooLarge as reason:
