@@ -459,6 +459,20 @@ def test_an_index_that_memory_does_not_hold_is_not_compared(
     assert "model.safetensors.index.json of m is not compared" in caplog.text
 
 
+def test_indexes_of_many_folders_are_compared_each_with_its_own(tmp_path: Path, repository: towline.Repository) -> None:
+    folders = [sharded(tmp_path / "tree" / folder) for folder in ("", "checkpoint-5", "deep/er")]
+    (tmp_path / "tree" / "checkpoint-5" / SECOND).unlink()
+    repository.save(tmp_path / "tree", "m")
+    with pytest.raises(
+        towline.Damaged, match=rf"^checkpoint-5/model.*the first is 'layers.2' of checkpoint-5/{SECOND}"
+    ):
+        repository.load("m")
+    for held, path in zip(folders[1:], ("checkpoint-5/model-00001-of-00002.safetensors", "deep"), strict=True):
+        loaded = repository.load("m", path=path)
+        assert loaded.items() and all(torch.equal(loaded[name], held[name]) for name in loaded)
+    assert len(repository.load("m", path="deep/er/")) == 4
+
+
 def test_staged_tensors_of_an_earlier_version_are_as_whole_as_it_was(
     tmp_path: Path, repository: towline.Repository
 ) -> None:

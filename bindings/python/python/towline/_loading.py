@@ -154,6 +154,8 @@ def _check_staged(engine: Engine, name: str, path: str | None, held: list[Found]
 def _chosen(engine: Engine, name: str, path: str | None, selectors: list[str]) -> _Chosen:
     """Tensors of a tree that `selectors` select; all, if there are none. Raises if not all can be read then."""
     tree = engine.open_tree(name)
+    # An agent takes a folder with a slash at its end, too.
+    path = None if path is None else path.strip("/") or None
     if selectors:
         return _Chosen(tree, _listed(tree, path, selectors))
     try:

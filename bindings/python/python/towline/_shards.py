@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Ends of the names of an index, and of safetensors files.
 _INDEX, _FILE = ".safetensors.index.json", ".safetensors"
-#: Maximum bytes of an index that is compared: that of a save.
+#: Maximum bytes of the indexes that are compared: that of one in a save.
 _INDEX_MAX = 64 << 20
 #: Remedies: of a checkpoint that is not whole, of a file that was saved without its tensors, and of a long header.
 _SAVE_WHOLE = "save the whole folder again; `path` or `tensors` loads what is there"
@@ -39,24 +39,57 @@ def check_complete(engine: Engine, tree: Tree, path: str | None, found: Iterable
     except Exhausted as error:
         _logger.warning("%s is loaded without a search for missing tensors: %s", tree.name, error)
         return
-    found = set(found)
+    found = list(found)
     listed = {at for at, _ in found}
-    for at, (kind, size) in entries.items():
-        # A file whose name is no text cannot be read by its path, in which characters stand for others.
-        if kind == "file" and at.endswith(_INDEX) and "\ufffd" not in at:
-            placed = _weight_map(engine, tree, at, size)
-            lacking = _lacking(at, placed, entries, found)
+    # A file whose name is no text cannot be read by its path, in which characters stand for others.
+    files = {at: size for at, (kind, size) in entries.items() if kind == "file" and "\ufffd" not in at}
+    left = _INDEX_MAX
+    by_folder: _Names | None = None
+    for at, size in files.items():
+        if at.endswith(_INDEX):
+            by_folder = by_folder or _Names(found, entries)
+            left -= size
+            placed = _weight_map(engine, tree, at, size) if left >= 0 else None
+            if placed is None:
+                _logger.warning(
+                    "%s of %s is not compared with the tensors there: it takes too much memory", at, tree.name
+                )
+                continue
+            lacking = by_folder.lacking(at, placed)
             if lacking:
                 what = f"{at} of {tree.name} names {len(placed)} tensors, of which {len(lacking)} are not there: the first is "
-                name, path = lacking[0]
-                kind, size = entries.get(path, ("", 0))
-                if kind == "file" and path not in listed:
-                    _check_file(engine, tree, path, size, f"{what}{name!r} of {path}; ")
-                why = "which has no such tensor" if kind == "file" else "which is no file of the tree"
-                raise _error(Damaged, tree, f"{what}{name!r} of {path}, {why}", _SAVE_WHOLE)
-    for at, (kind, size) in entries.items():
-        if kind == "file" and at.endswith(_FILE) and at not in listed and "\ufffd" not in at:
+                raise _incomplete(engine, tree, what, lacking[0], entries, listed)
+    for at, size in files.items():
+        if at.endswith(_FILE) and at not in listed:
             _check_file(engine, tree, at, size, "")
+
+
+class _Names:
+    """Names of the tensors that are listed, by their places."""
+
+    def __init__(self, found: list[tuple[str, str]], entries: dict[str, tuple[str, int]]):
+        self._entries, self._found = entries, set(found)
+        self._anywhere = {name for _, name in found}
+        self._within: dict[str, set[str]] = {}
+        for path, name in found:
+            # A tensor whose parts are in several files has the path of their folder.
+            folder = posixpath.dirname(path) if self._kind(path) == "file" else ("" if path == "." else path)
+            self._within.setdefault(folder, set()).add(name)
+
+    def _kind(self, path: str) -> str:
+        return self._entries.get(path, ("", 0))[0]
+
+    def lacking(self, at: str, placed: dict[str, str]) -> list[tuple[str, str]]:
+        """Name and file of the tensors of the index `at` that are not listed: neither in the file that it names, nor in another
+        one beside the index, such as one that shards were merged to, nor, if that file is a link, anywhere."""
+        folder = posixpath.dirname(at)
+        beside, lacking = self._within.get(folder, set()), []
+        for name, file in placed.items():
+            path = posixpath.normpath(posixpath.join(folder, file))
+            there = self._anywhere if self._kind(path) == "link" else beside
+            if name not in there and (path, name) not in self._found:
+                lacking.append((name, path))
+        return lacking
 
 
 def _is_below(at: str, path: str | None) -> bool:
@@ -65,13 +98,12 @@ def _is_below(at: str, path: str | None) -> bool:
     return folder == "" or at == folder or at.startswith(f"{folder}/")
 
 
-def _weight_map(engine: Engine, tree: Tree, at: str, size: int) -> dict[str, str]:
-    """Files of the tensors that the index `at` names; none, if it is no index."""
+def _weight_map(engine: Engine, tree: Tree, at: str, size: int) -> dict[str, str] | None:
+    """Files of the tensors that the index `at` names, none if it is no index; None if it takes too much memory."""
     most = max(engine.memory(), ALWAYS_READ)
-    document = tree.read([(at, 0, size)])[0] if size <= min(most, _INDEX_MAX) else None
+    document = tree.read([(at, 0, size)])[0] if size <= most else None
     if document is None or memory_of(document) > most:
-        _logger.warning("%s of %s is not compared with the tensors there: it takes too much memory", at, tree.name)
-        return {}
+        return None
     try:
         placed = json.loads(document)["weight_map"]
     except (ValueError, RecursionError, LookupError, TypeError):
@@ -79,21 +111,21 @@ def _weight_map(engine: Engine, tree: Tree, at: str, size: int) -> dict[str, str
     return placed if isinstance(placed, dict) and all(isinstance(file, str) for file in placed.values()) else {}
 
 
-def _lacking(
-    at: str, placed: dict[str, str], entries: dict[str, tuple[str, int]], found: set[tuple[str, str]]
-) -> list[tuple[str, str]]:
-    """Name and file of the tensors of the index `at` that are not in `found`: neither in the file that it names, nor in another
-    one beside the index, such as one that shards were merged to, nor, if that file is a link, anywhere."""
-    folder = posixpath.dirname(at)
-    beside = {name for path, name in found if folder in (path, posixpath.dirname(path))}
-    anywhere = {name for _, name in found}
-    lacking = []
-    for name, file in placed.items():
-        path = posixpath.normpath(posixpath.join(folder, file))
-        is_link = entries.get(path, ("", 0))[0] == "link"
-        if name not in (anywhere if is_link else beside) and (path, name) not in found:
-            lacking.append((name, path))
-    return lacking
+def _incomplete(
+    engine: Engine,
+    tree: Tree,
+    what: str,
+    first: tuple[str, str],
+    entries: dict[str, tuple[str, int]],
+    listed: set[str],
+) -> Error:
+    """Error, which begins with `what`, for tensors that an index names: says what is wrong with the file of the first."""
+    name, path = first
+    kind, size = entries.get(path, ("", 0))
+    if kind == "file" and path not in listed:
+        _check_file(engine, tree, path, size, f"{what}{name!r} of {path}; ")
+    why = "which has no such tensor" if kind == "file" else "which is no file of the tree"
+    return _error(Damaged, tree, f"{what}{name!r} of {path}, {why}", _SAVE_WHOLE)
 
 
 def _check_file(engine: Engine, tree: Tree, at: str, size: int, what: str) -> None:
