@@ -18,6 +18,7 @@ import pytest
 import torch
 import towline
 from safetensors.torch import save_file
+from towline import _loading, _shards
 from towline.state import Restoring, describe
 
 ROOT = Path(__file__).parents[2]
@@ -336,3 +337,150 @@ def test_the_page_about_staging_is_true(tmp_path: Path, monkeypatch: pytest.Monk
             )
     exec(here(streaming), named)
     assert torch.equal(model["layers_0"], weights["layers.0"])
+
+
+def sharded(folder: Path) -> dict[str, torch.Tensor]:
+    """Writes a checkpoint of two files with their index; returns its tensors."""
+    folder.mkdir(parents=True)
+    held = {f"layers.{number}": torch.arange(1000.0) + number for number in range(4)}
+    files = {name: f"model-0000{1 + number // 2}-of-00002.safetensors" for number, name in enumerate(held)}
+    for file in sorted(set(files.values())):
+        save_file({name: held[name] for name in held if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return held
+
+
+SECOND = "model-00002-of-00002.safetensors"
+INCOMPLETE = {
+    "truncated": (lambda file: os.truncate(file, 3000), "is not a safetensors file: its tensors take 8000 bytes, .* cut short"),
+    "missing": (Path.unlink, "which is no file of the tree"),
+    "another": (lambda file: save_file({"other": torch.ones(1)}, file), "which has no such tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", INCOMPLETE)
+@pytest.mark.parametrize("folder", ["", "weights"])
+def test_a_checkpoint_that_lacks_a_shard_is_never_loaded_in_part(
+    tmp_path: Path, repository: towline.Repository, memory: str | None, what: str, folder: str
+) -> None:
+    held = sharded(tmp_path / "tree" / folder)
+    spoil, reason = INCOMPLETE[what]
+    spoil(tmp_path / "tree" / folder / SECOND)
+    repository.save(tmp_path / "tree", "m")
+    match = rf"index.json of m names 4 tensors, of which 2 are not there: the first is 'layers.2' of {folder}/?{SECOND}.*{reason}"
+    for options in ({}, {"path": folder or None}):
+        for load in (repository.load, repository.stream):
+            with pytest.raises(towline.Damaged, match=match):
+                load("m", **options)
+    there = {name: held[name] for name in ("layers.0", "layers.1")}
+    assert same(repository.load("m", path=f"{folder}/model-00001-of-00002.safetensors".strip("/")), there)
+    assert same(dict(repository.stream("m", tensors=list(there))), there)
+
+
+def merged(folder: Path, held: dict[str, torch.Tensor]) -> None:
+    for file in folder.glob("model-*"):
+        file.unlink()
+    save_file(held, folder / "model.safetensors")
+
+
+def linked(folder: Path, held: dict[str, torch.Tensor]) -> None:
+    (folder / "blobs").mkdir()
+    for file in list(folder.glob("model-*")):
+        file.rename(folder / "blobs" / file.name)
+        file.symlink_to(f"blobs/{file.name}")
+
+
+WHOLE = {
+    "as it is": lambda folder, held: None,
+    "merged": merged,
+    "links": linked,
+    "no index": lambda folder, held: (folder / "other.safetensors.index.json").write_text('{"weight_map": {"a": 1}}'),
+    "no JSON": lambda folder, held: (folder / "other.safetensors.index.json").write_text("{"),
+    "a file without tensors": lambda folder, held: save_file({}, folder / "empty.safetensors"),
+}
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_a_checkpoint_of_shards_is_loaded_whole(
+    tmp_path: Path, repository: towline.Repository, memory: str | None, what: str
+) -> None:
+    held = sharded(tmp_path / "tree")
+    WHOLE[what](tmp_path / "tree", held)
+    repository.save(tmp_path / "tree", "m")
+    assert same(repository.load("m"), held)
+    assert same(dict(repository.stream("m")), held)
+
+
+def test_a_file_whose_tensors_are_not_listed_is_never_left_out(
+    tmp_path: Path, repository: towline.Repository, memory: str | None
+) -> None:
+    sharded(tmp_path / "tree")
+    # More dimensions than a tree lists.
+    save_file({"v": torch.ones([1] * 100)}, tmp_path / "tree" / "v.safetensors")
+    repository.save(tmp_path / "tree", "m")
+    for load in (repository.load, repository.stream):
+        with pytest.raises(towline.NotFound, match=r"v.safetensors of m has 1 tensors, of which .* `--cut tensor`"):
+            load("m")
+    sharded(tmp_path / "other")
+    command = [sys.executable, "-m", "towline", "save", tmp_path / "other", "n", "--repo", repository.url, "-q"]
+    subprocess.run([*command, "--cut", "content"], check=True)
+    with pytest.raises(
+        towline.NotFound, match=r"index.json of n names 4 tensors, of which 4 are not there.*`--cut tensor`"
+    ):
+        repository.load("n")
+
+
+def test_a_file_that_is_no_safetensors_file_is_never_left_out(
+    tmp_path: Path, repository: towline.Repository, memory: str | None
+) -> None:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    save_file({"w": torch.ones(2)}, folder / "w.safetensors")
+    (folder / "v.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    repository.save(folder, "m")
+    for load in (repository.load, repository.stream):
+        with pytest.raises(towline.Damaged, match=r"v.safetensors of m is not a safetensors file: its header has"):
+            load("m")
+    assert repository.load("m", path="w.safetensors").keys() == {"w"}
+    (folder / "w.safetensors").unlink()
+    repository.save(folder, "alone")
+    with pytest.raises(towline.Damaged, match=r"v.safetensors of alone is not a safetensors file"):
+        repository.load("alone")
+
+
+def test_an_index_that_memory_does_not_hold_is_not_compared(
+    tmp_path: Path, repository: towline.Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = sharded(tmp_path / "tree")
+    (tmp_path / "tree" / SECOND).unlink()
+    repository.save(tmp_path / "tree", "m")
+    monkeypatch.setattr(_shards, "_INDEX_MAX", 100)
+    assert repository.load("m").keys() == {"layers.0", "layers.1"} < held.keys()
+    assert "model.safetensors.index.json of m is not compared" in caplog.text
+
+
+def test_indexes_of_many_folders_are_compared_each_with_its_own(tmp_path: Path, repository: towline.Repository) -> None:
+    folders = [sharded(tmp_path / "tree" / folder) for folder in ("", "checkpoint-5", "deep/er")]
+    (tmp_path / "tree" / "checkpoint-5" / SECOND).unlink()
+    repository.save(tmp_path / "tree", "m")
+    with pytest.raises(
+        towline.Damaged, match=rf"^checkpoint-5/model.*the first is 'layers.2' of checkpoint-5/{SECOND}"
+    ):
+        repository.load("m")
+    for held, path in zip(folders[1:], ("checkpoint-5/model-00001-of-00002.safetensors", "deep"), strict=True):
+        loaded = repository.load("m", path=path)
+        assert loaded.items() and all(torch.equal(loaded[name], held[name]) for name in loaded)
+    assert len(repository.load("m", path="deep/er/")) == 4
+
+
+def test_staged_tensors_of_an_earlier_version_are_as_whole_as_it_was(
+    tmp_path: Path, repository: towline.Repository
+) -> None:
+    earlier = [(("model.safetensors", "w"), torch.ones(1))]
+    sharded(tmp_path / "tree")
+    repository.save(tmp_path / "tree", "m")
+    _loading._check_staged(repository._engine, "m", None, earlier)
+    (tmp_path / "tree" / SECOND).unlink()
+    repository.save(tmp_path / "tree", "m")
+    with pytest.raises(towline.Damaged, match="of which 2 are not there"):
+        _loading._check_staged(repository._engine, "m", None, earlier)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _cuda, _progress
 from ._expansion import TensorLength, TreeTensors, check_expansion
-from .errors import UsageError
+from ._shards import check_complete
+from .errors import Damaged, NotFound, UsageError
 from .tensors import read_request
 
 if TYPE_CHECKING:
     import torch
 
     from ._towline import Repository as Engine
-    from ._towline import StagedTensors
+    from ._towline import StagedTensors, Tree
 
     #: Path and name of a tensor, and the tensor.
     Found = tuple[tuple[str, str], torch.Tensor]
@@ -45,9 +46,11 @@ def load(
         if staged is not None:
             held = mapped(staged)
             keys = _keys([place for place, _ in held])
+            if not selectors:
+                _check_staged(engine, name, path, held)
             found = _on_device(held, device, gpu)
         else:
-            chosen = _Chosen(engine, name, path, selectors)
+            chosen = _chosen(engine, name, path, selectors)
             keys = chosen.keys()
             chosen.check_expansion()
             found = chosen.read(chosen.tensors, device, gpu, counters)
@@ -68,8 +71,10 @@ def stream(
     if staged is not None:
         found = mapped(staged)
         keys = _keys([place for place, _ in found])
+        if not selectors:
+            _check_staged(engine, name, path, found)
         return _moved(found, iter(keys), device, gpu, ahead)
-    chosen = _Chosen(engine, name, path, selectors)
+    chosen = _chosen(engine, name, path, selectors)
     return _read_ahead(chosen, iter(chosen.keys()), device, gpu, ahead)
 
 
@@ -136,12 +141,47 @@ def mapped(staged: StagedTensors) -> list[Found]:
     return found
 
 
+def _check_staged(engine: Engine, name: str, path: str | None, held: list[Found]) -> None:
+    """Raises if the tensors in memory of the agent, all of a tree or of `path` in it, are not all that there are."""
+    tree = engine.open_tree(name)
+    try:
+        check_complete(engine, tree, path, [place for place, _ in held])
+    except (Damaged, NotFound):
+        # The name may have been saved anew since the agent read it: what counts is the tree by itself.
+        check_complete(engine, tree, path, _places(_listed(tree, path, [])))
+
+
+def _chosen(engine: Engine, name: str, path: str | None, selectors: list[str]) -> _Chosen:
+    """Tensors of a tree that `selectors` select; all, if there are none. Raises if not all can be read then."""
+    tree = engine.open_tree(name)
+    # An agent takes a folder with a slash at its end, too.
+    path = None if path is None else path.strip("/") or None
+    if selectors:
+        return _Chosen(tree, _listed(tree, path, selectors))
+    try:
+        tensors = _listed(tree, path, [])
+    except NotFound:
+        # Says what is wrong with the files, if one should have tensors.
+        check_complete(engine, tree, path, [])
+        raise
+    check_complete(engine, tree, path, _places(tensors))
+    return _Chosen(tree, tensors)
+
+
+def _listed(tree: Tree, path: str | None, selectors: list[str]) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads(tree.choose_tensors(path, selectors))
+    return listed
+
+
+def _places(tensors: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(one["path"], one["name"]) for one in tensors]
+
+
 class _Chosen:
     """Tensors of a tree that are read by this process. The tree stays the same if its name is replaced."""
 
-    def __init__(self, engine: Engine, name: str, path: str | None, selectors: list[str]):
-        self._tree = engine.open_tree(name)
-        self.tensors: list[dict[str, Any]] = json.loads(self._tree.choose_tensors(path, selectors))
+    def __init__(self, tree: Tree, tensors: list[dict[str, Any]]):
+        self._tree, self.tensors = tree, tensors
 
     def check_expansion(self) -> None:
         """Raises Exhausted if the tensors are far longer than their files."""
@@ -151,7 +191,7 @@ class _Chosen:
 
     def keys(self) -> list[str]:
         """Keys of the tensors, in their order."""
-        return _keys([(one["path"], one["name"]) for one in self.tensors])
+        return _keys(_places(self.tensors))
 
     def read(
         self, tensors: list[dict[str, Any]], device: Device, gpu: _cuda.Gpu | None, counters: Any = None

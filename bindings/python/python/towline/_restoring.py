@@ -36,6 +36,7 @@ from ._tags import (
     listed,
     shown,
 )
+from ._texts import check_texts
 from .errors import Damaged, Error, Mismatch, Unsupported, UsageError
 
 #: Tags of values that a method of the same name builds.
@@ -451,7 +452,9 @@ class Restoring:
 
         dtype, content = _numpy_dtype(node["dtype"]), base64.b64decode(node["v"])
         # numpy gives an empty text the bytes of one character, and reads none back.
-        return numpy.frombuffer(content, dtype)[0] if dtype.itemsize else numpy.zeros((), dtype)[()]
+        made = numpy.frombuffer(content, dtype) if dtype.itemsize else numpy.zeros(1, dtype)
+        check_texts(made, shown(path))
+        return made[0]
 
     def _ndarray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         import numpy
@@ -469,6 +472,7 @@ class Restoring:
             raise Damaged(f"{shown(path)} takes {made.nbytes} bytes as an array, and {size} are stored")
         if made.size:
             made.reshape(-1).view(numpy.uint8)[:] = leaf.reshape(-1).view(torch.uint8).numpy()
+            check_texts(made, shown(path))
         return made
 
     def _pickle(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
@@ -685,7 +689,7 @@ def _plain_dtype(name: str) -> torch.dtype:
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _torch.dtype_named(name)
+    if dtype is None:
         raise Unsupported(f"this torch ({torch.__version__}) has no type {name!r}")
     return dtype

@@ -48,6 +48,12 @@ _WIDTHS = {"C32": 4, "C128": 16, "QI32": 4}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
+def dtype_named(name: str) -> torch.dtype | None:
+    """Dtype by its name in torch; None if it has none. `getattr` would import a submodule, such as `_inductor`, of that name."""
+    dtype = vars(torch).get(name)
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
 def empty(name: str, shape: Sequence[int], device: str | None = None) -> torch.Tensor:
     """Uninitialized tensor of the dtype `name`, in host memory unless `device` says otherwise; bytes with one more dimension if
     torch has no such dtype."""

@@ -19,10 +19,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _loading, _towline
-from ._documents import ALWAYS_READ, memory_of
+from . import _header, _loading, _towline
 from ._expansion import TensorLength, TreeTensors, check_expansion
-from ._versions import is_current, read_range
+from ._versions import is_current
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
 from .tensors import Tensor, Tensors, read_request
@@ -132,10 +131,15 @@ class SavedFile:
         self._framework, self._device = framework, device
         self._held = tensors.of_file(path)
         self._header: dict[str, Any] | None = None
+        #: Places of the tensors by the header, if the tree lists none of the file.
+        self._places: dict[str, _header.Place] | None = None
         self._closed = False
         if not self._held:
-            # The file is empty, invalid or missing: reading the header tells which.
-            self._head()
+            # The file was not cut by its tensors, or is empty, invalid or missing: the header tells which.
+            self._places = self._read_places()
+            self._held = {
+                name: Tensor(tensors, name, path, place.dtype, place.shape) for name, place in self._places.items()
+            }
 
     def __enter__(self) -> SavedFile:
         return self
@@ -178,7 +182,7 @@ class SavedFile:
 
     def _staged(self) -> dict[str, torch.Tensor] | None:
         """The tensors in memory of this node's agent; None if it has no such memory, or torch lacks a type."""
-        if self._framework != "pt":
+        if self._framework != "pt" or self._places is not None:
             return None
         from . import _torch
 
@@ -210,29 +214,77 @@ class SavedFile:
     def _head(self) -> dict[str, Any]:
         self._check()
         if self._header is None:
-            most = max(self._engine.memory(), ALWAYS_READ)
-            length = int.from_bytes(read_range(self._tree, self._path, 0, 8), "little")
-            header = read_range(self._tree, self._path, 8, 8 + min(length, 100_000_000, most))
-            if most < length <= 100_000_000 or memory_of(header) > most:
-                raise SafetensorError(f"the header of {self._path} of {self._name} needs more memory than the limit")
             try:
-                self._header = json.loads(header)
+                self._header = json.loads(self._header_bytes(_header.length_of(self._tree, self._path)))
             except (ValueError, RecursionError):
-                raise SafetensorError(f"{self._path} of {self._name} is not a safetensors file") from None
+                raise self._invalid("its header is not a JSON object") from None
         return self._header
+
+    def _read_places(self) -> dict[str, _header.Place]:
+        """Places of the tensors, by the header of the file."""
+        length = _header.length_of(self._tree, self._path)
+        header = self._header_bytes(length)
+        try:
+            self._header, places = _header.parsed(header, length)
+        except _header.Malformed as reason:
+            raise self._invalid(reason) from None
+        return places
+
+    def _header_bytes(self, length: int) -> bytes:
+        try:
+            return _header.read_header(self._engine, self._tree, self._path, length)
+        except _header.Malformed as reason:
+            raise self._invalid(reason) from None
+        except _header.TooLarge as reason:
+            help = "open the repository with a larger `memory`, if you trust whoever saved it"
+            raise SafetensorError(f"{reason} ({help})") from None
+
+    def _invalid(self, reason: object) -> SafetensorError:
+        help = "it was saved like this: write the file again, and save it"
+        return SafetensorError(f"{self._path} of {self._name} is not a safetensors file: {reason} ({help})")
 
     def _read(self, wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]]) -> list[Any]:
         """Reads tensors, or boxes `(offsets, shape)` of them, at once."""
+        if self._places is not None:
+            return self._read_by(self._places, wanted)
         made, requests = [], []
         for tensor, window in wanted:
             one = self._empty(tensor, tensor.shape if window is None else window[1])
             made.append(one)
-            address, length = (one.data_ptr(), one.nbytes) if self._framework == "pt" else (one.ctypes.data, one.nbytes)
-            if length:
-                requests.append(read_request(tensor.name, tensor.path, window, address, length))
+            if one.nbytes:
+                requests.append(read_request(tensor.name, tensor.path, window, self._address(one), one.nbytes))
         if requests:
             self._tree.read_tensors(requests)
         return [self._on_device(one) for one in made]
+
+    def _read_by(
+        self,
+        places: Mapping[str, _header.Place],
+        wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]],
+    ) -> list[Any]:
+        """As `_read`, by places in the file."""
+        made, ranges = [], []
+        for tensor, window in wanted:
+            run = _header.run_of(tensor.shape, window)
+            one = self._empty(tensor, run.shape)
+            made.append((one, run.box))
+            if one.nbytes:
+                ranges.append(_header.Range(*_header.bytes_of(places[tensor.name], run), self._address(one)))
+        _header.read_ranges(self._tree, self._path, ranges)
+        boxes = (one if box is None else self._copied(one[box]) for one, box in made)
+        return [self._on_device(one) for one in boxes]
+
+    def _copied(self, box: Any) -> Any:
+        """A copy of a part, which does not keep the whole in memory."""
+        if self._framework == "np":
+            return box.copy()
+        import torch
+
+        return box.clone(memory_format=torch.contiguous_format)
+
+    def _address(self, tensor: Any) -> int:
+        address: int = tensor.data_ptr() if self._framework == "pt" else tensor.ctypes.data
+        return address
 
     def _bytes(self, tensor: Tensor) -> int:
         """Bytes of the tensor that `_empty` makes."""

@@ -191,7 +191,7 @@ def _width(storage: str) -> int:
     name = storage.rpartition(" ")[2]
     if name == "UntypedStorage":
         return 1
-    dtype = getattr(getattr(torch, name, None), "_dtype", None) if name.endswith("Storage") else None
+    dtype = getattr(vars(torch).get(name), "_dtype", None) if name.endswith("Storage") else None
     return int(dtype.itemsize) if isinstance(dtype, torch.dtype) else 0
 
 

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from .. import _torch
 from .._documents import SAME_HASH_MAX
 from ..errors import Damaged, Unsupported
 from . import _pickles
@@ -164,8 +165,8 @@ class _Unpickler(_Base):
     def find_class(self, module: str, name: str) -> Any:
         if module == torch_metadata.__name__ and name in torch_metadata.__all__:
             return getattr(torch_metadata, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
+        if module == "torch" and (dtype := _torch.dtype_named(name)) is not None:
+            return dtype
         try:
             return _NAMES[module, name]
         except KeyError:

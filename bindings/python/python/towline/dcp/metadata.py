@@ -90,8 +90,8 @@ def as_bytes(dtype: torch.dtype, box: Iterable[int]) -> tuple[int, ...]:
 
 def dtype_named(name: str) -> torch.dtype:
     """Dtype of torch by its name."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _torch.dtype_named(name)
+    if dtype is None:
         raise Unsupported(
             f"the checkpoint holds tensors of the type {name}, which this torch ({torch.__version__}) lacks"
         )
@@ -244,7 +244,7 @@ def _read_properties(node: Mapping[str, Any]) -> TensorProperties:
     for name, value in node.items():
         if name in known and name != "dtype":
             if name in ("layout", "memory_format"):
-                value = getattr(torch, value)
+                value = vars(torch)[value]
             values[name] = tuple(value) if isinstance(value, list) else value
     return TensorProperties(**values)
 
