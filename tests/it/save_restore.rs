@@ -129,10 +129,20 @@ async fn every_way_to_cut_gives_the_same_bytes_back() {
         repository.restore(&name(word), None, &dest, &RestoreOptions::default()).await.unwrap();
         assert_eq!(tree_digest(&source), tree_digest(&dest), "{word}");
     }
-    let shown = repository.show(&name("tensor")).await.unwrap();
-    let model = shown.entries().find(|entry| entry.path.ends_with("safetensors")).unwrap();
-    assert_eq!(model.tensors.iter().len(), 3);
-    assert_eq!(model.cut, Some("tensor"));
+    // An unchanged file is cut anew for another way.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    for (cut, expected) in [
+        (CutChoice::Fixed, (0, "fixed")),
+        (CutChoice::Auto, (3, "tensor")),
+        (CutChoice::Content, (0, "content")),
+        (CutChoice::Tensor, (3, "tensor")),
+    ] {
+        let options = SaveOptions { cut, ..SaveOptions::default() };
+        repository.save(&source, &name("again"), &options).await.unwrap();
+        let shown = repository.show(&name("again")).await.unwrap();
+        let model = shown.entries().find(|entry| entry.path.ends_with("safetensors")).unwrap();
+        assert_eq!((model.tensors.iter().len(), model.cut), (expected.0, Some(expected.1)));
+    }
 }
 
 /// F12: "An existing file that differs ends a restore with exit 5 before anything is written. `--overwrite` replaces

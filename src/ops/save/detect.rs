@@ -33,7 +33,7 @@ pub(super) struct Formats {
     /// Memory for descriptions of tensors: a small file may describe very many.
     memory: Mutex<GrowingMemory>,
     /// Set once files are saved as plain bytes for lack of memory.
-    is_told: AtomicBool,
+    lacked_memory: AtomicBool,
     /// Maximum length of a header: several are parsed at a time, and take some times their length.
     header_max: u64,
 }
@@ -55,7 +55,7 @@ impl Formats {
             indexes: Vec::new(),
             header_max: memory.max() / HEADER_SHARE,
             memory: Mutex::new(memory),
-            is_told: AtomicBool::new(false),
+            lacked_memory: AtomicBool::new(false),
         };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
@@ -102,10 +102,17 @@ impl Formats {
         if self.memory().try_add(bytes) {
             return true;
         }
-        if !self.is_told.swap(true, Ordering::Relaxed) {
-            tracing::warn!("files are saved as plain bytes: the tensors of this tree take too much memory (--memory)");
-        }
+        self.lacked_memory.store(true, Ordering::Relaxed);
         false
+    }
+
+    /// Warning that files were saved without their tensors, if there are any.
+    pub(super) fn warning(&self) -> Option<String> {
+        self.lacked_memory.load(Ordering::Relaxed).then(|| {
+            "files are saved as plain bytes, without a list of their tensors, which takes too much memory: save them again with more \
+             --memory and --cut tensor"
+                .to_owned()
+        })
     }
 
     /// Runs `parse` with a way to reserve memory, of which its result keeps its weight; None if that takes too much.
@@ -151,7 +158,7 @@ impl Formats {
     pub(super) fn layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
         let mut bounded = |at, out: &mut [u8]| {
             if out.len() as u64 > self.header_max {
-                tracing::warn!("a file is saved as plain bytes: its header takes too much memory (--memory)");
+                self.lacked_memory.store(true, Ordering::Relaxed);
                 return Err(io::Error::other("header takes too much memory"));
             }
             read(at, out)
@@ -225,10 +232,10 @@ mod tests {
         let new = || Formats::new(&walk, CutChoice::Auto, budget.tree_memory(), &CancellationToken::new());
         let (first, second, mut other) = (new(), new(), budget.tree_memory());
         let one = layout(&first, 1).unwrap().weight() * LISTS;
-        assert!(layout(&second, 2).is_some());
+        assert!(layout(&second, 2).is_some() && second.warning().is_none());
         // All saves share it.
         while other.try_add(64 << 10) {}
-        assert!(layout(&first, 3).is_none() && layout(&second, 3).is_none());
+        assert!(layout(&first, 3).is_none() && layout(&second, 3).is_none() && second.warning().is_some());
         drop(other);
         assert!(layout(&first, 3).is_some());
         // Memory that a file took while it was parsed is given back, also after one that took too much.
@@ -239,6 +246,7 @@ mod tests {
         assert!(budget.tree_memory().try_add(most));
         // Nor is a header read that is a large part of the memory.
         assert!(layout(&Formats { header_max: file.len() as u64, ..new() }, 1).is_some());
-        assert!(layout(&Formats { header_max: header.len() as u64, ..new() }, 1).is_none());
+        let short = Formats { header_max: header.len() as u64, ..new() };
+        assert!(layout(&short, 1).is_none() && short.warning().is_some());
     }
 }

@@ -567,7 +567,13 @@ impl Saving<'_> {
             files: value.files,
             seconds,
             skipped: skipped.into_entries(),
-            warnings: self.name.step_warning().into_iter().chain(warnings.into_entries()).collect(),
+            warnings: self
+                .name
+                .step_warning()
+                .into_iter()
+                .chain(self.formats.warning())
+                .chain(warnings.into_entries())
+                .collect(),
             replaced: None,
             explained: counts.explained,
         }

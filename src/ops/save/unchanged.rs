@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::assemble::Assembly;
 use super::detect::Formats;
-use super::files_of;
+use super::{CutChoice, files_of};
+use crate::chunker::Cut;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
@@ -78,11 +79,22 @@ fn matching<'m>(
         walk.found.get(metadata).filter(|found| same(found))?;
     }
     match &manifest.entry(&found.path)?.kind {
-        EntryKind::File(content) if content.size == found.stat.size => {
+        EntryKind::File(content) if content.size == found.stat.size && may_be(content.cut, formats.choice) => {
             let was_part = content.tensors.iter().any(|tensor| tensor.part.is_some());
             (described_by.is_some() || !was_part).then_some((at, content))
         }
         _ => None,
+    }
+}
+
+/// True if a save with `choice` may cut a file as `cut`.
+fn may_be(cut: Cut, choice: CutChoice) -> bool {
+    match choice {
+        CutChoice::Auto => cut != Cut::Fixed,
+        // A file without tensors is read again: a file with tensors may have been cut otherwise before.
+        CutChoice::Tensor => cut == Cut::Tensor,
+        CutChoice::Content => cut == Cut::Content,
+        CutChoice::Fixed => cut == Cut::Fixed,
     }
 }
 
