@@ -14,7 +14,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
+from . import _afterwards, _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
+from ._afterwards import Afterwards
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
 from ._origins import Origin, Superseded
@@ -95,8 +96,10 @@ class FolderSaver:
         self.run, self._framework, self._compression = run, framework, compression
         self._branch, self._mixing = Branch(), Mixing(self.repository, run)
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
+        self._afterwards = Afterwards(self.repository, run, self._retention, self._mixing)
         self._backlog = Backlog(
-            Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._expire), self.repository.url
+            Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._afterwards.request),
+            self.repository.url,
         )
         #: Version of each step that this process knows.
         self._seen: dict[str, int] | None = None
@@ -158,10 +161,11 @@ class FolderSaver:
             raise handle._failure() from error
         handle.report = SaveReport.read(json.loads(report))
         with contextlib.suppress(Error):
-            found = engine.find(handle.name, _backlog.SILENCE)
+            found = engine.find(handle.name, _afterwards.VERSION)
             if found is not None and found[0] == handle.name and self._seen is not None:
                 self._seen[handle.name] = found[1]
-        self._expire()
+        self._afterwards.request()
+        self._afterwards.wait(_backlog.SILENCE.total_seconds())
         handle._reach("staged", "local", "durable")
 
     def found(self, name: str, is_latest: bool) -> Found:
@@ -222,6 +226,8 @@ class FolderSaver:
     def wait(self) -> None:
         """Waits until every save is durable, except if the store does not answer; raises SaveFailed if one failed."""
         self._wait(None)
+        # Steps that the rules remove are then not listed any more.
+        self._afterwards.wait(_backlog.SILENCE.total_seconds())
 
     def _wait(self, silence: float | None) -> None:
         """As `wait`; with `silence` no longer than that many seconds without progress."""
@@ -230,7 +236,7 @@ class FolderSaver:
             before, since = None, time.monotonic()
             while True:
                 pending = [handle for handle in self._handles if not handle.done() and handle.error is None]
-                if not pending and not self._backlog.is_finishing():
+                if not pending:
                     break
                 now = [handle.progress() for handle in pending]
                 if now != before:
@@ -249,11 +255,11 @@ class FolderSaver:
         self._close(self._close_retry)
 
     def _close(self, retry: float) -> None:
-        self._closing = True
-        self._backlog.close(time.monotonic() + retry)
+        self._closing, ends = True, time.monotonic() + retry
+        self._backlog.close(ends)
         self._closing = False
         _shutdown.forget(self)
-        self._retention.close()
+        self._afterwards.close(ends)
         left = [handle for handle in self._handles if _stays(handle.error)]
         self._left += left
         try:
@@ -299,7 +305,7 @@ class FolderSaver:
     def _made(self, linked: spool.SpooledStep) -> None:
         """Records that a step is durable, here and for a later process."""
         with contextlib.suppress(Error, OSError):
-            found = self.repository._engine.find(linked.step, _backlog.SILENCE)
+            found = self.repository._engine.find(linked.step, _afterwards.VERSION)
             if found is not None and found[0] == linked.step:
                 self._know(linked, found[1])
 
@@ -339,10 +345,6 @@ class FolderSaver:
             found = self.repository._engine.find(linked.step, _backlog.SILENCE)
             return found is not None and found[0] == linked.step and not self._is_own([linked], *found)
         return False
-
-    def _expire(self) -> None:
-        self._retention.expire(self.repository, self.run)
-        self._mixing.look()
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         retention.give_up(self.repository, self.run, given_up, limit)

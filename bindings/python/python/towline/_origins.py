@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from . import retention
+from ._limits import within
 from ._tags import VERSION
 from .errors import Conflict, NotFound
 
@@ -79,12 +80,9 @@ def check(
     `is_own` says whether this training saved a step. Raises Unreachable if the store does not answer within `limit`."""
     if origin is None:
         return
-    if limit is not None:
-        # A listing has no limit.
-        repository._engine.find(run, limit)
-    last = max(((version, name) for name, version in retention.versions(repository, run).items()), default=(0, ""))
-    version, name = last
-    if version <= origin.known or is_own(name, version):
+    there = retention.versions(repository, run, limit)
+    version, name = max(((version, name) for name, version in there.items()), default=(0, ""))
+    if version <= origin.known or within(limit, lambda: is_own(name, version)):
         return
     help = "give each process its own run, or its rank and world_size"
     error = Superseded(f"{name} was saved by another process since ({help})")

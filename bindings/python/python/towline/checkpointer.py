@@ -23,8 +23,21 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _origins, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import (
+    _afterwards,
+    _arguments,
+    _backlog,
+    _origins,
+    _private,
+    _progress,
+    _shutdown,
+    _torch,
+    _towline,
+    retention,
+    spool,
+)
 from . import state as states
+from ._afterwards import Afterwards
 from ._attempts import Attempts
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
@@ -152,6 +165,7 @@ class Checkpointer:
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
         self._branch, self._mixing = Branch(), Mixing(self.repository, run, self._is_of_start)
+        self._afterwards = Afterwards(self.repository, run, self._retention, self._mixing)
         if self._spool is not None:
             self._save_pending()
         self._look()
@@ -365,7 +379,7 @@ class Checkpointer:
                     break
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
-            self._retention.close(None if until is None else until - time.monotonic())
+            self._afterwards.close(self._ends, until)
         _shutdown.forget(self)
         open_ones = [handle for handle in self._handles if "durable" not in handle._reached]
         for handle in open_ones:
@@ -461,6 +475,7 @@ class Checkpointer:
         self._made(name)
         job.handle._reach(*LEVELS)
         self._expire()
+        self._afterwards.wait(_backlog.SILENCE.total_seconds())
         return job.handle
 
     def _save_options(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
@@ -668,8 +683,7 @@ class Checkpointer:
 
     def _expire(self) -> None:
         if self.rank == 0:
-            self._retention.expire(self.repository, self.run)
-            self._mixing.look()
+            self._afterwards.request()
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         """As `retention.give_up`. Every rank calls this before its part: the first one removes the steps, and parts of a step
@@ -727,7 +741,7 @@ class Checkpointer:
                 raise _saved_by_another(name) from error
             raise
         with contextlib.suppress(Error):
-            self._seen[name] = self._version(name, limit)
+            self._seen[name] = self._version(name, _afterwards.VERSION)
             self._unsure.discard(name)
 
     def _check_order(self, job: Job) -> None:
