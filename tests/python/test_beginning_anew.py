@@ -10,13 +10,18 @@ import pytest
 import towline
 from towline import _folders, _unresumed
 
-from .test_spool import linked
+from .test_spool import Far, linked
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Makes the rest of the test another process, which has saved nothing."""
-    return lambda: monkeypatch.setattr(_unresumed, "_saved", set())
+    """Makes the rest of the test another process, which has saved and resumed nothing."""
+
+    def begin() -> None:
+        monkeypatch.setattr(_unresumed, "_saved", set())
+        monkeypatch.setattr(_unresumed, "_resumed", set())
+
+    return begin
 
 
 def manifests(repository) -> dict[str, str]:
@@ -167,3 +172,78 @@ def test_a_trainer_that_goes_on_by_itself_is_not_warned(repository, tmp_path, el
         trainer.trained(TowlineCallback(repository, "run-7"), folder, steps, resume=resume)
     assert trainer.names(repository)[-1] == f"run-7/step-{steps}" or how.endswith("not saved")
     assert f"run-7/step-{steps}" in manifests(repository)
+
+
+def far_away(repository) -> towline.Repository:
+    opened = towline.open(repository.url)
+    opened._engine = Far(opened._engine)
+    return opened
+
+
+@pytest.mark.parametrize("stage", ["blocking", "background"])
+def test_a_loop_that_restored_nothing_replaces_no_step(repository, tmp_path, elsewhere, stage):
+    with towline.Checkpointer(repository, "run") as first:
+        for step in (5, 10):
+            first.save(step, {"who": "first"})
+    before = manifests(repository)
+    elsewhere()
+    with towline.Checkpointer(repository, "run", stage=stage) as anew:
+        cure = (
+            r"run/step-5 was saved by another process, .*did not resume.*call restore\(\) before the first save; else"
+        )
+        with pytest.raises(towline.SaveConflict, match=cure):
+            anew.save(5, {"who": "anew"})
+        assert manifests(repository) == before
+        with pytest.warns(UserWarning, match="did not resume: run/step-5, run/step-10. None"):
+            anew.save(7, {"who": "anew"}).wait()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="towline")
+            # Its own.
+            anew.save(7, {"who": "anew"}).wait()
+            # It goes back.
+            anew.restore(5)
+            anew.save(6, {"who": "anew"}).wait()
+    assert towline.Checkpointer(repository, "run").steps() == [5, 6]
+
+
+def test_a_loop_whose_steps_were_removed_saves_them_anew(repository, elsewhere):
+    with towline.Checkpointer(repository, "run") as first:
+        first.save(5, {"who": "first"})
+    elsewhere()
+    with towline.Checkpointer(repository, "run") as anew:
+        repository.remove("run/step-5")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="towline")
+            anew.save(5, {"who": "anew"}).wait()
+            anew.save(5, {"who": "anew"}).wait()
+
+
+def test_a_loop_whose_spool_had_the_step_replaces_it(repository, tmp_path, elsewhere):
+    """The process before was killed when its step was only on this node's disk, and this one begins from zero."""
+    killed = towline.Checkpointer(far_away(repository), "run", spool=tmp_path, close_retry=0)
+    killed.repository._engine.away = True
+    killed.save(1, {"who": "killed"}).wait("local")
+    with pytest.raises(towline.SaveFailed, match="only on the disk"):
+        killed.close()
+    elsewhere()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="towline")
+        with towline.Checkpointer(far_away(repository), "run", spool=tmp_path) as again:
+            assert again.steps() == [1]
+            elsewhere()
+            again.save(1, {"who": "again"}).wait()
+            assert again.restore(1)["who"] == "again"
+
+
+def test_a_process_that_restored_by_another_checkpointer_goes_on(repository, elsewhere):
+    with towline.Checkpointer(repository, "run") as first:
+        first.save(5, {"who": "first"})
+    elsewhere()
+    with towline.Checkpointer(repository, "run") as reads:
+        reads.restore()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="towline")
+        with towline.Checkpointer(repository, "run") as saves:
+            saves.save(6, {"who": "anew"})
+            saves.save(5, {"who": "anew"})
+    assert towline.Checkpointer(repository, "run").restore(5)["who"] == "anew"

@@ -19,7 +19,7 @@ from ._afterwards import Afterwards
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
 from ._origins import Origin, Superseded
-from ._unresumed import UnresumedFolders
+from ._unresumed import UnresumedSteps
 from ._versions import snapshot
 from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
@@ -107,7 +107,7 @@ class FolderSaver:
             Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._afterwards.request),
             self.repository.url,
         )
-        self._unresumed = UnresumedFolders(self.repository, run, _CURES.get(framework, "restore its latest step first"))
+        self._unresumed = UnresumedSteps(self.repository, run, _CURES.get(framework, "restore its latest step first"))
         #: Version of each step that this process knows.
         self._seen: dict[str, int] | None = None
         #: True while a save waits for those before it.

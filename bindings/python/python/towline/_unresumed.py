@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -22,6 +22,8 @@ _logger = logging.getLogger("towline")
 
 #: Steps that this process saved: ids of repositories, and names.
 _saved: set[tuple[str, str]] = set()
+#: Runs that this process resumed: ids of repositories, and runs.
+_resumed: set[tuple[str, str]] = set()
 #: Number of steps that the warning lists.
 _LISTED_MAX = 5
 
@@ -34,7 +36,7 @@ class Earlier:
 
     def __init__(self, repository: Repository, run: str):
         self._repository, self._run = repository, run
-        self._is_resumed = self._is_told = False
+        self._is_told = False
         self._found: set[str] = set()
 
     def _begin(self, seen: Mapping[str, int] | None) -> None:
@@ -90,21 +92,24 @@ class Earlier:
         return (self._repository.id, name) in _saved
 
 
-class UnresumedFolders(Earlier):
-    """Steps of one run that a training which saves folders did not resume."""
+class UnresumedSteps(Earlier):
+    """Steps of one run that a training did not resume."""
 
-    def __init__(self, repository: Repository, run: str, cure: str):
-        """`cure` says how to resume."""
+    def __init__(self, repository: Repository, run: str, cure: str, is_own: Callable[[str], bool] = lambda _: False):
+        """`cure` says how to resume; `is_own` whether an earlier process of this training saved a step."""
         super().__init__(repository, run)
-        self._cure = cure
+        self._cure, self._is_left = cure, is_own
 
     def begin(self, seen: Mapping[str, int] | None) -> None:
         """Records the names of the run when this training begins; None if the store did not answer."""
         self._begin(seen)
 
     def resumed(self) -> None:
-        """Records that the training goes on from the run."""
-        self._is_resumed = True
+        """Records that this process goes on from the run."""
+        _resumed.add((self._repository.id, self._run))
+
+    def _is_own(self, name: str) -> bool:
+        return self._is_left(name)
 
     def has(self, steps: Iterable[int], links: str) -> None:
         """Records that the training has checkpoints of its own of `steps`: if the run has one of them, or if earlier processes
@@ -117,7 +122,7 @@ class UnresumedFolders(Earlier):
     def check(self, name: str, more: str = "") -> None:
         """Raises SaveConflict if a save as `name` would replace a step that this training did not resume; warns, once, if the run
         has any. `more` says what else becomes of the step."""
-        if self._found and not self._is_resumed:
+        if self._found and (self._repository.id, self._run) not in _resumed:
             self._check(
                 name,
                 f"to go on from the run, {self._cure}; else give this training another run name, or remove the steps of the "
@@ -133,6 +138,7 @@ class Unresumed(Earlier):
 
     def __init__(self, repository: Repository, run: str):
         super().__init__(repository, run)
+        self._is_resumed = False
         #: Whether each folder had a checkpoint file of the run before the first save into it.
         self._folders: dict[str, bool] = {}
         self._starts: list[str] = []

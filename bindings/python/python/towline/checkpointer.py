@@ -46,6 +46,7 @@ from ._mixing import Mixing
 from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
+from ._unresumed import UnresumedSteps
 from ._versions import snapshot
 from .errors import Busy, Conflict, Error, Exhausted, Mismatch, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
@@ -77,7 +78,8 @@ class Checkpointer:
     before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
     `Repository.undelete` restores them for 7 days; kept by a rule below or not. If two processes save
     the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
-    Checkpointer was created, or after its last restore, is not replaced.
+    Checkpointer was created, or after its last restore, is not replaced. Nor is one that another process saved before, if this
+    one restores nothing: a training that begins anew uses another run name.
 
     Staging: with `stage="blocking"` `save` returns when the state is copied to host memory; with `"background"` it returns at
     once, and the state must not change before it is copied (see `protect`). One state is staged at a time: a save waits until
@@ -166,6 +168,7 @@ class Checkpointer:
         self._unsure: set[str] = set()
         self._branch, self._mixing = Branch(), Mixing(self.repository, run, self._is_of_start)
         self._afterwards = Afterwards(self.repository, run, self._retention, self._mixing)
+        self._unresumed = UnresumedSteps(self.repository, run, "call restore() before the first save", self._is_left)
         if self._spool is not None:
             self._save_pending()
         self._look()
@@ -197,9 +200,11 @@ class Checkpointer:
         from its own thread. True draws a progress bar instead, if there is a terminal or a notebook.
 
         Raises UnsupportedValue for a state that cannot be saved, and UsageError for a step that is no integer or a metric that is
-        not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet; this step is then not saved.
+        not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet, and SaveConflict if the run had
+        the step when this Checkpointer was created, and nothing was restored; this step is then not saved.
         """
         step = _arguments.step_number(step)
+        self._unresumed.check(f"{self.run}/step-{step}")
         return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage, progress=progress)
 
     def _save_as(
@@ -340,6 +345,7 @@ class Checkpointer:
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, tree, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
+        self._unresumed.resumed()
         self._look()
         self._branch.restored(found, later)
         if self._attempts is not None:
@@ -605,6 +611,10 @@ class Checkpointer:
         """True if this start, whose ranks share its id, saved the step, or one whose steps are or were in the same spool."""
         return _origins.start_of(self.repository, name, self._path(DOCUMENT)) in self._starts
 
+    def _is_left(self, name: str) -> bool:
+        """True if a process that left steps in the spool saved this one."""
+        return len(self._starts) > 1 and self._is_of_start(name)
+
     def _upload(self, waiting: Waiting) -> SaveReport:
         """Uploads a step of the backlog."""
         handle = waiting.handle
@@ -720,6 +730,7 @@ class Checkpointer:
             # The store may be back at the next save; without the record, no step is protected from being replaced.
             self._seen = None
         self._mixing.begin(self._seen)
+        self._unresumed.begin(self._seen if self._attempts is None else None)
 
     @contextlib.contextmanager
     def _own(self, name: str, limit: timedelta | None = None) -> Iterator[dict[str, Any]]:
@@ -727,6 +738,7 @@ class Checkpointer:
         several ranks, attempts do that instead. Raises Unreachable if the store does not answer within `limit`."""
         if self._seen is None or not self._is_protected(name):
             yield {}
+            self._unresumed.saved(name)
             return
         version = self._version(name, limit)
         if version and name not in self._unsure and self._seen.get(name) != version:
@@ -740,6 +752,7 @@ class Checkpointer:
             if self._version(name, limit) != version:
                 raise _saved_by_another(name) from error
             raise
+        self._unresumed.saved(name)
         with contextlib.suppress(Error):
             self._seen[name] = self._version(name, _afterwards.VERSION)
             self._unsure.discard(name)
@@ -778,7 +791,7 @@ def _saved_by_another(name: str) -> Conflict:
     """Conflict for a step that must not be replaced."""
     error = Conflict(
         f"{name} was saved by another process since this Checkpointer began: it is not replaced (give each process its "
-        "own run, or its rank and world_size; to replace the step, create a new Checkpointer)"
+        "own run, or its rank and world_size; to replace the step, restore a step first)"
     )
     error.place, error.help = name, "give each process its own run, or its rank and world_size"
     return error
