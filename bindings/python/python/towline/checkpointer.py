@@ -53,7 +53,7 @@ from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Branch, GivenUp, Retention
-from .spool import set_aside
+from .spool import Unusable, set_aside
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +149,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
+        self._unusable = Unusable()
         self._backlog = Backlog(
             Calls(self._check_origin, self._give_up, set_aside, self._upload, self._expire), self.repository.url
         )
@@ -543,13 +544,10 @@ class Checkpointer:
                 recorded = {**options, **self._known(handle.name, given_up)}
                 kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up, origin)
                 handle._reach("local")
+                self._unusable.ended()
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
-                warnings.warn(
-                    f"towline: {handle.name} cannot be spooled to this node's disk: {error} (the save continues without it; free "
-                    f"space in {self._spool}, or pass another folder as spool=)",
-                    stacklevel=2,
-                )
+                self._unusable.tell(self._spool, handle.name, error)
         if kept is None:
             self._check_order(job)
         waiting = None if kept is None else Waiting(handle, kept, given_up, origin)
@@ -645,10 +643,7 @@ class Checkpointer:
             try:
                 _origins.check(self.repository, self.run, spool.origin(kept), self._is_own)
                 if spool.outdated(self.repository, kept):
-                    warnings.warn(
-                        f"towline: a step left at {kept} is dropped: the repository has a later save of this step",
-                        stacklevel=3,
-                    )
+                    self._tell_dropped(kept, "the repository has a later save of this step")
                 else:
                     given_up = spool.given_up(kept)
                     retention.give_up(self.repository, self.run, given_up)
@@ -666,14 +661,21 @@ class Checkpointer:
                 warnings.warn(f"towline: {dropped_text(pending[at:], error, stay)}", stacklevel=3)
                 return
             except Conflict as error:
-                warnings.warn(
-                    f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
-                    stacklevel=3,
-                )
+                # The remedies of a command for a name that exists are none here.
+                why = str(error).removesuffix(f" ({error.help})")
+                self._tell_dropped(kept, f"the repository has another save of it, or later ones: {why}")
             except Error as error:
                 self._left_again(kept, error)
                 continue
             self._take_out(kept, spool.remove)
+
+    def _tell_dropped(self, kept: spool.SpooledStep, why: str) -> None:
+        """Warns that a step of an earlier process is dropped, unless the repository has what was left: that process was killed
+        right after the commit."""
+        with contextlib.suppress(Error):
+            if spool.is_same(self.repository, kept):
+                return
+        warnings.warn(f"towline: a step left at {kept} is dropped: {why}", stacklevel=4)
 
     def _take_out(self, kept: spool.SpooledStep, how: Callable[[spool.SpooledStep], str | None]) -> str | None:
         """Takes a step of an earlier process out of the spool by `how`; returns what that returns."""
