@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import towline
-from towline import _afterwards, _backlog, _folders, _limits
+from towline import _afterwards, _backlog, _folders, _limits, _origins
 
 from .test_spool import Far, Silent, a_state, linked
 from .waiting import until
@@ -180,5 +180,7 @@ def test_a_read_within_a_limit(hanging):
     with pytest.raises(towline.Conflict, match="this one"):
         _limits.within(timedelta(minutes=1), lambda: (_ for _ in ()).throw(towline.Conflict("this one")))
     hanging._engine.hangs.set()
+    with pytest.raises(towline.Unreachable, match="store does not answer"):
+        _origins.start_of(hanging, "run/step-1", "state.json", timedelta(seconds=0.2))
     with pytest.raises(towline.Unreachable, match="store does not answer"):
         _limits.within(timedelta(seconds=0.2), lambda: hanging._engine.names("run"))

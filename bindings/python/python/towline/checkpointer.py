@@ -607,7 +607,7 @@ class Checkpointer:
 
     def _is_of_start(self, name: str) -> bool:
         """True if this start, whose ranks share its id, saved the step, or one whose steps are or were in the same spool."""
-        return _origins.start_of(self.repository, name, self._path(DOCUMENT)) in self._starts
+        return _origins.start_of(self.repository, name, self._path(DOCUMENT), _backlog.SILENCE) in self._starts
 
     def _is_left(self, name: str) -> bool:
         """True if a process that left steps in the spool saved this one."""
