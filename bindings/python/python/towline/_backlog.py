@@ -41,7 +41,7 @@ class Calls:
     drop: Callable[[spool.SpooledStep], str | None]
     #: Uploads a step.
     save: Callable[[Waiting], SaveReport]
-    #: Is called after each save.
+    #: Is called after each save; returns at once.
     durable: Callable[[], None]
 
 
@@ -106,11 +106,6 @@ class Backlog:
                 return True
         return False
 
-    def is_finishing(self) -> bool:
-        """True if a step is durable, and earlier ones are still removed by the rules of retention."""
-        with self._changed:
-            return bool(self._steps) and self._steps[0].handle.done()
-
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="towline-backlog", daemon=True)
@@ -164,9 +159,8 @@ class Backlog:
             handle.report, handle.error = report, None
             handle._reach("local", "durable")
             self._note(handle)
-            # Before the step is removed from here: the next one is then not saved at the same time.
-            self._calls.durable()
             self._pop()
+            self._calls.durable()
         self._pause = _PAUSE
         self._tell_end()
 

@@ -14,10 +14,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
+from . import _afterwards, _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
+from ._afterwards import Afterwards
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
 from ._origins import Origin, Superseded
+from ._unresumed import UnresumedSteps
 from ._versions import snapshot
 from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
@@ -34,6 +36,11 @@ OWN = "_towline"
 
 #: Classes that save folders, by their frameworks.
 _CALLERS = {"accelerate": "AccelerateCheckpointer", "transformers": "TowlineCallback"}
+#: How a training resumes the run, by frameworks.
+_CURES = {
+    "accelerate": "call restore() of the AccelerateCheckpointer before the first save",
+    "transformers": "pass callback.restore_latest(args.output_dir) as resume_from_checkpoint to Trainer.train",
+}
 #: Tries to save a folder of hard links while their link counts change, and seconds between them.
 _TRIES, _PAUSE = 20, 0.25
 #: Seconds that a save waits, in addition to the time without progress after which an upload ends, for the upload to end.
@@ -95,9 +102,12 @@ class FolderSaver:
         self.run, self._framework, self._compression = run, framework, compression
         self._branch, self._mixing = Branch(), Mixing(self.repository, run)
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
+        self._afterwards = Afterwards(self.repository, run, self._retention, self._mixing)
         self._backlog = Backlog(
-            Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._expire), self.repository.url
+            Calls(self._check_origin, self._give_up, spool.remove, self._upload, self._afterwards.request),
+            self.repository.url,
         )
+        self._unresumed = UnresumedSteps(self.repository, run, _CURES.get(framework, "restore its latest step first"))
         #: Version of each step that this process knows.
         self._seen: dict[str, int] | None = None
         #: True while a save waits for those before it.
@@ -111,12 +121,13 @@ class FolderSaver:
     def save(self, folder: str, step: int, metrics: Mapping[str, Any] | None, parent: str) -> Handle:
         """Saves `folder`, which must be complete, as a step; its links are in `parent`. First waits for the save before, unless
         its store does not answer, or takes nothing for some time. Raises SaveFailed if an earlier save failed, or stayed in
-        `parent` after `close`; this step is then not saved."""
+        `parent` after `close`, and SaveConflict as `check`; this step is then not saved."""
         step = _arguments.step_number(step)
         self._wait(_backlog.SILENCE.total_seconds() + _GRACE)
         if self._left:
             # The next process uploads those, and would count them as later than this one.
             raise self._only_here(self._left)
+        self.check(step)
         handle = Handle(f"{self.run}/step-{step}", step)
         options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
         given_up = self._branch.saved(handle.name, step)
@@ -157,12 +168,27 @@ class FolderSaver:
             handle._fail(error)
             raise handle._failure() from error
         handle.report = SaveReport.read(json.loads(report))
+        self._unresumed.saved(handle.name)
         with contextlib.suppress(Error):
-            found = engine.find(handle.name, _backlog.SILENCE)
+            found = engine.find(handle.name, _afterwards.VERSION)
             if found is not None and found[0] == handle.name and self._seen is not None:
                 self._seen[handle.name] = found[1]
-        self._expire()
+        self._afterwards.request()
+        self._afterwards.wait(_backlog.SILENCE.total_seconds())
         handle._reach("staged", "local", "durable")
+
+    def check(self, step: int, more: str = "") -> None:
+        """Raises SaveConflict if the step was in the run when this training began, and it did not resume the run; warns, once, if
+        the run has other such steps. `more` says what else becomes of the step."""
+        self._unresumed.check(f"{self.run}/step-{step}", more)
+
+    def has(self, steps: Iterable[int], parent: str) -> None:
+        """Records that the training has checkpoints of `steps` of its own in `parent`, or resumed them."""
+        self._unresumed.has(steps, os.path.join(parent, OWN))
+
+    def resumed(self) -> None:
+        """Records that the training goes on from the run."""
+        self._unresumed.resumed()
 
     def found(self, name: str, is_latest: bool) -> Found:
         """Step `name`, the latest or not, and the steps that a training which goes on from it gives up."""
@@ -174,6 +200,7 @@ class FolderSaver:
         """Records that the training went back to a step. If it then saves one before the last of the later steps, those are
         removed right before that save."""
         self._branch.restored(number(found.name), found.later)
+        self.resumed()
         # Without the record, steps that wait on this node's disk are uploaded whatever others have saved.
         self._seen = None
         self._look()
@@ -222,6 +249,8 @@ class FolderSaver:
     def wait(self) -> None:
         """Waits until every save is durable, except if the store does not answer; raises SaveFailed if one failed."""
         self._wait(None)
+        # Steps that the rules remove are then not listed any more.
+        self._afterwards.wait(_backlog.SILENCE.total_seconds())
 
     def _wait(self, silence: float | None) -> None:
         """As `wait`; with `silence` no longer than that many seconds without progress."""
@@ -230,7 +259,7 @@ class FolderSaver:
             before, since = None, time.monotonic()
             while True:
                 pending = [handle for handle in self._handles if not handle.done() and handle.error is None]
-                if not pending and not self._backlog.is_finishing():
+                if not pending:
                     break
                 now = [handle.progress() for handle in pending]
                 if now != before:
@@ -249,11 +278,11 @@ class FolderSaver:
         self._close(self._close_retry)
 
     def _close(self, retry: float) -> None:
-        self._closing = True
-        self._backlog.close(time.monotonic() + retry)
+        self._closing, ends = True, time.monotonic() + retry
+        self._backlog.close(ends)
         self._closing = False
         _shutdown.forget(self)
-        self._retention.close()
+        self._afterwards.close(ends)
         left = [handle for handle in self._handles if _stays(handle.error)]
         self._left += left
         try:
@@ -295,11 +324,13 @@ class FolderSaver:
         with contextlib.suppress(Error):
             self._seen = dict(self.repository._engine.names(self.run))
         self._mixing.begin(self._seen)
+        self._unresumed.begin(self._seen)
 
     def _made(self, linked: spool.SpooledStep) -> None:
         """Records that a step is durable, here and for a later process."""
+        self._unresumed.saved(linked.step)
         with contextlib.suppress(Error, OSError):
-            found = self.repository._engine.find(linked.step, _backlog.SILENCE)
+            found = self.repository._engine.find(linked.step, _afterwards.VERSION)
             if found is not None and found[0] == linked.step:
                 self._know(linked, found[1])
 
@@ -339,10 +370,6 @@ class FolderSaver:
             found = self.repository._engine.find(linked.step, _backlog.SILENCE)
             return found is not None and found[0] == linked.step and not self._is_own([linked], *found)
         return False
-
-    def _expire(self) -> None:
-        self._retention.expire(self.repository, self.run)
-        self._mixing.look()
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         retention.give_up(self.repository, self.run, given_up, limit)

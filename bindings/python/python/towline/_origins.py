@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from . import retention
+from ._limits import within
 from ._tags import VERSION
 from .errors import Conflict, NotFound
 
@@ -59,10 +60,11 @@ def signed(document: bytes, start: str) -> bytes:
     return _BEGINNING + b'"start":%s,' % json.dumps(start).encode() + document.removeprefix(_BEGINNING)
 
 
-def start_of(repository: Repository, name: str, path: str) -> str | None:
-    """Id of the start that saved the step `name` with the document `path`; None if it has none."""
+def start_of(repository: Repository, name: str, path: str, limit: timedelta | None = None) -> str | None:
+    """Id of the start that saved the step `name` with the document `path`; None if it has none. Raises Unreachable if the store
+    does not answer within `limit`."""
     try:
-        found = _START.match(bytes(repository._engine.cat(name, path, 0, _READ)))
+        found = _START.match(within(limit, lambda: bytes(repository._engine.cat(name, path, 0, _READ))))
     except NotFound:
         return None
     return None if found is None else str(json.loads(found[1]))
@@ -79,11 +81,8 @@ def check(
     `is_own` says whether this training saved a step. Raises Unreachable if the store does not answer within `limit`."""
     if origin is None:
         return
-    if limit is not None:
-        # A listing has no limit.
-        repository._engine.find(run, limit)
-    last = max(((version, name) for name, version in retention.versions(repository, run).items()), default=(0, ""))
-    version, name = last
+    there = retention.versions(repository, run, limit)
+    version, name = max(((version, name) for name, version in there.items()), default=(0, ""))
     if version <= origin.known or is_own(name, version):
         return
     help = "give each process its own run, or its rank and world_size"

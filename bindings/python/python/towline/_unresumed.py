@@ -1,40 +1,144 @@
-"""Checkpoints of a run that a Lightning training neither saved nor resumed: it must not replace or remove them. Such a training
-began anew, as in an empty folder on another machine."""
+"""Steps of a run that a training neither saved nor resumed: it must not replace or remove them. Such a training began anew, as in
+an empty folder on another machine, or forgot to restore."""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from . import _origins, _pointer_files
+from . import _backlog, _origins, _pointer_files
 from ._reading import DOCUMENT
-from .errors import SaveConflict
+from .errors import Error, SaveConflict
+from .retention import number
 
 if TYPE_CHECKING:
     from .repository import Repository
 
 _logger = logging.getLogger("towline")
 
-#: Checkpoints that this process saved: ids of repositories, and names.
+#: Steps that this process saved: ids of repositories, and names.
 _saved: set[tuple[str, str]] = set()
-#: Number of checkpoints that the warning lists.
+#: Runs that this process resumed: ids of repositories, and runs.
+_resumed: set[tuple[str, str]] = set()
+#: Number of steps that the warning lists.
 _LISTED_MAX = 5
 
 
-class Unresumed:
-    """Checkpoints of one run that others saved before this process did."""
+class Earlier:
+    """Steps of one run that others saved before this training began."""
+
+    #: Word for steps.
+    _word = "steps"
 
     def __init__(self, repository: Repository, run: str):
         self._repository, self._run = repository, run
-        self._is_resumed = self._is_told = False
-        self._begin(None)
+        self._is_told = False
+        self._found: set[str] = set()
 
     def _begin(self, seen: Mapping[str, int] | None) -> None:
-        #: Checkpoints that the run had when this process began to save.
+        """Records the names of the run when this training begins; None if the store did not answer."""
         self._found = {name for name in seen or () if self._is_of_run(name) and not self._is_saved(name)}
+
+    def saved(self, name: str) -> None:
+        """Records that this process saved a step, once it is durable."""
+        _saved.add((self._repository.id, name))
+
+    def _check(self, name: str, help: str, more: str = "") -> None:
+        """Raises SaveConflict if a save as `name` would replace a step that this training did not resume; warns, once, if the run
+        has any. `help` says what to do, and `more` what else becomes of it."""
+        if name in self._found and not self._is_there(name):
+            self._found.discard(name)
+        if name in self._found and not self._is_own(name):
+            error = SaveConflict(
+                f"{name} was saved by another process, and this training did not resume the run {self._run}: it is not "
+                f"replaced{more} ({help})"
+            )
+            error.place, error.help = name, help
+            raise error
+        if self._is_told:
+            return
+        self._is_told = True
+        others = [other for other in sorted(self._found, key=lambda one: (number(one), one)) if not self._is_own(other)]
+        if others:
+            rest = f" and {len(others) - _LISTED_MAX} more" if len(others) > _LISTED_MAX else ""
+            text = (
+                f"the run {self._run} in {self._repository.url} has {self._word} that this training did not resume: "
+                f"{', '.join(others[:_LISTED_MAX])}{rest}. None of them is replaced or removed, but @latest may be of either "
+                f"training ({help})"
+            )
+            _logger.warning("%s", text)
+            warnings.warn(f"towline: {text}", stacklevel=5)
+
+    def _is_own(self, name: str) -> bool:
+        """True if an earlier process of this training saved the step."""
+        return False
+
+    def _is_there(self, name: str) -> bool:
+        """False if a step was removed since. If the store does not answer, it counts as there."""
+        try:
+            found = self._repository._engine.find(name, _backlog.SILENCE)
+        except Error:
+            return True
+        return found is not None and found[0] == name
+
+    def _is_of_run(self, name: str) -> bool:
+        return name.rpartition("/")[0] == self._run
+
+    def _is_saved(self, name: str) -> bool:
+        return (self._repository.id, name) in _saved
+
+
+class UnresumedSteps(Earlier):
+    """Steps of one run that a training did not resume."""
+
+    def __init__(self, repository: Repository, run: str, cure: str, is_own: Callable[[str], bool] = lambda _: False):
+        """`cure` says how to resume; `is_own` whether an earlier process of this training saved a step."""
+        super().__init__(repository, run)
+        self._cure, self._is_left = cure, is_own
+
+    def begin(self, seen: Mapping[str, int] | None) -> None:
+        """Records the names of the run when this training begins; None if the store did not answer."""
+        self._begin(seen)
+
+    def resumed(self) -> None:
+        """Records that this process goes on from the run."""
+        _resumed.add((self._repository.id, self._run))
+
+    def _is_own(self, name: str) -> bool:
+        return self._is_left(name)
+
+    def has(self, steps: Iterable[int], links: str) -> None:
+        """Records that the training has checkpoints of its own of `steps`: if the run has one of them, or if earlier processes
+        saved steps of the run from the folder of links `links`, the training goes on from it."""
+        numbers = list(steps)
+        saved_here = bool(numbers) and os.path.isdir(os.path.join(links, quote(self._run, safe="")))
+        if saved_here or any(f"{self._run}/step-{number}" in self._found for number in numbers):
+            self.resumed()
+
+    def check(self, name: str, more: str = "") -> None:
+        """Raises SaveConflict if a save as `name` would replace a step that this training did not resume; warns, once, if the run
+        has any. `more` says what else becomes of the step."""
+        if self._found and (self._repository.id, self._run) not in _resumed:
+            self._check(
+                name,
+                f"to go on from the run, {self._cure}; else give this training another run name, or remove the steps of the "
+                f"other: `towline rm --recursive {self._run}`",
+                more,
+            )
+
+
+class Unresumed(Earlier):
+    """Checkpoints of one run that a Lightning training did not resume."""
+
+    _word = "checkpoints"
+
+    def __init__(self, repository: Repository, run: str):
+        super().__init__(repository, run)
+        self._is_resumed = False
         #: Whether each folder had a checkpoint file of the run before the first save into it.
         self._folders: dict[str, bool] = {}
         self._starts: list[str] = []
@@ -43,57 +147,28 @@ class Unresumed:
         """Records the names of the run when this process begins to save; None if the store did not answer. `starts` are the ids
         of this start and of those whose steps this node's spool held."""
         self._begin(seen)
-        self._starts = list(starts)
+        self._folders, self._starts = {}, list(starts)
 
     def loaded(self, name: str) -> None:
         """Records that a checkpoint was loaded: if it is of the run, the training goes on from it."""
         self._is_resumed = self._is_resumed or self._is_of_run(name)
 
-    def saved(self, name: str) -> None:
-        """Records that this process saved a checkpoint, once it is durable."""
-        _saved.add((self._repository.id, name))
-
     def check(self, name: str, path: str, folder: str) -> None:
         """Raises SaveConflict if a save as `name` would replace a checkpoint that this training did not resume; warns, once, if
         the run has any. `path` is the file in `folder` that Lightning saves."""
-        if not self._found or self._is_resumed or self._has_files(folder):
-            return
-        help = (
-            f"to go on from the run, call checkout({folder!r}) of the TowlineCheckpointIO before "
-            "Trainer.fit(..., ckpt_path='last'); else give this training another run name"
-        )
-        if name in self._found and not self._is_spooled(name):
-            error = SaveConflict(
-                f"{name} was saved by another process, and this training did not resume the run {self._run}: it is not replaced, "
-                f"and {path} not saved ({help})"
+        if self._found and not self._is_resumed and not self._has_files(folder):
+            self._check(
+                name,
+                f"to go on from the run, call checkout({folder!r}) of the TowlineCheckpointIO before "
+                "Trainer.fit(..., ckpt_path='last'); else give this training another run name",
+                f", and {path} not saved",
             )
-            error.place, error.help = name, help
-            raise error
-        if self._is_told:
-            return
-        self._is_told = True
-        others = [other for other in sorted(self._found) if not self._is_spooled(other)]
-        if others:
-            more = f" and {len(others) - _LISTED_MAX} more" if len(others) > _LISTED_MAX else ""
-            text = (
-                f"the run {self._run} in {self._repository.url} has checkpoints that this training did not resume: "
-                f"{', '.join(others[:_LISTED_MAX])}{more}. None of them is replaced or removed, but @latest may be of either "
-                f"training ({help})"
-            )
-            _logger.warning("%s", text)
-            warnings.warn(f"towline: {text}", stacklevel=4)
 
     def may_remove(self, name: str) -> bool:
         """True if the training saved the checkpoint, or goes on from the run. Checkpoints that were checked out have files."""
         return self._is_resumed or not self._is_of_run(name) or self._is_saved(name)
 
-    def _is_of_run(self, name: str) -> bool:
-        return name.rpartition("/")[0] == self._run
-
-    def _is_saved(self, name: str) -> bool:
-        return (self._repository.id, name) in _saved
-
-    def _is_spooled(self, name: str) -> bool:
+    def _is_own(self, name: str) -> bool:
         """True if an earlier process left the checkpoint in this node's spool, and was killed before it wrote its file."""
         return len(self._starts) > 1 and _origins.start_of(self._repository, name, DOCUMENT) in self._starts
 

@@ -95,7 +95,8 @@ class AccelerateCheckpointer:
         `options` are keyword arguments of `accelerator.save_state`.
 
         Raises UsageError for a step that is no integer or a metric that is not finite. Raises SaveFailed if an earlier save
-        failed; this step is then not saved.
+        failed, and SaveConflict if the run had the step already when this process began, and nothing was restored from it; this
+        step is then not saved.
         """
         step, metrics = _arguments.step_number(step), _arguments.finite_metrics(metrics)
         written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **options))

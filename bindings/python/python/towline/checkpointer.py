@@ -23,8 +23,21 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _origins, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import (
+    _afterwards,
+    _arguments,
+    _backlog,
+    _origins,
+    _private,
+    _progress,
+    _shutdown,
+    _torch,
+    _towline,
+    retention,
+    spool,
+)
 from . import state as states
+from ._afterwards import Afterwards
 from ._attempts import Attempts
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._devices import gpus
@@ -33,13 +46,14 @@ from ._mixing import Mixing
 from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
+from ._unresumed import UnresumedSteps
 from ._versions import snapshot
 from .errors import Busy, Conflict, Error, Exhausted, Mismatch, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Branch, GivenUp, Retention
-from .spool import set_aside
+from .spool import Unusable, set_aside
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +78,8 @@ class Checkpointer:
     before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
     `Repository.undelete` restores them for 7 days; kept by a rule below or not. If two processes save
     the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
-    Checkpointer was created, or after its last restore, is not replaced.
+    Checkpointer was created, or after its last restore, is not replaced. Nor is one that another process saved before, if this
+    one restores nothing: a training that begins anew uses another run name.
 
     Staging: with `stage="blocking"` `save` returns when the state is copied to host memory; with `"background"` it returns at
     once, and the state must not change before it is copied (see `protect`). One state is staged at a time: a save waits until
@@ -134,6 +149,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
+        self._unusable = Unusable()
         self._backlog = Backlog(
             Calls(self._check_origin, self._give_up, set_aside, self._upload, self._expire), self.repository.url
         )
@@ -152,6 +168,8 @@ class Checkpointer:
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
         self._branch, self._mixing = Branch(), Mixing(self.repository, run, self._is_of_start)
+        self._afterwards = Afterwards(self.repository, run, self._retention, self._mixing)
+        self._unresumed = UnresumedSteps(self.repository, run, "call restore() before the first save", self._is_left)
         if self._spool is not None:
             self._save_pending()
         self._look()
@@ -183,9 +201,11 @@ class Checkpointer:
         from its own thread. True draws a progress bar instead, if there is a terminal or a notebook.
 
         Raises UnsupportedValue for a state that cannot be saved, and UsageError for a step that is no integer or a metric that is
-        not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet; this step is then not saved.
+        not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet, and SaveConflict if the run had
+        the step when this Checkpointer was created, and nothing was restored; this step is then not saved.
         """
         step = _arguments.step_number(step)
+        self._unresumed.check(f"{self.run}/step-{step}")
         return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage, progress=progress)
 
     def _save_as(
@@ -326,6 +346,7 @@ class Checkpointer:
         reading = Reading(into, map_location, self.pickle, strict, cast, progress)
         read = read_state(self.repository, tree, self._path(TENSORS), document, reading)
         self.step, self.missing_keys, self.unexpected_keys = found, read.missing, read.unexpected
+        self._unresumed.resumed()
         self._look()
         self._branch.restored(found, later)
         if self._attempts is not None:
@@ -365,7 +386,7 @@ class Checkpointer:
                     break
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
-            self._retention.close(None if until is None else until - time.monotonic())
+            self._afterwards.close(self._ends, until)
         _shutdown.forget(self)
         open_ones = [handle for handle in self._handles if "durable" not in handle._reached]
         for handle in open_ones:
@@ -461,6 +482,7 @@ class Checkpointer:
         self._made(name)
         job.handle._reach(*LEVELS)
         self._expire()
+        self._afterwards.wait(_backlog.SILENCE.total_seconds())
         return job.handle
 
     def _save_options(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
@@ -522,13 +544,10 @@ class Checkpointer:
                 recorded = {**options, **self._known(handle.name, given_up)}
                 kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up, origin)
                 handle._reach("local")
+                self._unusable.ended()
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
-                warnings.warn(
-                    f"towline: {handle.name} cannot be spooled to this node's disk: {error} (the save continues without it; free "
-                    f"space in {self._spool}, or pass another folder as spool=)",
-                    stacklevel=2,
-                )
+                self._unusable.tell(self._spool, handle.name, error)
         if kept is None:
             self._check_order(job)
         waiting = None if kept is None else Waiting(handle, kept, given_up, origin)
@@ -588,7 +607,11 @@ class Checkpointer:
 
     def _is_of_start(self, name: str) -> bool:
         """True if this start, whose ranks share its id, saved the step, or one whose steps are or were in the same spool."""
-        return _origins.start_of(self.repository, name, self._path(DOCUMENT)) in self._starts
+        return _origins.start_of(self.repository, name, self._path(DOCUMENT), _backlog.SILENCE) in self._starts
+
+    def _is_left(self, name: str) -> bool:
+        """True if a process that left steps in the spool saved this one."""
+        return len(self._starts) > 1 and self._is_of_start(name)
 
     def _upload(self, waiting: Waiting) -> SaveReport:
         """Uploads a step of the backlog."""
@@ -620,10 +643,7 @@ class Checkpointer:
             try:
                 _origins.check(self.repository, self.run, spool.origin(kept), self._is_own)
                 if spool.outdated(self.repository, kept):
-                    warnings.warn(
-                        f"towline: a step left at {kept} is dropped: the repository has a later save of this step",
-                        stacklevel=3,
-                    )
+                    self._tell_dropped(kept, "the repository has a later save of this step")
                 else:
                     given_up = spool.given_up(kept)
                     retention.give_up(self.repository, self.run, given_up)
@@ -641,14 +661,21 @@ class Checkpointer:
                 warnings.warn(f"towline: {dropped_text(pending[at:], error, stay)}", stacklevel=3)
                 return
             except Conflict as error:
-                warnings.warn(
-                    f"towline: a step left at {kept} is dropped: the repository has another save of it, or later ones: {error}",
-                    stacklevel=3,
-                )
+                # The remedies of a command for a name that exists are none here.
+                why = str(error).removesuffix(f" ({error.help})")
+                self._tell_dropped(kept, f"the repository has another save of it, or later ones: {why}")
             except Error as error:
                 self._left_again(kept, error)
                 continue
             self._take_out(kept, spool.remove)
+
+    def _tell_dropped(self, kept: spool.SpooledStep, why: str) -> None:
+        """Warns that a step of an earlier process is dropped, unless the repository has what was left: that process was killed
+        right after the commit."""
+        with contextlib.suppress(Error):
+            if spool.is_same(self.repository, kept):
+                return
+        warnings.warn(f"towline: a step left at {kept} is dropped: {why}", stacklevel=4)
 
     def _take_out(self, kept: spool.SpooledStep, how: Callable[[spool.SpooledStep], str | None]) -> str | None:
         """Takes a step of an earlier process out of the spool by `how`; returns what that returns."""
@@ -668,8 +695,7 @@ class Checkpointer:
 
     def _expire(self) -> None:
         if self.rank == 0:
-            self._retention.expire(self.repository, self.run)
-            self._mixing.look()
+            self._afterwards.request()
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:
         """As `retention.give_up`. Every rank calls this before its part: the first one removes the steps, and parts of a step
@@ -706,6 +732,7 @@ class Checkpointer:
             # The store may be back at the next save; without the record, no step is protected from being replaced.
             self._seen = None
         self._mixing.begin(self._seen)
+        self._unresumed.begin(self._seen if self._attempts is None else None)
 
     @contextlib.contextmanager
     def _own(self, name: str, limit: timedelta | None = None) -> Iterator[dict[str, Any]]:
@@ -713,6 +740,7 @@ class Checkpointer:
         several ranks, attempts do that instead. Raises Unreachable if the store does not answer within `limit`."""
         if self._seen is None or not self._is_protected(name):
             yield {}
+            self._unresumed.saved(name)
             return
         version = self._version(name, limit)
         if version and name not in self._unsure and self._seen.get(name) != version:
@@ -726,8 +754,9 @@ class Checkpointer:
             if self._version(name, limit) != version:
                 raise _saved_by_another(name) from error
             raise
+        self._unresumed.saved(name)
         with contextlib.suppress(Error):
-            self._seen[name] = self._version(name, limit)
+            self._seen[name] = self._version(name, _afterwards.VERSION)
             self._unsure.discard(name)
 
     def _check_order(self, job: Job) -> None:
@@ -764,7 +793,7 @@ def _saved_by_another(name: str) -> Conflict:
     """Conflict for a step that must not be replaced."""
     error = Conflict(
         f"{name} was saved by another process since this Checkpointer began: it is not replaced (give each process its "
-        "own run, or its rank and world_size; to replace the step, create a new Checkpointer)"
+        "own run, or its rank and world_size; to replace the step, restore a step first)"
     )
     error.place, error.help = name, "give each process its own run, or its rank and world_size"
     return error

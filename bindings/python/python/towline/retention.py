@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _arguments
 from ._collecting import Collector
+from ._limits import within
 from .errors import Busy, Conflict, Error, NotFound
 
 if TYPE_CHECKING:
@@ -100,16 +101,13 @@ def give_up(repository: Repository, run: str, given_up: GivenUp | None, limit: t
     nothing, if another process has gone on with them, and Busy if the run changes all the time."""
     if given_up is None or given_up.removed:
         return
-    if limit is not None:
-        # A listing has no limit.
-        repository._engine.find(run, limit)
-    _remove(repository, run, given_up)
+    _remove(repository, run, given_up, limit)
     given_up.removed = True
 
 
-def _remove(repository: Repository, run: str, given_up: GivenUp) -> None:
+def _remove(repository: Repository, run: str, given_up: GivenUp, limit: timedelta | None) -> None:
     for left in reversed(range(_TRIES)):
-        there = versions(repository, run)
+        there = versions(repository, run, limit)
         names = [
             name for name, version in given_up.versions.items() if name in there and version in (None, there[name])
         ]
@@ -148,9 +146,12 @@ def _check_unchanged(run: str, given_up: GivenUp, there: Mapping[str, int]) -> N
             raise error
 
 
-def versions(repository: Repository, run: str) -> dict[str, int]:
-    """Version of each step, by its name."""
-    named = repository._engine.names(run)
+def versions(repository: Repository, run: str, limit: timedelta | None = None) -> dict[str, int]:
+    """Version of each step, by its name. Raises Unreachable if the store does not answer within `limit`."""
+    if limit is not None:
+        # A listing has no limit, and its thread stays until it ends: a store that is away is noticed before.
+        repository._engine.find(run, limit)
+    named = within(limit, lambda: repository._engine.names(run))
     # The list also has runs whose names begin with this one.
     return {name: version for name, version in named if name.rpartition("/")[0] == run and number(name) >= 0}
 
@@ -210,6 +211,10 @@ class Retention:
             if self._collector is None:
                 self._collector = Collector(repository, self._collect)
             self._collector.request()
+
+    def has_rules(self) -> bool:
+        """True if steps are removed."""
+        return bool(self._rules)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits a short time for pending deletes; a later collect deletes the rest."""

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
 import json
 import os
 import stat
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
@@ -56,6 +58,35 @@ class SpooledStep:
 
     def __str__(self) -> str:
         return os.path.join(self.run.shown, self.name)
+
+
+class Unusable:
+    """Warns of a spool that takes no steps: once for each cause, until it takes one."""
+
+    def __init__(self) -> None:
+        self._told: tuple[int | None, str] | None = None
+
+    def tell(self, spool: str, name: str, error: OSError) -> None:
+        """Warns that the step `name` cannot be put into the spool, unless the last one could not either for the same cause."""
+        cause = (error.errno, type(error).__name__)
+        if cause == self._told:
+            return
+        self._told = cause
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = f"free space in {spool}"
+        elif error.errno == errno.EROFS:
+            remedy = f"mount the file system of {spool} writable"
+        else:
+            remedy = f"see that this user owns {spool}, and can write to it"
+        warnings.warn(
+            f"towline: {name} cannot be spooled to this node's disk: {error} (the save continues without it; so do later ones, "
+            f"without another warning; {remedy}, or pass another folder as spool=)",
+            stacklevel=3,
+        )
+
+    def ended(self) -> None:
+        """Records that the spool took a step."""
+        self._told = None
 
 
 def put(
@@ -170,9 +201,12 @@ def origin(kept: SpooledStep) -> Origin | None:
 
 
 def is_same(repository: Repository, kept: SpooledStep) -> bool:
-    """True if the step `kept` has the same content in the repository."""
+    """True if the step `kept` has the same content in the repository; a rank's part is one folder of the step."""
+    part = _read_record(kept)["options"].get("part")
+    path = "" if part is None else f"rank-{int(part[0]):05}"
+    place = os.path.join(kept.run.at(kept.name), path)
     try:
-        report = repository.restore(kept.step, kept.run.at(kept.name), overwrite=True, delete=True, dry_run=True)
+        report = repository.restore(kept.step, place, path=path or None, overwrite=True, delete=True, dry_run=True)
     except (NotFound, Conflict):
         return False
     return (

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from . import _folders, _private
-from .errors import Error, NotFound
+from .errors import Error, NotFound, SaveConflict
 from .repository import Compression, Repository
 
 __all__ = ["TowlineCallback"]
@@ -39,6 +40,9 @@ class TowlineCallback(TrainerCallback):
     callback raises SaveFailed after the next checkpoint, or at the end of the training, which waits for all saves. If the store
     takes no bytes then, it retries for `close_retry` seconds, and raises SaveFailed, too: the checkpoints stay in the output
     folder. A restarted process first finishes the saves that the one before left.
+
+    A training that begins anew, in a folder without checkpoints of the run and without `restore_latest`, replaces no step that
+    another one saved in the run: SaveConflict. If it saves others, one warning says so.
 
     With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
     `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
@@ -87,6 +91,7 @@ class TowlineCallback(TrainerCallback):
         steps = self._saver.steps()
         while (local := _last_checkpoint(output_dir)) is not None and (not steps or _step(local) > steps[-1]):
             if os.path.exists(os.path.join(local, _LAST_FILE)):
+                self._saver.resumed()
                 return local
             # Another process may have renamed it already.
             with contextlib.suppress(FileNotFoundError):
@@ -103,14 +108,17 @@ class TowlineCallback(TrainerCallback):
         # Trainer forgets the best checkpoint if its folder does not exist.
         if best in steps and best != steps[-1]:
             self._restore(output_dir, best)
+        self._saver.resumed()
         return folder
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Finishes the saves that a killed process left."""
+        """Finishes the saves that a killed process left, and notes which checkpoints this training goes on from."""
         if state.is_world_process_zero:
-            self._save_pending(_output_dir(args))
+            output_dir = _output_dir(args)
+            self._save_pending(output_dir)
+            self._saver.has([*_complete(output_dir), *([state.global_step] if state.global_step else [])], output_dir)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Starts to save the checkpoint that was just written."""
@@ -126,6 +134,14 @@ class TowlineCallback(TrainerCallback):
         for logged in state.log_history:
             if logged.get("step") == state.global_step:
                 metrics.update({key: value for key, value in logged.items() if key not in ("step", "epoch")})
+        aside = os.path.join(_output_dir(args), f"dropped-{os.path.basename(folder)}")
+        try:
+            self._saver.check(state.global_step, f", and its files are in {aside}")
+        except SaveConflict:
+            # The next start would take it for a checkpoint of the run.
+            _folders.remove(aside)
+            os.rename(folder, aside)
+            raise
         self._saved[folder] = self._saver.save(folder, state.global_step, metrics, _output_dir(args))
         self._remove_local(folder, state.best_model_checkpoint)
 
@@ -162,6 +178,14 @@ class TowlineCallback(TrainerCallback):
 def _last_checkpoint(output_dir: str) -> str | None:
     folder: str | None = get_last_checkpoint(output_dir)
     return folder
+
+
+def _complete(output_dir: str) -> list[int]:
+    """Steps of the complete checkpoints in the folder."""
+    found = [(entry, re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", entry)) for entry in os.listdir(output_dir)]
+    return [
+        int(step[1]) for entry, step in found if step and os.path.exists(os.path.join(output_dir, entry, _LAST_FILE))
+    ]
 
 
 def _output_dir(args: TrainingArguments) -> str:
