@@ -23,9 +23,7 @@ _INDEX, _FILE = ".safetensors.index.json", ".safetensors"
 _INDEX_MAX = 64 << 20
 #: Remedies: of a checkpoint that is not whole, of a file that was saved without its tensors, and of a long header.
 _SAVE_WHOLE = "save the whole folder again; `path` or `tensors` loads what is there"
-_SAVE_TENSORS = (
-    "save it again with `--cut tensor` and more `--memory`; safetensors.load_file reads it as it is"
-)
+_SAVE_TENSORS = "save it again with `--cut tensor` and more `--memory`; safetensors.load_file reads it as it is"
 _MORE_MEMORY = "open the repository with a larger `memory`, if you trust whoever saved it"
 
 _logger = logging.getLogger("towline")
