@@ -370,8 +370,8 @@ mod tests {
         assert_eq!(harmless(&coloured), coloured);
         let mut out = Vec::new();
         let mut writer = Harmless(&mut out);
-        write!(writer, "since {}: {}\n", "\x1b]0;title\x07\x1b[2J", Colors(true).good("run\u{202e}ning\x1b[31m"))
-            .unwrap();
+        let started = "\x1b]0;title\x07\x1b[2J";
+        writeln!(writer, "since {started}: {}", Colors(true).good("run\u{202e}ning\x1b[31m")).unwrap();
         let expected = "since \\u{1b}]0;title\\u{7}\\u{1b}[2J: \x1b[32mrun\\u{202e}ning\\u{1b}[31m\x1b[0m\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }

@@ -2,6 +2,7 @@
 
 mod signature;
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -198,13 +199,11 @@ fn revoked_certificates_are_refused_by_serial_and_by_fingerprint() {
 
 /// Replaces the certificate in the folder `agent` by `chain`.
 fn replace_certificate(site: &Site, agent: &str, chain: &[&[u8]]) {
-    let pem: String = chain
-        .iter()
-        .map(|der| {
-            let text = base64::engine::general_purpose::STANDARD.encode(der);
-            format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
-        })
-        .collect();
+    let mut pem = String::new();
+    for der in chain {
+        let text = base64::engine::general_purpose::STANDARD.encode(der);
+        writeln!(pem, "-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----").unwrap();
+    }
     fs::write(site.path(agent).join("tls.crt"), pem).unwrap();
 }
 
