@@ -111,6 +111,19 @@ fn what_cannot_be_written_is_said_and_changes_nothing() {
 }
 
 #[test]
+fn tokens_together_leave_connections_to_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();
+    let grants = [(); 4].map(|()| tokens.find(&tokens.make(spec(&["read=a"], None)).unwrap().secret).unwrap());
+    let slots: Vec<_> = grants.iter().flat_map(|grant| (0..64).map(|_| tokens.begin_request(grant))).collect();
+    let (admitted, refused): (Vec<_>, Vec<_>) = slots.into_iter().partition(Result::is_ok);
+    assert_eq!((admitted.len(), refused.len()), (REQUESTS_MAX, 64));
+    assert!(refused[0].as_ref().unwrap_err().to_string().contains("at most 192"));
+    drop(admitted);
+    assert!(tokens.begin_request(&grants[3]).is_ok());
+}
+
+#[test]
 fn malformed_labels_and_tenants_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();

@@ -1,8 +1,10 @@
 //! How an agent starts and ends: signals, kills, restarts, and what is in its way.
 
 use std::fs::{File, Permissions};
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -70,6 +72,40 @@ fn a_stopped_agent_holds_no_command_up() {
     }
     agent.signal(Signal::CONT);
     assert!(told(&user, &agent, &["warm", "run@latest", "--wait"]).contains("run/step-1"));
+    agent.stop();
+}
+
+/// Answers `/health` at `socket` as `agent` does, and nothing else: other connections stay open without an answer.
+fn answer_health_alone(socket: &Path, agent: PathBuf) {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        let mut silent = Vec::new();
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut head = [0; 11];
+            (&stream).read_exact(&mut head).unwrap();
+            if head != *b"GET /health" {
+                silent.push(stream);
+                continue;
+            }
+            let behind = UnixStream::connect(&agent).unwrap();
+            (&behind).write_all(&head).unwrap();
+            let (from, mut to) = (stream.try_clone().unwrap(), behind.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut &from, &mut to));
+            std::thread::spawn(move || std::io::copy(&mut &behind, &mut &stream));
+        }
+    });
+}
+
+#[test]
+fn an_agent_that_sends_no_chunks_is_left_out() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let agent = Running::start(&user, "");
+    let socket = agent.socket.with_extension("fake");
+    answer_health_alone(&socket, agent.socket.clone());
+    let restored = ran(user.command(&["restore", "run@latest", "back"]).env("TOWLINE_AGENT", &socket));
+    assert_eq!(restored.code, Some(0), "{}", restored.err);
+    assert!(restored.err.contains("sends no chunks"), "{}", restored.err);
     agent.stop();
 }
 
