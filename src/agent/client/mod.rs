@@ -1,5 +1,7 @@
 //! Client of the API over the Unix socket, for the command line and other processes of the node.
 
+mod events;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +11,6 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf as _, BytesMut};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -24,6 +25,7 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use self::events::Events;
 use super::socket::{may_answer, well_known};
 use super::view::{Health, Task, TaskState};
 use super::{AT, AgentSelector, PROTOCOL};
@@ -39,8 +41,6 @@ const VARIABLE: &str = "TOWLINE_AGENT";
 const ANSWER_LEN_MAX: usize = 64 << 20;
 /// Limit of a response of another agent, in bytes. A parsed response takes several times its length.
 const RELAYED_LEN_MAX: usize = 8 << 20;
-/// Limit of an event, in bytes.
-const EVENT_LEN_MAX: usize = 16 << 20;
 /// Timeout for the connection to an agent on this machine.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for an agent on this machine to tell its state.
@@ -212,8 +212,7 @@ impl Client {
     pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Task)) -> Result<Task> {
         let path = format!("/v1/tasks/{id}/events");
         let response = self.while_it_answers(self.send(Method::GET, &path, Bytes::new())).await?;
-        let mut events =
-            Events { body: self.check_status(response).await?.into_body(), read: BytesMut::new(), searched: 0 };
+        let mut events = Events::of(self.check_status(response).await?.into_body());
         let mut next = async || events.next().await.map_err(|source| self.lost(source));
         while let Some(view) = self.while_it_answers(next()).await? {
             tell(&view);
@@ -444,55 +443,6 @@ const OWN: &str = "run as its user, or set TOWLINE_AGENT=none to work without it
 const SAME_VERSION: &str =
     "use the same version of towline on both sides, or set TOWLINE_AGENT=none to work without it";
 
-/// Events of a stream (<https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream>).
-struct Events {
-    body: Incoming,
-    read: BytesMut,
-    /// Bytes of `read` in which no end of an event begins.
-    searched: usize,
-}
-
-impl Events {
-    /// The next event; None at the end.
-    async fn next(&mut self) -> Result<Option<Task>, Box<dyn std::error::Error + Send + Sync>> {
-        loop {
-            while let Some(end) = end_of_event(&self.read, &mut self.searched) {
-                let event = self.read.split_to(end);
-                self.read.advance(2);
-                if let Some(data) = data(&event) {
-                    return Ok(Some(serde_json::from_slice(&data)?));
-                }
-            }
-            if self.read.len() > EVENT_LEN_MAX {
-                return Err("an event is too long".into());
-            }
-            match self.body.frame().await {
-                None => return Ok(None),
-                Some(frame) => {
-                    if let Ok(bytes) = frame?.into_data() {
-                        self.read.extend_from_slice(&bytes);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Place of the empty line that ends the first event in `read`, of which `searched` bytes were searched before.
-fn end_of_event(read: &[u8], searched: &mut usize) -> Option<usize> {
-    let from = *searched;
-    let found = read.get(from..)?.windows(2).position(|two| two == b"\n\n").map(|at| from + at);
-    *searched = if found.is_some() { 0 } else { read.len().saturating_sub(1) };
-    found
-}
-
-/// Data of an event; none if it is a comment.
-fn data(event: &[u8]) -> Option<Vec<u8>> {
-    let lines = event.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(b"data:"));
-    let lines: Vec<_> = lines.map(|line| line.strip_prefix(b" ").unwrap_or(line)).collect();
-    (!lines.is_empty()).then(|| lines.join(&b'\n'))
-}
-
 /// Error that the agent returned.
 fn error_of(body: Option<&Value>) -> Error {
     let text = |name: &str| body.and_then(|body| body.get(name)).and_then(Value::as_str).map(str::to_owned);
@@ -559,29 +509,5 @@ mod tests {
         assert_eq!(again.to_string(), error.to_string());
         assert_eq!((again.help_text(), again.causes()), (error.help_text(), error.causes()));
         assert_eq!(error_of(None).kind(), ErrorKind::Other);
-    }
-
-    #[test]
-    fn an_event_ends_at_an_empty_line_wherever_its_pieces_end() {
-        let text = b"data: 1\n\ndata: 22\n\n";
-        for len in 1..text.len() {
-            let (mut read, mut searched, mut ends) = (BytesMut::new(), 0, Vec::new());
-            for piece in text.chunks(len) {
-                read.extend_from_slice(piece);
-                while let Some(end) = end_of_event(&read, &mut searched) {
-                    ends.push(read.split_to(end).freeze());
-                    read.advance(2);
-                }
-                assert!(searched + 1 >= read.len(), "the rest is not searched again");
-            }
-            assert_eq!(ends, [&b"data: 1"[..], b"data: 22"]);
-        }
-    }
-
-    #[test]
-    fn comments_are_no_events() {
-        assert_eq!(data(b":\n"), None);
-        assert_eq!(data(b"event: end\ndata: {}").unwrap(), b"{}");
-        assert_eq!(data(b"data:a\ndata: b").unwrap(), b"a\nb");
     }
 }
