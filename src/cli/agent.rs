@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Instant;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
@@ -14,7 +13,7 @@ use super::config::Route;
 use super::listen;
 use super::output::{printable, table};
 use super::policy::Wanted;
-use super::signals::SAME_REQUEST;
+use super::signals::StopRequests;
 use super::verbs::Context;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Task, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
@@ -129,13 +128,12 @@ impl Context {
             format!("listening at {}{http}{peers}{webhook}", printable(&listening.socket))
         })?;
         asked().await;
-        let since = Instant::now();
+        let mut requests = StopRequests::default();
+        requests.signal();
         let again = async {
-            loop {
+            asked().await;
+            while requests.signal().is_none() {
                 asked().await;
-                if since.elapsed() >= SAME_REQUEST {
-                    return;
-                }
             }
         };
         agent.shut_down(again).await

@@ -16,7 +16,31 @@ const WINDING_UP: Duration = Duration::from_secs(8);
 
 /// Time within which a further signal is part of the same request: `timeout` of coreutils, and some launchers, signal a process and
 /// then its group.
-pub(super) const SAME_REQUEST: Duration = Duration::from_millis(300);
+const SAME_REQUEST: Duration = Duration::from_millis(300);
+
+/// Requests to stop, of one or more signals each.
+#[derive(Debug, Default)]
+pub(super) struct StopRequests {
+    number: u32,
+    last: Option<Instant>,
+}
+
+impl StopRequests {
+    /// Counts a signal; gives the number of the request that it begins, from 1, or none if it is part of the one before.
+    pub(super) fn signal(&mut self) -> Option<u32> {
+        if self.last.is_some_and(|last| last.elapsed() < SAME_REQUEST) {
+            return None;
+        }
+        self.last = Some(Instant::now());
+        self.number += 1;
+        Some(self.number)
+    }
+
+    /// True if there was any.
+    pub(super) fn any(&self) -> bool {
+        self.number > 0
+    }
+}
 
 /// A command that ended otherwise than well: why, and its exit code.
 #[derive(Debug)]
@@ -133,11 +157,11 @@ pub(super) fn end_at_the_second() -> Result<()> {
         .name("signals".to_owned())
         .spawn(move || {
             let first = runtime.block_on(async {
-                let first = signals.next().await;
-                let since = Instant::now();
+                let (first, mut requests) = (signals.next().await, StopRequests::default());
+                requests.signal();
                 loop {
                     signals.next().await;
-                    if since.elapsed() >= SAME_REQUEST {
+                    if requests.signal().is_some() {
                         break first;
                     }
                 }

@@ -1,6 +1,6 @@
 //! `towline watch`: signals in, events out.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::signal::unix::SignalKind;
 use tokio::sync::watch;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::args::{Watch, WatchedMetric};
 use super::output::printable;
-use super::signals::SAME_REQUEST;
+use super::signals::StopRequests;
 use super::verbs::{Context, manner};
 use super::{SHUTDOWN_MAX, listen, render};
 use crate::audit::{Action, Recorded};
@@ -61,7 +61,7 @@ impl Context {
         };
         let mut watching = Box::pin(watching);
         // Not waited for after a second signal, or if a folder hangs.
-        let (mut asked, mut latest) = (None::<Instant>, Box::pin(sleep(Duration::MAX)));
+        let (mut asked, mut latest) = (StopRequests::default(), Box::pin(sleep(Duration::MAX)));
         let report = loop {
             let linger = tokio::select! {
                 report = &mut watching => break report?,
@@ -69,10 +69,8 @@ impl Context {
                 _ = interrupt.recv() => false,
                 _ = terminate.recv() => true,
             };
-            if asked.is_some_and(|since| since.elapsed() < SAME_REQUEST) {
-                continue;
-            }
-            let again = asked.replace(Instant::now()).is_some();
+            let Some(number) = asked.signal() else { continue };
+            let again = number > 1;
             let (signal, how) = (if linger { "SIGTERM" } else { "SIGINT" }, if again { " at once" } else { "" });
             self.output.remark(&format!("got {signal}: the watch ends{how}"));
             let wait = if again { SHUTDOWN_MAX } else { on_term.saturating_add(SHUTDOWN_MAX) };
@@ -82,7 +80,7 @@ impl Context {
             let _ = say.send(stop);
         };
         let help = "start the watch again, or give it more time with --on-term";
-        match report.error(&dir, help, String::clone).filter(|_| asked.is_some()) {
+        match report.error(&dir, help, String::clone).filter(|_| asked.any()) {
             Some(error) => Err(error),
             None => Ok(0),
         }
