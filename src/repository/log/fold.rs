@@ -253,7 +253,7 @@ impl Log {
     }
 
     /// Decodes entry `number`, which takes at most half of the memory. It is reserved until the charge is dropped.
-    async fn read_entry(&self, number: u64, object: &Bytes) -> Result<(LogEntry, Charge)> {
+    pub(super) async fn read_entry(&self, number: u64, object: &Bytes) -> Result<(LogEntry, Charge)> {
         let key = Numbered::Entry.key(number);
         let body = objects::unseal(&self.budget, Kind::Entry, &key, object).await.map_err(unreadable)?;
         let most = self.budget.total() / 2;
@@ -506,6 +506,11 @@ mod tests {
         put(2, "run/2").await;
         let error = log.check_last_entry().await.unwrap_err();
         assert!(error.to_string().contains("got another entry"), "{error:?}");
+        let mut damaged = second.to_vec();
+        damaged[20] ^= 1;
+        objects.put(&key, damaged.into()).await.unwrap();
+        let error = log.check_last_entry().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
         objects.put(&key, second.into()).await.unwrap();
         log.check_last_entry().await.unwrap();
         // Truncated.

@@ -173,7 +173,12 @@ impl Log {
             // Truncated: a snapshot has what it did.
             Sealed::Absent if self.advance_boundary().await?.floor >= last.number => return Ok(()),
             Sealed::Absent => "none",
-            Sealed::Object(_) | Sealed::Longer => "another entry",
+            Sealed::Longer => "another entry",
+            Sealed::Object(object) => {
+                // Damage is another error.
+                self.read_entry(last.number, &object).await?;
+                "another entry"
+            }
         };
         Err(Error::conflict("the repository went back to an older state than this program has read")
             .at(Numbered::Entry.key(last.number))
