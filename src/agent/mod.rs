@@ -18,6 +18,7 @@
 pub mod advisor;
 mod api;
 mod audit;
+mod cache_folder;
 mod client;
 mod commands;
 mod commitments;
@@ -338,6 +339,9 @@ fn begin_jobs(
     }
     if let Some(hints) = slurm_hints {
         api.spawn(leaving.clone().run_until_cancelled_owned(slurm::run(Arc::clone(state), hints)).map(drop));
+    }
+    if cache.is_some() {
+        api.spawn(leaving.clone().run_until_cancelled_owned(cache_folder::watch(Arc::clone(state))).map(drop));
     }
     if let Ok(trees) = state.staged() {
         api.spawn(leaving.clone().run_until_cancelled_owned(Arc::clone(trees).expire_regularly()).map(drop));

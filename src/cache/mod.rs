@@ -204,7 +204,7 @@ impl Cache {
             return None;
         }
         Some(format!(
-            "the cache folder {} was removed or replaced: pins cannot be written, and a restart finds nothing; put it back, or restart",
+            "the folder {} was removed or replaced: pins cannot be written, and a restart finds no chunk; put it back, or restart",
             self.dir.display()
         ))
     }

@@ -423,9 +423,7 @@ impl AgentState {
     pub(super) fn problems(&self) -> Vec<String> {
         let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
         let audit = self.recorder.as_ref().and_then(Recorder::problem);
-        let cache = self.exchange().ok().and_then(|exchange| exchange.cache().problem());
-        let rules = self.rules.problem();
-        rules.into_iter().chain(certificates).chain(audit).chain(cache).chain(self.background.list()).collect()
+        self.rules.problem().into_iter().chain(certificates).chain(audit).chain(self.background.list()).collect()
     }
 }
 
