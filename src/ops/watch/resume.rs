@@ -42,8 +42,8 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
 impl Repository {
-    /// Restores the latest step of `run` into `dir`, if that has no checkpoint, and then the one that it names as the best; returns the
-    /// latest entry's name. An entry appears when it is complete.
+    /// Restores the latest step of `run` into `dir`, if that has no checkpoint, and the one that it names as the best; returns the
+    /// latest entry's name. The entries appear when both are complete, one right after the other.
     pub(super) async fn resume(
         &self,
         dir: &Path,
@@ -65,23 +65,42 @@ impl Repository {
             }
             name => name?,
         };
-        let (entry, report) = self.restore_entry(dir, &name, true).await?;
+        let latest = self.stage(dir, &name).await?;
+        let best = self.stage_best(dir, run, (&name, &latest)).await;
+        // The latest one first: a folder that holds any checkpoint is not restored to.
+        let (entry, report) = latest.publish(true).await?;
+        let best = match best {
+            Some(Ok(best)) => Some(best.publish(false).await),
+            Some(Err(error)) => Some(Err(error)),
+            None => None,
+        };
+        // Whoever waits for the restore may begin at the first event.
         tell(WatchEvent::Restored { entry: entry.clone(), report });
-        if let Some(event) = self.restore_best(dir, run, (&name, &entry)).await {
-            tell(event);
+        match best {
+            Some(Ok((entry, report))) => tell(WatchEvent::Restored { entry, report }),
+            Some(Err(error)) => {
+                let reason = format!("the best checkpoint by {entry} cannot be restored: {error}");
+                tell(WatchEvent::NotRestored { reason, later: None });
+            }
+            None => {}
         }
         Ok(Some(entry))
     }
 
-    /// Restores the step `name` into `dir`; returns the entry's name. The latest one has a tracker file, if its framework writes one.
-    async fn restore_entry(&self, dir: &Path, name: &Name, is_latest: bool) -> Result<(String, RestoreReport)> {
+    /// Restores the step `name` into a private folder in `dir`.
+    async fn stage(&self, dir: &Path, name: &Name) -> Result<StagedStep> {
         let saved = self.saved(name).await?;
         let entry = entry_name(&saved)?;
-        let tracker = tracker(&saved, &entry).filter(|_| is_latest);
-        if let Some(tracker) = tracker {
-            let path = dir.join(tracker.name());
-            blocking(move || check_replaceable(tracker, &path)).await?;
-        }
+        let tracker = match tracker(&saved, &entry) {
+            Some(tracker) => {
+                let path = dir.join(tracker.name());
+                let text = text(tracker, &saved, &entry);
+                let place = path.clone();
+                blocking(move || check_replaceable(tracker, &place)).await?;
+                Some((path, text))
+            }
+            None => None,
+        };
         let (folder, called) = (dir.to_owned(), entry.clone());
         let staging = blocking(move || Staging::open(&folder, &called)).await?;
         let options = RestoreOptions {
@@ -93,32 +112,47 @@ impl Repository {
         };
         let report = self.restore(name, None, &staging.dest(), &options).await;
         let report = report.map_err(|error| error.at(dir.join(&entry).display()))?;
-        let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));
-        blocking(move || {
-            staging.publish()?;
-            let Some((path, text)) = tracker else { return Ok(()) };
-            replace_file(&path, &text, Readers::All)
-        })
-        .await?;
-        Ok((entry, report))
+        Ok(StagedStep { staging, tracker, report })
     }
 
-    /// Restores the step that the checkpoint `entry`, restored from `latest`, names as the best: Hugging Face's Trainer forgets it if
-    /// its folder is not there. None, if it names none.
-    async fn restore_best(&self, dir: &Path, run: &Name, (latest, entry): (&Name, &str)) -> Option<WatchEvent> {
-        let folder = dir.join(entry);
+    /// As [`Self::stage`], for the step that the `latest` one names as the best: Hugging Face's Trainer forgets it if its folder is not
+    /// there. None, if it names none, or itself.
+    async fn stage_best(
+        &self,
+        dir: &Path,
+        run: &Name,
+        (latest, staged): (&Name, &StagedStep),
+    ) -> Option<Result<StagedStep>> {
+        let folder = staged.staging.dest();
         let step = blocking(move || Ok(best_step(&folder))).await.ok()??;
         if latest.step().is_some_and(|(_, number)| number == step) {
             return None;
         }
-        let best: Name = format!("{run}/step-{step}").parse().ok()?;
-        Some(match self.restore_entry(dir, &best, false).await {
-            Ok((entry, report)) => WatchEvent::Restored { entry, report },
-            Err(error) => {
-                let reason = format!("{best}, the best checkpoint by {entry}, cannot be restored: {error}");
-                WatchEvent::NotRestored { reason, later: None }
-            }
+        let best = format!("{run}/step-{step}").parse().ok()?;
+        Some(self.stage(dir, &best).await)
+    }
+}
+
+/// A step in a private folder, ready to be moved to its place.
+struct StagedStep {
+    staging: Staging,
+    /// Place and text of the tracker file, if its framework writes one.
+    tracker: Option<(PathBuf, String)>,
+    report: RestoreReport,
+}
+
+impl StagedStep {
+    /// Moves it to its place; returns the entry's name. The latest step gets its tracker file.
+    async fn publish(self, is_latest: bool) -> Result<(String, RestoreReport)> {
+        let Self { staging, tracker, report } = self;
+        let entry = staging.entry.clone();
+        blocking(move || {
+            staging.publish()?;
+            let Some((path, text)) = tracker.filter(|_| is_latest) else { return Ok(()) };
+            replace_file(&path, &text, Readers::All)
         })
+        .await?;
+        Ok((entry, report))
     }
 }
 
