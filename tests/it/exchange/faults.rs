@@ -335,3 +335,48 @@ async fn what_is_repacked_meanwhile_is_found_again() {
     }
     agent.restore("run/step-1", &folder).await;
 }
+
+/// Gives what another agent has, and never says what that is.
+struct Silent(Arc<Exchange>);
+
+#[async_trait]
+impl ServedChunks for Silent {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        ServedChunks::authorise(&*self.0, identity, manifest).await
+    }
+
+    async fn survey(&self, _: &Grant, _: u32) -> Result<Survey> {
+        std::future::pending().await
+    }
+
+    async fn frame(
+        &self,
+        identity: &Identity,
+        asked: &FrameRequest,
+        chunk: AskedChunk,
+    ) -> Result<Option<OutgoingFrame>> {
+        ServedChunks::frame(&*self.0, identity, asked, chunk).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_only_source_is_asked_for_chunks_before_it_says_which_it_holds() {
+    let world = Fixture::new();
+    let (cloud, home) = (world.agent("cloud", "c").await, world.agent("home", "h").await);
+    let folder = world.save(&home.plain, "run/step-1", 31, 8).await;
+    assert_eq!(home.warm("run/step-1", From::Anywhere).await.missing, 0);
+    let leaving = CancellationToken::new();
+    let silent =
+        serve(&world.credentials("home", "silent"), Arc::new(Silent(Arc::clone(&home.exchange))), &leaving).await;
+    cloud.exchange.peers().add(&silent).unwrap();
+    cloud.is_linked().await;
+    let warmed = cloud.warm("run/step-1", From::Site("home".to_owned())).await;
+    assert_eq!(warmed.missing, 0, "{warmed:?}");
+    let stats = cloud.stats();
+    assert!(stats.from_remote > 0 && stats.from_repository == 0, "{stats:?}");
+    cloud.restore("run/step-1", &folder).await;
+    // What it lacks comes from elsewhere.
+    let second = world.save(&home.plain, "run/step-2", 32, 8).await;
+    cloud.restore("run/step-2", &second).await;
+    assert!(cloud.stats().from_repository > 0);
+}
