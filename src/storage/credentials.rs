@@ -78,6 +78,7 @@ impl ChainCredentials {
         }
     }
 
+    /// Error for missing credentials. It names a profile that the user chose and that is in no file.
     fn absent(&self) -> Error {
         let files = ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"].map(|name| std::env::var(name).ok());
         let [config, credentials] = files;

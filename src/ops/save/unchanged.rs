@@ -91,7 +91,7 @@ fn matching<'m>(
 fn may_be(cut: Cut, choice: CutChoice) -> bool {
     match choice {
         CutChoice::Auto => cut != Cut::Fixed,
-        // A file without tensors is read again: a file with tensors may have been cut otherwise before.
+        // Reads files without tensors again: the record does not tell whether a file has any.
         CutChoice::Tensor => cut == Cut::Tensor,
         CutChoice::Content => cut == Cut::Content,
         CutChoice::Fixed => cut == Cut::Fixed,
