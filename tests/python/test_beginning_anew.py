@@ -63,7 +63,7 @@ def test_folders_of_another_training_are_not_replaced(repository, tmp_path, else
     anew.restored(anew.found("run/step-5", False))
     save(anew, tmp_path / "two", 10, 11)
     assert manifests(repository)["run/step-5"] == before["run/step-5"] and anew.steps() == [5, 10, 11]
-    # What it saved itself it may replace, and what somebody removed.
+    # It may replace its own steps, and save those that somebody removed.
     save(anew, tmp_path / "two", 11)
     elsewhere()
     third = began(repository, tmp_path / "three")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import towline
-from towline import _afterwards, _backlog, _folders, _limits, _origins
+from towline import _backlog, _folders, _limits, _origins
 
 from .test_spool import Far, Silent, a_state, linked
 from .waiting import until
@@ -154,7 +154,7 @@ def test_a_commit_whose_reads_hang_is_durable(hanging, tmp_path, monkeypatch, ki
         store.setattr(engine, "find", find, raising=False)
         training.save(1).wait(timeout=60)
         # Right after the commit for a short time, as the next state waits.
-        assert limits[:1] == [_afterwards.VERSION]
+        assert limits[:1] == [_limits.VERSION]
     engine.goes_on.set()
     training.saver.close()
     assert [one.name for one in hanging.ls()] == ["run/step-1"]

@@ -484,3 +484,12 @@ def test_staged_tensors_of_an_earlier_version_are_as_whole_as_it_was(
     repository.save(tmp_path / "tree", "m")
     with pytest.raises(towline.Damaged, match="of which 2 are not there"):
         _loading._check_staged(repository._engine, "m", None, earlier)
+
+
+def test_staged_tensors_are_loaded_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    class Away:
+        def open_tree(self, name: str) -> None:
+            raise towline.Unreachable("store does not answer")
+
+    _loading._check_staged(Away(), "m", None, [])  # type: ignore[arg-type]
+    assert "m is loaded from the agent's memory without a search for missing tensors: store does not" in caplog.text

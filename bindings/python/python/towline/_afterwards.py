@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ._backlog import SLOW
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from ._mixing import Mixing
     from .repository import Repository
     from .retention import Retention
-
-#: Time for the read of the version that a step got: the next save waits for it.
-VERSION = timedelta(seconds=5)
 
 
 class Afterwards:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _afterwards, _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
+from . import _arguments, _backlog, _limits, _origins, _private, _shutdown, _tree_links, retention, spool
 from ._afterwards import Afterwards
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
@@ -170,7 +170,7 @@ class FolderSaver:
         handle.report = SaveReport.read(json.loads(report))
         self._unresumed.saved(handle.name)
         with contextlib.suppress(Error):
-            found = engine.find(handle.name, _afterwards.VERSION)
+            found = engine.find(handle.name, _limits.VERSION)
             if found is not None and found[0] == handle.name and self._seen is not None:
                 self._seen[handle.name] = found[1]
         self._afterwards.request()
@@ -330,7 +330,7 @@ class FolderSaver:
         """Records that a step is durable, here and for a later process."""
         self._unresumed.saved(linked.step)
         with contextlib.suppress(Error, OSError):
-            found = self.repository._engine.find(linked.step, _afterwards.VERSION)
+            found = self.repository._engine.find(linked.step, _limits.VERSION)
             if found is not None and found[0] == linked.step:
                 self._know(linked, found[1])
 

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 from .errors import Unreachable
 
+#: Time for the read of the version that a step got: the next save waits for it.
+VERSION = timedelta(seconds=5)
+
 T = TypeVar("T")
 
 

@@ -28,7 +28,7 @@ _resumed: set[tuple[str, str]] = set()
 _LISTED_MAX = 5
 
 
-class Earlier:
+class EarlierSteps:
     """Steps of one run that others saved before this training began."""
 
     #: Word for steps.
@@ -92,7 +92,7 @@ class Earlier:
         return (self._repository.id, name) in _saved
 
 
-class UnresumedSteps(Earlier):
+class UnresumedSteps(EarlierSteps):
     """Steps of one run that a training did not resume."""
 
     def __init__(self, repository: Repository, run: str, cure: str, is_own: Callable[[str], bool] = lambda _: False):
@@ -131,7 +131,7 @@ class UnresumedSteps(Earlier):
             )
 
 
-class Unresumed(Earlier):
+class UnresumedCheckpoints(EarlierSteps):
     """Checkpoints of one run that a Lightning training did not resume."""
 
     _word = "checkpoints"

@@ -24,9 +24,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import (
-    _afterwards,
     _arguments,
     _backlog,
+    _limits,
     _origins,
     _private,
     _progress,
@@ -756,7 +756,7 @@ class Checkpointer:
             raise
         self._unresumed.saved(name)
         with contextlib.suppress(Error):
-            self._seen[name] = self._version(name, _afterwards.VERSION)
+            self._seen[name] = self._version(name, _limits.VERSION)
             self._unsure.discard(name)
 
     def _check_order(self, job: Job) -> None:

@@ -36,7 +36,7 @@ from . import _arguments, _pointer_files
 from ._collecting import Collector
 from ._documents import document_in
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
-from ._unresumed import Unresumed
+from ._unresumed import UnresumedCheckpoints
 from .checkpointer import Checkpointer
 from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
@@ -94,7 +94,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         for package in _PACKAGES:
             if package in sys.modules and package != _PACKAGE:
                 import_module(f"{package}.plugins.io").CheckpointIO.register(type(self))
-        self._unresumed = Unresumed(self.repository, run)
+        self._unresumed = UnresumedCheckpoints(self.repository, run)
         self._forget()
 
     def _forget(self) -> None:
@@ -113,7 +113,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _repositories[self.repository.id] = self.repository
-        self._unresumed = Unresumed(self.repository, self.run)
+        self._unresumed = UnresumedCheckpoints(self.repository, self.run)
         self._forget()
 
     def save_checkpoint(
