@@ -124,10 +124,14 @@ impl Place {
     }
 }
 
-/// True if two heads say the same, but for the time, and rates of links, which always change.
+/// True if two heads say the same, but for the time, and for rates of links without new measurements: the spread grows with time.
 fn same(one: &InventoryHead, other: &InventoryHead) -> bool {
+    let counts = |head: &InventoryHead| -> Vec<_> {
+        head.links.iter().map(|link| (link.site.clone(), link.samples, link.outcomes)).collect()
+    };
     let InventoryHead { sequence, at, links, .. } = one;
-    InventoryHead { sequence: *sequence, at: *at, links: links.clone(), ..other.clone() } == *one
+    counts(one) == counts(other)
+        && InventoryHead { sequence: *sequence, at: *at, links: links.clone(), ..other.clone() } == *one
 }
 
 /// Keys of the three sets, ascending, and the cache's space.
@@ -172,4 +176,31 @@ async fn changed_set(
     let stored = BaseSet { slot, digest: *blake3::hash(&body).as_bytes() };
     *base = Base { stored: Some(stored), set: Arc::new(set) };
     Ok(ChangedSet { base: base.stored, patch: Patch::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::format::LinkRate;
+    use crate::id::RepositoryId;
+
+    #[test]
+    fn new_measurements_of_a_link_are_news() {
+        let link = |samples, outcomes, spread| LinkRate { samples, outcomes, spread, ..LinkRate::default() };
+        let head = |at, link| InventoryHead {
+            repository: RepositoryId::from_bytes([1; 16]),
+            sequence: 1,
+            at: Timestamp(at),
+            space: CacheSpace::default(),
+            held: ChangedSet::default(),
+            pinned: ChangedSet::default(),
+            promised: ChangedSet::default(),
+            links: vec![link],
+        };
+        let before = head(1, link(3, 2, 140));
+        assert!(same(&before, &head(2, link(3, 2, 150))));
+        assert!(!same(&before, &head(2, link(4, 2, 140))));
+        assert!(!same(&before, &head(2, link(3, 3, 140))));
+    }
 }
