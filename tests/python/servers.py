@@ -30,12 +30,14 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 class Line:
-    """A line to a server that can be cut and mended: a proxy on this machine."""
+    """A line to a server that can be cut, made silent and mended: a proxy on this machine."""
 
     def __init__(self, endpoint: str):
         there = urlsplit(endpoint)
         self._there = (there.hostname, there.port)
         self._whole = True
+        self._carries = threading.Event()
+        self._carries.set()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -47,8 +49,13 @@ class Line:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def hang(self) -> None:
+        """Carries nothing until it is mended."""
+        self._carries.clear()
+
     def mend(self) -> None:
         self._whole = True
+        self._carries.set()
 
     def _accept(self) -> None:
         while True:
@@ -64,6 +71,7 @@ class Line:
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self._carries.wait()
                 sink.sendall(data)
         for one in (source, sink):
             with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from datetime import timedelta
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import towline
-from towline import _backlog, _folders, _limits, _origins
+from towline import _backlog, _folders
 
+from . import servers
 from .test_spool import Far, Silent, a_state, linked
 from .waiting import until
 
-#: Reads without a limit of their own.
+#: Calls that hang, until the limit that some have.
 _READS = ("names", "expire", "ls", "cat", "runs")
 
 
@@ -41,7 +43,9 @@ class Hanging(Far):
     def _read(self, name, plain, *said, **more):
         if self.hangs.is_set():
             self.reads.append(name)
-            assert self.goes_on.wait(300)
+            limit = next((one for one in (*said, *more.values()) if isinstance(one, timedelta)), None)
+            if not self.goes_on.wait(300 if limit is None else limit.total_seconds()):
+                raise towline.Unreachable("store does not answer")
         return plain(*said, **more)
 
     def _find(self, path, limit=None):
@@ -77,6 +81,16 @@ def hanging(repository, monkeypatch):
     yield repository
     # The threads of abandoned reads end.
     repository._engine.goes_on.set()
+
+
+@pytest.fixture
+def line(monkeypatch):
+    """A line to a real store; `open` makes a repository there."""
+    endpoint, url = servers.s3(monkeypatch)
+    line = servers.Line(endpoint)
+    line.open = lambda: towline.open(url, endpoint=line.endpoint, create=True)
+    yield line
+    line.mend()
 
 
 def in_time(work) -> None:
@@ -154,7 +168,7 @@ def test_a_commit_whose_reads_hang_is_durable(hanging, tmp_path, monkeypatch, ki
         store.setattr(engine, "find", find, raising=False)
         training.save(1).wait(timeout=60)
         # Right after the commit for a short time, as the next state waits.
-        assert limits[:1] == [_limits.VERSION]
+        assert limits[:1] == [_backlog.VERSION]
     engine.goes_on.set()
     training.saver.close()
     assert [one.name for one in hanging.ls()] == ["run/step-1"]
@@ -175,12 +189,45 @@ def test_an_end_waits_for_no_listing(hanging, tmp_path, kind):
         in_time(training.saver.close)
 
 
-def test_a_read_within_a_limit(hanging):
-    assert _limits.within(timedelta(minutes=1), lambda: 7) == 7
-    with pytest.raises(towline.Conflict, match="this one"):
-        _limits.within(timedelta(minutes=1), lambda: (_ for _ in ()).throw(towline.Conflict("this one")))
-    hanging._engine.hangs.set()
-    with pytest.raises(towline.Unreachable, match="store does not answer"):
-        _origins.start_of(hanging, "run/step-1", "state.json", timedelta(seconds=0.2))
-    with pytest.raises(towline.Unreachable, match="store does not answer"):
-        _limits.within(timedelta(seconds=0.2), lambda: hanging._engine.names("run"))
+def test_calls_within_a_limit(line, tmp_path):
+    repository = line.open()
+    (tmp_path / "state.json").write_text("{}")
+    repository.save(tmp_path / "state.json", "run/step-1")
+    engine, limit = repository._engine, timedelta(seconds=1)
+    line.hang()
+    for call in (
+        lambda: engine.find("run/step-1", limit),
+        lambda: engine.names("run", limit),
+        lambda: engine.show("run/step-1", limit),
+        lambda: engine.cat("run/step-1", "state.json", limit=limit),
+        lambda: engine.expire("run", 1, limit=limit),
+        lambda: engine.remove("run/step-1", limit=limit),
+    ):
+        with pytest.raises(towline.Unreachable, match="store does not answer.*nothing for 1 s"):
+            in_time(call)
+    line.mend()
+    assert [one.name for one in repository.ls()] == ["run/step-1"]
+
+
+@pytest.mark.parametrize("outage", ["cut", "hang"])
+def test_a_lightning_training_goes_on_without_its_store(line, tmp_path, monkeypatch, outage):
+    pytest.importorskip("lightning")
+    from towline.lightning import TowlineCheckpointIO
+
+    monkeypatch.setattr(_backlog, "VERSION", timedelta(seconds=1))
+    monkeypatch.setattr(_backlog, "SILENCE", timedelta(seconds=1))
+    repository, folder = line.open(), tmp_path / "checkpoints"
+    checkpoint_io = TowlineCheckpointIO(repository, "lt")
+
+    def save(step: int) -> None:
+        state = {"pytorch-lightning_version": "2.5", "global_step": step, "state_dict": a_state(step, 1)}
+        checkpoint_io.save_checkpoint(state, folder / f"step={step}.ckpt")
+
+    save(1)
+    until("the first checkpoint", lambda: (folder / "step=1.ckpt").exists(), 60)
+    getattr(line, outage)()
+    in_time(lambda: [save(step) for step in (2, 3)])
+    line.mend()
+    checkpoint_io.teardown()
+    assert [one.name for one in repository.ls()] == ["lt/step-1", "lt/step-2", "lt/step-3"]
+    assert sorted(os.listdir(folder)) == ["step=1.ckpt", "step=2.ckpt", "step=3.ckpt"]

@@ -31,7 +31,7 @@ use crate::errors::raised;
 use crate::json::{json, json_within};
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read};
-use crate::runtime::wait;
+use crate::runtime::{wait, within};
 use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files, treatment};
 use crate::staged::{StagedTensors, stage};
 use crate::tree::Tree;
@@ -255,12 +255,7 @@ impl Repository {
     fn find(&self, py: Python<'_>, path: &str, limit: Option<Duration>) -> PyResult<Option<(String, u64)>> {
         let (engine, path) = (self.engine(py)?, path.to_owned());
         wait(py, async move {
-            let state = match limit {
-                None => engine.state().await?,
-                Some(limit) => tokio::time::timeout(limit, engine.state()).await.map_err(|_| {
-                    Error::unreachable("store does not answer").got(format!("nothing for {} s", limit.as_secs()))
-                })??,
-            };
+            let state = within(limit, engine.state()).await?;
             let mut ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).chain([path.len()]).collect();
             ends.reverse();
             let names = ends.into_iter().filter_map(|end| path.get(..end)?.parse::<Name>().ok());
@@ -269,11 +264,12 @@ impl Repository {
         })
     }
 
-    /// Names below `path`, or all, with their versions.
-    fn names(&self, py: Python<'_>, path: &str) -> PyResult<Vec<(String, u64)>> {
+    /// Names below `path`, or all, with their versions. Unreachable, if the store has not answered within `limit`.
+    #[pyo3(signature = (path, limit=None))]
+    fn names(&self, py: Python<'_>, path: &str, limit: Option<Duration>) -> PyResult<Vec<(String, u64)>> {
         let (engine, start) = (self.engine(py)?, if path.is_empty() { String::new() } else { format!("{path}/") });
         wait(py, async move {
-            let state = engine.state().await?;
+            let state = within(limit, engine.state()).await?;
             let below = state.refs.iter().filter(|(name, _)| name.as_str().starts_with(&start));
             Ok(below.map(|(name, value)| (name.to_string(), value.version)).collect())
         })
@@ -346,23 +342,26 @@ impl Repository {
         self.report(py, |engine| async move { engine.runs(prefix.as_ref()).await })
     }
 
-    /// Content of a tree: at most a quarter of the memory as JSON, as Python's objects for it take several times that.
-    fn show(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+    /// Content of a tree: at most a quarter of the memory as JSON, as Python's objects for it take several times that. Unreachable, if
+    /// the store has not answered within `limit`.
+    #[pyo3(signature = (name, limit=None))]
+    fn show(&self, py: Python<'_>, name: &str, limit: Option<Duration>) -> PyResult<String> {
         let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
         wait(py, async move {
-            let shown = engine.show(&engine.resolve(&selector).await?).await?;
+            let shown = within(limit, async { engine.show(&engine.resolve(&selector).await?).await }).await?;
             json_within(&shown, engine.budget().total() / 4).map_err(|error| error.at(selector))
         })
     }
 
-    /// Removes a name; with `now` it cannot be undeleted.
-    #[pyo3(signature = (name, now=false))]
-    fn remove(&self, py: Python<'_>, name: &str, now: bool) -> PyResult<()> {
+    /// Removes a name; with `now` it cannot be undeleted. Unreachable, if that takes longer than `limit`: it may be removed then.
+    #[pyo3(signature = (name, now=false, limit=None))]
+    fn remove(&self, py: Python<'_>, name: &str, now: bool, limit: Option<Duration>) -> PyResult<()> {
         let (engine, name) = (self.engine(py)?, parsed::<Name>(py, name)?);
         let options = RemoveOptions { recursive: false, now };
         wait(py, async move {
             let recorded = record(&engine, Action::Remove, name.as_str()).await?;
-            recorded.end(engine.remove_with(&[name], &options).await, |_| 0).await.map(drop)
+            let removed = within(limit, engine.remove_with(&[name], &options)).await;
+            recorded.end(removed, |_| 0).await.map(drop)
         })
     }
 
@@ -408,8 +407,8 @@ impl Repository {
         })
     }
 
-    /// Removes the steps of a run that no rule keeps.
-    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false, keep_removed=false, given_up=BTreeSet::new()))]
+    /// Removes the steps of a run that no rule keeps. Unreachable, if that takes longer than `limit`: they may be removed then.
+    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false, keep_removed=false, given_up=BTreeSet::new(), limit=None))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn expire(
         &self,
@@ -422,17 +421,20 @@ impl Repository {
         dry_run: bool,
         keep_removed: bool,
         given_up: BTreeSet<u64>,
+        limit: Option<Duration>,
     ) -> PyResult<String> {
         let run = parsed::<Name>(py, run)?;
         let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max, given_up };
-        self.report(py, |engine| async move {
-            let plan = engine.plan_expire(&run, &policy).await?;
-            match (dry_run, keep_removed) {
-                (true, _) => {}
-                (false, true) => engine.expire_keeping(&plan).await?,
-                (false, false) => engine.expire(&plan).await?,
-            }
-            Ok(plan)
+        self.report(py, |engine| {
+            within(limit, async move {
+                let plan = engine.plan_expire(&run, &policy).await?;
+                match (dry_run, keep_removed) {
+                    (true, _) => {}
+                    (false, true) => engine.expire_keeping(&plan).await?,
+                    (false, false) => engine.expire(&plan).await?,
+                }
+                Ok(plan)
+            })
         })
     }
 
@@ -565,8 +567,8 @@ impl Repository {
         })
     }
 
-    /// Bytes `start..end` of a saved file, or all.
-    #[pyo3(signature = (name, path, start=None, end=None))]
+    /// Bytes `start..end` of a saved file, or all. Unreachable, if that takes longer than `limit`.
+    #[pyo3(signature = (name, path, start=None, end=None, limit=None))]
     fn cat<'py>(
         &self,
         py: Python<'py>,
@@ -574,6 +576,7 @@ impl Repository {
         path: &str,
         start: Option<u64>,
         end: Option<u64>,
+        limit: Option<Duration>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
         let path = path.as_bytes().to_vec();
@@ -583,9 +586,9 @@ impl Repository {
         let range = (start.is_some() || end.is_some())
             .then(|| start.unwrap_or(0)..=end.map_or(u64::MAX, |end| end.saturating_sub(1)));
         let bytes = wait(py, async move {
-            let (name, mut out) = (engine.resolve(&selector).await?, Vec::new());
+            let (name, mut out) = (within(limit, engine.resolve(&selector)).await?, Vec::new());
             let recorded = record(&engine, Action::Read, name.as_str()).await?;
-            let read = engine.cat(&name, &path, range, &mut out).await.map(|_| ());
+            let read = within(limit, engine.cat(&name, &path, range, &mut out)).await.map(|_| ());
             recorded.end(read, |()| out.len() as u64).await?;
             Ok(out)
         })?;

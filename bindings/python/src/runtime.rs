@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
-use towline::Result;
+use towline::{Error, Result};
 
 use crate::errors::raised;
 
@@ -84,6 +84,16 @@ pub(crate) fn background() -> PyResult<&'static Runtime> {
 
 /// Time for stopped work to record the data that it has stored.
 pub(crate) const STOPPING: Duration = Duration::from_secs(8);
+
+/// Result of `work`, or Unreachable if it takes longer than `limit`: the work is then dropped.
+///
+/// # Errors
+/// Unreachable; errors of the work.
+pub(crate) async fn within<T>(limit: Option<Duration>, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let Some(limit) = limit else { return work.await };
+    let silent = || Error::unreachable("store does not answer").got(format!("nothing for {} s", limit.as_secs()));
+    timeout(limit, work).await.map_err(|_| silent())?
+}
 
 /// Waits for `future` with the GIL released. If the handler of a signal raises, such as that of Ctrl-C, the work is ended, and
 /// the exception is raised once the work has stopped.

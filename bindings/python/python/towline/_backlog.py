@@ -25,6 +25,8 @@ _logger = logging.getLogger("towline")
 _PAUSE, _PAUSE_MAX = 1.0, 60.0
 #: Time without progress after which an upload makes way for the next state, which then waits for its memory.
 SILENCE = timedelta(seconds=20)
+#: Time for the read of the version that a step got: the next save waits for it.
+VERSION = timedelta(seconds=5)
 #: Time without progress that an upload has at least while `close` waits: a store on a busy machine is slow, not away.
 SLOW = timedelta(seconds=10)
 

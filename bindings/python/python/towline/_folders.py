@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _limits, _origins, _private, _shutdown, _tree_links, retention, spool
+from . import _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
 from ._afterwards import Afterwards
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
@@ -170,7 +170,7 @@ class FolderSaver:
         handle.report = SaveReport.read(json.loads(report))
         self._unresumed.saved(handle.name)
         with contextlib.suppress(Error):
-            found = engine.find(handle.name, _limits.VERSION)
+            found = engine.find(handle.name, _backlog.VERSION)
             if found is not None and found[0] == handle.name and self._seen is not None:
                 self._seen[handle.name] = found[1]
         self._afterwards.request()
@@ -322,7 +322,7 @@ class FolderSaver:
     def _look(self) -> None:
         """Records the current steps of the run, if the store answers: this training goes on from them."""
         with contextlib.suppress(Error):
-            self._seen = dict(self.repository._engine.names(self.run))
+            self._seen = dict(self.repository._engine.names(self.run, _backlog.SILENCE))
         self._mixing.begin(self._seen)
         self._unresumed.begin(self._seen)
 
@@ -330,7 +330,7 @@ class FolderSaver:
         """Records that a step is durable, here and for a later process."""
         self._unresumed.saved(linked.step)
         with contextlib.suppress(Error, OSError):
-            found = self.repository._engine.find(linked.step, _limits.VERSION)
+            found = self.repository._engine.find(linked.step, _backlog.VERSION)
             if found is not None and found[0] == linked.step:
                 self._know(linked, found[1])
 
@@ -357,7 +357,7 @@ class FolderSaver:
         if self._seen is not None and self._seen.get(name) == version:
             return True
         for linked in waiting:
-            if linked.step == name and spool.is_same(self.repository, linked):
+            if linked.step == name and spool.is_same(self.repository, linked, _backlog.SILENCE):
                 self._know(linked, version)
                 return True
         return False

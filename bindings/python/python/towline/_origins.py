@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from . import retention
-from ._limits import within
 from ._tags import VERSION
 from .errors import Conflict, NotFound
 
@@ -64,7 +63,7 @@ def start_of(repository: Repository, name: str, path: str, limit: timedelta | No
     """Id of the start that saved the step `name` with the document `path`; None if it has none. Raises Unreachable if the store
     does not answer within `limit`."""
     try:
-        found = _START.match(within(limit, lambda: bytes(repository._engine.cat(name, path, 0, _READ))))
+        found = _START.match(repository._engine.cat(name, path, 0, _READ, limit))
     except NotFound:
         return None
     return None if found is None else str(json.loads(found[1]))

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from . import (
     _arguments,
     _backlog,
-    _limits,
     _origins,
     _private,
     _progress,
@@ -673,7 +672,7 @@ class Checkpointer:
         """Warns that a step of an earlier process is dropped, unless the repository has what was left: that process was killed
         right after the commit."""
         with contextlib.suppress(Error):
-            if spool.is_same(self.repository, kept):
+            if spool.is_same(self.repository, kept, _backlog.SILENCE):
                 return
         warnings.warn(f"towline: a step left at {kept} is dropped: {why}", stacklevel=4)
 
@@ -727,7 +726,7 @@ class Checkpointer:
     def _look(self) -> None:
         """Records the current steps: this process may replace them."""
         try:
-            self._seen = dict(self.repository._engine.names(self.run))
+            self._seen = dict(self.repository._engine.names(self.run, _backlog.SILENCE))
         except Error:
             # The store may be back at the next save; without the record, no step is protected from being replaced.
             self._seen = None
@@ -756,7 +755,7 @@ class Checkpointer:
             raise
         self._unresumed.saved(name)
         with contextlib.suppress(Error):
-            self._seen[name] = self._version(name, _limits.VERSION)
+            self._seen[name] = self._version(name, _backlog.VERSION)
             self._unsure.discard(name)
 
     def _check_order(self, job: Job) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import queue
 import re
@@ -25,20 +26,21 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from . import _arguments, _pointer_files
+from . import _arguments, _backlog, _pointer_files
 from ._collecting import Collector
 from ._documents import document_in
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._unresumed import UnresumedCheckpoints
 from .checkpointer import Checkpointer
-from .errors import Conflict, NotFound, SaveFailed, UsageError
+from .errors import Conflict, NotFound, SaveFailed, Unreachable, UsageError
 from .handle import Handle
 from .repository import Compression, Repository, check_compression, opened
 from .repository import open as open_repository
@@ -126,12 +128,12 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             )
         path = os.fspath(path)
         file, folder = _file(path), _folder(path)
-        name = self._name_for(path, file)
+        checkpointer, follower = self._saving()
+        name = self._name_for(path, file, checkpointer._seen)
         if not _is_url(path):
             # As TorchCheckpointIO does: Lightning links into the folder before the pointer file exists.
             os.makedirs(folder, exist_ok=True)
         step = checkpoint.get("global_step", 0) if isinstance(checkpoint, dict) else 0
-        checkpointer, follower = self._saving()
         if not _is_url(path):
             self._unresumed.check(name, path, folder)
         handle = checkpointer._save_as(
@@ -257,13 +259,21 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             self._follower = _Follower(self._unresumed.saved, lambda path: self._remove(path, collector))
         return self._checkpointer, self._follower
 
-    def _name_for(self, path: str, file: str) -> str:
-        """Name to save as: the first possible name of the file that no other file has."""
+    def _name_for(self, path: str, file: str, seen: Mapping[str, int] | None) -> str:
+        """Name to save as: the first possible name of the file that no other file has. `seen` are the names that were there when
+        this process began; None if the store did not answer."""
         *steps, own = self._names(path)
         for name in steps:
-            if self._saved.get(name, file) == file and self._labels(name).get("lightning.file", file) == file:
+            if self._saved.get(name, file) == file and self._is_free(name, file, seen):
                 return name
         return own
+
+    def _is_free(self, name: str, file: str, seen: Mapping[str, int] | None) -> bool:
+        """True if no other file was saved as `name`. If the store does not answer, what this process knows decides."""
+        try:
+            return _labels(self.repository, name, _backlog.VERSION).get("lightning.file", file) == file
+        except Unreachable:
+            return name in self._saved or seen is None or name not in seen
 
     def _names(self, path: str) -> list[str]:
         if path.startswith("towline:/"):
@@ -408,10 +418,11 @@ def _read(repository: Repository, name: str, device: torch.device | None, pickle
         ) from error
 
 
-def _labels(repository: Repository, name: str) -> dict[str, str]:
-    """Labels of a saved tree; `lightning.file` is empty if it was not saved here. No labels if there is no such tree."""
+def _labels(repository: Repository, name: str, limit: timedelta | None = None) -> dict[str, str]:
+    """Labels of a saved tree; `lightning.file` is empty if it was not saved here. No labels if there is no such tree. Raises
+    Unreachable if the store does not answer within `limit`."""
     try:
-        return {"lightning.file": "", **repository.show(name).labels}
+        return {"lightning.file": "", **json.loads(repository._engine.show(name, limit))["labels"]}
     except NotFound:
         return {}
 

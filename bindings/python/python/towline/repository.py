@@ -309,10 +309,11 @@ class Repository:
         report = self._engine.expire(run, keep_last, keep_every, least, greatest, dry_run, keep_removed)
         return ExpireReport.read(json.loads(report))
 
-    def _remove_steps(self, run: str, steps: Collection[int]) -> set[str]:
+    def _remove_steps(self, run: str, steps: Collection[int], limit: timedelta | None = None) -> set[str]:
         """Removes steps of a run in one commit, so that `undelete` can restore them; returns the names of the other steps, and of
-        the last one if it would have removed all."""
-        report = self._engine.expire(run, keep_last=sys.maxsize, keep_removed=True, given_up=set(steps))
+        the last one if it would have removed all. Raises Unreachable if the store does not answer within `limit`; they may be
+        removed then."""
+        report = self._engine.expire(run, keep_last=sys.maxsize, keep_removed=True, given_up=set(steps), limit=limit)
         return {step.name for step in ExpireReport.read(json.loads(report)).kept}
 
     def collect(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import _arguments
 from ._collecting import Collector
-from ._limits import within
 from .errors import Busy, Conflict, Error, NotFound
 
 if TYPE_CHECKING:
@@ -115,10 +114,10 @@ def _remove(repository: Repository, run: str, given_up: GivenUp, limit: timedelt
             return
         _check_unchanged(run, given_up, there)
         try:
-            kept = repository._remove_steps(run, {number(name) for name in names})
+            kept = repository._remove_steps(run, {number(name) for name in names}, limit)
             # The step that the training went back to may have been removed: a run keeps its last step.
             for name in kept.intersection(names):
-                repository.remove(name)
+                repository._engine.remove(name, limit=limit)
         except (Conflict, NotFound) as error:
             # A step was saved or removed since they were listed, such as by another rank.
             if not left:
@@ -148,10 +147,7 @@ def _check_unchanged(run: str, given_up: GivenUp, there: Mapping[str, int]) -> N
 
 def versions(repository: Repository, run: str, limit: timedelta | None = None) -> dict[str, int]:
     """Version of each step, by its name. Raises Unreachable if the store does not answer within `limit`."""
-    if limit is not None:
-        # A listing has no limit, and its thread stays until it ends: a store that is away is noticed before.
-        repository._engine.find(run, limit)
-    named = within(limit, lambda: repository._engine.names(run))
+    named = repository._engine.names(run, limit)
     # The list also has runs whose names begin with this one.
     return {name: version for name, version in named if name.rpartition("/")[0] == run and number(name) >= 0}
 

@@ -33,6 +33,8 @@ from .reports import SaveReport
 from .retention import GivenUp, number
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from .repository import Repository
 
 T = TypeVar("T")
@@ -200,12 +202,14 @@ def origin(kept: SpooledStep) -> Origin | None:
         raise Damaged(f"record of {kept} has an origin that cannot be read: {error}") from error
 
 
-def is_same(repository: Repository, kept: SpooledStep) -> bool:
-    """True if the step `kept` has the same content in the repository; a rank's part is one folder of the step."""
+def is_same(repository: Repository, kept: SpooledStep, limit: timedelta) -> bool:
+    """True if the step `kept` has the same content in the repository; a rank's part is one folder of the step. Raises Unreachable
+    if the store does not answer within `limit`."""
     part = _read_record(kept)["options"].get("part")
     path = "" if part is None else f"rank-{int(part[0]):05}"
     place = os.path.join(kept.run.at(kept.name), path)
     try:
+        repository._engine.find(kept.step, limit)
         report = repository.restore(kept.step, place, path=path or None, overwrite=True, delete=True, dry_run=True)
     except (NotFound, Conflict):
         return False
