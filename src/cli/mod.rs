@@ -159,7 +159,8 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
         verb if verb.handles_signals() => runtime.block_on(context.execute(verb)).map_err(Failed::from),
         verb => {
             signals::end_at_the_second()?;
-            let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| context.stop.clone());
+            let stop =
+                matches!(verb, Verb::Save(_) | Verb::Sync(_) | Verb::Doctor { .. }).then(|| context.stop.clone());
             let manner = Interruption { stop, help: verb.help_when_interrupted() };
             runtime.block_on(interruptible(context.execute(verb), manner, output))
         }

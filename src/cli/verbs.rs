@@ -18,8 +18,8 @@ use crate::format::EntryKind;
 use crate::limits::MEMORY_MIN;
 use crate::name::Name;
 use crate::ops::{
-    self, CollectOptions, Expected, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RemoveOptions, RestoreOptions,
-    RestoreTensorsOptions, SaveOptions, SaveReport, TensorSelector, VerifyOptions,
+    self, CollectOptions, Diagnosis, Expected, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RemoveOptions,
+    RestoreOptions, RestoreTensorsOptions, SaveOptions, SaveReport, TensorSelector, VerifyOptions,
 };
 use crate::policy::{LABEL_KEYS, Labels, LocalCaller};
 use crate::progress::Progress;
@@ -380,9 +380,17 @@ impl Context {
         let location = self.location(url)?;
         let embedded = url.is_none() && matches!(self.settings.repository()?, Route::Embedded(_));
         let line = self.line();
-        let diagnosis = ops::doctor(&location, &self.settings.store(embedded), &self.progress).await?;
+        let (options, mut diagnosis) = (self.settings.store(embedded), Diagnosis::default());
+        let outcome = tokio::select! {
+            done = ops::doctor(&location, &options, &self.progress, |check| diagnosis.checks.push(check)) => done,
+            () = self.stop.cancelled() => Err(Error::cancelled("interrupted")),
+        };
         drop(line);
-        self.output.answer(&diagnosis, render::diagnosis)?;
+        // Those before an error may tell why.
+        if outcome.is_ok() || !diagnosis.checks.is_empty() {
+            self.output.answer(&diagnosis, render::diagnosis)?;
+        }
+        outcome?;
         Ok(u8::from(diagnosis.checks.iter().any(|check| check.outcome == Outcome::Bad)))
     }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,6 +66,24 @@ fn a_store_that_never_answers_is_named_while_it_is_waited_for() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(said.contains("s3://bucket/x has not answered for 10s, waiting for: open"), "{said}");
+}
+
+/// They may tell why the store does not answer.
+#[test]
+fn an_interrupted_doctor_tells_the_checks_before() {
+    let user = User::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut command = user.command(&["doctor", "s3://bucket/x", "--endpoint", &endpoint]);
+    let keys = command.env("AWS_ACCESS_KEY_ID", "k").env("AWS_SECRET_ACCESS_KEY", "s");
+    let child = keys.stdout(Stdio::piped()).spawn().unwrap();
+    let _asked = silent.accept().unwrap();
+    signal(&child, Signal::INT);
+    let done = child.wait_with_output().unwrap();
+    let [out, err] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert_eq!(done.status.code(), Some(130), "{err}");
+    assert!(out.contains("  endpoint: ") && out.contains("  credentials: "), "{out}");
+    assert!(err.contains("interrupted"), "{err}");
 }
 
 /// P7: "On the first signal a save or sync records what it has sent, within seconds, and reports how much that is".

@@ -147,7 +147,8 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
     for server in servers() {
         let wrong = Keys { secret_access_key: "wrong".into(), ..server.keys.clone() };
         let options = StoreOptions { keys: Some(wrong), create: false, ..server.options() };
-        let refused = doctor(&fresh_location(), &options, &progress).await.unwrap();
+        let mut refused = Diagnosis::default();
+        doctor(&fresh_location(), &options, &progress, |check| refused.checks.push(check)).await.unwrap();
         let checks = by_name(&refused);
         assert_eq!(checks["access"].outcome, Outcome::Bad, "{}: {refused:?}", server.name);
         assert!(checks["credentials"].detail.ends_with("from keys given by the caller"), "{refused:?}");
@@ -157,7 +158,7 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
         assert!(!checks.contains_key("create if absent") && checks.contains_key("open files"));
 
         let options = StoreOptions { create: false, ..server.options() };
-        let missing = doctor(&fresh_bucket(), &options, &progress).await.unwrap_err();
+        let missing = doctor(&fresh_bucket(), &options, &progress, drop).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound, "{}", server.name);
     }
     let port = ClosedPort::new();
@@ -167,8 +168,11 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
         keys: Some(keys),
         ..StoreOptions::default()
     };
-    let error = doctor(&fresh_location(), &closed, &progress).await.unwrap_err();
+    let mut found = Diagnosis::default();
+    let told = doctor(&fresh_location(), &closed, &progress, |check| found.checks.push(check)).await;
+    let error = told.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+    assert!(by_name(&found).contains_key("credentials"), "checks before an error are told: {found:?}");
 }
 
 #[test]

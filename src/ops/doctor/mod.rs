@@ -87,18 +87,24 @@ impl Check {
 /// Looks at the store at `location`, at what surrounds it, and at this machine. It writes some 40 MiB of small objects
 /// under `probe/`, and removes them; one empty object where the credentials may not delete.
 ///
-/// Checks what it may; what is denied is reported as a check of its own.
+/// Checks what it may; what is denied is reported as a check of its own. `tell` gets each check when it has ended, also those before an
+/// error.
 ///
 /// # Errors
 /// Unreachable, if the store does not answer; not found, if the directory or bucket is not there.
 ///
 /// # Cancel safety
 /// Not safe: objects under `probe/` stay; nothing else is changed.
-pub async fn doctor(location: &Location, options: &StoreOptions, progress: &Progress) -> Result<Diagnosis> {
-    diagnose(&connect(location, options).await?, progress).await
+pub async fn doctor(
+    location: &Location,
+    options: &StoreOptions,
+    progress: &Progress,
+    tell: impl FnMut(Check),
+) -> Result<()> {
+    examine(&connect(location, options).await?, progress, tell).await
 }
 
-/// As [`doctor`], for a store that is open.
+/// As [`doctor`], for a store that is open; all checks at the end.
 ///
 /// # Errors
 /// As [`doctor`].
@@ -106,40 +112,49 @@ pub async fn doctor(location: &Location, options: &StoreOptions, progress: &Prog
 /// # Cancel safety
 /// As [`doctor`].
 pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
-    let mut checks = Vec::new();
+    let mut diagnosis = Diagnosis::default();
+    examine(store, progress, |check| diagnosis.checks.push(check)).await?;
+    Ok(diagnosis)
+}
+
+async fn examine(store: &Store, progress: &Progress, mut tell: impl FnMut(Check)) -> Result<()> {
     let mut usable = true;
     if let Some(bucket) = store.bucket() {
-        checks.extend(bucket::address(bucket).await);
-        if checks.iter().all(|check| check.outcome != Outcome::Bad) {
-            checks.push(access(bucket.check().await)?);
-        }
+        let checks = bucket::address(bucket).await;
         usable = checks.iter().all(|check| check.outcome != Outcome::Bad);
+        checks.into_iter().for_each(&mut tell);
+        if usable {
+            let access = access(bucket.check().await)?;
+            usable = access.outcome != Outcome::Bad;
+            tell(access);
+        }
     }
     if usable {
         progress.phase("looking for a repository", 0);
         let absence = rights::absence(store).await?;
         let may_read = absence.outcome != Outcome::Bad;
-        checks.push(absence);
-        checks.push(store::repository(store).await?);
+        tell(absence);
+        tell(store::repository(store).await?);
         progress.phase("trying rights", 0);
         let rights = rights::rights(store).await?;
-        checks.push(rights.check(may_read));
+        tell(rights.check(may_read));
         // Without the right to delete, a probe would leave its objects.
         if rights == Rights::Delete {
             progress.phase("trying what the store does", 0);
-            checks.extend(store::abilities(store).await?);
-            checks.extend(rates::rates(store, progress).await);
+            store::abilities(store).await?.into_iter().for_each(&mut tell);
+            rates::rates(store, progress).await.into_iter().for_each(&mut tell);
         }
         if let Some(bucket) = store.bucket() {
-            checks.extend(bucket::rules(bucket).await);
+            bucket::rules(bucket).await.into_iter().for_each(&mut tell);
         }
         if let Some(directory) = store.directory() {
             let directory = directory.to_owned();
-            checks.extend(blocking(move || Ok(directory::directory(&directory))).await?);
+            let checks = blocking(move || Ok(directory::directory(&directory))).await?;
+            checks.into_iter().for_each(&mut tell);
         }
     }
-    checks.extend(blocking(|| Ok(machine::machine())).await?);
-    Ok(Diagnosis { checks })
+    blocking(|| Ok(machine::machine())).await?.into_iter().for_each(tell);
+    Ok(())
 }
 
 /// The checks of the address say as whom somebody was refused.
