@@ -1,6 +1,7 @@
 //! `towline undelete` and `towline history`, and what `towline rm` says of them.
 
 use std::fmt::Write as _;
+use std::iter;
 
 use serde::Serialize;
 
@@ -26,8 +27,9 @@ impl Context {
                 .output
                 .report(&UndeletedNames { names }, |report, _| report.names.iter().map(undeleted).collect());
         }
-        // A name that stands for something again is a copy of it.
-        let names = [name.to_string(), to.as_ref().unwrap_or(&name).to_string()];
+        // A name that stands for something again is a copy of what it was, or what another was.
+        let names: Vec<_> =
+            iter::once(&name).chain(to.as_ref().filter(|to| **to != name)).map(Name::to_string).collect();
         let recorded = self.record(Action::Copy, &names, &repository, None).await?;
         let options = UndeleteOptions { version, to, replace };
         let report = recorded.end(repository.undelete(&name, &options).await, |_| 0).await?;
