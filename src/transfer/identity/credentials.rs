@@ -53,6 +53,8 @@ struct State {
     revoked: Revoked,
     /// Problem of the certificate files in their current state.
     problem: Option<String>,
+    /// Problems of files that others may write.
+    exposed: Vec<String>,
 }
 
 /// Credentials at one moment.
@@ -91,7 +93,8 @@ impl Credentials {
         let (seen, last_poll) = (stamps(folder), clock.now());
         let revoked = Revoked::open(folder.join(REVOKED), last_poll)?;
         let current = Arc::new(Loaded::read(folder, last_poll, Arc::clone(revoked.list()))?);
-        let state = Mutex::new(State { current, seen, last_poll, revoked, problem: None });
+        let state =
+            Mutex::new(State { current, seen, last_poll, revoked, problem: None, exposed: files::exposed(folder) });
         Ok(Self(Arc::new(WatchedCredentials { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
     }
 
@@ -117,7 +120,7 @@ impl Credentials {
             let subject = &one.subject;
             format!("authority {subject} is in the list of revoked certificates, which has no effect: remove it from {AUTHORITY}")
         });
-        state.problem.iter().chain(state.revoked.problems()).cloned().chain(listed).collect()
+        state.problem.iter().chain(&state.exposed).chain(state.revoked.problems()).cloned().chain(listed).collect()
     }
 
     /// Secret of this agent that survives restarts.
@@ -155,6 +158,7 @@ impl WatchedCredentials {
 
 impl State {
     fn reload(&mut self, folder: &Path, now: Timestamp) {
+        self.exposed = files::exposed(folder);
         // Independent: the list holds even if the certificates cannot be read.
         if self.revoked.reload(now) {
             tracing::info!("list of revoked certificates has changed");

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
+use crate::tree::is_own_file;
 
 /// Certificate, as cert-manager calls it in a secret (<https://cert-manager.io/docs/usage/certificate/>).
 pub(super) const CERTIFICATE: &str = "tls.crt";
@@ -54,6 +55,17 @@ pub(super) fn read_lines(path: &Path) -> Result<String> {
 pub(super) fn read(path: &Path) -> Result<String> {
     String::from_utf8(read_bytes(path, FILE_LEN_MAX)?)
         .map_err(|source| Error::usage("file is not text").at(path.display()).source(source))
+}
+
+/// Problems of the files in `folder` that users other than this one and root may write: whoever does decides whom this agent trusts.
+pub(super) fn exposed(folder: &Path) -> Vec<String> {
+    let problem = |name: &str| {
+        let path = folder.join(name);
+        let found = std::fs::metadata(&path).ok().filter(|found| !is_own_file(found))?;
+        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+        Some(format!("{0}: others may write it (owner {owner}, mode {mode:04o}): `chmod go-w {0}`", path.display()))
+    };
+    [CERTIFICATE, KEY, AUTHORITY, REVOKED].into_iter().filter_map(problem).collect()
 }
 
 /// Opens without waiting: a pipe in place of a file is refused, whether or not somebody writes to it. Links are followed, because

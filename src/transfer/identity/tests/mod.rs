@@ -302,6 +302,16 @@ fn keys_are_for_their_owner_and_an_authority_is_never_overwritten() {
         names.sort();
         names
     };
+    assert_eq!(agent.problems(), Vec::<String>::new());
+    fs::set_permissions(site.path("a/ca.crt"), fs::Permissions::from_mode(0o664)).unwrap();
+    site.later(Duration::from_secs(2));
+    let place = site.path("a/ca.crt");
+    let (place, owner) = (place.display(), rustix::process::geteuid().as_raw());
+    let expected = format!("{place}: others may write it (owner {owner}, mode 0664): `chmod go-w {place}`");
+    assert_eq!(agent.problems(), [expected]);
+    fs::set_permissions(site.path("a/ca.crt"), fs::Permissions::from_mode(0o644)).unwrap();
+    site.later(Duration::from_secs(2));
+    assert_eq!(agent.problems(), Vec::<String>::new());
     assert_eq!(files("ca"), ["ca.crt", "ca.key"]);
     assert_eq!(files("a"), ["ca.crt", "tls.crt", "tls.key"]);
 
