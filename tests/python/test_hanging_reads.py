@@ -203,7 +203,7 @@ def test_calls_within_a_limit(line, tmp_path):
         lambda: engine.expire("run", 1, limit=limit),
         lambda: engine.remove("run/step-1", limit=limit),
     ):
-        with pytest.raises(towline.Unreachable, match="store does not answer.*nothing for 1 s"):
+        with pytest.raises(towline.Unreachable, match=r"store does not answer.*nothing for 1 s"):
             in_time(call)
     line.mend()
     assert [one.name for one in repository.ls()] == ["run/step-1"]
