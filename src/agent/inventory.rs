@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn new_measurements_of_a_link_are_news() {
-        let link = |samples, outcomes, spread| LinkRate { samples, outcomes, spread, ..LinkRate::default() };
+        let link = |samples, outcomes, spread| LinkRate { spread, samples, outcomes, ..LinkRate::default() };
         let head = |at, link| InventoryHead {
             repository: RepositoryId::from_bytes([1; 16]),
             sequence: 1,

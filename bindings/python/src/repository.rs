@@ -569,6 +569,7 @@ impl Repository {
 
     /// Bytes `start..end` of a saved file, or all. Unreachable, if that takes longer than `limit`.
     #[pyo3(signature = (name, path, start=None, end=None, limit=None))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn cat<'py>(
         &self,
         py: Python<'py>,
