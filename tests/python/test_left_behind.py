@@ -49,6 +49,25 @@ def test_a_step_that_was_committed_before_the_kill_is_no_alarm(far, tmp_path, mo
     assert list((tmp_path / "spool").rglob("*-step-*")) == [] and [one.manifest for one in far.ls()] == before
 
 
+def test_steps_for_a_repository_that_was_replaced_are_told(far, tmp_path):
+    folder = tmp_path / "spool"
+    kept = Path(leave(far, folder, b"for the one before"))
+    own = kept.parents[1].name
+    before = folder / f"01ARZ3NDEKTSV4RRFFQ69G5FAV-{own.rpartition('-')[2]}"
+    kept.parents[1].rename(before)
+    (left,) = in_spool(before)[:1]
+    told = f"another repository than the one for which 1 earlier saves of run wait .*: {re.escape(str(before))}/run/0-step-1"
+    with pytest.warns(UserWarning, match=told):
+        towline.Checkpointer(far, "run", spool=folder).close()
+    assert left.exists() and far.ls() == []
+    # Those of other runs and places are no concern of this one.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="towline")
+        towline.Checkpointer(far, "another", spool=folder).close()
+        before.rename(folder / "01ARZ3NDEKTSV4RRFFQ69G5FAV-0000000000000000")
+        towline.Checkpointer(far, "run", spool=folder).close()
+
+
 @pytest.mark.parametrize("seconds", [-60, 60], ids=["before the other", "after it"])
 def test_a_step_of_other_content_is_told_in_words_that_fit(far, tmp_path, seconds):
     with towline.Checkpointer(far, "run", spool=tmp_path / "elsewhere") as other:

@@ -18,7 +18,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from . import (
     _arguments,
     _backlog,
     _origins,
-    _private,
     _progress,
     _shutdown,
     _torch,
@@ -38,11 +37,11 @@ from . import (
 from . import state as states
 from ._afterwards import Afterwards
 from ._attempts import Attempts
-from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
+from ._backlog import Backlog, Calls, Waiting, finish, only_here
 from ._devices import gpus
 from ._documents import document_in
+from ._left import LeftSteps
 from ._mixing import Mixing
-from ._origins import Superseded
 from ._reading import DOCUMENT, TENSORS, Reading, read_state
 from ._staging import Job, Staging
 from ._unresumed import UnresumedSteps
@@ -625,72 +624,11 @@ class Checkpointer:
 
     def _save_pending(self) -> None:
         """Uploads the steps that an earlier process of this run left in the spool."""
-        if self._spool is None or not os.path.isdir(self._spool):
+        if self._spool is None:
             return
-        try:
-            pending = spool.pending(_private.given(self._spool, own=True), self.run, self.rank)
-        except OSError as error:
-            warnings.warn(f"towline: steps left in {self._spool} are not looked at: {error}", stacklevel=3)
-            return
-        for kept in pending:
-            # If the record cannot be read, this is told below.
-            with contextlib.suppress(Error):
-                left = spool.origin(kept)
-                self._starts += [start for start in (left.starts if left else []) if start not in self._starts]
-        uploaded: set[str] = set()
-        for at, kept in enumerate(pending):
-            try:
-                _origins.check(self.repository, self.run, spool.origin(kept), self._is_own)
-                if spool.outdated(self.repository, kept):
-                    self._tell_dropped(kept, "the repository has a later save of this step")
-                else:
-                    given_up = spool.given_up(kept)
-                    retention.give_up(self.repository, self.run, given_up)
-                    if given_up is not None:
-                        self._backlog.drop_left(given_up)
-                    # A step that was saved twice replaces itself.
-                    again = {"version": self._version(kept.step, None)} if kept.step in uploaded else {}
-                    spool.save(self.repository, kept, again)
-                    uploaded.add(kept.step)
-            except Busy as error:
-                self._left_again(kept, error)
-                continue
-            except Superseded as error:
-                stay = [self._take_out(dropped, set_aside) for dropped in pending[at:]]
-                warnings.warn(f"towline: {dropped_text(pending[at:], error, stay)}", stacklevel=3)
-                return
-            except Conflict as error:
-                # The remedies of a command for a name that exists are none here.
-                why = str(error).removesuffix(f" ({error.help})")
-                self._tell_dropped(kept, f"the repository has another save of it, or later ones: {why}")
-            except Error as error:
-                self._left_again(kept, error)
-                continue
-            self._take_out(kept, spool.remove)
-
-    def _tell_dropped(self, kept: spool.SpooledStep, why: str) -> None:
-        """Warns that a step of an earlier process is dropped, unless the repository has what was left: that process was killed
-        right after the commit."""
-        with contextlib.suppress(Error):
-            if spool.is_same(self.repository, kept, _backlog.SILENCE):
-                return
-        warnings.warn(f"towline: a step left at {kept} is dropped: {why}", stacklevel=4)
-
-    def _take_out(self, kept: spool.SpooledStep, how: Callable[[spool.SpooledStep], str | None]) -> str | None:
-        """Takes a step of an earlier process out of the spool by `how`; returns what that returns."""
-        try:
-            return how(kept)
-        except OSError as error:
-            warnings.warn(
-                f"towline: a step that was saved from {kept}, or dropped, cannot be removed there: {error}",
-                stacklevel=4,
-            )
-            return None
-
-    def _left_again(self, kept: spool.SpooledStep, error: Error) -> None:
-        """Warns that a step of an earlier process stays in the spool."""
-        self._backlog.left.append((kept, None))
-        warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=4)
+        left = LeftSteps(self.repository, self.run, self.rank, self._spool, self._backlog)
+        self._starts += [start for start in left.starts() if start not in self._starts]
+        left.upload(self._is_own)
 
     def _expire(self) -> None:
         if self.rank == 0:

@@ -164,6 +164,22 @@ def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
     return [kept for _, _, kept in sorted(found, key=lambda one: one[:2])]
 
 
+def of_replaced(spool: str, run: str, rank: int) -> list[str]:
+    """Paths of a rank's steps that wait for a repository that was at this place before; `spool` is the folder of the one that is
+    there now."""
+    folder, own = os.path.split(spool)
+    place, found = own.rpartition("-")[2], []
+    with contextlib.suppress(OSError):
+        for other in sorted(os.listdir(folder)):
+            if other == own or other.rpartition("-")[2] != place:
+                continue
+            steps = os.path.join(folder, other, quote(run, safe=""))
+            with contextlib.suppress(OSError):
+                records = [name for name in os.listdir(steps) if name.startswith(f"{rank}-") and name.endswith(".json")]
+                found += [os.path.join(steps, name.removesuffix(".json")) for name in sorted(records)]
+    return found
+
+
 def outdated(repository: Repository, kept: SpooledStep) -> bool:
     """True if the repository has a later save of the step `kept`: by the process that left it, right before it was killed, or by
     one that continued elsewhere, whose step must not be replaced by an older one."""
