@@ -612,6 +612,21 @@ def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(repository, tmp_pat
     assert (tmp_path / "back" / "sub" / "weights").read_bytes() == b"2" * 1000
 
 
+def test_a_link_in_the_place_of_a_spool_is_not_followed(far, tmp_path):
+    """S9: "nothing outside of the folder is saved, changed or deleted"."""
+    other = tmp_path / "shared"
+    other.mkdir(mode=0o755)
+    (tmp_path / "spool").mkdir()
+    place = Path(spool_of(far, tmp_path / "spool"))
+    place.symlink_to(other)
+    with pytest.warns(UserWarning, match=f"{re.escape(str(place))} is a link"):
+        checkpointer = towline.Checkpointer(far, "run", spool=tmp_path / "spool")
+    with pytest.warns(UserWarning, match="the save continues without it"):
+        checkpointer.save(1, a_state(1, 1)).wait()
+    checkpointer.close()
+    assert list(other.iterdir()) == [] and other.stat().st_mode & 0o777 == 0o755
+
+
 def leave(far: towline.Repository, folder: Path, value: bytes) -> str:
     """What a killed process left."""
     document = json.dumps({"towline": 1, "state": value.decode()}).encode()

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import _backlog, _origins, _private, retention, spool
+from . import _backlog, _origins, retention, spool
 from ._backlog import Backlog, dropped_text
 from ._origins import Superseded
 from .errors import Busy, Conflict, Error
@@ -35,7 +35,7 @@ class LeftSteps:
         if not os.path.isdir(folder):
             return
         try:
-            self._steps = spool.pending(_private.given(folder, own=True), run, rank)
+            self._steps = spool.pending(spool.opened(folder), run, rank)
         except OSError as error:
             warnings.warn(f"towline: steps left in {folder} are not looked at: {error}", stacklevel=4)
 

@@ -92,15 +92,11 @@ class Folder:
         return stat.S_IFMT(raw.st_mode) == kind and (not self.own or raw.st_uid == os.geteuid())
 
 
-def given(path: str, *, own: bool = False) -> Folder:
-    """Opens the folder `path`, created if there is none. A link to one is followed: the path is the user's choice. `own` is as
-    for `Folder.inside`."""
+def given(path: str) -> Folder:
+    """Opens the folder `path`, created if there is none. A link to one is followed: the path is the user's choice."""
     path = path or "."
-    os.makedirs(path, mode=0o700 if own else 0o777, exist_ok=True)
-    found = Folder(os.open(path, _FOLDER), path, own)
-    if own:
-        _claim(found)
-    return found
+    os.makedirs(path, exist_ok=True)
+    return Folder(os.open(path, _FOLDER), path, False)
 
 
 @contextlib.contextmanager

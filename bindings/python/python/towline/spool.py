@@ -91,6 +91,14 @@ class Unusable:
         self._told = None
 
 
+def opened(spool: str) -> _private.Folder:
+    """Opens the spool of a repository, a folder that only this user can use, created if there is none. Raises Denied if another user
+    made it, or a link in its place: the folder that it lies in is the user's choice, its name is not."""
+    above, name = os.path.split(spool)
+    with _private.given(above) as folder:
+        return folder.inside(name, own=True)
+
+
 def put(
     spool: str,
     name: str,
@@ -100,10 +108,10 @@ def put(
     origin: Origin | None = None,
 ) -> SpooledStep:
     """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
-    `given_up` are the steps to remove before this one is saved. If this fails, nothing is left behind. Raises Denied if another
-    user made the spool."""
+    `given_up` are the steps to remove before this one is saved. If this fails, nothing is left behind. Raises Denied as `opened`
+    does."""
     # Only this user may read states, and write what a later process saves.
-    kept = _place(_private.given(spool, own=True), name, options)
+    kept = _place(opened(spool), name, options)
     try:
         os.mkdir(kept.name, 0o700, dir_fd=kept.run.descriptor)
         for path, pieces in files:
