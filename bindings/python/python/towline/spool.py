@@ -92,8 +92,8 @@ class Unusable:
 
 
 def opened(spool: str) -> _private.Folder:
-    """Opens the spool of a repository, a folder that only this user can use, created if there is none. Raises Denied if another user
-    made it, or a link in its place: the folder that it lies in is the user's choice, its name is not."""
+    """Opens the spool of a repository, a folder that only this user can use, created if there is none. Raises Denied if another
+    user made it, or a link in its place: the folder that it lies in is the user's choice, its name is not."""
     above, name = os.path.split(spool)
     with _private.given(above) as folder:
         return folder.inside(name, own=True)
