@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import argparse
 import collections
 import dataclasses
 import datetime
 import enum
+import functools
 import json
 import pathlib
 import types
+import typing
 import zoneinfo
 
 import pytest
@@ -246,3 +249,151 @@ class Selfish:
 def test_a_state_that_never_ends_is_refused():
     with pytest.raises(towline.UnsupportedValue, match="holds itself"):
         state.describe({"a": Selfish()})
+
+
+class Runner:
+    """Base class of a dataclass that is none itself."""
+
+    def command(self) -> str:
+        return "ls"
+
+
+@dataclasses.dataclass
+class Job(Runner):
+    n: int
+    limit: typing.ClassVar[int] = 5
+    ran: typing.ClassVar[list[object]] = []
+
+    @property
+    def plugin(self) -> None:
+        self.ran.append("get")
+
+    @plugin.setter
+    def plugin(self, value: object) -> None:
+        self.ran.append(value)
+
+    @functools.cached_property
+    def double(self) -> int:
+        return 2 * self.n
+
+
+class Pair(typing.NamedTuple):
+    a: int
+
+
+class PairWithMore(Pair):
+    @functools.cached_property
+    def double(self) -> int:
+        return 2 * self.a
+
+
+def document_of(kind: str, cls: type, *pairs: list) -> bytes:
+    node = {"!": kind, "class": _classes.named(cls), "v": list(pairs)}
+    return json.dumps({"towline": 1, "state": {"at": node}}).encode()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plugin", "command", "limit", "ran", "__class__", "__dict__", "__init__", "__weakref__", "__eq__", "__anything__"],
+)
+@pytest.mark.parametrize("is_there", [False, True], ids=["allowed", "in into"])
+def test_attributes_of_the_class_are_not_set(name, is_there):
+    towline.allow_classes(Job)
+    document = document_of("dataclass", Job, ["n", 1], [name, {"x": 1}])
+    into = {"at": Job(0)} if is_there else None
+    try:
+        with pytest.raises(
+            towline.Damaged, match=rf"at state\['at'\] a .*:Job with the attribute '{name}'.*expected"
+        ) as caught:
+            state.restore(document, {}, lambda wanted: None, into)
+        assert caught.value.place == "state['at']" and caught.value.help
+        if name.startswith("__"):
+            with pytest.raises(towline.Damaged):
+                state.restore(document, {}, lambda wanted: None, into, pickle=True)
+    finally:
+        _classes._allowed.clear()
+    assert Job.ran == [] and Job(1).command() == "ls", "nothing of the class ran, nor was changed"
+
+
+def test_a_name_in_stored_data_reads_no_attribute_of_what_is_there():
+    document = document_of("dataclass", Job, ["n", 1], ["plugin", 5])
+    with pytest.raises(towline.Damaged):
+        state.restore(document, {}, lambda wanted: None, {"at": Job(0)})
+    assert Job.ran == []
+
+
+def test_attributes_that_are_no_fields_are_kept_unless_they_hide_something():
+    job = Job(3)
+    job.note, job._count, _ = "kept", [1, torch.ones(2)], job.double
+    back = again(job, Job(0))
+    assert (back.n, back.note, back._count[0], vars(back).keys()) == (3, "kept", 1, {"n", "note", "_count"})
+    assert torch.equal(back._count[1], torch.ones(2)) and back.double == 6, "a cached property is computed anew"
+    # So it is for one that an earlier version saved.
+    into = {"at": Job(0)}
+    saved = document_of("dataclass", Job, ["n", 4], ["double", 100])
+    assert state.restore(saved, {}, lambda wanted: None, into)["at"].double == 8
+
+
+@pytest.mark.parametrize("name", ["limit", "command", "__version"])
+def test_an_object_that_could_not_be_restored_is_not_saved(name):
+    job = Job(3)
+    vars(job)[name] = 7
+    with pytest.raises(
+        towline.UnsupportedValue, match=rf"state\[0\] cannot be saved: .*\.Job with attributes .*: {name} \("
+    ) as caught:
+        state.describe([job])
+    assert caught.value.place == "state[0]" and "pickle=True" in caught.value.help
+    # Who pickles has all of it again.
+    described = state.describe([job], pickle=True)
+    assert described.pickled == ["state[0]"] and described.classes == []
+    assert vars(again([job], pickle=True)[0]) == {"n": 3, name: 7}
+
+
+def test_what_an_earlier_version_saved_is_restored_for_those_who_trust_it():
+    document = document_of("dataclass", Job, ["n", 1], ["limit", 9])
+    (back,) = state.restore(document, {}, lambda wanted: None, {"at": Job(0)}, pickle=True).values()
+    assert (back.n, back.limit, Job.limit) == (1, 9, 5)
+
+
+def test_a_named_tuple_with_more_than_its_fields_is_not_saved():
+    pair = PairWithMore(1)
+    assert pair.double == 2
+    assert again(pair, PairWithMore(0)).double == 2, "a cached property is computed anew"
+    pair.more = 1
+    with pytest.raises(towline.UnsupportedValue, match="PairWithMore with attributes that cannot be restored: more "):
+        state.describe(pair)
+    assert again(pair, pickle=True).more == 1
+
+
+def test_a_class_that_makes_nothing_is_named():
+    class Abstract(abc.ABC):
+        n: int = 1
+
+        @abc.abstractmethod
+        def run(self): ...
+
+    towline.allow_classes(made := dataclasses.dataclass(Abstract))
+    try:
+        with pytest.raises(
+            towline.Mismatch, match=r"state\['at'\] holds .*Abstract.* __new__ makes none without arguments"
+        ):
+            state.restore(document_of("dataclass", made), {}, lambda wanted: None)
+    finally:
+        _classes._allowed.clear()
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace])
+@pytest.mark.parametrize("name", ["__dict__", "__class__", "__eq__", "_get_kwargs"])
+def test_names_that_no_namespace_has(kind, name):
+    if not hasattr(kind, name):
+        assert again(kind(**{name: 1})) == kind(**{name: 1})
+        return
+    node = {"!": kind.__name__, "v": [["lr", 1], [name, 1]]}
+    document = json.dumps({"towline": 1, "state": [node]}).encode()
+    with pytest.raises(towline.Damaged, match=rf"state\[0\].*'{name}'") as caught:
+        state.restore(document, {}, lambda wanted: None)
+    assert caught.value.place == "state[0]"
+    value = kind()
+    vars(value)[name] = 1
+    with pytest.raises(towline.UnsupportedValue, match=rf"state\[0\].*{kind.__name__} .*'{name}'"):
+        state.describe([value])

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import importlib
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from .errors import UsageError
+from .errors import Damaged, UsageError
 
 _Class = TypeVar("_Class", bound=type)
 
 #: Base classes whose content is not in the fields of a dataclass.
 _OTHERS = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex)
+
+#: Stands for an attribute that a class does not have.
+_LACKING = object()
 
 _allowed: dict[str, type] = {}
 
@@ -26,7 +31,8 @@ def allow_classes(*classes: type) -> Any:
     Returns the class, if one is given, so that it can be used as a decorator.
 
     Without it, `restore` creates such an object only if `into` has one of the same class at the same place. Of the class, only
-    `__new__` runs, and properties with the name of a field.
+    this runs: `__new__`, factories of default values, and properties and other descriptors with the name of a field; `_make` of a
+    named tuple; `_missing_` of flags; and `__hash__` and `__eq__` of objects that are keys or elements of sets.
     """
     for cls in classes:
         if not isinstance(cls, type) or kind(cls) is None:
@@ -55,13 +61,54 @@ def named(cls: type) -> str:
 
 
 def parts(value: Any) -> list[tuple[str, Any]]:
-    """Values of a dataclass object or named tuple, by name."""
-    if isinstance(value, tuple):
-        named: Any = value
-        return list(zip(named._fields, named, strict=True))
-    fields = [field.name for field in dataclasses.fields(value)]
-    others = [name for name in getattr(value, "__dict__", ()) if name not in fields]
-    return [(name, getattr(value, name)) for name in (*fields, *others) if hasattr(value, name)]
+    """Values of a dataclass object or named tuple, by name: those of its fields, and those of its other attributes that `made`
+    sets. Other objects have none."""
+    word = kind(type(value))
+    if word == "namedtuple":
+        return list(zip(value._fields, value, strict=True))
+    if word != "dataclass":
+        return []
+    cls, fields = type(value), _fields(type(value))
+    found = [(name, getattr(value, name)) for name in fields if hasattr(value, name)]
+    others = getattr(value, "__dict__", {})
+    return found + [(name, others[name]) for name in others if name not in fields and _may_be_set(cls, name)]
+
+
+def unkept(value: Any) -> list[str]:
+    """Names of attributes of a dataclass object or named tuple that are not stored, and that Python does not compute anew."""
+    cls, word = type(value), kind(type(value))
+    fields = _fields(cls) if word == "dataclass" else []
+    attributes = getattr(value, "__dict__", {}) if word in ("dataclass", "namedtuple") else {}
+    return [
+        str(name)
+        for name in attributes
+        if name not in fields and not _is_computed(cls, name) and not (word == "dataclass" and _may_be_set(cls, name))
+    ]
+
+
+def _fields(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _may_be_set(cls: type, name: Any) -> bool:
+    """True if an attribute that is no field may be set on an object of a class: it hides nothing, and calls nothing."""
+    return not hides(cls, name) and not name.startswith("__")
+
+
+def _is_computed(cls: type, name: Any) -> bool:
+    """True for an attribute that Python itself sets on objects: the value of a cached property, and what `Config[int](...)` was
+    called on. Neither is stored."""
+    return name == "__orig_class__" or isinstance(_in_class(cls, name), functools.cached_property)
+
+
+def hides(cls: type, name: Any) -> bool:
+    """True if an attribute of this name cannot be one of an object of a class, or hides one of the class."""
+    return not isinstance(name, str) or _in_class(cls, name) is not _LACKING
+
+
+def _in_class(cls: type, name: Any) -> Any:
+    """Attribute of a class or its bases as it is there, without calling its `__get__`; its metaclass does not count."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), _LACKING)
 
 
 def find(name: str, wanted: str, into: Any, trusted: bool) -> type | None:
@@ -87,14 +134,17 @@ def _imported(name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def made(cls: Any, values: dict[str, Any]) -> Any:
-    """Creates an object of a class with these values. Raises ValueError if they do not fit."""
+def made(cls: Any, values: dict[str, Any], where: str, trusted: bool = False) -> Any:
+    """Creates an object of a class with these values. Raises ValueError if they do not fit, and Damaged if one is neither a field
+    nor an attribute that may be set; `where` is the place in the state. If the caller trusts pickles, attributes of the class
+    are set, too: earlier versions saved them."""
     if issubclass(cls, tuple):
         if set(values) != set(cls._fields):
             raise ValueError(f"it has the fields {list(cls._fields)}, but {list(values)} were saved")
         return cls._make(values[name] for name in cls._fields)
-    value = cls.__new__(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
+    values = {name: held for name, held in values.items() if name in fields or not _is_computed(cls, name)}
+    _check(cls, (name for name in values if name not in fields), where, trusted)
     for name, field in fields.items():
         if name not in values and field.default is not dataclasses.MISSING:
             values[name] = field.default
@@ -102,6 +152,10 @@ def made(cls: Any, values: dict[str, Any]) -> Any:
             values[name] = field.default_factory()
         elif name not in values:
             raise ValueError(f"its field {name} was not saved, and has no default")
+    try:
+        value = cls.__new__(cls)
+    except TypeError as error:
+        raise ValueError(f"its __new__ makes none without arguments: {error}") from error
     for name, held in values.items():
         try:
             # Works for frozen dataclasses, too.
@@ -109,6 +163,38 @@ def made(cls: Any, values: dict[str, Any]) -> Any:
         except AttributeError as error:
             raise ValueError(f"{name} was saved, and it has no such field") from error
     return value
+
+
+def _check(cls: type, names: Iterable[str], where: str, trusted: bool) -> None:
+    """Raises Damaged if one of the names, which are no fields, may not be set on an object of a class."""
+    for name in names:
+        if _may_be_set(cls, name) or (trusted and not name.startswith("__")):
+            continue
+        if name.startswith("__"):
+            what, help = "begins with two underscores", "restore another step"
+        else:
+            what = "the class has, but not as a field"
+            help = "if the class has changed since, make it a field again; or pass pickle=True if you trust whoever saved it"
+        error = Damaged(
+            f"the document of a state has at {where} a {named(cls)} with the attribute {name!r}, which {what}: expected a field, "
+            f"or a name that the class lacks; towline saves no other ({help})"
+        )
+        error.place, error.help = where, help
+        raise error
+
+
+def namespace(cls: Any, values: dict[str, Any], where: str) -> Any:
+    """Creates a namespace with these values. Raises Damaged if one would hide an attribute of its class."""
+    if hiding := next((name for name in values if hides(cls, name)), None):
+        error = Damaged(
+            f"the document of a state has at {where} a {cls.__name__} with the attribute {hiding!r}, which the class has: "
+            "expected a name that it lacks; towline saves no other (restore another step)"
+        )
+        error.place, error.help = where, "restore another step"
+        raise error
+    made = cls()
+    vars(made).update(values)
+    return made
 
 
 def member(cls: type[enum.Enum], name: str | None, value: Any) -> enum.Enum:

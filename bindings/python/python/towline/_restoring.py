@@ -215,9 +215,9 @@ class Restoring:
             for at, one in enumerate(node if isinstance(node, list) else listed(node)):
                 yield at, one, inside[at] if at < len(inside) else None
         elif word in NAMED:
-            holds = _classes.kind(type(into)) is not None or type(into) in NAMESPACES.values()
+            there = vars(into) if type(into) in NAMESPACES.values() else dict(_classes.parts(into))
             for name, one in listed(node, pairs=True):
-                yield Attribute(name), one, getattr(into, name, None) if holds else None
+                yield Attribute(name), one, there.get(str(name))
         elif isinstance(node, dict) and (word is None or word in PAIRS):
             mapping = into if isinstance(into, Mapping) and word != "Counter" else {}
             for key, one in node.items() if word is None else self._pairs(node, mapping):
@@ -307,9 +307,7 @@ class Restoring:
             except _MALFORMED as error:
                 raise _malformed(path, error) from error
         if isinstance(word, str) and word in NAMESPACES:
-            made = NAMESPACES[word]()
-            vars(made).update(self._named(node, into, path))
-            return made
+            return _classes.namespace(NAMESPACES[word], self._named(node, into, path), shown(path))
         build = getattr(self, "_" + word.replace(".", "_")) if word in _BUILT else None
         if build is None:
             raise Unsupported(f"the state holds a {word!r}, which this towline does not know (use a newer one)")
@@ -388,7 +386,7 @@ class Restoring:
     def _of_class(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         cls = self._class(node, into, path)
         try:
-            return _classes.made(cls, self._named(node, into, path))
+            return _classes.made(cls, self._named(node, into, path), shown(path), self.pickle)
         except ValueError as error:
             raise self._unknown(path, f"a {node['class']} that does not fit the class: {error}", None) from error
 

@@ -140,7 +140,7 @@ class _Serializer:
             return plain
         if self.stateful and is_stateful(value):
             return self.value(value.state_dict(), path)
-        if self.classes and _classes.kind(kind) is not None:
+        if self.classes and _classes.kind(kind) is not None and not (self.pickle and _classes.unkept(value)):
             return self._once(value, path, self._of_class)
         if self.pickle:
             self.pickled.append(shown(path))
@@ -171,6 +171,7 @@ class _Serializer:
         if kind is dict and all(type(key) is str for key in value) and "!" not in value:
             return {key: self.value(one, (*path, key)) for key, one in value.items()}
         if kind in NAMESPACES.values():
+            self._check_hidden(value, next((name for name in vars(value) if _classes.hides(kind, name)), None), path)
             return {"!": kind.__name__, "v": self._named(vars(value).items(), path)}
         if kind in DICTS:
             return self._dict(value, path)
@@ -182,10 +183,7 @@ class _Serializer:
 
     def _dict(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
         attributes = dict(getattr(value, "__dict__", None) or {})
-        hiding = next((name for name in attributes if hides_method(type(value), name)), None)
-        if hiding is not None:
-            what = f"an {type(value).__name__} whose attribute {hiding!r} hides a method"
-            raise self._refused(path, what, "give the attribute another name")
+        self._check_hidden(value, next((name for name in attributes if hides_method(type(value), name)), None), path)
         pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
         node: dict[str, Any] = {"!": type(value).__name__, "v": pairs}
         # A module's state dict has the versions of its submodules as such an attribute.
@@ -198,8 +196,17 @@ class _Serializer:
             node["factory"] = factory.__name__ if known else {"other": getattr(factory, "__qualname__", repr(factory))}
         return node
 
+    def _check_hidden(self, value: Any, hiding: Any, path: tuple[Any, ...]) -> None:
+        """Refuses an object of which the attribute `hiding`, if there is one, hides one of its class."""
+        if hiding is not None:
+            what = f"a value of the type {type(value).__name__} whose attribute {hiding!r} hides a method or attribute of its class"
+            raise self._refused(path, what, "give the attribute another name")
+
     def _of_class(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
         kind = type(value)
+        if unkept := _classes.unkept(value):
+            what = f"a {kind.__module__}.{kind.__qualname__} with attributes that cannot be restored: {', '.join(unkept[:5])}"
+            raise self._refused(path, what, "make each a field of the class, or pass pickle=True to pickle the object")
         node: dict[str, Any] = {"!": _classes.kind(kind), "class": _classes.named(kind)}
         if not _classes.is_allowed(kind):
             self.unknown[node["class"]] = None
