@@ -199,7 +199,7 @@ class _Serializer:
     def _check_hidden(self, value: Any, hiding: Any, path: tuple[Any, ...]) -> None:
         """Refuses an object of which the attribute `hiding`, if there is one, hides one of its class."""
         if hiding is not None:
-            what = f"a value of the type {type(value).__name__} whose attribute {hiding!r} hides a method or attribute of its class"
+            what = f"a {type(value).__name__} whose attribute {hiding!r} hides a method or attribute of its class"
             raise self._refused(path, what, "give the attribute another name")
 
     def _of_class(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
