@@ -271,10 +271,12 @@ class Writer(io.BufferedIOBase):
         super().close()
 
     def _end_compressor(self) -> None:
-        # Its last output is dropped; closing it now keeps it from writing later.
+        # Its last output is dropped; closing it now keeps it from writing later. No `contextlib`: see `__del__`.
         if self.compressor is not None:
-            with contextlib.suppress(Exception):
+            try:  # noqa: SIM105
                 self.compressor.close()
+            except Exception:
+                pass
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         if kind is not None:
@@ -282,6 +284,7 @@ class Writer(io.BufferedIOBase):
         self.close()
 
     def __del__(self) -> None:
+        # At the end of the process, names of modules may be None already: what this calls uses none of them.
         if getattr(self, "_staged", None) is not None:
             self.discard()
 
@@ -368,14 +371,19 @@ class Text(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        # If the constructor failed, for example because of an unknown encoding, there is nothing to discard.
-        with contextlib.suppress(ValueError, AttributeError):
+        # If the constructor failed, for example because of an unknown encoding, there is nothing to discard. Names of modules are
+        # not used, as in that of `Writer`.
+        try:
             if not self.closed:
                 self._discard()
+        except (ValueError, AttributeError):
+            pass
 
     def _discard(self) -> None:
-        if isinstance(self.buffer, (Compressed, Writer)):
-            self.buffer.discard()
+        # A Reader has nothing to discard.
+        discard = getattr(self.buffer, "discard", None)
+        if discard is not None:
+            discard()
 
 
 def _is_left_by_exception() -> bool:
