@@ -297,3 +297,22 @@ def test_nothing_creates_a_repository_if_it_is_not_to(tmp_path):
         with pytest.raises(towline.NotFound, match="no repository"):
             attempt()
     assert not missing.exists()
+
+
+def test_damage_heals_as_verify_says(repository, tmp_path):
+    whole, out = os.urandom(1 << 20), tmp_path / "out"
+    (tmp_path / "file").write_bytes(whole)
+    repository.save(tmp_path / "file", "name")
+    (pack,) = (path for path in (tmp_path / "repository" / "pack").rglob("*") if path.is_file())
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    assert "repair again" in " ".join(towline.Repository.verify.__doc__.split())
+    first = repository.verify(data=True, repair=True)
+    assert first.damaged and first.left
+    repository.save(tmp_path / "file", "another")
+    second = repository.verify(data=True, repair=True)
+    assert second.left == [] and repository.verify(data=True).damaged == []
+    repository.restore("name", out)
+    assert out.read_bytes() == whole

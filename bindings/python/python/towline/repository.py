@@ -333,7 +333,8 @@ class Repository:
 
     def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> VerifyReport:
         """Checks one tree, or all, for damage: the structure, or with `data` every byte. The report lists the damage. `repair`
-        repairs what it can."""
+        repairs what it can, and sets damaged data aside: save the same content, under any name, and repair again, which restores
+        the trees that used it."""
         return VerifyReport.read(json.loads(self._engine.verify(name, data, repair)))
 
     def settle(self, name: str, *, progress: _progress.Progress = None) -> SettleReport:
