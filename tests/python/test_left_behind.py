@@ -68,6 +68,71 @@ def test_steps_for_a_repository_that_was_replaced_are_told(far, tmp_path):
         towline.Checkpointer(far, "run", spool=folder).close()
 
 
+OTHERS = "01ARZ3NDEKTSV4RRFFQ69G5FAV-0000000000000000"
+
+
+def left_for_another(far, folder: Path, *steps: int, rank: int = 0) -> Path:
+    """Leaves steps in the spool for a repository at another place; returns the folder of their run."""
+    run = folder / OTHERS / "run"
+    for step in steps:
+        options = {"part": (rank, "first")} if rank else {}
+        spool.put(str(run.parent), f"run/step-{step}", options, [("state.json", [b"{}"])])
+    return run
+
+
+def told_of_others(caplog) -> list[str]:
+    said = [
+        one.getMessage() for one in caplog.records if "wait on this node for another repository" in one.getMessage()
+    ]
+    caplog.clear()
+    return said
+
+
+def test_newer_steps_for_another_repository_are_told_once(far, tmp_path, caplog):
+    """As after a store that was away: the training goes on in another repository, which has the steps up to 3."""
+    folder = tmp_path / "spool"
+    with towline.Checkpointer(far, "run", spool=folder) as before:
+        for step in (1, 2, 3):
+            before.save(step, {"step": step}).wait()
+    run = left_for_another(far, folder, 2, 10, 4)
+    assert told_of_others(caplog) == []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="towline")
+        towline.Checkpointer(far, "run", spool=folder).close()
+        (said,) = told_of_others(caplog)
+        towline.Checkpointer(far, "run", spool=folder).close()
+    assert told_of_others(caplog) == [], "it is told once"
+    assert re.match(
+        "2 earlier saves of a run named run wait .* up to step 10, and .*repository has none after step 3: ", said
+    )
+    assert f"{run}/0-step-10." in said and "create a Checkpointer of that repository" in said
+    assert len(in_spool(folder)) == 6, "they stay there"
+
+
+@pytest.mark.parametrize("case", ["older", "a day old", "of another rank", "of another run", "no steps", "store away"])
+def test_steps_for_another_repository_that_are_no_concern_here(far, tmp_path, caplog, case):
+    folder = tmp_path / "spool"
+    with towline.Checkpointer(far, "run", spool=folder) as before:
+        before.save(3, {"step": 3}).wait()
+    run = left_for_another(far, folder, 3 if case == "older" else 4, rank=int(case == "of another rank"))
+    for record in list(run.glob("*.json")):
+        if case == "a day old":
+            os.utime(record, (record.stat().st_mtime - 90_000,) * 2)
+        elif case == "no steps":
+            record.rename(record.with_name("0-notes.txt.json"))
+    if case == "of another run":
+        run.rename(run.with_name("another"))
+    far._engine.away = case == "store away"
+    caplog.clear()
+    towline.Checkpointer(far, "run", spool=folder).close()
+    assert told_of_others(caplog) == []
+    # One that is newer is told.
+    far._engine.away = False
+    left_for_another(far, folder, 5)
+    towline.Checkpointer(far, "run", spool=folder).close()
+    assert len(told_of_others(caplog)) == 1
+
+
 @pytest.mark.parametrize("seconds", [-60, 60], ids=["before the other", "after it"])
 def test_a_step_of_other_content_is_told_in_words_that_fit(far, tmp_path, seconds):
     with towline.Checkpointer(far, "run", spool=tmp_path / "elsewhere") as other:

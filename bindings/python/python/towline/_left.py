@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,11 @@ from .spool import SpooledStep, set_aside
 
 if TYPE_CHECKING:
     from .repository import Repository
+
+_logger = logging.getLogger("towline")
+
+#: Ids of repositories, and runs, of which this process has told that steps wait for another repository.
+_told: set[tuple[str, str]] = set()
 
 
 class LeftSteps:
@@ -32,12 +38,13 @@ class LeftSteps:
                 "are not needed)",
                 stacklevel=4,
             )
-        if not os.path.isdir(folder):
-            return
-        try:
-            self._steps = spool.pending(spool.opened(folder), run, rank)
-        except OSError as error:
-            warnings.warn(f"towline: steps left in {folder} are not looked at: {error}", stacklevel=4)
+        if os.path.isdir(folder):
+            try:
+                self._steps = spool.pending(spool.opened(folder), run, rank)
+            except OSError as error:
+                warnings.warn(f"towline: steps left in {folder} are not looked at: {error}", stacklevel=4)
+        if others := spool.of_others(folder, run, rank):
+            self._tell_of_others(others)
 
     def starts(self) -> list[str]:
         """Ids of the starts that left them."""
@@ -87,6 +94,32 @@ class LeftSteps:
             found = self._repository._engine.find(kept.step)
             expected["version"] = found[1] if found is not None and found[0] == kept.step else 0
         spool.save(self._repository, kept, expected)
+
+    def _tell_of_others(self, others: list[tuple[int, str]]) -> None:
+        """Logs, once in a process, that steps of a run of this name wait for other repositories, if they are newer than those
+        that this one has: the training that goes on here may have saved them. It may also be another one of the same name."""
+        key = (self._repository.id, self._run)
+        if key in _told:
+            return
+        try:
+            here = [
+                *retention.versions(self._repository, self._run, _backlog.SILENCE),
+                *(one.step for one in self._steps),
+            ]
+        except Error:
+            # What it has is not known.
+            return
+        last = max(map(retention.number, here), default=-1)
+        newer = [(step, path) for step, path in others if step > last]
+        if newer:
+            _told.add(key)
+            has = f"has none after step {last}" if here else "has none"
+            _logger.warning(
+                "%s earlier saves of a run named %s wait on this node for another repository, up to step %s, and %s %s: if they "
+                "are of this training, create a Checkpointer of that repository, which uploads them there, or save them here, before "
+                "it goes on (`towline save FOLDER NAME`): %r%s",
+                len(newer), self._run, newer[-1][0], self._repository.url, has, newer[-1][1], ", ..." if len(newer) > 1 else "",
+            )  # fmt: skip
 
     def _tell_dropped(self, kept: SpooledStep, why: str) -> None:
         """Warns that a step is dropped, unless the repository has what was left: that process was killed right after the

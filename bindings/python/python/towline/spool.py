@@ -22,7 +22,7 @@ import stat
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -43,6 +43,8 @@ T = TypeVar("T")
 _ASIDE = "dropped-"
 #: Maximum bytes of a record.
 _RECORD_MAX = 16 << 20
+#: Seconds for which steps in the spool for another repository are recent.
+_RECENT = 86400
 
 
 class SpooledStep:
@@ -175,17 +177,36 @@ def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
 def of_replaced(spool: str, run: str, rank: int) -> list[str]:
     """Paths of a rank's steps that wait for a repository that was at this place before; `spool` is the folder of the one that is
     there now."""
+    return [path for is_replaced, path in _of_others(spool, run, rank) if is_replaced]
+
+
+def of_others(spool: str, run: str, rank: int) -> list[tuple[int, str]]:
+    """Numbers and paths of a rank's steps that this user put into the spool in the last day, for repositories at other places
+    that have a run of this name, in their order; `spool` is the folder of this repository."""
+    found = []
+    for is_replaced, path in _of_others(spool, run, rank):
+        step = number(os.path.basename(path).partition("-")[2].rpartition(".")[0])
+        with contextlib.suppress(OSError):
+            record = os.stat(path + ".json", follow_symlinks=False)
+            is_own = stat.S_ISREG(record.st_mode) and record.st_uid == os.geteuid()
+            if not is_replaced and step >= 0 and is_own and time.time() - record.st_mtime < _RECENT:
+                found.append((step, path))
+    return sorted(found)
+
+
+def _of_others(spool: str, run: str, rank: int) -> Iterator[tuple[bool, str]]:
+    """Paths of a rank's steps that wait for other repositories than that of the folder `spool`, and whether it was at the same
+    place."""
     folder, own = os.path.split(spool)
-    place, found = own.rpartition("-")[2], []
+    place = own.rpartition("-")[2]
     with contextlib.suppress(OSError):
         for other in sorted(os.listdir(folder)):
-            if other == own or other.rpartition("-")[2] != place:
-                continue
             steps = os.path.join(folder, other, quote(run, safe=""))
             with contextlib.suppress(OSError):
-                records = [name for name in os.listdir(steps) if name.startswith(f"{rank}-") and name.endswith(".json")]
-                found += [os.path.join(steps, name.removesuffix(".json")) for name in sorted(records)]
-    return found
+                names = sorted(os.listdir(steps)) if other != own else []
+                records = [name for name in names if name.startswith(f"{rank}-") and name.endswith(".json")]
+                for name in records:
+                    yield other.rpartition("-")[2] == place, os.path.join(steps, name.removesuffix(".json"))
 
 
 def outdated(repository: Repository, kept: SpooledStep) -> bool:
