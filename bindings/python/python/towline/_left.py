@@ -116,8 +116,8 @@ class LeftSteps:
             has = f"has none after step {last}" if here else "has none"
             _logger.warning(
                 "%s earlier saves of a run named %s wait on this node for another repository, up to step %s, and %s %s: if they "
-                "are of this training, create a Checkpointer of that repository, which uploads them there, or save them here, before "
-                "it goes on (`towline save FOLDER NAME`): %r%s",
+                "are of this training, create a Checkpointer of that repository, which uploads them there, or save them here, "
+                "before it goes on (`towline save FOLDER NAME`): %r%s",
                 len(newer), self._run, newer[-1][0], self._repository.url, has, newer[-1][1], ", ..." if len(newer) > 1 else "",
             )  # fmt: skip
 
