@@ -24,6 +24,8 @@ class Folder:
     def __init__(self, descriptor: int, shown: str, own: bool):
         self.descriptor, self.shown, self.own = descriptor, shown, own
         self._closed = weakref.finalize(self, os.close, descriptor)
+        # At exit, `_shutdown` may finish saves that use the folder after finalizers ran.
+        self._closed.atexit = False
 
     def __enter__(self) -> Folder:
         return self
