@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, flock, openat, statat, unlinkat};
 use rustix::io::{Errno, Result as SysResult};
 
-use super::folders::list;
+use super::folders::Listing;
 use super::path::{check_path, is_staging, join};
 use super::staged::is_at;
 use super::stat::kind_of;
@@ -59,10 +59,8 @@ impl Target {
     /// Errors of the file system.
     pub fn is_empty_folder(&self, path: &[u8]) -> Result<bool> {
         check_path(path)?;
-        let listed = self.folders.read(path).and_then(|open| list(&open));
-        listed
-            .map(|entries| entries.is_empty())
-            .map_err(|errno| self.folders.fault("cannot look into a folder", path, errno))
+        let first = self.folders.read(path).and_then(|open| Listing::of(&open)?.next().transpose());
+        first.map(|first| first.is_none()).map_err(|errno| self.folders.fault("cannot look into a folder", path, errno))
     }
 
     fn unlink(&self, path: &[u8]) -> SysResult<()> {
@@ -78,7 +76,8 @@ impl Target {
             next += 1;
             make_writable(&self.folders.get(&path)?)?;
             let open = self.folders.read(&path)?;
-            for (name, kind) in list(&open)? {
+            for entry in Listing::of(&open)? {
+                let (name, kind) = entry?;
                 match if kind == FileType::Directory { Err(Errno::ISDIR) } else { unlink_in(&open, &name) } {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(Errno::ISDIR) => folders.push(join(&path, &name)),
@@ -100,13 +99,16 @@ impl Target {
         let mut swept = 0;
         let mut pending = vec![Vec::new()];
         while let Some(path) = pending.pop() {
-            let names = match self.folders.read(&path).and_then(|folder| list(&folder).map(|names| (folder, names))) {
-                Ok(names) => names,
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => continue,
-                Err(errno) => return Err(self.folders.fault("cannot look for unfinished files", &path, errno)),
-            };
-            let (folder, names) = names;
-            for (name, kind) in names {
+            let fault = |errno| self.folders.fault("cannot look for unfinished files", &path, errno);
+            let (folder, listing) =
+                match self.folders.read(&path).and_then(|folder| Listing::of(&folder).map(|listing| (folder, listing)))
+                {
+                    Ok(opened) => opened,
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => continue,
+                    Err(errno) => return Err(fault(errno)),
+                };
+            for entry in listing {
+                let (name, kind) = entry.map_err(fault)?;
                 if is_folder(&folder, &name, kind) {
                     pending.push(join(&path, &name));
                 } else if is_staging(&name) {

@@ -148,16 +148,29 @@ impl fmt::Debug for Folders {
     }
 }
 
-/// Names in an open folder, with their kinds by the listing (`Unknown` on some file systems).
-pub(super) fn list(folder: &OwnedFd) -> SysResult<Vec<(Vec<u8>, FileType)>> {
-    let mut names = Vec::new();
-    let mut dir = Dir::read_from(folder)?;
-    while let Some(entry) = dir.read() {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            names.push((name.to_vec(), entry.file_type()));
+/// Names in an open folder, with their kinds by the listing (`Unknown` on some file systems), as they are read.
+pub(super) struct Listing(Dir);
+
+impl Listing {
+    /// Begins to list `folder`, whose position must be its start.
+    pub(super) fn of(folder: &OwnedFd) -> SysResult<Self> {
+        Dir::read_from(folder).map(Self)
+    }
+}
+
+impl Iterator for Listing {
+    type Item = SysResult<(Vec<u8>, FileType)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let entry = match self.0.read()? {
+                Ok(entry) => entry,
+                Err(errno) => return Some(Err(errno)),
+            };
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                return Some(Ok((name.to_vec(), entry.file_type())));
+            }
         }
     }
-    Ok(names)
 }

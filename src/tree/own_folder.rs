@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, fstat, mkdir, open, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::folders::{READ_FOLDER, list};
+use super::folders::{Listing, READ_FOLDER};
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
 
@@ -81,7 +81,8 @@ impl OwnFolder {
     pub fn files(&self) -> io::Result<Vec<(String, u64)>> {
         let user = rustix::process::geteuid().as_raw();
         let mut files = Vec::new();
-        for (name, _) in list(&openat(&self.folder, c".", READ_FOLDER, Mode::empty())?)? {
+        for entry in Listing::of(&openat(&self.folder, c".", READ_FOLDER, Mode::empty())?)? {
+            let (name, _) = entry?;
             let Ok(name) = String::from_utf8(name) else { continue };
             let found = match statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT) => continue,

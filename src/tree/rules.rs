@@ -23,6 +23,8 @@ pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
 /// Bytes that a pattern counts as, at least, and those that each of its wildcards adds: these take the memory.
 const LINE_COST: u64 = 64;
 const WILDCARD_COST: u64 = 32;
+/// Maximum number of ignore files above each other: each path is compared with all, and each takes some 20 KiB at least.
+const FILES_DEPTH_MAX: usize = 32;
 /// Maximum length of one pattern.
 const PATTERN_LEN_MAX: usize = 4096;
 /// Maximum depth of braces in a pattern. The parser of patterns recurses.
@@ -63,6 +65,8 @@ struct IgnoreFile {
     skip: usize,
     patterns: Gitignore,
     above: Option<Arc<Self>>,
+    /// Number of the files above it.
+    depth: usize,
 }
 
 impl InForce {
@@ -88,6 +92,13 @@ impl InForce {
 
     /// Adds the rules of the ignore file in `folder`, with the content `text` and the path `shown` for errors.
     pub(super) fn with_file(&self, folder: &[u8], text: &[u8], shown: &Path) -> Result<Self> {
+        let depth = self.files.as_ref().map_or(0, |above| above.depth + 1);
+        if depth >= FILES_DEPTH_MAX {
+            return Err(Error::usage("too many ignore files above each other")
+                .at(shown.display())
+                .expected(format!("at most {FILES_DEPTH_MAX} from the root to a file"))
+                .help("put their patterns into one further up"));
+        }
         let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
         let mut builder = GitignoreBuilder::new(".");
         for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
@@ -98,7 +109,7 @@ impl InForce {
         }
         let patterns = builder.build().map_err(|error| malformed(&shown.display().to_string(), &error))?;
         let skip = if folder.is_empty() { 0 } else { folder.len() + 1 };
-        let file = IgnoreFile { skip, patterns, above: self.files.clone() };
+        let file = IgnoreFile { skip, patterns, above: self.files.clone(), depth };
         Ok(Self { excludes: Arc::clone(&self.excludes), files: Some(Arc::new(file)) })
     }
 

@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinka
 use rustix::io::{Errno, Result as SysResult};
 use tokio_util::sync::CancellationToken;
 
-use super::folders::{Folders, list};
+use super::folders::{Folders, Listing};
 use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
@@ -308,8 +308,9 @@ impl<'a> Scan<'a> {
     }
 
     fn folder(&mut self, path: Vec<u8>, rules: Option<InForce>) -> Result<()> {
-        let fault = |errno| self.folders.fault("cannot read a folder", &path, errno);
-        let fd = match self.folders.read(&path) {
+        let folders = self.folders;
+        let fault = |errno| folders.fault("cannot read a folder", &path, errno);
+        let fd = match folders.read(&path) {
             Ok(fd) => Arc::new(fd),
             Err(errno) if gone(errno) && !path.is_empty() => {
                 self.skip(path, SkipReason::Vanished);
@@ -322,9 +323,9 @@ impl<'a> Scan<'a> {
             self.skip(path, SkipReason::LeftOut);
             return Ok(());
         }
-        let names = list(&fd).map_err(fault)?;
+        let (names, listed) = self.list(&path, &fd)?;
         if !path.is_empty() {
-            self.folders.keep(&path, &fd);
+            folders.keep(&path, &fd);
         }
         let rules = match rules {
             Some(rules) => Some(self.with_ignore_file(&fd, &path, &names, rules)?),
@@ -333,9 +334,9 @@ impl<'a> Scan<'a> {
         if is_repository(&names) {
             self.repositories.push(path.clone());
         }
-        for (name, listed) in names {
+        for (name, kind) in names {
             let path = join(&path, &name);
-            match self.look(&fd, &path, listed, rules.as_ref())? {
+            match self.look(&fd, &path, kind, rules.as_ref())? {
                 EntryAction::Folder => {
                     self.reserve(&path, 0)?;
                     self.pending.push((path, rules.clone()));
@@ -349,7 +350,26 @@ impl<'a> Scan<'a> {
             }
         }
         self.found.push(WalkEntry { path, kind: WalkKind::Folder, stat });
+        if let Some(memory) = &mut self.memory {
+            memory.subtract(listed);
+        }
         Ok(())
+    }
+
+    /// Names in the folder `path`, also of entries that are left out, and the bytes that they take of the memory.
+    fn list(&mut self, path: &[u8], fd: &OwnedFd) -> Result<(Vec<(Vec<u8>, FileType)>, u64)> {
+        let folders = self.folders;
+        let fault = |errno| folders.fault("cannot read a folder", path, errno);
+        let (mut names, mut listed) = (Vec::new(), 0);
+        for entry in Listing::of(fd).map_err(fault)? {
+            let (name, kind) = entry.map_err(fault)?;
+            // A vector that grows has room for twice its entries.
+            let bytes = (2 * size_of::<(Vec<u8>, FileType)>() + name.len()) as u64;
+            self.count(bytes, path, names.len())?;
+            listed += bytes;
+            names.push((name, kind));
+        }
+        Ok((names, listed))
     }
 
     fn skip(&mut self, path: Vec<u8>, reason: SkipReason) {
@@ -360,12 +380,16 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Counts the memory of the entry `path`, with the bytes of a link's target; ends a walk that was stopped.
+    /// Counts the memory of the entry `path`, with the bytes of a link's target.
     fn reserve(&mut self, path: &[u8], target: usize) -> Result<()> {
+        self.count((size_of::<WalkEntry>() + path.len() + target) as u64, path, 0)
+    }
+
+    /// Counts `bytes` of memory at `path`, where `more` names were read; ends a walk that was stopped.
+    fn count(&mut self, bytes: u64, path: &[u8], more: usize) -> Result<()> {
         if self.stop.is_cancelled() {
             return Err(Error::cancelled("interrupted"));
         }
-        let bytes = (size_of::<WalkEntry>() + path.len() + target) as u64;
         if self.memory.as_mut().is_none_or(|memory| memory.try_add(bytes)) {
             return Ok(());
         }
@@ -373,7 +397,7 @@ impl<'a> Scan<'a> {
         Err(Error::exhausted("folder has more entries than the memory budget holds")
             .at(self.folders.shown(path).display())
             .expected(format!("at most {most} MiB for the entries of all saves together, half of the memory budget"))
-            .got(format!("{} entries so far", self.found.len()))
+            .got(format!("{} entries so far", self.found.len() + more))
             .help("raise --memory, or save parts of the folder under names of their own"))
     }
 
@@ -497,6 +521,24 @@ mod tests {
     use crate::limits::MEMORY_MIN;
 
     #[test]
+    fn ignore_files_above_each_other_are_few() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut folder, rules) = (root.path().to_owned(), Rules::default());
+        for depth in 1..=33 {
+            std::fs::write(folder.join(IGNORE_FILE), "*.tmp").unwrap();
+            let walked = walk(root.path(), &rules);
+            assert_eq!(walked.is_ok(), depth <= 32, "{depth}: {walked:?}");
+            folder.push("deeper");
+            std::fs::create_dir(&folder).unwrap();
+        }
+        let error = walk(root.path(), &rules).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().starts_with("too many ignore files above each other"), "{error}");
+        let unread = Rules { no_ignore_files: true, ..Rules::default() };
+        walk(root.path(), &unread).unwrap();
+    }
+
+    #[test]
     fn a_stopped_walk_ends_and_entries_count_in_the_budget() {
         let root = tempfile::tempdir().unwrap();
         (0..100).for_each(|nth| std::fs::write(root.path().join(nth.to_string()), "").unwrap());
@@ -513,5 +555,16 @@ mod tests {
         assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
         drop((walked, others));
         assert!(budget.tree_memory().try_add(budget.total() / 2));
+        // Names that are left out count while they are there, too.
+        let rules = Rules { excludes: vec!["*".to_owned()], memory: Some(budget.clone()), ..Rules::default() };
+        let mut others = budget.tree_memory();
+        assert!(others.try_add(others.max() - (64 << 10)));
+        assert_eq!(walk(root.path(), &rules).unwrap().found.len(), 1);
+        (0..1000).for_each(|nth| std::fs::write(root.path().join(format!("{nth:0200}")), "").unwrap());
+        assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
+        drop(others);
+        let walked = walk(root.path(), &rules).unwrap();
+        assert!(budget.tree_memory().try_add(budget.total() / 2), "a list of names is forgotten");
+        drop(walked);
     }
 }
