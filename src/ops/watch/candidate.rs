@@ -152,25 +152,38 @@ pub(super) const TRAINER_STATE: &str = "trainer_state.json";
 /// Marker file of DCP.
 const METADATA: &str = ".metadata";
 
-/// Finds the marker among the direct entries of a checkpoint folder: names and modification times.
-pub(super) fn marker<'a>(files: impl Iterator<Item = (&'a str, Timestamp)>) -> Marker {
-    let (mut trainer, mut metadata, mut arguments, mut parts, mut by_rank) = (None, None, false, false, false);
-    for (name, modified) in files {
+/// Search for the marker among the direct entries of a checkpoint folder.
+#[derive(Debug, Default)]
+pub(super) struct MarkerSearch {
+    trainer: Option<Timestamp>,
+    metadata: Option<Timestamp>,
+    arguments: bool,
+    parts: bool,
+    by_rank: bool,
+}
+
+impl MarkerSearch {
+    /// Adds the file `name`, with its modification time.
+    pub(super) fn add(&mut self, name: &str, modified: Timestamp) {
         match name {
-            TRAINER_STATE => trainer = Some(modified),
-            METADATA => metadata = Some(modified),
+            TRAINER_STATE => self.trainer = Some(modified),
+            METADATA => self.metadata = Some(modified),
             // The model is complete, but the optimizer and the trainer's state are not written yet.
-            "training_args.bin" => arguments = true,
-            _ if name.ends_with(".distcp") => parts = true,
-            _ if name.starts_with("__") && name.ends_with(METADATA) => by_rank = true,
+            "training_args.bin" => self.arguments = true,
+            _ if name.ends_with(".distcp") => self.parts = true,
+            _ if name.starts_with("__") && name.ends_with(METADATA) => self.by_rank = true,
             _ => {}
         }
     }
-    match trainer.or(metadata) {
-        Some(modified) => Marker::Present(modified),
-        None if arguments => Marker::Missing(TRAINER_STATE),
-        None if parts && !by_rank => Marker::Missing(METADATA),
-        None => Marker::None,
+
+    /// Marker of the folder whose files were added.
+    pub(super) fn marker(&self) -> Marker {
+        match self.trainer.or(self.metadata) {
+            Some(modified) => Marker::Present(modified),
+            None if self.arguments => Marker::Missing(TRAINER_STATE),
+            None if self.parts && !self.by_rank => Marker::Missing(METADATA),
+            None => Marker::None,
+        }
     }
 }
 

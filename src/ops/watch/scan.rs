@@ -2,6 +2,7 @@
 //!
 //! Polling is needed because trainings write to shared file systems, where notifications do not report writes of other machines.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::candidate::{Class, Marker, Tracker, classify, has_checkpoint_ending, is_temporary, marker};
+use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify, has_checkpoint_ending, is_temporary};
 use super::metrics::open;
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
@@ -20,6 +21,12 @@ use crate::error::{Error, Result};
 
 /// Polls between two checks of the files of a saved folder, unless the folder itself changed.
 const LOOKS_BETWEEN: u32 = 10;
+/// Entries that look like checkpoints and are looked at, at most: others may write to the folder, too.
+pub(super) const CHECKPOINTS_MAX: usize = 10_000;
+/// Entries with temporary names that are recognized after they were renamed, at most.
+const TEMPORARIES_MAX: usize = 65_536;
+/// Files of a checkpoint whose ends are read, at most.
+const ENDS_MAX: usize = 10_000;
 /// Maximum bytes of a tracker.
 const TRACKER_LEN_MAX: u64 = 4096;
 
@@ -40,6 +47,48 @@ struct Previous {
     lacking: Option<&'static str>,
     /// Polls since the last check of its files; none if every poll checks them.
     resting: Option<u32>,
+}
+
+/// Entry that looks like a checkpoint.
+struct Candidate {
+    class: Class,
+    name: String,
+    meta: Metadata,
+}
+
+/// The candidates to look at, at most [`CHECKPOINTS_MAX`] at the end.
+#[derive(Default)]
+struct Candidates {
+    found: Vec<Candidate>,
+    left_out: usize,
+}
+
+impl Candidates {
+    fn add(&mut self, candidate: Candidate) {
+        self.found.push(candidate);
+        if self.found.len() >= 2 * CHECKPOINTS_MAX {
+            self.truncate();
+        }
+    }
+
+    /// Those of this user before those of others, folders before files, the latest steps first.
+    fn truncate(&mut self) {
+        let own = rustix::process::geteuid().as_raw();
+        let step = |class: Class| if let Class::Step(step) = class { Some(step) } else { None };
+        self.found.sort_by_cached_key(|one| {
+            Reverse((one.meta.uid() == own, one.meta.is_dir(), step(one.class), one.name.clone()))
+        });
+        self.left_out += self.found.len().saturating_sub(CHECKPOINTS_MAX);
+        self.found.truncate(CHECKPOINTS_MAX);
+    }
+
+    /// The chosen ones, and the number of the others.
+    fn chosen(mut self) -> (Vec<Candidate>, usize) {
+        if self.found.len() > CHECKPOINTS_MAX {
+            self.truncate();
+        }
+        (self.found, self.left_out)
+    }
 }
 
 /// Content of a tracker: the last complete step, and its time.
@@ -68,27 +117,43 @@ impl Scanner {
             Err(error) if is_gone(&error) => return Ok(None),
             Err(error) => return Err(fault(error)),
         };
-        let mut entries = Vec::new();
+        let (mut scan, mut candidates, mut trackers) = (FolderScan::default(), Candidates::default(), Vec::new());
         for entry in listed {
             let entry = entry.map_err(fault)?;
-            let Some((name, meta)) = entry.file_name().into_string().ok().zip(entry.metadata().ok()) else { continue };
-            entries.push((name, meta));
+            let Some((name, kind)) = entry.file_name().into_string().ok().zip(entry.file_type().ok()) else { continue };
+            let class = classify(&name, kind.is_dir());
+            if class == Class::Other && Tracker::named(&name).is_none() {
+                continue;
+            }
+            let Ok(meta) = entry.metadata() else { continue };
+            match class {
+                _ if Tracker::named(&name).is_some() => trackers.push((name, meta)),
+                Class::Temporary if scan.temporaries.len() < TEMPORARIES_MAX => {
+                    scan.temporaries.insert((meta.dev(), meta.ino()));
+                }
+                Class::Step(_) | Class::Unnumbered => candidates.add(Candidate { class, name, meta }),
+                Class::Temporary | Class::Other => {}
+            }
         }
-        let tracked = self.trackers(&entries);
-        let mut scan = FolderScan::default();
-        for (name, meta) in entries {
-            self.take(&mut scan, &tracked, name, &meta);
+        let tracked = self.trackers(&trackers);
+        let (candidates, left_out) = candidates.chosen();
+        for candidate in candidates {
+            self.take(&mut scan, &tracked, candidate);
+        }
+        if left_out > 0 {
+            let reason = format!("it has {left_out} checkpoints more than the {CHECKPOINTS_MAX} that are looked at");
+            scan.others.insert(".".to_owned(), reason);
         }
         self.known.retain(|name, _| scan.checkpoints.contains_key(name));
         Ok(Some(scan))
     }
 
-    fn take(&mut self, scan: &mut FolderScan, tracked: &Tracked, name: String, meta: &Metadata) {
-        let class = classify(&name, meta.is_dir());
+    fn take(&mut self, scan: &mut FolderScan, tracked: &Tracked, candidate: Candidate) {
+        let Candidate { class, name, meta } = candidate;
         match class {
             Class::Step(_) if meta.is_symlink() => drop(scan.others.insert(name, "it is a link".to_owned())),
             Class::Step(step) => {
-                let mut seen = match self.observe(&name, meta) {
+                let mut seen = match self.observe(&name, &meta) {
                     Ok(seen) => seen,
                     Err(error) if is_gone(&error) => return,
                     Err(error) => return drop(scan.others.insert(name, format!("it cannot be inspected: {error}"))),
@@ -99,11 +164,10 @@ impl Scanner {
                 }
                 scan.checkpoints.insert(name, ObservedCheckpoint { step, folder: meta.is_dir(), seen });
             }
-            Class::Temporary => drop(scan.temporaries.insert((meta.dev(), meta.ino()))),
             Class::Unnumbered if meta.is_file() => {
                 scan.others.insert(name, "its name does not say which step it is".to_owned());
             }
-            Class::Unnumbered | Class::Other => {}
+            Class::Unnumbered | Class::Temporary | Class::Other => {}
         }
     }
 
@@ -160,7 +224,7 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<(Observation, Vec<PathBuf
         add(&mut seen, Path::new(""), meta);
         return Ok((seen, vec![path.to_owned()]));
     }
-    let mut top: Vec<(String, Timestamp)> = Vec::new();
+    let mut search = MarkerSearch::default();
     let (mut folders, mut paths) = (vec![PathBuf::new()], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(path.join(&folder))? {
@@ -182,17 +246,17 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<(Observation, Vec<PathBuf
                 seen.temporary = seen.temporary.wrapping_add(digest(&(within.as_os_str().as_bytes(), stat_of(&meta))));
                 continue;
             }
-            if meta.is_file() && has_checkpoint_ending(&name) {
+            if meta.is_file() && has_checkpoint_ending(&name) && paths.len() < ENDS_MAX {
                 paths.push(path.join(&within));
             }
             if folder.as_os_str().is_empty() {
-                top.push((name.into_owned(), modified(&meta)));
+                search.add(&name, modified(&meta));
             }
             add(&mut seen, &within, &meta);
         }
     }
     seen.files.sort_unstable();
-    seen.marker = marker(top.iter().map(|(name, at)| (name.as_str(), *at)));
+    seen.marker = search.marker();
     Ok((seen, paths))
 }
 
@@ -225,9 +289,37 @@ fn is_gone(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::*;
+
+    /// Others may write to the folder, but not take the place of its checkpoints.
+    #[test]
+    fn of_very_many_entries_folders_and_the_latest_are_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("checkpoint-5")).unwrap();
+        fs::write(dir.path().join("checkpoint-5/weights.bin"), "weights").unwrap();
+        for step in 0..CHECKPOINTS_MAX + 2 {
+            File::create(dir.path().join(format!("m-{step}.pt"))).unwrap();
+        }
+        for other in 0..10 {
+            File::create(dir.path().join(format!("notes-{other}.txt"))).unwrap();
+        }
+        let scan = Scanner::new(dir.path()).scan().unwrap().unwrap();
+        assert_eq!(scan.checkpoints.len(), CHECKPOINTS_MAX);
+        let is_there = |name: &str| scan.checkpoints.contains_key(name);
+        assert!(is_there("checkpoint-5") && is_there(&format!("m-{}.pt", CHECKPOINTS_MAX + 1)) && !is_there("m-0.pt"));
+        let others: Vec<_> = scan.others.iter().collect();
+        assert!(
+            matches!(&others[..], [(entry, reason)] if *entry == "." && reason.contains("3 checkpoints more")),
+            "{others:?}"
+        );
+        fs::remove_file(dir.path().join("m-7.pt")).unwrap();
+        let scan = Scanner::new(dir.path()).scan().unwrap().unwrap();
+        assert!(scan.others["."].contains("2 checkpoints more"));
+    }
 
     #[test]
     fn a_pipe_in_the_place_of_a_tracker_is_not_waited_for() {

@@ -1,6 +1,6 @@
 //! State of all checkpoints in a watched folder, and the next action. Pure: observations in, events and the next save out.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use super::events::WatchEvent;
@@ -149,11 +149,12 @@ impl WatchState {
             passed.extend(reason.map(|reason| (entry.clone(), reason)));
         }
         events.extend(passed.into_iter().map(|(entry, reason)| WatchEvent::PassedOver { entry, reason }));
+        let holders = self.holders();
         let eclipsed: Vec<(String, String)> = self
             .checkpoints
             .iter()
             .filter_map(|(entry, one)| {
-                let first = self.holder(one.step)?;
+                let first = *holders.get(&one.step)?;
                 (first != entry).then(|| (entry.clone(), format!("{first} is step {} already", one.step)))
             })
             .collect();
@@ -168,10 +169,16 @@ impl WatchState {
         }
     }
 
-    /// Checkpoint to save, of several with the same step: a folder before files, else the first by name.
-    fn holder(&self, step: u64) -> Option<&String> {
-        let same = self.checkpoints.iter().filter(|(_, one)| one.step == step);
-        same.min_by_key(|(entry, one)| (!one.folder, *entry)).map(|(entry, _)| entry)
+    /// Checkpoint to save of each step, of several with the same one: a folder before files, else the first by name.
+    fn holders(&self) -> HashMap<u64, &String> {
+        let mut holders: HashMap<u64, (&Checkpoint, &String)> = HashMap::new();
+        for (entry, one) in &self.checkpoints {
+            let held = holders.entry(one.step).or_insert((one, entry));
+            if one.folder && !held.0.folder {
+                *held = (one, entry);
+            }
+        }
+        holders.into_iter().map(|(step, (_, entry))| (step, entry)).collect()
     }
 
     /// The finished checkpoint with the lowest step that is to be saved now.
@@ -185,9 +192,10 @@ impl WatchState {
 
     /// The finished checkpoints that are not saved, the lowest step first.
     pub(super) fn finished(&self, now: Duration) -> Vec<NextSave> {
+        let holders = self.holders();
         let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
             let CheckpointState::Finished(by) = one.series.state_at(now, self.pace) else { return None };
-            (one.lacking() && self.holder(one.step) == Some(entry)).then(|| NextSave {
+            (one.lacking() && holders.get(&one.step) == Some(&entry)).then(|| NextSave {
                 entry: entry.clone(),
                 step: one.step,
                 by,
@@ -250,8 +258,9 @@ impl WatchState {
 
     /// Checkpoints that are not saved yet, with reasons.
     pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
+        let holders = self.holders();
         let waiting = self.checkpoints.iter().filter(|(entry, one)| {
-            one.lacking() && one.not_saved_reason(now, self.pace).is_none() && self.holder(one.step) == Some(entry)
+            one.lacking() && one.not_saved_reason(now, self.pace).is_none() && holders.get(&one.step) == Some(entry)
         });
         let why = |one: &Checkpoint| match one.retry {
             Some(_) => "it could not be saved",

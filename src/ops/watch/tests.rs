@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::candidate::{Class, Marker, Tracker, classify, marker};
+use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify};
 use super::events::WatchEvent;
+use super::scan::CHECKPOINTS_MAX;
 use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace};
 use super::state::{FolderScan, NextSave, ObservedCheckpoint, WatchState};
 use crate::clock::Timestamp;
@@ -67,7 +68,11 @@ fn names_tell_what_an_entry_is() {
 
 #[test]
 fn frameworks_say_when_they_are_done() {
-    let of = |names: &[&str]| marker(names.iter().map(|&name| (name, stamp(3))));
+    let of = |names: &[&str]| {
+        let mut search = MarkerSearch::default();
+        names.iter().for_each(|name| search.add(name, stamp(3)));
+        search.marker()
+    };
     assert_eq!(of(&["model.safetensors", "training_args.bin"]), Marker::Missing("trainer_state.json"));
     assert_eq!(of(&["training_args.bin", "trainer_state.json"]), Marker::Present(stamp(3)));
     assert_eq!(of(&["__0_0.distcp", "__1_0.distcp"]), Marker::Missing(".metadata"));
@@ -244,6 +249,21 @@ fn one_entry_is_saved_for_each_step_and_each_trouble_is_told_once() {
     assert_eq!(state.next(at(30)), due("optimizer_1.pt", 1, By::Quiet));
     save(&mut state, "optimizer_1.pt");
     assert_eq!((state.next(at(30)), state.pending(at(30))), (None, vec![]));
+}
+
+/// One that is looked at often: it must not take the square of the number of checkpoints.
+#[test]
+fn very_many_checkpoints_are_judged_in_time() {
+    let mut state = state();
+    let file = seen(&[(1, 1)], 0, Marker::None);
+    let names: Vec<String> = (0..CHECKPOINTS_MAX).map(|step| format!("m-{step}.pt")).collect();
+    let entries: Vec<_> = names.iter().zip(0..).map(|(name, step)| (name.as_str(), step, file.clone())).collect();
+    for seconds in (0..200).step_by(10) {
+        state.update(at(seconds), scanned(&entries));
+        assert_eq!(state.pending(at(seconds)).len(), CHECKPOINTS_MAX);
+    }
+    assert_eq!(state.finished(at(200)).len(), CHECKPOINTS_MAX);
+    assert_eq!(state.next(at(200)), due("m-0.pt", 0, By::Quiet));
 }
 
 #[test]
