@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::Serialize;
 
 use super::error::ApiError;
 use super::unauthenticated::{UnauthenticatedCall, hint_for_caller};
@@ -29,19 +30,16 @@ const SCORES_WAIT: Duration = Duration::from_millis(500);
     request_body = serde_json::Value,
     responses((status = 200, description = "ExtenderFilterResult", body = serde_json::Value)),
 )]
-pub(super) async fn filter(
-    State(state): State<Arc<AgentState>>,
-    request: Request,
-) -> Result<Json<ExtenderFilterResult>, ApiError> {
+pub(super) async fn filter(State(state): State<Arc<AgentState>>, request: Request) -> Result<Response, ApiError> {
     let call = read(&state, request).await?;
     // The scheduler shows the text of an answer alone.
-    let answered = async {
+    let answering = async {
         let question = question(&state, &call).await?;
         let hint = hint(&state, &question, Duration::ZERO).await?;
         Ok(question.filter(hint.as_ref()))
     };
-    let answer: Result<ExtenderFilterResult> = answered.await;
-    Ok(Json(answer.unwrap_or_else(|error| ExtenderFilterResult::failed(format!("towline: {error}")))))
+    let answer: Result<ExtenderFilterResult> = answering.await;
+    answered(call, &answer.unwrap_or_else(|error| ExtenderFilterResult::failed(format!("towline: {error}"))))
 }
 
 /// Scores nodes from 0 to 10 by what the data of a pod costs there. Has the wire format of kube-scheduler's extenders.
@@ -52,10 +50,7 @@ pub(super) async fn filter(
     request_body = serde_json::Value,
     responses((status = 200, description = "HostPriorityList", body = serde_json::Value)),
 )]
-pub(super) async fn prioritize(
-    State(state): State<Arc<AgentState>>,
-    request: Request,
-) -> Result<Json<Vec<HostPriority>>, ApiError> {
+pub(super) async fn prioritize(State(state): State<Arc<AgentState>>, request: Request) -> Result<Response, ApiError> {
     let call = read(&state, request).await?;
     let question = question(&state, &call).await?;
     let hint = hint(&state, &question, SCORES_WAIT).await;
@@ -63,7 +58,13 @@ pub(super) async fn prioritize(
         // The scheduler has other measures.
         tracing::debug!("no scores for a pod of {}: {error:?}", question.namespace);
     }
-    Ok(Json(question.prioritize(hint.ok().flatten().as_ref())))
+    let scores: Vec<HostPriority> = question.prioritize(hint.ok().flatten().as_ref());
+    answered(call, &scores)
+}
+
+fn answered(call: UnauthenticatedCall, answer: &impl Serialize) -> Result<Response, ApiError> {
+    let bytes = serde_json::to_vec(answer).map_err(|source| Error::other("answer cannot be written").source(source))?;
+    Ok(call.answered(bytes, None))
 }
 
 /// Reads a call, if pods of any namespace may ask.

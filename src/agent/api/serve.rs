@@ -112,7 +112,7 @@ pub(in crate::agent) async fn serve<L: Listener, C: Client + Clone + Send + Sync
             let served = connection(unless_stalled(stream, STALL), router, caller, &slot, leaving);
             tokio::select! {
                 () = served => {}
-                () = slot.displaced() => tracing::debug!("closed a connection to the API for a new one"),
+                () = slot.displaced() => tracing::debug!("closed a connection to the API, for a new one or a client that reads too slowly"),
             }
         });
     }
@@ -139,6 +139,7 @@ async fn connection<C: Clone + Send + Sync + 'static>(
     let router = service_fn(move |mut request: Request<Incoming>| {
         let busy = slot.busy();
         request.extensions_mut().insert(caller.clone());
+        request.extensions_mut().insert(slot.ending());
         router.call(request).map_ok(|response| with_guard(response, busy))
     });
     let mut http = http1::Builder::new();

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 use super::unauthenticated::{UnauthenticatedCall, hint_for_caller};
 use crate::agent::skypilot::{SkyPilotTask, memory_of};
 use crate::agent::state::AgentState;
+use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
@@ -42,7 +43,7 @@ pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Reques
         Err(error) => return Ok(rejected(&error)),
     };
     match answer(&state, &task).await {
-        Ok(answer) => Ok(json(answer)),
+        Ok((answer, memory)) => Ok(call.answered(answer.into_bytes(), memory)),
         // The task names something that does not exist, or may go nowhere.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Denied | ErrorKind::Usage) => {
             Ok(rejected(&error))
@@ -50,25 +51,22 @@ pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Reques
         // Agents enforce the policy in any case.
         Err(error) => {
             tracing::warn!("a task of SkyPilot is placed without regard to its data: {error:?}");
-            Ok(json(task.unchanged()?))
+            Ok(call.answered(task.unchanged()?.into_bytes(), None))
         }
     }
 }
 
-async fn answer(state: &AgentState, task: &SkyPilotTask) -> Result<String> {
+/// The answer, and the memory that it takes beside that of the call.
+async fn answer(state: &AgentState, task: &SkyPilotTask) -> Result<(String, Option<Retained>)> {
     if task.inputs().is_empty() {
-        return task.unchanged();
+        return Ok((task.unchanged()?, None));
     }
     let may = |name: &Name| state.skypilot.allow(task.user(), name);
     let hint = hint_for_caller(state, &task.hint_request(), may, WAIT).await?;
     let origin = state.origin(None)?;
     let sites = state.advisor(origin)?.sites();
-    let _memory = origin.budget().keep(task.memory_with_places(&sites.sites))?;
-    task.with_places(&hint, &sites.sites)
-}
-
-fn json(body: String) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+    let memory = origin.budget().keep(task.memory_with_places(&sites.sites))?;
+    Ok((task.with_places(&hint, &sites.sites)?, Some(memory)))
 }
 
 /// `SkyPilot` shows the text to the user.

@@ -85,6 +85,17 @@ pub(super) struct ConnectionSlot {
     end: CancellationToken,
 }
 
+/// Handle that ends the connection of a request.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionEnd(CancellationToken);
+
+impl ConnectionEnd {
+    /// Ends the connection, also in the middle of an answer.
+    pub(super) fn end(&self) {
+        self.0.cancel();
+    }
+}
+
 /// Request in progress, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Busy(Arc<ConnectionSlot>);
@@ -167,6 +178,11 @@ impl ConnectionSlot {
     /// Safe.
     pub(super) async fn displaced(&self) {
         self.end.cancelled().await;
+    }
+
+    /// Handle that ends this connection.
+    pub(super) fn ending(&self) -> ConnectionEnd {
+        ConnectionEnd(self.end.clone())
     }
 
     /// Marks the start of a request.

@@ -6,15 +6,18 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_LENGTH, ORIGIN};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
+use axum::response::{IntoResponse as _, Response};
 use bytes::BytesMut;
 use futures::StreamExt as _;
 use rustix::process::getuid;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::error::ApiError;
 use super::kube::KUBE_BODY_LEN_MAX;
+use super::slots::ConnectionEnd;
 use crate::agent::advisor::{Epoch, HintDetail};
 use crate::agent::state::AgentState;
 use crate::agent::user::user_name;
@@ -32,14 +35,30 @@ use crate::work::blocking;
 static CALLS: Semaphore = Semaphore::const_new(8);
 /// Time that a call has to arrive, on this machine.
 const BODY_WITHIN: Duration = Duration::from_secs(2);
+/// Time in which a client must have taken its answer, which is in memory until then.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// KiB of all calls that have arrived in part, at a time. They count apart from the memory that others need, as there is nothing to
 /// answer yet. What a head promises does not count: it would take the place of calls that come.
 static ARRIVING: Semaphore = Semaphore::const_new(KUBE_BODY_LEN_MAX >> 10);
 
-/// A call that is answered.
+/// A call that is answered. It counts until its answer is sent, or its client is cut off.
 pub(super) struct UnauthenticatedCall {
     body: Bytes,
     held: Arc<CallHeld>,
+    connection: Option<ConnectionEnd>,
+}
+
+/// Answer in memory, and what it holds until its last byte is sent.
+struct HeldAnswer {
+    bytes: Vec<u8>,
+    _held: (Arc<CallHeld>, Option<Retained>),
+    _sent: DropGuard,
+}
+
+impl AsRef<[u8]> for HeldAnswer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// Permit and memory of a call.
@@ -63,6 +82,7 @@ impl UnauthenticatedCall {
         if request.headers().contains_key(ORIGIN) {
             return Err(Error::denied("requests of web pages are not answered").into());
         }
+        let connection = request.extensions().get().cloned();
         let (body, arriving) = match timeout(BODY_WITHIN, arrived(request, len_max)).await {
             Ok(arrived) => arrived?,
             Err(_) => {
@@ -78,7 +98,23 @@ impl UnauthenticatedCall {
         })?;
         let memory = state.origin(None)?.budget().keep(memory(body.len()))?;
         drop(arriving);
-        Ok(Self { body, held: Arc::new(CallHeld { _permit: permit, _memory: memory }) })
+        Ok(Self { body, held: Arc::new(CallHeld { _permit: permit, _memory: memory }), connection })
+    }
+
+    /// Response with the JSON `bytes`, which take `more` memory than the call. A client that has not taken it in [`ANSWER_WITHIN`] loses
+    /// its connection.
+    pub(super) fn answered(self, bytes: Vec<u8>, more: Option<Retained>) -> Response {
+        let Self { body: _, held, connection } = self;
+        let sent = CancellationToken::new();
+        let answer = HeldAnswer { bytes, _held: (held, more), _sent: sent.clone().drop_guard() };
+        if let Some(connection) = connection {
+            tokio::spawn(async move {
+                if timeout(ANSWER_WITHIN, sent.cancelled()).await.is_err() {
+                    connection.end();
+                }
+            });
+        }
+        ([(CONTENT_TYPE, "application/json")], Bytes::from_owner(answer)).into_response()
     }
 
     /// The result of `parse` for the body, on a thread for work that blocks. The call counts until that has ended, also if its client is
@@ -161,4 +197,26 @@ pub(in crate::agent) async fn hint_for_caller(
     }
     let names = names?;
     advisor.hint(&epoch, &reader, request, &names, (wait, HintDetail::Little)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::limits::{MEMORY_MIN, MIB};
+
+    #[tokio::test]
+    async fn a_call_counts_until_its_answer_is_sent() {
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let all = CALLS.available_permits();
+        let held = CallHeld { _permit: CALLS.try_acquire().unwrap(), _memory: budget.keep(MIB).unwrap() };
+        let call = UnauthenticatedCall { body: Bytes::new(), held: Arc::new(held), connection: None };
+        let response = call.answered(vec![7; 1 << 20], Some(budget.keep(MIB).unwrap()));
+        let sent = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        assert_eq!((sent.len(), CALLS.available_permits()), (1 << 20, all - 1));
+        drop(sent);
+        assert_eq!(CALLS.available_permits(), all);
+    }
 }

@@ -1,5 +1,6 @@
 //! Scheduler extender: kube-scheduler's own wire format, filtered by the policy, scored by the data.
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -197,4 +198,31 @@ fn a_scheduler_asks_only_for_what_the_rules_permit() {
     assert_eq!(call(&closed, "filter", UPSTREAM_ARGS).status, 401);
     assert_eq!(closed.ask("POST", "/kube/filter", "", UPSTREAM_ARGS).refuses(404), "not-found");
     closed.stop();
+}
+
+/// Answers are in memory until they are sent, and nobody needs a token for them.
+#[test]
+fn who_does_not_read_an_answer_is_cut_off_soon() {
+    let lab = fixture();
+    let agent = advisor(&lab, RULES);
+    let node = json!({ "metadata": { "name": "n", "annotations": { "long": "x".repeat(14 << 20) } } });
+    let nodes = json!({ "metadata": {}, "items": [node] });
+    let body = json!({ "Pod": pod("other", " , "), "Nodes": nodes, "NodeNames": null }).to_string();
+    let head = format!("POST /kube/filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    // Any other client has a minute.
+    let is_cut_off = |seconds: u64| {
+        let mut stream = TcpStream::connect(agent.http.as_ref().unwrap()).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body.as_bytes()).unwrap();
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200");
+        sleep(Duration::from_secs(seconds));
+        let mut read = Vec::new();
+        // It may end with a reset.
+        let _ = stream.read_to_end(&mut read);
+        read.len() < body.len()
+    };
+    assert!([7, 14, 28].into_iter().any(is_cut_off));
+    agent.stop();
 }
