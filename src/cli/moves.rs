@@ -15,6 +15,9 @@ use crate::selector::Selector;
 use crate::size::show;
 use crate::storage::{self, Location, Store};
 
+/// Names in a remark, at most.
+const NAMED: usize = 5;
+
 /// Steps of `towline settle`.
 #[derive(Debug, Default, Serialize)]
 struct SettleReport {
@@ -197,6 +200,14 @@ impl Context {
             self.output
                 .remark(&format!("replaced {name} in {}: `towline undelete {name}` there restores it", to.store()));
         }
+        if let Some(remark) = left_behind(&report, to.store()) {
+            self.output.remark(&remark);
+        }
+        if !report.returned.is_empty() {
+            let what = if *dry_run { "would be there again" } else { "are there again" };
+            let names = some_of(&report.returned);
+            self.output.remark(&format!("removed in {} before, and {what}: {names}", to.store()));
+        }
         self.output.outcome(*dry_run, &report, |report, _| render::sync(report))?;
         newer_kept(&report, to.store())
     }
@@ -224,6 +235,23 @@ impl Context {
         }
         Ok(repository)
     }
+}
+
+/// Remark on names that stay in the destination though the source has removed them.
+fn left_behind(report: &SyncReport, there: &Store) -> Option<String> {
+    if report.left_behind.is_empty() {
+        return None;
+    }
+    let listed = some_of(&report.left_behind);
+    let is_run = report.left_behind.iter().any(|name| name.step().is_some());
+    let latest = if is_run { ", and may be the latest steps there" } else { "" };
+    Some(format!("removed here, and still in {there}{latest}: {listed}; `towline rm NAME --repo {there}` removes one"))
+}
+
+/// The first of `names`, and the number of the others.
+fn some_of(names: &[Name]) -> String {
+    let listed = names.iter().take(NAMED).map(Name::to_string).collect::<Vec<_>>().join(", ");
+    if names.len() > NAMED { format!("{listed} and {} more", names.len() - NAMED) } else { listed }
 }
 
 /// Error, if names were kept because they are newer in the destination: the two repositories are not equal.

@@ -3,8 +3,6 @@
 use std::fmt::Write as _;
 use std::iter;
 
-use serde::Serialize;
-
 use super::args::Undelete;
 use super::output::table;
 use super::render;
@@ -22,10 +20,15 @@ impl Context {
         let repository = self.open().await?;
         if recursive {
             let recorded = self.record(Action::Copy, &[name.to_string()], &repository, None).await?;
-            let names = recorded.end(repository.undelete_below(&name).await, |_| 0).await?;
-            return self
-                .output
-                .report(&UndeletedNames { names }, |report, _| report.names.iter().map(undeleted).collect());
+            let report = recorded.end(repository.undelete_below(&name).await, |_| 0).await?;
+            if let Some(first) = report.earlier.first() {
+                let count = counted(report.earlier.len() as u64, "name");
+                self.output.remark(&format!(
+                    "{count} below {name} stay removed, as they were removed before, such as {first}: do the same again for those \
+                     removed last among them, or `towline undelete` one"
+                ));
+            }
+            return self.output.report(&report, |report, _| report.names.iter().map(undeleted).collect());
         }
         // A name that stands for something again is a copy of what it was, or what another was.
         let names: Vec<_> =
@@ -40,12 +43,6 @@ impl Context {
         let history = self.open().await?.history(name).await?;
         self.output.answer(&history, |history, _| values(history))
     }
-}
-
-/// Result of `undelete --recursive`.
-#[derive(Debug, Serialize)]
-struct UndeletedNames {
-    names: Vec<UndeleteReport>,
 }
 
 fn undeleted(report: &UndeleteReport) -> String {

@@ -53,7 +53,9 @@ pub use tensors::{
     DecodeOn, DeviceRange, DeviceRead, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport,
     TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink, TensorsRead, WantedTensor,
 };
-pub use undelete::{NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport};
+pub use undelete::{
+    NameHistory, NameValue, RemovalCause, RemovalEvent, RemovedValue, UndeleteOptions, UndeleteReport, UndeletedNames,
+};
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 #[cfg(feature = "agent")]
 pub(crate) use watch::with_logged;

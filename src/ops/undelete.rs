@@ -1,6 +1,6 @@
 //! Undelete: the values that names had before they were removed or replaced, and the commit that restores one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -88,6 +88,16 @@ pub struct UndeleteOptions {
     pub to: Option<Name>,
     /// Replace the current value of the name, which is kept in turn.
     pub replace: bool,
+}
+
+/// Result of [`Repository::undelete_below`].
+#[derive(Clone, Debug, Serialize)]
+pub struct UndeletedNames {
+    /// Names that were restored.
+    pub names: Vec<UndeleteReport>,
+    /// Names below it that were removed before those, and stay removed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Name>,
 }
 
 /// Result of undelete.
@@ -197,25 +207,24 @@ impl Repository {
         Err(Error::busy("the kept value is repacked faster than it can be restored").at(name).help("try again"))
     }
 
-    /// Restores the latest kept values of `name` and of all names below it that are not there, one after the other; returns what was
-    /// restored, by name. Kept values of names that are there, because they were replaced, stay where they are.
+    /// Restores `name` and the names below it that were removed last, all by the same entry of the log, one after the other. Names that
+    /// were removed before stay removed, as do kept values of names that are there, because they were replaced.
     ///
     /// # Errors
     /// As [`Repository::undelete`]: those before the failing name are restored.
     ///
     /// # Cancel safety
     /// Not safe: some may be restored.
-    pub async fn undelete_below(&self, name: &Name) -> Result<Vec<UndeleteReport>> {
+    pub async fn undelete_below(&self, name: &Name) -> Result<UndeletedNames> {
         let state = self.state().await?;
         let removed = removed_below(&state, name);
-        if removed.is_empty() {
-            return Err(self.nothing_kept(&state, name).await);
+        let Some(last) = removed.values().max() else { return Err(self.nothing_kept(&state, name).await) };
+        let (chosen, earlier): (Vec<_>, Vec<_>) = removed.iter().partition(|(_, at)| *at == last);
+        let mut names = Vec::with_capacity(chosen.len());
+        for (name, _) in chosen {
+            names.push(self.undelete(name, &UndeleteOptions::default()).await?);
         }
-        let mut restored = Vec::with_capacity(removed.len());
-        for name in removed {
-            restored.push(self.undelete(&name, &UndeleteOptions::default()).await?);
-        }
-        Ok(restored)
+        Ok(UndeletedNames { names, earlier: earlier.into_iter().map(|(name, _)| name.clone()).collect() })
     }
 
     /// Commits it; None if it must be read again.
@@ -272,10 +281,13 @@ impl Repository {
 
     /// Error for a name without kept values.
     async fn nothing_kept(&self, state: &State, name: &Name) -> Error {
-        let there = if state.refs.contains_key(name) { "; the name is there" } else { "" };
+        let (there, help) = if state.refs.contains_key(name) {
+            ("; the name is there", "nothing needs to be done for the value that it has now")
+        } else {
+            ("", "save the same content again, if it is still somewhere")
+        };
         let nothing = |why: String| {
-            Error::not_found(format!("no value of `{name}` is kept that could be restored{there}{why}"))
-                .help("save the same content again, if it is still somewhere")
+            Error::not_found(format!("no value of `{name}` is kept that could be restored{there}{why}")).help(help)
         };
         let forgets = |action: &Action| matches!(action, Action::Forget { name: forgotten, .. } if forgotten == name);
         let removes = |action: &Action| matches!(action, Action::RemoveRef { name: gone, .. } if gone == name);
@@ -312,7 +324,7 @@ impl Repository {
     /// Error for a name that is not there, and that neither has kept values nor names below it that have.
     fn unknown(&self, state: &State, name: &Name) -> Error {
         if state.refs.keys().any(|other| other.is_under(name)) {
-            return Error::not_found(format!("`{name}` is not a name itself, and no name below it was removed"))
+            return Error::not_found(format!("`{name}` is not a name itself, and no removed name below it is kept"))
                 .help(format!("`towline ls {name}` lists what is below it"));
         }
         let known: BTreeSet<&Name> = state.refs.keys().chain(state.removed.keys().map(|(name, _)| name)).collect();
@@ -327,10 +339,11 @@ impl Repository {
 }
 
 /// `name` and the names below it that were removed, have kept values and are not there.
-fn removed_below(state: &State, name: &Name) -> Vec<Name> {
-    let names: BTreeSet<&Name> = state.removed.keys().map(|(name, _)| name).collect();
-    let is_meant = |removed: &&Name| removed.is_under(name) && !state.refs.contains_key(*removed);
-    names.into_iter().filter(is_meant).cloned().collect()
+fn removed_below(state: &State, name: &Name) -> BTreeMap<Name, u64> {
+    let is_meant = |removed: &Name| removed.is_under(name) && !state.refs.contains_key(removed);
+    // Of several values of a name, the last one counts.
+    let removed = state.removed.iter().filter(|((name, _), _)| is_meant(name));
+    removed.map(|((name, _), kept)| (name.clone(), kept.at)).collect()
 }
 
 /// Version to restore: the given one, or the latest that is kept.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use object_store::ObjectStoreExt as _;
+use serde_json::{Value, json};
 use towline::clock::{Clock as _, ManualClock, SystemClock, Timestamp};
 use towline::error::ErrorKind;
 use towline::ops::{
@@ -457,7 +458,7 @@ fn the_command_line_takes_back() {
     let removed = user.json(&["rm", "best"], 0);
     assert_eq!(removed, serde_json::json!({ "removed": ["best"], "kept": 1, "forgotten": 0 }));
     let history = user.json(&["history", "best"], 0);
-    assert_eq!(history["present"], serde_json::Value::Null);
+    assert_eq!(history["present"], Value::Null);
     let by: Vec<&str> =
         history["kept"].as_array().unwrap().iter().map(|kept| kept["taken"]["by"].as_str().unwrap()).collect();
     assert_eq!(by, ["removed", "replaced"]);
@@ -488,7 +489,7 @@ fn the_command_line_takes_back() {
             misspelt.starts_with("no such name `run-7/step-2` in ") && misspelt.contains("`run-7/step-1`"),
             "{misspelt}"
         );
-        assert_eq!(run, "`run-7` is not a name itself, and no name below it was removed");
+        assert_eq!(run, "`run-7` is not a name itself, and no removed name below it is kept");
     }
 }
 
@@ -521,5 +522,39 @@ fn all_removed_steps_of_a_run_come_back_at_once() {
     let again = user.fails(&["undelete", "run/step-1"], 5);
     assert!(again["help"].as_str().unwrap().contains("--as NEW"), "{again}");
     user.fails(&["show", "run-b/step-1"], 3);
+    // What another command removed before stays removed: the steps that a training gave up are no part of the last removal.
+    user.ok(&["rm", "run/step-3"]);
+    user.ok(&["rm", "run", "--recursive"]);
+    let report = user.json(&["undelete", "run", "--recursive"], 0);
+    let restored: Vec<&str> =
+        report["names"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!((restored, &report["earlier"]), (vec!["run/step-1", "run/step-2"], &json!(["run/step-3"])));
+    let told = user.ok(&["undelete", "run", "--recursive"]);
+    assert!(told.starts_with("run/step-3 is again version "), "{told}");
     assert_eq!(user.run(&["undelete", "run", "--recursive", "--as", "other"]).code, Some(2));
+}
+
+/// B4: "A sync does not carry removals".
+#[test]
+fn a_sync_says_which_removals_it_does_not_carry() {
+    let user = User::with_repository();
+    for step in 1..=3 {
+        user.write("tree/a", format!("{step}").as_bytes());
+        user.ok(&["save", "tree", &format!("run/step-{step}")]);
+    }
+    user.ok(&["sync", "../repo", "../there", "--init"]);
+    user.ok(&["rm", "run/step-3"]);
+    let forth = user.json(&["sync", "../repo", "../there", "run@latest"], 0);
+    assert_eq!((&forth["names"], &forth["left_behind"]), (&json!(1), &json!(["run/step-3"])));
+    assert_eq!(forth["returned"], Value::Null);
+    let told = user.run(&["sync", "../repo", "../there"]);
+    let [there, err] = [user.work().join("../there").canonicalize().unwrap().display().to_string(), told.err];
+    let expected =
+        format!("removed here, and still in {there}, and may be the latest steps there: run/step-3; `towline rm NAME");
+    assert!(err.contains(&expected), "{err}");
+    for dry in [&["--dry-run"][..], &[]] {
+        let back = user.json(&[&["sync", "../there", "../repo", "run"], dry].concat(), 0);
+        assert_eq!((&back["returned"], &back["left_behind"]), (&json!(["run/step-3"]), &Value::Null), "{back}");
+    }
+    user.ok(&["show", "run/step-3"]);
 }

@@ -268,7 +268,7 @@ Bytes that agents exchanged with each other and with the repository's store, as 
 ten minutes and as they end; commands and libraries without an agent are not in it. A name of `-` is what belongs to no tree: \
 protocol, log, index, maps. Dollars need a sites file with prices; what a meter's volume costs is divided by bytes.
 
-JSON: month by prices notes; rows and total: name from to bytes requests usd_micro";
+JSON: month by prices notes; rows and total: name from to bytes requests gpu_seconds usd_micro";
 
 pub(in crate::cli) const DECLASSIFY: &str = "\
 Examples:

@@ -301,7 +301,7 @@ damaged) forgotten";
 pub(super) const UNDELETE: &str = "\
 Examples:
   towline undelete run-7/step-1000                      its last value
-  towline undelete run-7 --recursive                    all removed steps of a run
+  towline undelete run-7 --recursive                    the steps of a run that were removed last, by one command
   towline undelete models/best --as models/before       the replaced value, under another name
   towline undelete models/best --replace                swap it with the current value, which is kept in turn
   towline undelete models/best --version 812 --as models/early    an earlier value; `towline history` lists them
@@ -310,7 +310,7 @@ This is one commit, and moves no content. An existing name is left alone (exit c
 refused if a chunk is gone (exit code 3) or known to be damaged (exit code 4), saying since when.
 
 JSON: name from version manifest bytes files saved metrics world_size framework was, and replaced: manifest saved bytes kept, if \
-the name existed; with --recursive: names: [the same]";
+the name existed; with --recursive: names: [the same] earlier: [name] if some were removed before, and stay so";
 
 pub(super) const HISTORY: &str = "\
 Examples:
@@ -368,8 +368,10 @@ A name that the destination has with another value is replaced, which is reporte
 names are copied, and the exit code is 5. It is newer if it was saved later, or replaced the source's value there; not, if the source \
 had it and replaced it. With --force such names are replaced, too; with --if-absent no existing name is, and the exit code is 0.
 
+Removals are not carried: a name that was removed in FROM stays in TO, also a step that a training gave up when it went back, which may be the latest there; and a name that was removed in TO comes back. Both are reported while the removed values are kept.
+
 JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced: [name] if names were, kept: [name reason saved saved_there] \
-if names were (reason: newer, exists), with --dry-run dry_run planned: [name bytes moved_bytes replaces]";
+if names were (reason: newer, exists), left_behind: [name] if some were removed in FROM, returned: [name] if some had been removed in TO, with --dry-run dry_run planned: [name bytes moved_bytes replaces]";
 
 pub(super) const LABEL: &str = "\
 Examples:
@@ -389,7 +391,7 @@ Examples:
   towline verify                     check that all objects are there
   towline verify --data              read and check every byte
   towline verify run-7/step-1000 --data
-  towline verify --data --repair     then save again to heal
+  towline verify --data --repair     then save the same content again, and repair again, to heal
 
 A log entry that cannot be read stops every command. --repair sets it aside, keeps what the other entries say, and reports what \
 is lost and which names are kept. Run it while nobody saves. After repairs everything is verified a second time.

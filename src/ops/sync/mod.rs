@@ -6,6 +6,7 @@
 //! chunks that were moved already.
 
 mod existing;
+mod removals;
 mod shared;
 mod view;
 
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::existing::is_same;
 pub use self::existing::{Existing, KeptName, KeptReason};
+use self::removals::left_behind;
 use self::shared::{MovedTree, SharedTrees, TreeKeys};
 use self::view::View;
 use super::stopping::{end_stopped, unless_stopped};
@@ -75,6 +77,12 @@ pub struct SyncReport {
     /// Names that the destination has with another value, which was kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptName>,
+    /// Names that the source has removed since, and the destination has. They stay there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_behind: Vec<Name>,
+    /// Names that the destination had removed, and that are there again, or in a dry run would be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub returned: Vec<Name>,
     /// In a dry run, each name that the destination lacks, or has with another value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planned: Vec<PlannedName>,
@@ -117,6 +125,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         Ok((choose(&source, what)?, source, to.state().await?, stored(to).await?))
     };
     let (names, source, began, known) = unless_stopped(&options.stop, look).await?;
+    let left_behind = left_behind(&source, &began, what);
     let sizes = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes);
     let total = sizes.fold(0, u64::saturating_add);
     options.progress.phase("syncing", total);
@@ -129,7 +138,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         known,
         writer: Writer::new(to, &options.progress),
         shared: SharedTrees::default(),
-        report: SyncReport { dry_run: options.dry_run, ..SyncReport::default() },
+        report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
         reported: 0,
     };
     for name in &names {
@@ -220,7 +229,10 @@ impl Syncing<'_> {
             }
             self.to.take_labels((self.from, &state), name, self.options.dry_run).await?;
             match self.attempt(name, &value).await? {
-                Step::Done => return Ok(()),
+                Step::Done => {
+                    self.note_returned(name, &value);
+                    return Ok(());
+                }
                 Step::Lost => self.forget().await?,
                 // Collected or repacked between two readings: the name tells where its content is now.
                 Step::Gone(_) if failed.as_ref() != Some(&value) => failed = Some(value),
