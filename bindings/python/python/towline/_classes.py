@@ -20,6 +20,9 @@ _Class = TypeVar("_Class", bound=type)
 #: Base classes whose content is not in the fields of a dataclass.
 _OTHERS = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex)
 
+#: Methods that run when an attribute is read, set or deleted.
+_DESCRIPTOR = ("__get__", "__set__", "__delete__")
+
 #: Stands for an attribute that a class does not have.
 _LACKING = object()
 
@@ -91,8 +94,12 @@ def _fields(cls: Any) -> list[str]:
 
 
 def _may_be_set(cls: type, name: Any) -> bool:
-    """True if an attribute that is no field may be set on an object of a class: it hides nothing, and calls nothing."""
-    return not hides(cls, name) and not name.startswith("__")
+    """True if an attribute that is no field may be set on an object of a class: it calls nothing, and hides plain data at most, such
+    as the first value of a counter."""
+    if not isinstance(name, str) or name.startswith("__"):
+        return False
+    held = _in_class(cls, name)
+    return held is _LACKING or not (callable(held) or any(hasattr(held, special) for special in _DESCRIPTOR))
 
 
 def _is_computed(cls: type, name: Any) -> bool:
@@ -173,11 +180,11 @@ def _check(cls: type, names: Iterable[str], where: str, trusted: bool) -> None:
         if name.startswith("__"):
             what, help = "begins with two underscores", "restore another step"
         else:
-            what = "the class has, but not as a field"
+            what = "the class has, but neither as a field nor as plain data"
             help = "if the class has changed since, make it a field again; or pass pickle=True if you trust whoever saved it"
         error = Damaged(
             f"the document of a state has at {where} a {named(cls)} with the attribute {name!r}, which {what}: expected a field, "
-            f"or a name that the class lacks; towline saves no other ({help})"
+            f"plain data, or a name that the class lacks; towline saves no other ({help})"
         )
         error.place, error.help = where, help
         raise error
