@@ -158,10 +158,19 @@ impl Context {
             });
             match head {
                 Ok(head) => heads.push(head),
-                Err(error) => faults.push(of_log(format!("a published head is not to be trusted: {error}"))),
+                Err(error) => faults.push(of_log(format!(
+                    "a published head is not to be trusted: {error} (heads of before a change of authorities need the old \
+                     certificate, too: --trusted with a file of both)"
+                ))),
             }
         };
         published(&repository, identity, asked.heads, each).await?;
+        if heads.is_empty() && faults.is_empty() {
+            let place = repository.store().location();
+            self.output.remark(&format!(
+                "{place} has no published head of {identity}: name the agent's first repository with --repo"
+            ));
+        }
         Ok(heads)
     }
 }
@@ -236,7 +245,7 @@ fn summary(verified: &Verified) -> String {
             let _ = writeln!(text, "  no published head was compared");
         }
     }
-    if let Some((from, to)) = verified.local_only {
+    if let (Some((from, to)), Some(_)) = (verified.local_only, published) {
         let _ = writeln!(text, "  not published yet: entries {from} to {to}");
     }
     for fault in faults {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::args::PolicyVerb;
 use super::label::described;
 use super::output::printable;
+use super::render::counted;
 use super::verbs::Context;
 use crate::audit::Action;
 use crate::error::{Error, Result};
@@ -257,5 +258,9 @@ fn told(rules: &PolicyRules, text: Option<String>) -> Policy {
 
 fn summed(policy: &Policy) -> String {
     let Policy { version, repository, sites, rules, .. } = policy;
-    format!("version {version} for repository {repository}: {rules} rules, sites {}\n", sites.join(", "))
+    format!(
+        "version {version} for repository {repository}: {}, sites {}\n",
+        counted(*rules as u64, "rule"),
+        sites.join(", ")
+    )
 }

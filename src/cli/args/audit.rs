@@ -57,8 +57,8 @@ pub(in crate::cli) struct AuditVerify {
     /// User whose commands the log must be of; the agent has signed its heads
     #[arg(long, value_name = "NAME", requires = "agent")]
     pub(in crate::cli) user: Option<String>,
-    /// Authority of the agents: a file of certificates, or a folder with ca.crt and perhaps `revoked` [default: \
-    /// ~/.config/towline/authority]
+    /// Authority of the agents: a file of certificates, or a folder with ca.crt and perhaps `revoked`
+    /// [default: ~/.config/towline/authority]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(in crate::cli) trusted: Option<PathBuf>,
     /// Do not read the published heads from the repository

@@ -183,7 +183,7 @@ impl Repository {
         Err(Error::damaged(format!("{} of {} tensors cannot be read", names.len(), wanted.len()))
             .at(&delivery.reading.saved.name)
             .got(format!("damage in {shown}{more}"))
-            .help("name the others to restore them; `towline verify --data --repair`, then saving the same content again, heals")
+            .help("name the others to restore them; `towline verify --data --repair`, saving the same content again and repairing again heals")
             .source(first))
     }
 }
