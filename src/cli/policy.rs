@@ -245,7 +245,7 @@ fn agent_of(text: &str) -> Result<Identity> {
     Identity::new(site, agent)
 }
 
-/// Text of `file`, which has at most `len_max` bytes.
+/// A policy, for output.
 fn told(rules: &PolicyRules, text: Option<String>) -> Policy {
     Policy {
         version: rules.version(),
