@@ -16,6 +16,7 @@ use super::path::{check_path, staging_name};
 use super::staged::{Durability, Finish, RETRIES, Staged, StagedPlace, times, write_small};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
 use super::walk::{Scan, SkipReason, identity, open_file};
+use crate::budget::{Budget, GrowingMemory};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
@@ -303,10 +304,13 @@ impl Target {
     }
 
     /// All entries in byte order of the paths, without unfinished files of restores. Folders in `keep`, their content and the
-    /// folders above them are not listed, because listed entries may be removed.
-    pub fn entries(&self, keep: &[PathBuf]) -> Result<Vec<TargetEntry>> {
+    /// folders above them are not listed, because listed entries may be removed. They count in the `budget`, until the memory with
+    /// them is dropped.
+    pub fn entries(&self, keep: &[PathBuf], budget: &Budget) -> Result<(Vec<TargetEntry>, Option<GrowingMemory>)> {
         let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
         let mut scan = Scan::new(&self.folders, &keep, None);
+        scan.memory = Some(budget.tree_memory());
+        scan.remedy = "raise --memory, or restore without --delete";
         scan.run()?;
         let kept = scan.skipped.iter().filter(|skipped| skipped.reason == SkipReason::LeftOut);
         let kept = kept.map(|skipped| skipped.path.clone()).collect::<Vec<_>>();
@@ -321,7 +325,7 @@ impl Target {
             .filter(|entry| !kept.iter().any(|kept| super::path::within(kept, &entry.path)))
             .collect::<Vec<_>>();
         entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        Ok(entries)
+        Ok((entries, scan.memory))
     }
 
     /// Syncs placed entries, so that they survive a power loss, with [`Durability::Power`].
@@ -359,4 +363,26 @@ fn chmod_opened(opened: impl AsFd, mode: u32) -> SysResult<()> {
 
 fn check_or_root(path: &[u8]) -> Result<()> {
     if path.is_empty() { Ok(()) } else { check_path(path) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::MEMORY_MIN;
+
+    #[test]
+    fn listed_entries_count_in_the_budget_while_they_are_there() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("file"), "").unwrap();
+        let target = Target::open(root.path(), Durability::Process).unwrap();
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let (entries, memory) = target.entries(&[], &budget).unwrap();
+        assert_eq!(entries.len(), 1);
+        let mut others = budget.tree_memory();
+        assert!(!others.try_add(others.max()));
+        drop(memory);
+        assert!(others.try_add(others.max()));
+        let error = target.entries(&[], &budget).unwrap_err();
+        assert_eq!(error.help_text(), Some("raise --memory, or restore without --delete"), "{error:?}");
+    }
 }

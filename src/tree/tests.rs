@@ -10,9 +10,11 @@ use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use tempfile::TempDir;
 
 use super::*;
+use crate::budget::Budget;
 use crate::clock::Timestamp;
 use crate::error::ErrorKind;
 use crate::id::{ManifestId, RepositoryId};
+use crate::limits::MEMORY_MIN;
 
 const MTIME: Timestamp = Timestamp(1_234_567_890_123_456_789);
 
@@ -447,7 +449,7 @@ mod placing {
         let _socket = std::os::unix::net::UnixListener::bind(root.path().join("socket")).unwrap();
         let target = target(root.path());
         let _live = target.stage(b"live", 1).unwrap();
-        let entries = target.entries(&[root.path().join("b/repo")]).unwrap();
+        let (entries, _) = target.entries(&[root.path().join("b/repo")], &Budget::new(MEMORY_MIN).unwrap()).unwrap();
         let listed = entries.iter().map(|entry| String::from_utf8_lossy(&entry.path)).collect::<Vec<_>>();
         assert_eq!(listed, [IGNORE_FILE, "a", "a/x", "b/y", "socket"]);
         assert_eq!(entries[4].kind, None);
@@ -486,7 +488,7 @@ mod placing {
         }
         assert_eq!(walk(root.path(), &Rules::default()).unwrap().found.len(), 1 + 600 + 1000);
         target.remove(b"0").unwrap();
-        assert_eq!(target.entries(&[]).unwrap().len(), 598);
+        assert_eq!(target.entries(&[], &Budget::new(MEMORY_MIN).unwrap()).unwrap().0.len(), 598);
     }
 }
 

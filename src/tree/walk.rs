@@ -265,7 +265,9 @@ pub(super) struct Scan<'a> {
     pub(super) skipped: Vec<Skipped>,
     more_skipped: u64,
     /// Memory of the entries; none if they may take any.
-    memory: Option<GrowingMemory>,
+    pub(super) memory: Option<GrowingMemory>,
+    /// Remedy where they take too much.
+    pub(super) remedy: &'static str,
     stop: CancellationToken,
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
@@ -277,8 +279,9 @@ impl<'a> Scan<'a> {
     pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
         let pending = vec![(Vec::new(), rules)];
         let (found, skipped, more_skipped, repositories) = Default::default();
-        let (memory, stop, ignore_left) = (None, CancellationToken::new(), Some(IGNORE_LEN_MAX));
-        Self { folders, skip, pending, found, skipped, more_skipped, memory, stop, repositories, ignore_left }
+        let (memory, remedy) = (None, "raise --memory, or save parts of the folder under names of their own");
+        let (stop, ignore_left) = (CancellationToken::new(), Some(IGNORE_LEN_MAX));
+        Self { folders, skip, pending, found, skipped, more_skipped, memory, remedy, stop, repositories, ignore_left }
     }
 
     /// Reads all folders, then sorts the entries.
@@ -396,9 +399,9 @@ impl<'a> Scan<'a> {
         let most = self.memory.as_ref().map_or(0, GrowingMemory::max) / MIB;
         Err(Error::exhausted("folder has more entries than the memory budget holds")
             .at(self.folders.shown(path).display())
-            .expected(format!("at most {most} MiB for the entries of all saves together, half of the memory budget"))
+            .expected(format!("at most {most} MiB for the entries of all folders together, half of the memory budget"))
             .got(format!("{} entries so far", self.found.len() + more))
-            .help("raise --memory, or save parts of the folder under names of their own"))
+            .help(self.remedy))
     }
 
     /// Kind of the entry `path` of `folder`, which the listing says is `listed`.

@@ -205,8 +205,8 @@ impl Repository {
     /// Entries of the target that are not among the items, except a repository there.
     async fn surplus(&self, items: &Arc<Items>, target: &Arc<Target>) -> Result<Surplus> {
         let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();
-        let (items, target) = (Arc::clone(items), Arc::clone(target));
-        blocking(move || Surplus::find(&items, &target, &keep)).await
+        let (items, target, budget) = (Arc::clone(items), Arc::clone(target), self.budget().clone());
+        blocking(move || Surplus::find(&items, &target, &keep, &budget)).await
     }
 
     /// Executes the plan; returns the stored bytes that were fetched.

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::items::Items;
+use crate::budget::{Budget, GrowingMemory};
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::size::show;
@@ -28,14 +30,16 @@ pub(super) struct Surplus {
     paths: Vec<Vec<u8>>,
     files: u64,
     bytes: u64,
+    _memory: Option<Arc<GrowingMemory>>,
 }
 
 impl Surplus {
     /// Finds entries of `target` that are not in `items`, except the folders `keep` and their content.
-    pub(super) fn find(items: &Items, target: &Target, keep: &[PathBuf]) -> Result<Self> {
+    pub(super) fn find(items: &Items, target: &Target, keep: &[PathBuf], budget: &Budget) -> Result<Self> {
         let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
-        let mut surplus = Self::default();
-        for entry in target.entries(keep)?.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
+        let (entries, memory) = target.entries(keep, budget)?;
+        let mut surplus = Self { _memory: memory.map(Arc::new), ..Self::default() };
+        for entry in entries.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
             surplus.files += u64::from(entry.kind != Some(WalkKind::Folder));
             surplus.bytes += entry.bytes;
             let above = surplus.paths.last();
