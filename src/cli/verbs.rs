@@ -166,6 +166,9 @@ impl Context {
         let report = recorded.end(report, |report| report.logical_bytes).await?;
         drop(line);
         self.remark_on(&report);
+        if explain && report.explained.is_empty() {
+            self.output.remark("nothing to explain: every chunk was stored already");
+        }
         self.output.report(&report, |report, _| render::save(report))
     }
 

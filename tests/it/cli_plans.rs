@@ -369,3 +369,13 @@ fn a_default_repository_that_is_gone_is_not_made_again_by_a_save() {
     user.ok(&["init"]);
     assert!(user.ok(&["save", "tree", "run/3"]).contains("saved run/3"), "it is a decision now");
 }
+
+#[test]
+fn an_explanation_of_nothing_says_so() {
+    let user = User::with_repository();
+    user.write("tree/a", &noise(100_000));
+    let first = user.json(&["save", "tree", "run/1", "--explain"], 0);
+    assert_eq!(first["explained"].as_array().unwrap().len(), 1);
+    let again = user.run(&["save", "tree", "run/2", "--explain", "--reread"]);
+    assert!(again.err.contains("nothing to explain: every chunk was stored already"), "{}", again.err);
+}

@@ -129,7 +129,7 @@ it is stored, and why.
 compressed: the save is shorter, and takes more space.
 
 JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings; replaced: manifest saved \
-bytes lost_metrics, if the name existed; with --explain \
+bytes lost_metrics, if the name existed; with --explain, if chunks are new, \
 explained: [path tensor bytes here_bytes stored_bytes reasons], with \
 --rank rank, ranks, attempt, complete, waits_for and step";
 
@@ -371,7 +371,7 @@ had it and replaced it. With --force such names are replaced, too; with --if-abs
 Removals are not carried: a name that was removed in FROM stays in TO, also a step that a training gave up when it went back, which may be the latest there; and a name that was removed in TO comes back. Both are reported while the removed values are kept.
 
 JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced: [name] if names were, kept: [name reason saved saved_there] \
-if names were (reason: newer, exists), left_behind: [name] if some were removed in FROM, returned: [name] if some had been removed in TO, with --dry-run dry_run planned: [name bytes moved_bytes replaces]";
+if names were (reason: newer, exists), left_behind: [name] if some were removed in FROM, returned: [name] if some had been removed in TO, with --dry-run dry_run, and planned: [name bytes moved_bytes replaces] if something would move";
 
 pub(super) const LABEL: &str = "\
 Examples:
