@@ -229,11 +229,11 @@ impl Exchange {
         let violation = if let Closed::Violated(violation) = &closed { Some(violation.clone()) } else { None };
         let error = Error::from(closed).at(peer.address());
         if let Some(violation) = violation {
+            peer.sent_wrong_data(&error);
             if matches!(violation, Violation::Length { .. } | Violation::TooLong { .. }) {
                 add(&self.counts.corrupt, 1);
             }
             tracing::warn!(peer = %peer.address(), "peer violated the protocol: {violation}");
-            peer.sent_wrong_data(&error);
         }
         error
     }
@@ -257,10 +257,10 @@ impl Exchange {
                         // Cannot be verified without its base: a fetch from the repository includes bases.
                         Ok(None) => {}
                         Err(error) => {
+                            peer.sent_wrong_data(&error);
                             add(&self.counts.corrupt, 1);
                             tracing::warn!(peer = %peer.address(), "peer sent a wrong chunk: {error:?}");
                             fetching.corrupt(&error);
-                            peer.sent_wrong_data(&error);
                             return Err(error);
                         }
                     }

@@ -90,6 +90,12 @@ struct State {
     last: Option<Instant>,
 }
 
+impl State {
+    fn is_banned(&self) -> bool {
+        self.banned_until.is_some_and(|until| until > Instant::now())
+    }
+}
+
 /// Requests in a row that a peer did not answer in time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Late {
@@ -189,7 +195,7 @@ impl Peer {
     /// True while it is avoided, since it sent wrong data.
     #[must_use]
     pub fn is_banned(&self) -> bool {
-        self.state().banned_until.is_some_and(|until| until > Instant::now())
+        self.state().is_banned()
     }
 
     /// True for a while after it did not answer a request in time. It is tried again later.
@@ -385,6 +391,8 @@ impl Peer {
         let linked = timeout(CONNECT_MAX, self.connect_by(transport, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();
         match linked {
+            // It sent wrong data over an earlier link, while this one was made.
+            Ok(_) if state.is_banned() => Ok(()),
             Ok(link) => {
                 if self.origin == Origin::Announced && state.identity.is_none() {
                     dialing.known.fetch_add(1, Ordering::Relaxed);
