@@ -167,7 +167,7 @@ impl Context {
         drop(line);
         self.remark_on(&report);
         if explain && report.explained.is_empty() {
-            self.output.remark("nothing to explain: every chunk was stored already");
+            self.output.remark("nothing to explain: no file has changed, so none was read (--reread reads them)");
         }
         self.output.report(&report, |report, _| render::save(report))
     }

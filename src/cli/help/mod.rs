@@ -129,7 +129,7 @@ it is stored, and why.
 compressed: the save is shorter, and takes more space.
 
 JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings; replaced: manifest saved \
-bytes lost_metrics, if the name existed; with --explain, if chunks are new, \
+bytes lost_metrics, if the name existed; with --explain, if files were read, \
 explained: [path tensor bytes here_bytes stored_bytes reasons], with \
 --rank rank, ranks, attempt, complete, waits_for and step";
 
