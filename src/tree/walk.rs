@@ -326,7 +326,7 @@ impl<'a> Scan<'a> {
             self.skip(path, SkipReason::LeftOut);
             return Ok(());
         }
-        let (names, listed) = self.list(&path, &fd)?;
+        let Listed { names, bytes } = self.list(&path, &fd)?;
         if !path.is_empty() {
             folders.keep(&path, &fd);
         }
@@ -354,25 +354,25 @@ impl<'a> Scan<'a> {
         }
         self.found.push(WalkEntry { path, kind: WalkKind::Folder, stat });
         if let Some(memory) = &mut self.memory {
-            memory.subtract(listed);
+            memory.subtract(bytes);
         }
         Ok(())
     }
 
-    /// Names in the folder `path`, also of entries that are left out, and the bytes that they take of the memory.
-    fn list(&mut self, path: &[u8], fd: &OwnedFd) -> Result<(Vec<(Vec<u8>, FileType)>, u64)> {
+    /// Lists the folder `path`, also entries that are left out.
+    fn list(&mut self, path: &[u8], fd: &OwnedFd) -> Result<Listed> {
         let folders = self.folders;
         let fault = |errno| folders.fault("cannot read a folder", path, errno);
-        let (mut names, mut listed) = (Vec::new(), 0);
+        let mut listed = Listed::default();
         for entry in Listing::of(fd).map_err(fault)? {
             let (name, kind) = entry.map_err(fault)?;
             // A vector that grows has room for twice its entries.
             let bytes = (2 * size_of::<(Vec<u8>, FileType)>() + name.len()) as u64;
-            self.count(bytes, path, names.len())?;
-            listed += bytes;
-            names.push((name, kind));
+            self.count(bytes, path, listed.names.len())?;
+            listed.bytes += bytes;
+            listed.names.push((name, kind));
         }
-        Ok((names, listed))
+        Ok(listed)
     }
 
     fn skip(&mut self, path: Vec<u8>, reason: SkipReason) {
@@ -475,6 +475,13 @@ impl<'a> Scan<'a> {
         self.ignore_left = Some(left);
         rules.with_file(path, &text, &shown)
     }
+}
+
+/// Names in one folder, with their kinds by the listing, and the bytes that they take of the memory.
+#[derive(Default)]
+struct Listed {
+    names: Vec<(Vec<u8>, FileType)>,
+    bytes: u64,
 }
 
 /// Result of a look at an entry.
