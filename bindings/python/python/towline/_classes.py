@@ -94,8 +94,8 @@ def _fields(cls: Any) -> list[str]:
 
 
 def _may_be_set(cls: type, name: Any) -> bool:
-    """True if an attribute that is no field may be set on an object of a class: it calls nothing, and hides plain data at most, such
-    as the first value of a counter."""
+    """True if an attribute that is no field may be set on an object of a class: it calls nothing, and hides plain data at most,
+    such as the first value of a counter."""
     if not isinstance(name, str) or name.startswith("__"):
         return False
     held = _in_class(cls, name)
