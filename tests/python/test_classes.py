@@ -349,7 +349,7 @@ def test_an_object_that_could_not_be_restored_is_not_saved(name):
     ) as caught:
         state.describe([job])
     assert caught.value.place == "state[0]" and "pickle=True" in caught.value.help
-    # Who pickles has all of it again.
+    # With pickle=True all attributes are restored.
     described = state.describe([job], pickle=True)
     assert described.pickled == ["state[0]"] and described.classes == []
     assert vars(again([job], pickle=True)[0]) == {"n": 3, name: 7}

@@ -60,7 +60,7 @@ def test_steps_for_a_repository_that_was_replaced_are_told(far, tmp_path):
     with pytest.warns(UserWarning, match=told):
         towline.Checkpointer(far, "run", spool=folder).close()
     assert left.exists() and far.ls() == []
-    # Those of other runs and places are no concern of this one.
+    # Steps of other runs and places cause no warning.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="towline")
         towline.Checkpointer(far, "another", spool=folder).close()

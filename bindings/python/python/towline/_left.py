@@ -107,7 +107,7 @@ class LeftSteps:
                 *(one.step for one in self._steps),
             ]
         except Error:
-            # What it has is not known.
+            # No answer: the steps of the run in this repository are unknown.
             return
         last = max(map(retention.number, here), default=-1)
         newer = [(step, path) for step, path in others if step > last]

@@ -177,26 +177,23 @@ def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
 def of_replaced(spool: str, run: str, rank: int) -> list[str]:
     """Paths of a rank's steps that wait for a repository that was at this place before; `spool` is the folder of the one that is
     there now."""
-    return [path for is_replaced, path in _of_others(spool, run, rank) if is_replaced]
+    return [path for is_replaced, path, _ in _of_others(spool, run, rank) if is_replaced]
 
 
 def of_others(spool: str, run: str, rank: int) -> list[tuple[int, str]]:
     """Numbers and paths of a rank's steps that this user put into the spool in the last day, for repositories at other places
     that have a run of this name, in their order; `spool` is the folder of this repository."""
     found = []
-    for is_replaced, path in _of_others(spool, run, rank):
+    for is_replaced, path, written in _of_others(spool, run, rank):
         step = number(os.path.basename(path).partition("-")[2].rpartition(".")[0])
-        with contextlib.suppress(OSError):
-            record = os.stat(path + ".json", follow_symlinks=False)
-            is_own = stat.S_ISREG(record.st_mode) and record.st_uid == os.geteuid()
-            if not is_replaced and step >= 0 and is_own and time.time() - record.st_mtime < _RECENT:
-                found.append((step, path))
+        if not is_replaced and step >= 0 and time.time() - written < _RECENT:
+            found.append((step, path))
     return sorted(found)
 
 
-def _of_others(spool: str, run: str, rank: int) -> Iterator[tuple[bool, str]]:
-    """Paths of a rank's steps that wait for other repositories than that of the folder `spool`, and whether it was at the same
-    place."""
+def _of_others(spool: str, run: str, rank: int) -> Iterator[tuple[bool, str, float]]:
+    """A rank's steps that this user put into the spool for other repositories than that of the folder `spool`: whether it was at
+    the same place, the path, and the time of the record."""
     folder, own = os.path.split(spool)
     place = own.rpartition("-")[2]
     with contextlib.suppress(OSError):
@@ -206,7 +203,11 @@ def _of_others(spool: str, run: str, rank: int) -> Iterator[tuple[bool, str]]:
                 names = sorted(os.listdir(steps)) if other != own else []
                 records = [name for name in names if name.startswith(f"{rank}-") and name.endswith(".json")]
                 for name in records:
-                    yield other.rpartition("-")[2] == place, os.path.join(steps, name.removesuffix(".json"))
+                    record = os.stat(os.path.join(steps, name), follow_symlinks=False)
+                    # Others may have planted names that look like records.
+                    if stat.S_ISREG(record.st_mode) and record.st_uid == os.geteuid():
+                        path = os.path.join(steps, name.removesuffix(".json"))
+                        yield other.rpartition("-")[2] == place, path, record.st_mtime
 
 
 def outdated(repository: Repository, kept: SpooledStep) -> bool:
