@@ -389,7 +389,7 @@ impl Context {
             () = self.stop.cancelled() => Err(Error::cancelled("interrupted")),
         };
         drop(line);
-        // Those before an error may tell why.
+        // Checks that ended before an error may explain it.
         if outcome.is_ok() || !diagnosis.checks.is_empty() {
             self.output.answer(&diagnosis, render::diagnosis)?;
         }

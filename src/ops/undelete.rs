@@ -299,7 +299,9 @@ impl Repository {
             let again = state.removed.keys().map(|(kept, _)| kept).find(|kept| kept.is_under(name));
             let help = match again {
                 _ if below > 0 => {
-                    format!("`towline undelete {name} --recursive` restores the removed names below it: {below}")
+                    format!(
+                        "`towline undelete {name} --recursive` restores the names below it that were removed last, of {below}"
+                    )
                 }
                 Some(again) => {
                     format!("`towline undelete {again} --as NEW` restores what {again} was before it was saved again")

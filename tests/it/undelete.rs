@@ -507,7 +507,10 @@ fn all_removed_steps_of_a_run_come_back_at_once() {
     user.write("tree/a", b"new");
     user.ok(&["save", "tree", "run/step-3"]);
     let error = user.fails(&["undelete", "run"], 3);
-    assert_eq!(error["help"], "`towline undelete run --recursive` restores the removed names below it: 2");
+    assert_eq!(
+        error["help"],
+        "`towline undelete run --recursive` restores the names below it that were removed last, of 2"
+    );
     let report = user.json(&["undelete", "run", "--recursive"], 0);
     let names: Vec<&str> =
         report["names"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
@@ -522,7 +525,7 @@ fn all_removed_steps_of_a_run_come_back_at_once() {
     let again = user.fails(&["undelete", "run/step-1"], 5);
     assert!(again["help"].as_str().unwrap().contains("--as NEW"), "{again}");
     user.fails(&["show", "run-b/step-1"], 3);
-    // What another command removed before stays removed: the steps that a training gave up are no part of the last removal.
+    // Names that an earlier command removed stay removed.
     user.ok(&["rm", "run/step-3"]);
     user.ok(&["rm", "run", "--recursive"]);
     let report = user.json(&["undelete", "run", "--recursive"], 0);

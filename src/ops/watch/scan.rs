@@ -71,7 +71,7 @@ impl Candidates {
         }
     }
 
-    /// Those of this user before those of others, folders before files, the latest steps first.
+    /// Keeps the first ones in this order: this user's before others', folders before files, later steps before earlier ones.
     fn truncate(&mut self) {
         let own = rustix::process::geteuid().as_raw();
         let step = |class: Class| if let Class::Step(step) = class { Some(step) } else { None };

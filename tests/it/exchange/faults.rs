@@ -375,7 +375,7 @@ async fn the_only_source_is_asked_for_chunks_before_it_says_which_it_holds() {
     let stats = cloud.stats();
     assert!(stats.from_remote > 0 && stats.from_repository == 0, "{stats:?}");
     cloud.restore("run/step-1", &folder).await;
-    // What it lacks comes from elsewhere.
+    // Chunks that the peer lacks come from the repository.
     let second = world.save(&home.plain, "run/step-2", 32, 8).await;
     cloud.restore("run/step-2", &second).await;
     assert!(cloud.stats().from_repository > 0);
