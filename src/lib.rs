@@ -63,6 +63,8 @@ pub mod cli;
 pub mod clock;
 pub mod codec;
 pub mod error;
+#[cfg(feature = "agent")]
+mod fair_turns;
 pub mod format;
 pub mod id;
 pub mod identity;

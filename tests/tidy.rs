@@ -22,6 +22,7 @@ const LAYERS: &[(u8, &[&str])] = &[
             "backoff",
             "log_limit",
             "single_flight",
+            "fair_turns",
             "blocks",
             "budget",
             "progress",
@@ -389,7 +390,7 @@ fn pure_layers(source: &Source) -> Vec<String> {
     let low = source.module().and_then(position).is_some_and(|(layer, _)| source.in_src() && layer <= 1);
     let found = whole_words(&source.product_code(), "tokio").next().is_some();
     (low && found
-        && !["src/budget/mod.rs", "src/budget/growing.rs", "src/single_flight.rs", "src/work.rs"]
+        && !["src/budget/mod.rs", "src/budget/growing.rs", "src/single_flight.rs", "src/fair_turns.rs", "src/work.rs"]
             .contains(&source.path.as_str()))
     .then(|| "tokio on layer 0 or 1: those do no I/O".to_owned())
     .into_iter()

@@ -144,7 +144,7 @@ impl Context {
         let trusted = blocking(move || Trusted::read(&path, SystemClock.now())).await.map_err(|error| {
             error.help("name the authority that has certified the agent with --trusted, or give --offline")
         })?;
-        let mut heads = Vec::new();
+        let (mut heads, sound) = (Vec::new(), faults.len());
         let each = |found: Result<SignedHead>| {
             let head = found.and_then(|found| {
                 let signature = Signature::decode(&found.signature)?;
@@ -158,13 +158,15 @@ impl Context {
             });
             match head {
                 Ok(head) => heads.push(head),
-                Err(error) => faults.push(of_log(format!(
-                    "a published head is not to be trusted: {error} (heads of before a change of authorities need the old \
-                     certificate, too: --trusted with a file of both)"
-                ))),
+                Err(error) => faults.push(of_log(format!("a published head is not to be trusted: {error}"))),
             }
         };
         published(&repository, identity, asked.heads, each).await?;
+        if faults.len() > sound {
+            self.output.remark(
+                "heads that were signed before a change of authorities need the old certificate, too: --trusted with a file of both",
+            );
+        }
         if heads.is_empty() && faults.is_empty() {
             let place = repository.store().location();
             self.output.remark(&format!(

@@ -9,6 +9,7 @@ mod moves;
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -361,7 +362,7 @@ pub(super) struct SaveFlags {
     #[arg(long, value_enum, default_value_t = Compress::Auto)]
     pub(super) compression: Compress,
     /// Store one of every K steps of a run whole, the others as differences to it [default: 8]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = positive::<NonZeroU32>)]
     pub(super) key_every: Option<NonZeroU32>,
 }
 
@@ -460,10 +461,10 @@ pub(super) struct Expire {
     /// The run
     pub(super) run: Name,
     /// Keep the last N steps
-    #[arg(long, value_name = "N", group = "policy", value_parser = positive)]
+    #[arg(long, value_name = "N", group = "policy", value_parser = positive::<NonZeroU64>)]
     pub(super) keep_last: Option<NonZeroU64>,
     /// Keep the steps whose number is a multiple of K
-    #[arg(long, value_name = "K", group = "policy", value_parser = positive)]
+    #[arg(long, value_name = "K", group = "policy", value_parser = positive::<NonZeroU64>)]
     pub(super) keep_every: Option<NonZeroU64>,
     /// Keep the step where this metric is least; may be given several times
     #[arg(long, value_name = "METRIC", group = "policy")]
@@ -536,7 +537,7 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
-fn positive(text: &str) -> Result<NonZeroU64, &'static str> {
+fn positive<N: FromStr>(text: &str) -> Result<N, &'static str> {
     text.parse().map_err(|_| "expected a whole number from 1")
 }
 

@@ -21,7 +21,6 @@ mod limiter;
 mod named;
 mod permits;
 mod plan;
-mod plan_turns;
 mod reachable;
 mod reencoded;
 mod rights;
@@ -50,7 +49,6 @@ use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
 pub use self::named::NameView;
-use self::plan_turns::PlanTurns;
 use self::reencoded::Reencoded;
 pub use self::serving::Local;
 use self::serving::{GrantKey, GrantedAt};
@@ -69,6 +67,7 @@ use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fair_turns::FairTurns;
 use crate::format::LinkRate;
 use crate::id::ChunkId;
 use crate::identity::Identity;
@@ -122,7 +121,7 @@ pub struct Exchange {
     /// Chunks that were encoded without their bases recently.
     reencoded: Reencoded,
     /// Turns to plan large trees.
-    planning: PlanTurns,
+    planning: FairTurns<Option<String>>,
     catalog: Catalog,
     in_flight: InFlight,
     /// Limit of reads of the repository for other agents of the site.
@@ -202,7 +201,7 @@ impl Exchange {
             named_patience,
             verifier,
             reencoded,
-            planning: PlanTurns::default(),
+            planning: FairTurns::new(1, 1),
             transcoding: Arc::new(Turns::new(available_parallelism().map_or(1, usize::from).div_ceil(2))),
             catalog,
             in_flight,

@@ -126,7 +126,7 @@ impl ServedChunks for Exchange {
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.count_sent(Requester::Agent(identity), &asked.manifest, bytes).await?;
-            self.limits.pass(identity.site(), bytes).await;
+            self.limits.pass(identity, bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
             let stored = entry.stored_len(&chunk.id).unwrap_or(bytes);
             let (way, manifest, time) = (Direction::Out, asked.manifest, begun.elapsed());

@@ -8,12 +8,12 @@ use futures::future::join_all;
 
 use super::get::ChunkRequest;
 use super::plan::Candidate;
-use super::plan_turns::PlanTurn;
 use super::stats::SourceCounters;
 use super::{Exchange, FetchPolicy, warn_about};
 use crate::budget::Retained;
 use crate::cache::{BaseKey, Cache};
 use crate::error::Result;
+use crate::fair_turns::FairTurn;
 use crate::limits::MIB;
 use crate::policy::LocalCaller;
 use crate::repository::{FramePlace, Held, Repository, Saved, TRAVEL_WEIGHT, TravelPlan, TravelTree, plan_travel};
@@ -67,7 +67,7 @@ impl Exchange {
     }
 
     /// Turn of a plan that takes `weight` bytes, and its memory.
-    async fn plan_turn(&self, repository: &Repository, weight: u64) -> Result<(PlanTurn, Retained)> {
+    async fn plan_turn(&self, repository: &Repository, weight: u64) -> Result<(FairTurn, Retained)> {
         let turn = self.planning.take(repository.caller().and_then(LocalCaller::limited)).await;
         Ok((turn, repository.budget().keep(weight)?))
     }
