@@ -15,7 +15,7 @@ use super::folders::Folders;
 use super::path::{check_path, staging_name};
 use super::staged::{Durability, Finish, RETRIES, Staged, StagedPlace, times, write_small};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
-use super::walk::{Scan, SkipReason, identity, open_file};
+use super::walk::{Scan, identity, open_file};
 use crate::budget::{Budget, GrowingMemory};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -310,22 +310,21 @@ impl Target {
         let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
         let mut scan = Scan::new(&self.folders, &keep, None);
         scan.memory = Some(budget.tree_memory());
+        scan.special = Some(Vec::new());
         scan.remedy = "raise --memory, or restore without --delete";
         scan.run()?;
-        let kept = scan.skipped.iter().filter(|skipped| skipped.reason == SkipReason::LeftOut);
-        let kept = kept.map(|skipped| skipped.path.clone()).collect::<Vec<_>>();
-        let special = scan.skipped.into_iter().filter(|skipped| matches!(skipped.reason, SkipReason::Special(_)));
-        let found = scan.found.into_iter().filter(|found| !found.path.is_empty());
+        let Scan { found, left_out, special, memory, .. } = scan;
+        let found = found.into_iter().filter(|found| !found.path.is_empty());
         let mut entries = found
             .map(|WalkEntry { path, kind, stat }| {
                 let bytes = if kind == WalkKind::File { stat.size } else { 0 };
                 TargetEntry { path, kind: Some(kind), bytes }
             })
-            .chain(special.map(|skipped| TargetEntry { path: skipped.path, kind: None, bytes: 0 }))
-            .filter(|entry| !kept.iter().any(|kept| super::path::within(kept, &entry.path)))
+            .chain(special.into_iter().flatten().map(|path| TargetEntry { path, kind: None, bytes: 0 }))
+            .filter(|entry| !left_out.iter().any(|folder| super::path::within(folder, &entry.path)))
             .collect::<Vec<_>>();
         entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        Ok((entries, scan.memory))
+        Ok((entries, memory))
     }
 
     /// Syncs placed entries, so that they survive a power loss, with [`Durability::Power`].
@@ -384,5 +383,21 @@ mod tests {
         assert!(others.try_add(others.max()));
         let error = target.entries(&[], &budget).unwrap_err();
         assert_eq!(error.help_text(), Some("raise --memory, or restore without --delete"), "{error:?}");
+    }
+
+    #[test]
+    fn folders_to_keep_are_kept_among_any_number_of_entries_that_are_skipped() {
+        let root = tempfile::tempdir().unwrap();
+        let repository = root.path().join("towline/repository");
+        std::fs::create_dir_all(repository.join("log")).unwrap();
+        for number in 0..=super::super::walk::SKIPPED_MAX {
+            std::fs::write(root.path().join(format!(".towline-{number:016x}-0.part")), "").unwrap();
+        }
+        let socket = root.path().join("socket");
+        let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let target = Target::open(root.path(), Durability::Process).unwrap();
+        let (entries, _memory) = target.entries(&[repository], &Budget::new(MEMORY_MIN).unwrap()).unwrap();
+        let listed = entries.iter().map(|entry| entry.path.as_slice()).collect::<Vec<_>>();
+        assert_eq!(listed, [b"socket"], "neither the repository nor the folder above it");
     }
 }

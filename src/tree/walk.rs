@@ -262,8 +262,12 @@ pub(super) struct Scan<'a> {
     /// Folders still to read, with the rules of their parent (none: ignore files have no effect).
     pending: Vec<(Vec<u8>, Option<InForce>)>,
     pub(super) found: Vec<WalkEntry>,
-    pub(super) skipped: Vec<Skipped>,
+    skipped: Vec<Skipped>,
     more_skipped: u64,
+    /// Folders that were left out.
+    pub(super) left_out: Vec<Vec<u8>>,
+    /// Sockets, pipes and devices, which count as entries; none: they are only skipped.
+    pub(super) special: Option<Vec<Vec<u8>>>,
     /// Memory of the entries; none if they may take any.
     pub(super) memory: Option<GrowingMemory>,
     /// Remedy where they take too much.
@@ -277,11 +281,21 @@ pub(super) struct Scan<'a> {
 impl<'a> Scan<'a> {
     /// A walk over all of `folders`.
     pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
-        let pending = vec![(Vec::new(), rules)];
-        let (found, skipped, more_skipped, repositories) = Default::default();
-        let (memory, remedy) = (None, "raise --memory, or save parts of the folder under names of their own");
-        let (stop, ignore_left) = (CancellationToken::new(), Some(IGNORE_LEN_MAX));
-        Self { folders, skip, pending, found, skipped, more_skipped, memory, remedy, stop, repositories, ignore_left }
+        Self {
+            folders,
+            skip,
+            pending: vec![(Vec::new(), rules)],
+            found: Vec::new(),
+            skipped: Vec::new(),
+            more_skipped: 0,
+            left_out: Vec::new(),
+            special: None,
+            memory: None,
+            remedy: "raise --memory, or save parts of the folder under names of their own",
+            stop: CancellationToken::new(),
+            repositories: Vec::new(),
+            ignore_left: Some(IGNORE_LEN_MAX),
+        }
     }
 
     /// Reads all folders, then sorts the entries.
@@ -323,6 +337,7 @@ impl<'a> Scan<'a> {
         };
         let stat = Stat::from_raw(&fstat(&fd).map_err(fault)?);
         if self.skip.contains(&(stat.dev, stat.ino)) {
+            self.left_out.push(path.clone());
             self.skip(path, SkipReason::LeftOut);
             return Ok(());
         }
@@ -347,6 +362,10 @@ impl<'a> Scan<'a> {
                 EntryAction::Found(kind, stat) => {
                     self.reserve(&path, kind.target_len())?;
                     self.found.push(WalkEntry { path, kind, stat });
+                }
+                EntryAction::Skip(SkipReason::Special(_)) if self.special.is_some() => {
+                    self.reserve(&path, 0)?;
+                    self.special.iter_mut().for_each(|special| special.push(path.clone()));
                 }
                 EntryAction::Skip(reason) => self.skip(path, reason),
                 EntryAction::LeaveOut => {}

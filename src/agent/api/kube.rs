@@ -19,6 +19,8 @@ use crate::placement::Hint;
 pub(super) const KUBE_BODY_LEN_MAX: usize = 16 << 20;
 /// Memory of a call, as a multiple of its length: the body, its parts, and the answer.
 const CALL_WEIGHT: u64 = 3;
+/// Memory of the reasons of an answer, as a multiple of their length: as they are, and in an answer that grows as it is written.
+const REASONS_WEIGHT: u64 = 3;
 /// Time that scores wait for the chunks of inputs that are new to this agent. The verdict needs none.
 const SCORES_WAIT: Duration = Duration::from_millis(500);
 
@@ -36,10 +38,17 @@ pub(super) async fn filter(State(state): State<Arc<AgentState>>, request: Reques
     let answering = async {
         let question = question(&state, &call).await?;
         let hint = hint(&state, &question, Duration::ZERO).await?;
-        Ok(question.filter(hint.as_ref()))
+        let memory = state.origin(None)?.budget().keep(question.reasons_len(hint.as_ref()).saturating_mul(REASONS_WEIGHT))?;
+        let answer = json(&question.filter(hint.as_ref()));
+        drop(memory);
+        answer
     };
-    let answer: Result<ExtenderFilterResult> = answering.await;
-    answered(call, &answer.unwrap_or_else(|error| ExtenderFilterResult::failed(format!("towline: {error}"))))
+    let answer: Result<Vec<u8>> = answering.await;
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => json(&ExtenderFilterResult::failed(format!("towline: {error}")))?,
+    };
+    call.answered(answer).await
 }
 
 /// Scores nodes from 0 to 10 by what the data of a pod costs there. Has the wire format of kube-scheduler's extenders.
@@ -59,12 +68,12 @@ pub(super) async fn prioritize(State(state): State<Arc<AgentState>>, request: Re
         tracing::debug!("no scores for a pod of {}: {error:?}", question.namespace);
     }
     let scores: Vec<HostPriority> = question.prioritize(hint.ok().flatten().as_ref());
-    answered(call, &scores)
+    let scores = json(&scores)?;
+    call.answered(scores).await
 }
 
-fn answered(call: UnauthenticatedCall, answer: &impl Serialize) -> Result<Response, ApiError> {
-    let bytes = serde_json::to_vec(answer).map_err(|source| Error::other("answer cannot be written").source(source))?;
-    Ok(call.answered(bytes, None))
+fn json(answer: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(answer).map_err(|source| Error::other("answer cannot be written").source(source))
 }
 
 /// Reads a call, if pods of any namespace may ask.

@@ -29,6 +29,7 @@ mod staged;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod transit;
 mod unauthenticated;
 mod work;
 

@@ -43,7 +43,7 @@ pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Reques
         Err(error) => return Ok(rejected(&error)),
     };
     match answer(&state, &task).await {
-        Ok((answer, memory)) => Ok(call.answered(answer.into_bytes(), memory)),
+        Ok((answer, _memory)) => call.answered(answer.into_bytes()).await,
         // The task names something that does not exist, or may go nowhere.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Denied | ErrorKind::Usage) => {
             Ok(rejected(&error))
@@ -51,7 +51,7 @@ pub(super) async fn policy(State(state): State<Arc<AgentState>>, request: Reques
         // Agents enforce the policy in any case.
         Err(error) => {
             tracing::warn!("a task of SkyPilot is placed without regard to its data: {error:?}");
-            Ok(call.answered(task.unchanged()?.into_bytes(), None))
+            call.answered(task.unchanged()?.into_bytes()).await
         }
     }
 }

@@ -18,12 +18,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::error::ApiError;
 use super::kube::KUBE_BODY_LEN_MAX;
 use super::slots::ConnectionEnd;
+use super::transit::{InTransit, Transit};
 use crate::agent::advisor::{Epoch, HintDetail};
 use crate::agent::state::AgentState;
 use crate::agent::user::user_name;
 use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::KIB;
 use crate::name::Name;
 use crate::placement::{Hint, HintRequest};
 use crate::policy::LocalCaller;
@@ -31,31 +31,34 @@ use crate::repository::ReadableNames;
 use crate::selector::Selector;
 use crate::work::blocking;
 
-/// Calls that are read or answered at a time. Further ones are refused: whoever may use the path must not make others wait.
+/// Calls that are answered at a time. Further ones are refused: whoever may use the path must not make others wait.
 static CALLS: Semaphore = Semaphore::const_new(8);
 /// Time that a call has to arrive, on this machine.
 const BODY_WITHIN: Duration = Duration::from_secs(2);
 /// Time in which a client must have taken its answer, which is in memory until then.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// KiB of all calls that have arrived in part, at a time. They count apart from the memory that others need, as there is nothing to
-/// answer yet. What a head promises does not count: it would take the place of calls that come.
-static ARRIVING: Semaphore = Semaphore::const_new(KUBE_BODY_LEN_MAX >> 10);
+/// Calls that have arrived in part.
+static ARRIVING: InTransit = InTransit::new(KUBE_BODY_LEN_MAX >> 10);
+/// Answers that are not wholly sent.
+static ANSWERS: InTransit = InTransit::new(ANSWERS_LEN_MAX >> 10);
+/// Maximum bytes of an answer, and of all that are not sent.
+const ANSWERS_LEN_MAX: usize = 32 << 20;
 
-/// A call that is answered. It counts until its answer is sent, or its client is cut off.
+/// A call that is answered.
 pub(super) struct UnauthenticatedCall {
     body: Bytes,
     held: Arc<CallHeld>,
     connection: Option<ConnectionEnd>,
 }
 
-/// Answer in memory, and what it holds until its last byte is sent.
-struct HeldAnswer {
+/// Answer in memory until its last byte is sent.
+struct AnswerInTransit {
     bytes: Vec<u8>,
-    _held: (Arc<CallHeld>, Option<Retained>),
+    _transit: Transit,
     _sent: DropGuard,
 }
 
-impl AsRef<[u8]> for HeldAnswer {
+impl AsRef<[u8]> for AnswerInTransit {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -83,13 +86,17 @@ impl UnauthenticatedCall {
             return Err(Error::denied("requests of web pages are not answered").into());
         }
         let connection = request.extensions().get().cloned();
-        let (body, arriving) = match timeout(BODY_WITHIN, arrived(request, len_max)).await {
-            Ok(arrived) => arrived?,
-            Err(_) => {
+        let mut arriving = ARRIVING.begin();
+        let displaced = arriving.displaced();
+        let arrived = timeout(BODY_WITHIN, arrived(request, len_max, &mut arriving));
+        let body = match displaced.run_until_cancelled(arrived).await {
+            Some(Ok(arrived)) => arrived?,
+            Some(Err(_)) => {
                 let error = Error::unreachable("request did not arrive in time")
                     .expected(format!("all of it within {BODY_WITHIN:?}"));
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, error));
             }
+            None => return Err(too_many("arriving calls")),
         };
         // Only now: calls that do not arrive would take the places of others.
         let permit = CALLS.try_acquire().map_err(|_| {
@@ -101,20 +108,27 @@ impl UnauthenticatedCall {
         Ok(Self { body, held: Arc::new(CallHeld { _permit: permit, _memory: memory }), connection })
     }
 
-    /// Response with the JSON `bytes`, which take `more` memory than the call. A client that has not taken it in [`ANSWER_WITHIN`] loses
-    /// its connection.
-    pub(super) fn answered(self, bytes: Vec<u8>, more: Option<Retained>) -> Response {
-        let Self { body: _, held, connection } = self;
-        let sent = CancellationToken::new();
-        let answer = HeldAnswer { bytes, _held: (held, more), _sent: sent.clone().drop_guard() };
-        if let Some(connection) = connection {
+    /// Response with the JSON `bytes`. A client that has not taken it in [`ANSWER_WITHIN`], or keeps later answers out, loses its
+    /// connection.
+    ///
+    /// # Errors
+    /// Exhausted, if it is too long.
+    pub(super) async fn answered(self, bytes: Vec<u8>) -> Result<Response, ApiError> {
+        let mut transit = ANSWERS.begin();
+        if !transit.reserve(kib(bytes.len())).await {
+            return Err(too_many("unread answers"));
+        }
+        let (sent, displaced) = (CancellationToken::new(), transit.displaced());
+        let answer = AnswerInTransit { bytes, _transit: transit, _sent: sent.clone().drop_guard() };
+        if let Some(connection) = self.connection {
             tokio::spawn(async move {
-                if timeout(ANSWER_WITHIN, sent.cancelled()).await.is_err() {
+                let taken = displaced.run_until_cancelled(timeout(ANSWER_WITHIN, sent.cancelled()));
+                if !matches!(taken.await, Some(Ok(()))) {
                     connection.end();
                 }
             });
         }
-        ([(CONTENT_TYPE, "application/json")], Bytes::from_owner(answer)).into_response()
+        Ok(([(CONTENT_TYPE, "application/json")], Bytes::from_owner(answer)).into_response())
     }
 
     /// The result of `parse` for the body, on a thread for work that blocks. The call counts until that has ended, also if its client is
@@ -139,21 +153,16 @@ impl UnauthenticatedCall {
     }
 }
 
-/// The body of a request of at most `len_max` bytes, and the permits of [`ARRIVING`] for it.
+/// The body of a request of at most `len_max` bytes.
 ///
 /// # Errors
 /// Usage, if it is too long or is cut off; exhausted, if too much arrives at once.
-async fn arrived(request: Request, len_max: u64) -> Result<(Bytes, SemaphorePermit<'static>), ApiError> {
+async fn arrived(request: Request, len_max: u64, arriving: &mut Transit) -> Result<Bytes, ApiError> {
     let too_long = || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Error::usage("request is too long"));
-    let too_many = || {
-        let error = Error::exhausted("too many long calls of schedulers at once").help("try again");
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
-    };
     let promised = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if promised.is_some_and(|length: u64| length > len_max) {
         return Err(too_long());
     }
-    let mut permit = ARRIVING.try_acquire_many(0).map_err(|_| too_many())?;
     let (mut body, mut parts) = (BytesMut::new(), request.into_body().into_data_stream());
     while let Some(part) = parts.next().await {
         let part = part.map_err(|source| {
@@ -163,12 +172,23 @@ async fn arrived(request: Request, len_max: u64) -> Result<(Bytes, SemaphorePerm
         if len > len_max {
             return Err(too_long());
         }
-        let more = usize::try_from(len.div_ceil(KIB)).unwrap_or(usize::MAX).saturating_sub(permit.num_permits());
-        let more = u32::try_from(more).ok().and_then(|kib| ARRIVING.try_acquire_many(kib).ok());
-        permit.merge(more.ok_or_else(too_many)?);
+        if !arriving.reserve(kib(body.len() + part.len())).await {
+            return Err(too_many("arriving calls"));
+        }
         body.extend_from_slice(&part);
     }
-    Ok((body.freeze(), permit))
+    Ok(body.freeze())
+}
+
+/// KiB that `len` bytes take.
+const fn kib(len: usize) -> usize {
+    len.div_ceil(1 << 10)
+}
+
+/// Error for a message that finds no place in transit.
+fn too_many(what: &str) -> ApiError {
+    let error = Error::exhausted(format!("too many {what} of schedulers at once")).help("try again");
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
 }
 
 /// The hint for `request`, to a caller that may ask about the names that `may` permits; others are as absent.
@@ -202,21 +222,33 @@ pub(in crate::agent) async fn hint_for_caller(
 #[cfg(test)]
 mod tests {
     use axum::body::to_bytes;
+    use futures::FutureExt as _;
+    use futures::future::join_all;
 
     use super::*;
     use crate::budget::Budget;
     use crate::limits::{MEMORY_MIN, MIB};
 
     #[tokio::test]
-    async fn a_call_counts_until_its_answer_is_sent() {
+    async fn an_answer_that_nobody_reads_keeps_no_other_out() {
         let budget = Budget::new(MEMORY_MIN).unwrap();
         let all = CALLS.available_permits();
-        let held = CallHeld { _permit: CALLS.try_acquire().unwrap(), _memory: budget.keep(MIB).unwrap() };
-        let call = UnauthenticatedCall { body: Bytes::new(), held: Arc::new(held), connection: None };
-        let response = call.answered(vec![7; 1 << 20], Some(budget.keep(MIB).unwrap()));
-        let sent = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-        assert_eq!((sent.len(), CALLS.available_permits()), (1 << 20, all - 1));
-        drop(sent);
+        let call = || {
+            let held = CallHeld { _permit: CALLS.try_acquire().unwrap(), _memory: budget.keep(MIB).unwrap() };
+            UnauthenticatedCall { body: Bytes::new(), held: Arc::new(held), connection: None }
+        };
+        let answers: Vec<_> = (0..2).map(|_| call().answered(vec![7; ANSWERS_LEN_MAX / 2])).collect();
+        let unread = join_all(answers).await;
+        assert!(unread.iter().all(Result::is_ok));
+        assert_eq!(CALLS.available_permits(), all, "an answer takes no turn of a call");
+        {
+            let mut third = Box::pin(call().answered(vec![7; 1]));
+            assert!(third.as_mut().now_or_never().is_none(), "the first answer is displaced, and still there");
+            drop(unread);
+            let sent = to_bytes(third.await.unwrap().into_body(), usize::MAX).await.unwrap();
+            assert_eq!(sent.len(), 1);
+        }
+        assert!(call().answered(vec![7; ANSWERS_LEN_MAX + 1]).await.is_err());
         assert_eq!(CALLS.available_permits(), all);
     }
 }

@@ -113,6 +113,12 @@ impl KubeQuestion {
         }
     }
 
+    /// Bytes of the reasons in the answer of [`filter`](Self::filter): a short question can have a long one.
+    pub(super) fn reasons_len(&self, hint: Option<&Hint>) -> u64 {
+        let verdicts = hint.map(verdicts).unwrap_or_default();
+        self.places.iter().filter_map(|place| verdicts.get(&place.site)).map(|reason| reason.len() as u64).sum()
+    }
+
     /// Nodes that pass: those of sites where the data may go. Without a hint, all do.
     pub(super) fn filter(self, hint: Option<&Hint>) -> ExtenderFilterResult {
         let verdicts = hint.map(verdicts);

@@ -15,7 +15,7 @@ use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify, has_check
 use super::metrics::open;
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
-use super::truncated::lacking_end;
+use super::truncated::FileEnds;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
@@ -35,6 +35,8 @@ const TRACKER_LEN_MAX: u64 = 4096;
 pub(super) struct Scanner {
     dir: PathBuf,
     known: HashMap<String, Previous>,
+    /// Ends of files that this poll has looked at.
+    ends: FileEnds,
 }
 
 /// Earlier observation of a checkpoint.
@@ -82,11 +84,9 @@ impl Candidates {
         self.found.truncate(CHECKPOINTS_MAX);
     }
 
-    /// The chosen ones, and the number of the others.
+    /// The chosen ones in that order, and the number of the others.
     fn chosen(mut self) -> (Vec<Candidate>, usize) {
-        if self.found.len() > CHECKPOINTS_MAX {
-            self.truncate();
-        }
+        self.truncate();
         (self.found, self.left_out)
     }
 }
@@ -96,7 +96,7 @@ type Tracked = Vec<(Tracker, u64, Timestamp)>;
 
 impl Scanner {
     pub(super) fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), known: HashMap::new() }
+        Self { dir: dir.to_path_buf(), known: HashMap::new(), ends: FileEnds::default() }
     }
 
     /// Records that `entry` is saved: its files are checked less often until it changes.
@@ -135,6 +135,7 @@ impl Scanner {
                 Class::Temporary | Class::Other => {}
             }
         }
+        self.ends = FileEnds::default();
         let tracked = self.trackers(&trackers);
         let (candidates, left_out) = candidates.chosen();
         for candidate in candidates {
@@ -198,7 +199,7 @@ impl Scanner {
         // Files are read only when they have changed.
         let lacking = match &before {
             Some(before) if before.seen.files == seen.files => before.lacking,
-            _ => paths.iter().find_map(|path| lacking_end(path)),
+            _ => self.lacking_end(&paths)?,
         };
         if let (Marker::None, Some(lacking)) = (seen.marker, lacking) {
             seen.marker = Marker::Missing(lacking);
@@ -207,6 +208,17 @@ impl Scanner {
         let resting = before.and_then(|known| known.resting).map(|_| 0);
         self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), lacking, resting });
         Ok(seen)
+    }
+
+    /// End that one of the files lacks by its format.
+    ///
+    /// # Errors
+    /// If this poll has read enough: a later one does.
+    fn lacking_end(&mut self, paths: &[PathBuf]) -> io::Result<Option<&'static str>> {
+        if !self.ends.has_room() {
+            return Err(io::Error::other("its files are read at a later poll"));
+        }
+        Ok(paths.iter().find_map(|path| self.ends.lacking(path)))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Truncated checkpoint files: a training was killed, or its disk was full, while it wrote them.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use super::metrics::open;
@@ -9,6 +10,8 @@ use crate::checkpoint::safetensors::{self, ParseError};
 
 /// Longest header of a safetensors file that is read.
 const HEADER_MAX: u64 = 16 << 20;
+/// Bytes of headers that one poll reads, and those of the checkpoint at which they are reached.
+const HEADERS_MAX: u64 = 4 * HEADER_MAX;
 /// First bytes of a zip archive, which `torch.save` writes, and of the record at its end
 /// (<https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT>, 4.3.7 and 4.3.16).
 const ZIP_BEGIN: &[u8] = b"PK\x03\x04";
@@ -16,17 +19,53 @@ const ZIP_END: &[u8] = b"PK\x05\x06";
 /// Longest end of a zip archive: that record with a comment.
 const ZIP_END_MAX: u64 = 22 + 0xffff;
 
-/// End that the file at `path` lacks, if its format says so. Files of other formats, and those that cannot be read now, lack nothing.
-pub(super) fn lacking_end(path: &Path) -> Option<&'static str> {
-    let file = open(path).ok()?;
-    let meta = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    let mut first = [0; 9];
-    file.read_exact_at(&mut first, 0).ok()?;
-    if first.starts_with(ZIP_BEGIN) {
-        return (!has_zip_end(&file, meta.len())?).then_some("the end of a zip archive");
+/// Ends of files by their formats, in one poll of a folder that others may write to.
+#[derive(Debug, Default)]
+pub(super) struct FileEnds {
+    /// Bytes of headers that were read.
+    read: u64,
+    /// Ends by the device and number of the file: one with many names is read once.
+    known: HashMap<(u64, u64), Option<&'static str>>,
+}
+
+impl FileEnds {
+    /// True if the files of another checkpoint may be read in this poll.
+    pub(super) fn has_room(&self) -> bool {
+        self.read < HEADERS_MAX
     }
-    let is_named_so = path.extension().is_some_and(|extension| extension == "safetensors");
-    (is_named_so && is_short_safetensors(&file, &first, meta.len())?).then_some("the end of a safetensors file")
+
+    /// End that the file at `path` lacks, if its format says so. Files of other formats, and those that cannot be read now, lack
+    /// nothing.
+    pub(super) fn lacking(&mut self, path: &Path) -> Option<&'static str> {
+        let file = open(path).ok()?;
+        let meta = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        let number = (meta.dev(), meta.ino());
+        if let Some(known) = self.known.get(&number) {
+            return *known;
+        }
+        let is_named_so = path.extension().is_some_and(|extension| extension == "safetensors");
+        let lacking = self.read(&file, meta.len(), is_named_so).unwrap_or_default();
+        self.known.insert(number, lacking);
+        lacking
+    }
+
+    fn read(&mut self, file: &File, len: u64, is_named_so: bool) -> Option<Option<&'static str>> {
+        let mut first = [0; 9];
+        file.read_exact_at(&mut first, 0).ok()?;
+        if first.starts_with(ZIP_BEGIN) {
+            return Some((!has_zip_end(file, len)?).then_some("the end of a zip archive"));
+        }
+        let header_len = safetensors::header_len(&first, u64::MAX).filter(|_| is_named_so)?;
+        let is_short = match header_len {
+            header_len if header_len > len => true,
+            header_len if header_len > HEADER_MAX => false,
+            header_len => {
+                self.read += header_len;
+                is_short_safetensors(file, header_len, len)?
+            }
+        };
+        Some(is_short.then_some("the end of a safetensors file"))
+    }
 }
 
 fn has_zip_end(file: &File, len: u64) -> Option<bool> {
@@ -36,14 +75,7 @@ fn has_zip_end(file: &File, len: u64) -> Option<bool> {
     Some(last.windows(ZIP_END.len()).any(|window| window == ZIP_END))
 }
 
-fn is_short_safetensors(file: &File, first: &[u8], len: u64) -> Option<bool> {
-    let Some(header_len) = safetensors::header_len(first, u64::MAX) else { return Some(false) };
-    if header_len > len {
-        return Some(true);
-    }
-    if header_len > HEADER_MAX {
-        return Some(false);
-    }
+fn is_short_safetensors(file: &File, header_len: u64, len: u64) -> Option<bool> {
     let mut header = vec![0; usize::try_from(header_len).ok()?];
     file.read_exact_at(&mut header, 0).ok()?;
     let parsed = safetensors::parse(&header, len);
@@ -55,6 +87,31 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    fn lacking_end(path: &Path) -> Option<&'static str> {
+        FileEnds::default().lacking(path)
+    }
+
+    #[test]
+    fn a_poll_reads_each_file_once_and_headers_of_some_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |number: u64| dir.path().join(format!("{number}.safetensors"));
+        let header = format!("{:<1$}", "{}", 1 << 20);
+        let file = [&(1_u64 << 20).to_le_bytes()[..], header.as_bytes()].concat();
+        fs::write(path(0), &file).unwrap();
+        let mut ends = FileEnds::default();
+        for number in 1..100 {
+            fs::hard_link(path(0), path(number)).unwrap();
+            assert_eq!(ends.lacking(&path(number)), None);
+        }
+        assert_eq!(ends.read, 1 << 20);
+        for number in 100..163 {
+            assert!(ends.has_room());
+            fs::write(path(number), &file).unwrap();
+            assert_eq!(ends.lacking(&path(number)), None);
+        }
+        assert!(!ends.has_room());
+    }
 
     #[test]
     fn truncated_files_lack_their_end_and_others_nothing() {
