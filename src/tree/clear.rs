@@ -14,6 +14,9 @@ use super::target::{Target, make_writable};
 use super::walk::READ_FILE;
 use crate::error::{Error, Result};
 
+/// Bytes of the paths of folders that wait to be swept.
+const SWEPT_PATHS_MAX: usize = 16 << 20;
+
 impl Target {
     /// Removes the entry at `path`, a folder with its content; links are removed, not followed. A missing entry is no error. The
     /// parent folder must be writable for its owner ([`make_folder`](Self::make_folder)).
@@ -94,11 +97,12 @@ impl Target {
     }
 
     /// Removes unfinished files of earlier restores below the target; returns their number. Files of running restores are locked,
-    /// and stay; so do files without permission.
+    /// and stay; so do files without permission, and those in folders whose paths would take too much memory.
     pub fn sweep(&self) -> Result<u64> {
-        let mut swept = 0;
+        let (mut swept, mut bytes) = (0, 0);
         let mut pending = vec![Vec::new()];
         while let Some(path) = pending.pop() {
+            bytes -= path.len();
             let fault = |errno| self.folders.fault("cannot look for unfinished files", &path, errno);
             let (folder, listing) =
                 match self.folders.read(&path).and_then(|folder| Listing::of(&folder).map(|listing| (folder, listing)))
@@ -110,7 +114,11 @@ impl Target {
             for entry in listing {
                 let (name, kind) = entry.map_err(fault)?;
                 if is_folder(&folder, &name, kind) {
-                    pending.push(join(&path, &name));
+                    let path = join(&path, &name);
+                    if bytes + path.len() <= SWEPT_PATHS_MAX {
+                        bytes += path.len();
+                        pending.push(path);
+                    }
                 } else if is_staging(&name) {
                     swept += u64::from(sweep_one(&folder, &name).is_ok());
                 }

@@ -38,7 +38,8 @@ pub(super) async fn filter(State(state): State<Arc<AgentState>>, request: Reques
     let answering = async {
         let question = question(&state, &call).await?;
         let hint = hint(&state, &question, Duration::ZERO).await?;
-        let memory = state.origin(None)?.budget().keep(question.reasons_len(hint.as_ref()).saturating_mul(REASONS_WEIGHT))?;
+        let memory =
+            state.origin(None)?.budget().keep(question.reasons_len(hint.as_ref()).saturating_mul(REASONS_WEIGHT))?;
         let answer = json(&question.filter(hint.as_ref()));
         drop(memory);
         answer

@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use super::path_memory::HeldPaths;
+use crate::budget::Budget;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::wire::{Reader, Writer};
@@ -69,14 +70,14 @@ pub(in crate::agent) struct Contents {
 }
 
 impl Contents {
-    /// Folder or file at `path`.
+    /// Folder or file at `path`, whose entries count in the budget `memory`, if there is one.
     ///
     /// # Errors
-    /// As the file system says; usage, for a path without a name.
-    pub(in crate::agent) fn find(path: &Path) -> Result<Self> {
+    /// As the file system says; usage, for a path without a name; exhausted, for too many entries.
+    pub(in crate::agent) fn find(path: &Path, memory: Option<Budget>) -> Result<Self> {
         let name = path.file_name().ok_or_else(|| Error::usage("checkpoint has no name").at(path.display()))?;
         // The owner of the folder may have put a link in the place of the checkpoint.
-        let rules = Rules { no_follow: true, ..Rules::default() };
+        let rules = Rules { no_follow: true, memory, ..Rules::default() };
         Ok(Self { entry: name.as_bytes().to_vec(), walk: walk(path, &rules)? })
     }
 
@@ -365,7 +366,7 @@ mod tests {
 
     fn sent(path: &Path) -> Vec<u8> {
         let mut bytes = Vec::new();
-        Contents::find(path).unwrap().send(&mut bytes).unwrap();
+        Contents::find(path, None).unwrap().send(&mut bytes).unwrap();
         bytes
     }
 
@@ -520,11 +521,11 @@ mod tests {
     fn a_file_that_changes_while_it_is_sent_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let made = checkpoint(dir.path());
-        let found = Contents::find(&made).unwrap();
+        let found = Contents::find(&made, None).unwrap();
         let before = found.fingerprint();
         fs::write(made.join("model.bin"), vec![8; 2 << 20]).unwrap();
         assert_eq!(found.send(&mut std::io::sink()).unwrap_err().kind(), ErrorKind::Conflict);
-        assert_ne!(Contents::find(&made).unwrap().fingerprint(), before);
+        assert_ne!(Contents::find(&made, None).unwrap().fingerprint(), before);
         assert_eq!(found.space(), SPACE);
     }
 }

@@ -256,7 +256,8 @@ impl HandoffTarget for Sender {
 
     async fn send(&self, checkpoint: &UnsavedCheckpoint<'_>) -> Result<String> {
         let path: PathBuf = checkpoint.path.to_owned();
-        let contents = Arc::new(blocking(move || Contents::find(&path)).await?);
+        let budget = self.state.origin(None).ok().map(|origin| origin.budget().clone());
+        let contents = Arc::new(blocking(move || Contents::find(&path, budget)).await?);
         let fingerprint = contents.fingerprint();
         if let Some(copy) = self.sent().get(checkpoint.name).and_then(|copies| copies.last())
             && copy.complete

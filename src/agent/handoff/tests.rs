@@ -39,7 +39,7 @@ fn archive(dir: &Path) -> (Vec<u8>, u64) {
     fs::create_dir_all(&path).unwrap();
     fs::write(path.join("model.bin"), [7; 1000]).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o555)).unwrap();
-    let contents = Contents::find(&path).unwrap();
+    let contents = Contents::find(&path, None).unwrap();
     let mut bytes = Vec::new();
     contents.send(&mut bytes).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -263,7 +263,7 @@ fn what_is_kept_can_be_read_whatever_the_sender_allowed() {
     // As a sender sends it whose files nobody may read.
     let file = path.join("deep/model.bin");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
-    let contents = Contents::find(&path).unwrap();
+    let contents = Contents::find(&path, None).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let mut bytes = Vec::new();
     contents.send(&mut bytes).unwrap();

@@ -22,8 +22,10 @@ use self::removals::left_behind;
 use self::shared::{MovedTree, SharedTrees, TreeKeys};
 use self::view::View;
 use super::stopping::{end_stopped, unless_stopped};
+use crate::budget::GrowingMemory;
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MIB;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
@@ -38,6 +40,8 @@ use crate::storage::Location;
 const ATTEMPTS: usize = 5;
 /// Maximum number of chunks remembered between names: about 128 MiB.
 const KNOWN_MAX: usize = 1 << 19;
+/// Bytes of memory of each.
+const KNOWN_WEIGHT: u64 = 256;
 
 /// Options of a sync.
 #[derive(Clone, Debug, Default)]
@@ -136,6 +140,8 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         options,
         began,
         known,
+        known_bytes: 0,
+        known_memory: to.budget().keep_growing(),
         writer: Writer::new(to, &options.progress),
         shared: SharedTrees::default(),
         report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
@@ -197,6 +203,9 @@ struct Syncing<'a> {
     /// State of the destination at the start of the sync.
     began: Arc<State>,
     known: StoredChunks,
+    /// Memory of them that is counted, in bytes.
+    known_bytes: u64,
+    known_memory: GrowingMemory,
     writer: Writer,
     shared: SharedTrees,
     report: SyncReport,
@@ -217,7 +226,9 @@ enum Step {
 impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
         // A dry run records there which chunks would have moved.
-        if self.known.near() > KNOWN_MAX && !self.options.dry_run {
+        if self.options.dry_run {
+            self.count_known()?;
+        } else if self.known.near() > KNOWN_MAX {
             self.forget().await?;
         }
         let mut failed: Option<RefValue> = None;
@@ -245,6 +256,20 @@ impl Syncing<'_> {
             }
         }
         Err(Error::busy("packs are collected faster than they can be synced").at(name).help("try again"))
+    }
+
+    /// Counts the memory of the chunks that are known.
+    fn count_known(&mut self) -> Result<()> {
+        let wanted = self.known.near() as u64 * KNOWN_WEIGHT;
+        let more = wanted.saturating_sub(self.known_bytes);
+        if !self.known_memory.try_add(more) {
+            return Err(Error::exhausted("the names have more chunks than the memory budget holds in a dry run")
+                .expected(format!("at most {} MiB for what is known of them", self.known_memory.max() / MIB))
+                .got(format!("{} chunks so far", self.known.near()))
+                .help("raise --memory, or name some of the names"));
+        }
+        self.known_bytes += more;
+        Ok(())
     }
 
     /// Forgets which chunks of the destination are known, and reads its state anew.

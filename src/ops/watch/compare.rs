@@ -104,6 +104,7 @@ impl Repository {
             no_follow: true,
             no_ignore_files: options.no_ignore_files,
             stop: stop.clone(),
+            memory: Some(self.budget().clone()),
             ..Rules::default()
         };
         let (repository, wanted, shown) = (self.clone(), Arc::clone(&saved), path.display().to_string());

@@ -25,6 +25,8 @@ const LOOKS_BETWEEN: u32 = 10;
 pub(super) const CHECKPOINTS_MAX: usize = 10_000;
 /// Entries with temporary names that are recognized after they were renamed, at most.
 const TEMPORARIES_MAX: usize = 65_536;
+/// Files and folders of all checkpoints that one poll looks at.
+const FILES_MAX: usize = 4_000_000;
 /// Files of a checkpoint whose ends are read, at most.
 const ENDS_MAX: usize = 10_000;
 /// Maximum bytes of a tracker.
@@ -37,6 +39,8 @@ pub(super) struct Scanner {
     known: HashMap<String, Previous>,
     /// Ends of files that this poll has looked at.
     ends: FileEnds,
+    /// Files and folders that it may still look at.
+    files_left: usize,
 }
 
 /// Earlier observation of a checkpoint.
@@ -96,7 +100,7 @@ type Tracked = Vec<(Tracker, u64, Timestamp)>;
 
 impl Scanner {
     pub(super) fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), known: HashMap::new(), ends: FileEnds::default() }
+        Self { dir: dir.to_path_buf(), known: HashMap::new(), ends: FileEnds::default(), files_left: FILES_MAX }
     }
 
     /// Records that `entry` is saved: its files are checked less often until it changes.
@@ -135,7 +139,7 @@ impl Scanner {
                 Class::Temporary | Class::Other => {}
             }
         }
-        self.ends = FileEnds::default();
+        (self.ends, self.files_left) = (FileEnds::default(), FILES_MAX);
         let tracked = self.trackers(&trackers);
         let (candidates, left_out) = candidates.chosen();
         for candidate in candidates {
@@ -194,7 +198,7 @@ impl Scanner {
             *looks += 1;
             return Ok(seen.clone());
         }
-        let (mut seen, paths) = observe(&self.dir.join(name), meta)?;
+        let (mut seen, paths) = observe(&self.dir.join(name), meta, &mut self.files_left)?;
         let before = self.known.remove(name);
         // Files are read only when they have changed.
         let lacking = match &before {
@@ -222,8 +226,9 @@ impl Scanner {
     }
 }
 
-/// All files of the checkpoint at `path`; and the paths of those with the ending of a checkpoint file.
-fn observe(path: &Path, meta: &Metadata) -> io::Result<(Observation, Vec<PathBuf>)> {
+/// All files of the checkpoint at `path`, of which `left` may be looked at; and the paths of those with the ending of a checkpoint
+/// file.
+fn observe(path: &Path, meta: &Metadata, left: &mut usize) -> io::Result<(Observation, Vec<PathBuf>)> {
     let mut seen = Observation {
         identity: (meta.dev(), meta.ino()),
         files: Vec::new(),
@@ -241,6 +246,8 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<(Observation, Vec<PathBuf
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(path.join(&folder))? {
             let entry = entry?;
+            *left =
+                left.checked_sub(1).ok_or_else(|| io::Error::other("the folder that is watched has too many files"))?;
             let within = folder.join(entry.file_name());
             let meta = match entry.metadata() {
                 Ok(meta) => meta,

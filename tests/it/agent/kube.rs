@@ -226,3 +226,41 @@ fn who_does_not_read_an_answer_is_cut_off_soon() {
     assert!([7, 14, 28].into_iter().any(is_cut_off));
     agent.stop();
 }
+
+/// Nobody needs a token for calls, so one caller must not keep another one out.
+#[test]
+fn who_sends_slowly_or_does_not_read_keeps_no_scheduler_out() {
+    let lab = fixture();
+    let agent = advisor(&lab, RULES);
+    let send = |len: usize, sent: &[u8]| {
+        let mut stream = TcpStream::connect(agent.http.as_ref().unwrap()).unwrap();
+        let head = format!("POST /kube/filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        // It may have been cut off already.
+        let _ = stream.write_all(sent);
+        stream
+    };
+    let answered = || {
+        let body = by_name("team-a", "open/step-1", &["home-1"]);
+        assert_eq!(call(&agent, "filter", &body).json(200)["NodeNames"], json!(["home-1"]));
+    };
+    let slow: Vec<_> = (0..300).map(|_| send(100, b"{")).collect();
+    answered();
+    let long: Vec<_> = (0..3).map(|_| send(16 << 20, &vec![b' '; (16 << 20) - 1])).collect();
+    answered();
+    let node = json!({ "metadata": { "name": "n", "annotations": { "long": "x".repeat(5 << 20) } } });
+    let nodes = json!({ "metadata": {}, "items": [node] });
+    let body = json!({ "Pod": pod("other", " , "), "Nodes": nodes, "NodeNames": null }).to_string();
+    let unread: Vec<_> = (0..12)
+        .map(|_| {
+            let mut stream = send(body.len(), body.as_bytes());
+            let mut begin = [0; 12];
+            stream.read_exact(&mut begin).unwrap();
+            assert_eq!(&begin, b"HTTP/1.1 200");
+            stream
+        })
+        .collect();
+    answered();
+    drop((slow, long, unread));
+    agent.stop();
+}
