@@ -42,7 +42,7 @@
 //! layer 3  transfer  placement  staging            peers: certificates, protocol, transports, exchange | sites, links, prices | shared memory, GPUs
 //! layer 2  storage  tree  cache  repository  audit    stores | local files | local chunk cache | repositories | audit log
 //! layer 1  codec  chunker  checkpoint  format  policy      pure, without I/O (+ chunk)
-//! layer 0  id error clock backoff log_limit single_flight limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity
+//! layer 0  id error clock backoff log_limit single_flight fair_turns limits blocks budget progress metrics size span pattern spelling toml_text work name selector identity
 //! ```
 //!
 //! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. With

@@ -79,8 +79,8 @@ use self::audit::Publication;
 pub use self::client::Client;
 pub use self::commands::command_log;
 pub use self::config::{
-    Accepts, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SenderQuota, SidecarConfig,
-    StagingConfig, WatchedFolder,
+    Accepts, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, RestoredInput, SenderQuota,
+    SidecarConfig, StagingConfig, WatchedFolder,
 };
 pub use self::controller::ClusterAccess;
 pub use self::gates::GatesConfig;

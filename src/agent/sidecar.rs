@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::process::getuid;
 use tokio::task::JoinSet;
 
-use super::config::SidecarConfig;
+use super::config::{RestoredInput, SidecarConfig};
 use super::handoff::Sender;
 use super::preemption::await_notice;
 use super::staged::{StageOrder, stage};
@@ -89,9 +89,9 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
             for name in stage {
                 stage_once(&state, name, by.clone()).await;
             }
-            for (name, to) in restore {
-                let start = || tasks::restore(&state, None, restore_request(&name, &to, by.as_ref()));
-                run_until_done(&state, &name, start).await;
+            for input in restore {
+                let start = || tasks::restore(&state, None, restore_request(&input, by.as_ref()));
+                run_until_done(&state, &input.name, start).await;
             }
             for restored in restored {
                 restored.cancelled().await;
@@ -135,13 +135,13 @@ async fn stage_once(state: &AgentState, name: Selector, by: Option<LocalCaller>)
     }
 }
 
-/// Restore of all of `name` to `to`, where nothing is yet.
-fn restore_request(name: &Selector, to: &Path, by: Option<&LocalCaller>) -> RestoreRequest {
+/// Restore of all of `input`.
+fn restore_request(input: &RestoredInput, by: Option<&LocalCaller>) -> RestoreRequest {
     RestoreRequest {
-        name: name.clone(),
+        name: input.name.clone(),
         below: None,
-        to: to.to_owned(),
-        overwrite: false,
+        to: input.to.clone(),
+        overwrite: input.overwrite,
         delete: false,
         only: Vec::new(),
         by: by.cloned(),

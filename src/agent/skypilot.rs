@@ -38,9 +38,8 @@ const ALIASED_BYTES_MAX: usize = 1 << 20;
 const CHOICE_VALUES: usize = 3;
 /// Bytes of memory of a value, at most: a third of an object with one member.
 const VALUE_MEMORY: u64 = 256;
-/// Memory of a call, as a multiple of its length: the body, the strings in it, what the reader of YAML keeps of each line (the
-/// most was 14 times the length, for a task of short lines), and the answer.
-const CALL_WEIGHT: u64 = 16;
+/// Memory of a call, as a multiple of its length: the body, the strings in it, and the answer.
+const CALL_WEIGHT: u64 = 6;
 
 /// Request of a user. Other fields do not matter here.
 #[derive(Debug, Deserialize)]

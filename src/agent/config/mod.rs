@@ -42,7 +42,7 @@ pub use self::pins::CallerPins;
 use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
-pub use self::sidecar::{SidecarConfig, WatchedFolder};
+pub use self::sidecar::{RestoredInput, SidecarConfig, WatchedFolder};
 pub use self::staging::StagingConfig;
 use self::staging::StagingSection;
 use self::webhook::WebhookSection;

@@ -37,6 +37,8 @@ pub(super) struct SidecarSection {
 struct RestoreSection {
     name: String,
     to: PathBuf,
+    #[serde(default)]
+    overwrite: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -65,14 +67,25 @@ pub struct SidecarConfig {
     pub warm: Vec<Selector>,
     /// Names whose tensors are read into memory before the agent is ready, if they fit.
     pub stage: Vec<Selector>,
-    /// Names that are restored before the agent is ready, with their destinations.
-    pub restore: Vec<(Selector, PathBuf)>,
+    /// Names that are restored before the agent is ready.
+    pub restore: Vec<RestoredInput>,
     /// Watched folders.
     pub watch: Vec<WatchedFolder>,
     /// Agents that receive checkpoints that may not be saved in time.
     pub handoff_to: Option<AgentSelector>,
     /// Provider of preemption notices.
     pub preemption: Option<Provider>,
+}
+
+/// A name that is restored before the agent is ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoredInput {
+    /// The name.
+    pub name: Selector,
+    /// Its destination.
+    pub to: PathBuf,
+    /// Replace files that differ there, as those of an earlier step.
+    pub overwrite: bool,
 }
 
 /// A folder that a training writes its checkpoints to.
@@ -108,7 +121,10 @@ impl SidecarSection {
 
     /// Resolves relative paths from `folder`.
     pub(super) fn settle(self, folder: &Path) -> Result<SidecarConfig> {
-        let restored = |section: RestoreSection| Ok((section.name.parse()?, folder.join(section.to)));
+        let restored = |section: RestoreSection| {
+            let (to, overwrite) = (folder.join(section.to), section.overwrite);
+            Ok(RestoredInput { name: section.name.parse()?, to, overwrite })
+        };
         let watched = |section: WatchSection| {
             let settle = section.settle.map_or(SETTLE, |span| span.0);
             let restore_latest = section.restore_latest.unwrap_or(true);
@@ -118,7 +134,16 @@ impl SidecarSection {
         };
         let restore: Vec<_> = self.restore.into_iter().map(restored).collect::<Result<_>>()?;
         let watch: Vec<_> = self.watch.into_iter().map(watched).collect::<Result<_>>()?;
-        restore.iter().try_for_each(|(_, to)| keeps_out_of_checkpoints(to, &watch))?;
+        restore.iter().try_for_each(|input| keeps_out_of_checkpoints(&input.to, &watch))?;
+        for (at, watched) in watch.iter().enumerate() {
+            if watch[..at].iter().any(|earlier| earlier.run == watched.run) {
+                return Err(Error::usage(
+                    "two [[sidecar.watch]] have the same run: each would replace steps of the other",
+                )
+                .got(&watched.run)
+                .help("give each folder a run of its own"));
+            }
+        }
         Ok(SidecarConfig {
             warm: self.warm.iter().map(|name| name.parse()).collect::<Result<_>>()?,
             stage: self.stage.iter().map(|name| name.parse()).collect::<Result<_>>()?,

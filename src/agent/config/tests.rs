@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{CacheConfig, CallerPins, Config, PeersConfig, SenderQuota, SidecarConfig, StagingConfig, WatchedFolder};
+use super::{
+    CacheConfig, CallerPins, Config, PeersConfig, RestoredInput, SenderQuota, SidecarConfig, StagingConfig,
+    WatchedFolder,
+};
 use crate::agent::advisor::SitesPaths;
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
@@ -39,7 +42,7 @@ fn every_setting_is_taken() {
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [staging]\nmemory = '40G'\nkeep = '1h'\n\
-         [sidecar]\nwarm = ['run@latest']\nstage = ['base']\nrestore = [{ name = 'base', to = '/data' }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
+         [sidecar]\nwarm = ['run@latest']\nstage = ['base']\nrestore = [{ name = 'base', to = '/data', overwrite = true }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
          [token_pins]\nmax_time = '2h'\n\
@@ -92,7 +95,7 @@ fn every_setting_is_taken() {
     let sidecar = SidecarConfig {
         warm: vec!["run@latest".parse().unwrap()],
         stage: vec!["base".parse().unwrap()],
-        restore: vec![("base".parse().unwrap(), "/data".into())],
+        restore: vec![RestoredInput { name: "base".parse().unwrap(), to: "/data".into(), overwrite: true }],
         watch: vec![watched],
         handoff_to: Some(AgentSelector::Site("cloud".into())),
         preemption: Some(Provider::Aws),
@@ -192,6 +195,10 @@ fn what_makes_no_sense_is_named() {
         (
             "repository = '/r'\n[sidecar]\nrestore = [{ name = 'b', to = 'c/step-1/b' }]\nwatch = [{ folder = 'c', run = 'r' }]",
             "expected a folder outside of /etc/towline/c",
+        ),
+        (
+            "repository = '/r'\n[sidecar]\nwatch = [{ folder = 'c', run = 'r' }, { folder = 'd', run = 'r' }]",
+            "two [[sidecar.watch]] have the same run",
         ),
         (
             "repository = '/r'\n[sidecar]\nwatch = [{ folder = 'c', run = 'r/step-4' }]",

@@ -51,8 +51,8 @@ fn settings_are_those_of_an_agent_whatever_names_and_folders_hold() {
     let text = settings(&template(), &wanted, 30);
     let config = Config::parse(&text, std::path::Path::new("/etc/towline/settings/agent.toml")).unwrap();
     assert_eq!(config.sidecar.watch[0].folder.to_str(), Some("/a\"b\\c]"));
-    assert_eq!(config.sidecar.restore[0].1.to_str(), Some("/data #1'"));
-    assert_eq!(config.sidecar.restore[0].0.to_string(), "data/v3");
+    assert_eq!(config.sidecar.restore[0].to.to_str(), Some("/data #1'"));
+    assert_eq!(config.sidecar.restore[0].name.to_string(), "data/v3");
     assert_eq!((config.grace.as_secs(), config.sidecar.stage.len()), (30, 1));
     assert_eq!(config.repositories[0].to_string(), "s3://models/team");
 }
