@@ -68,7 +68,7 @@ impl Exchange {
 
     /// Turn of a plan that takes `weight` bytes, and its memory.
     async fn plan_turn(&self, repository: &Repository, weight: u64) -> Result<(FairTurn, Retained)> {
-        let turn = self.planning.take(repository.caller().and_then(LocalCaller::limited)).await;
+        let turn = self.planning.take(repository.caller().and_then(LocalCaller::limited).map(str::to_owned)).await;
         Ok((turn, repository.budget().keep(weight)?))
     }
 
