@@ -143,6 +143,15 @@ impl SegmentView {
         found.iter().map(row_of).take_while(move |row| row.prefix == wanted)
     }
 
+    /// True if it lists `row`, at a place where [`Self::find`] passes by.
+    #[must_use]
+    pub fn lists(&self, object: &[u8], row: &Row) -> bool {
+        let filter = object.get(self.filter..self.entries).unwrap_or_default();
+        let rows = self.raw_rows(object);
+        let rows = rows.get(lower_bound(rows, row.prefix)..).unwrap_or_default();
+        marked(filter, row.prefix) && rows.binary_search_by(|raw| row_of(raw).cmp(row)).is_ok()
+    }
+
     /// Every entry, sorted.
     pub fn rows<'a>(&self, object: &'a [u8]) -> impl Iterator<Item = Row> + use<'a> {
         self.raw_rows(object).iter().map(row_of)
@@ -246,6 +255,7 @@ mod tests {
         assert_eq!((view.pack(&object, 19), view.pack(&object, 20)), (Some(packs[19]), None));
         for n in 0..20_000 {
             assert!(view.find(&object, &id(n)).any(|found| found == row(n)), "{n}");
+            assert!(view.lists(&object, &row(n)) && !view.lists(&object, &Row { ordinal: 1000, ..row(n) }), "{n}");
         }
         assert_eq!((20_000..60_000).filter(|&n| view.find(&object, &id(n)).next().is_some()).count(), 0);
         assert!(object.len() < 20_000 * 20);

@@ -427,8 +427,7 @@ impl Repository {
         }
         if let Some(root) = self.store().directory() {
             let root = root.to_owned();
-            let mut files = blocking(move || staging_files(&root)).await?;
-            files.retain(is_leftover);
+            let files = blocking(move || staging_files(&root, is_leftover)).await?;
             (unfinished.stale_files, unfinished.files) =
                 files.into_iter().partition(|file| store_now.since(file.modified) >= FENCE_AFTER);
         }

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, stream};
 
 use super::findings::CHUNKS_MAX;
 use super::{Verifying, is_damage};
-use crate::budget::Buffer;
+use crate::budget::{Buffer, GrowingMemory};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN, pack_header};
@@ -23,6 +23,11 @@ use crate::repository::{
 const AHEAD: usize = 4;
 /// Extra bytes that a base counts for in a read: its own request, or a gap before it.
 const APART: u64 = 256 * KIB;
+
+/// Bytes of memory of a base that is looked for.
+const NEEDED_WEIGHT: usize = 2 * size_of::<ChunkId>();
+/// Bytes of memory of the place of a base.
+const BASE_WEIGHT: usize = 2 * size_of::<(ChunkId, ChunkPlace)>();
 
 /// Fault in a pack: of a chunk, or of bytes between chunks.
 type PackFault = (Option<u32>, Error);
@@ -79,13 +84,13 @@ impl Verifying<'_> {
                 Err(error) if is_damage(&error) => vec![(None, error)],
                 Err(error) => return Err(error),
             };
-            self.take_down(pack, wrong);
+            self.take_down(pack, wrong)?;
         }
         Ok(())
     }
 
-    /// Places of the bases of chunks in `packs`.
-    async fn bases(&self, packs: &[PackRef]) -> Result<Bases> {
+    /// Places of the bases of chunks in `packs`. Their memory counts until the end of the verification.
+    async fn bases(&mut self, packs: &[PackRef]) -> Result<Bases> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
         let repository = self.repository;
@@ -101,30 +106,50 @@ impl Verifying<'_> {
                     Err(error) => return Err(error),
                 };
                 if looking {
-                    needed.extend(footer.entries.iter().filter_map(|entry| entry.base));
+                    need(&mut needed, &footer, &mut self.memory)?;
                     continue;
                 }
                 for (ordinal, entry) in (0u32..).zip(&footer.entries).filter(|(_, entry)| needed.contains(&entry.id)) {
-                    let place = ChunkPlace::of(pack.id, ordinal, entry);
-                    let best = bases.entry(entry.id).or_insert(place);
-                    if place.codec.hops() < best.codec.hops() {
-                        *best = place;
-                    }
+                    place(&mut bases, entry.id, ChunkPlace::of(pack.id, ordinal, entry), &mut self.memory)?;
                 }
             }
             if needed.is_empty() {
                 break;
             }
         }
+        self.memory.subtract((needed.len() * NEEDED_WEIGHT) as u64);
         Ok(bases)
     }
 
-    fn take_down(&mut self, pack: PackRef, wrong: Vec<PackFault>) {
+    fn take_down(&mut self, pack: PackRef, wrong: Vec<PackFault>) -> Result<()> {
         let key = layout::owned(Family::Pack, pack.id);
         for (chunk, error) in wrong {
-            self.findings.add_to_pack(pack.id, &key, chunk, error);
+            self.findings.add_to_pack(pack.id, &key, chunk, error)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds the bases of the chunks in `footer`, and their memory.
+fn need(needed: &mut HashSet<ChunkId>, footer: &PackFooter, memory: &mut GrowingMemory) -> Result<()> {
+    for base in footer.entries.iter().filter_map(|entry| entry.base) {
+        if needed.insert(base) {
+            memory.add(NEEDED_WEIGHT as u64)?;
         }
     }
+    Ok(())
+}
+
+/// Adds the place of a base, unless a better one is known, and its memory.
+fn place(bases: &mut Bases, id: ChunkId, place: ChunkPlace, memory: &mut GrowingMemory) -> Result<()> {
+    let known = bases.get(&id);
+    if known.is_none() {
+        memory.add(BASE_WEIGHT as u64)?;
+    }
+    if known.is_none_or(|best| place.codec.hops() < best.codec.hops()) {
+        bases.insert(id, place);
+    }
+    Ok(())
 }
 
 /// Tiles that cover a pack up to its footer without gaps, each as long as allowed including the bases of its chunks: derived
@@ -249,4 +274,43 @@ fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<PackFault> 
         end = frame.end;
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+    use crate::error::ErrorKind;
+    use crate::id::{Owned, SessionId};
+    use crate::limits::MEMORY_MIN;
+
+    #[test]
+    fn bases_count_in_the_memory() {
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let id = |chunk: u32| ChunkId::of(&chunk.to_le_bytes());
+        let entry = |chunk: u32| FooterEntry {
+            id: id(chunk),
+            offset: 0,
+            stored_len: 1,
+            plain_len: 1,
+            codec: Codec::Raw,
+            base: Some(id(chunk / 2)),
+        };
+        let (mut needed, mut memory) = (HashSet::new(), budget.keep_growing());
+        let most = u32::try_from(budget.kept_max()).unwrap() / u32::try_from(NEEDED_WEIGHT).unwrap();
+        for chunks in [0..most, 0..most, most..2 * most] {
+            need(&mut needed, &PackFooter { entries: chunks.map(entry).collect() }, &mut memory).unwrap();
+        }
+        let beyond = PackFooter { entries: vec![entry(2 * most)] };
+        assert_eq!(need(&mut needed, &beyond, &mut memory).unwrap_err().kind(), ErrorKind::Exhausted);
+        drop(memory);
+        let (mut bases, mut memory) = (Bases::new(), budget.keep_growing());
+        let pack = Owned::fresh(SessionId::random());
+        let most = u32::try_from(budget.kept_max()).unwrap() / u32::try_from(BASE_WEIGHT).unwrap();
+        let mut add = |chunk| place(&mut bases, id(chunk), ChunkPlace::of(pack, chunk, &entry(chunk)), &mut memory);
+        for chunk in (0..most).chain(0..most) {
+            add(chunk).unwrap();
+        }
+        assert_eq!(add(most).unwrap_err().kind(), ErrorKind::Exhausted);
+    }
 }

@@ -48,7 +48,7 @@ impl Verifying<'_> {
             _ => None,
         };
         let packs: BTreeSet<PackId> = subjects.iter().filter_map(about).collect();
-        let keys: BTreeSet<MapKey> = packs.iter().filter_map(|pack| self.users.get(pack)).flatten().copied().collect();
+        let keys: BTreeSet<MapKey> = packs.iter().flat_map(|pack| self.users.of(pack)).collect();
         let values: BTreeMap<MapKey, &RefValue> = self.names.values().map(|value| (value.map_key, value)).collect();
         let (mut hits, mut left) = (Hits::new(), BytesLeft::new(PLACES_BYTES_MAX));
         for key in keys {

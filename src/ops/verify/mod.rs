@@ -15,6 +15,7 @@ mod repair;
 mod report;
 mod segments;
 mod trees;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,9 +23,11 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use self::findings::{Findings, Subject};
+use self::users::Users;
+use crate::budget::GrowingMemory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::PackRef;
-use crate::id::{MapKey, PackId, SegmentId};
+use crate::id::{PackId, SegmentId};
 use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
@@ -88,7 +91,7 @@ struct Verifying<'a> {
     /// The names to verify.
     names: BTreeMap<Name, RefValue>,
     /// Maps that name each pack.
-    users: BTreeMap<PackId, BTreeSet<MapKey>>,
+    users: Users,
     /// Packs checked, and whether their footers are intact.
     packs: BTreeMap<PackId, (PackRef, bool)>,
     /// Packs in an intact segment.
@@ -96,6 +99,8 @@ struct Verifying<'a> {
     /// Damaged segments, with the packs that they seem to cover.
     bad_segments: BTreeMap<SegmentId, Vec<PackRef>>,
     findings: Findings,
+    /// Memory of all of these but the state and the findings.
+    memory: GrowingMemory,
 }
 
 impl Repository {
@@ -103,8 +108,8 @@ impl Repository {
     /// repairs it verifies again.
     ///
     /// # Errors
-    /// Not found, if there is no such name; denied, if data is to be read that the policy denies here; unreachable, if the store is. A
-    /// repair also fails as commits do.
+    /// Not found, if there is no such name; exhausted, if names, packs and damage take more memory than they may; denied, if data is to
+    /// be read that the policy denies here; unreachable, if the store is. A repair also fails as commits do.
     ///
     /// # Cancel safety
     /// Safe: each step of a repair is one commit, and the next run finds the rest.
@@ -127,11 +132,16 @@ impl Repository {
         if options.repair && !audit.damaged.is_empty() {
             self.salvage(options.accept_lost_labels, &mut report).await?;
         }
-        let mut folds = audit.folds;
+        // Damage is reported as found; the rest is checked against the current state.
+        let (all, damaged) = (!audit.folds, std::mem::take(&mut audit.damaged));
         if !report.repaired.is_empty() {
-            // Damage is reported as found; the rest is checked against the current state.
-            let again = self.log().audit().await?;
-            (audit.state, folds) = (again.state, again.folds);
+            drop(audit);
+            audit = self.log().audit().await?;
+        }
+        let folds = audit.folds;
+        let mut memory = self.budget().keep_growing();
+        if name.is_none() {
+            memory.add(audit.weight)?;
         }
         let names = match name {
             None => audit.state.refs.clone(),
@@ -143,16 +153,17 @@ impl Repository {
         let mut verifying = Verifying {
             repository: self,
             options,
-            state: audit.state,
+            state: Arc::clone(&audit.state),
             names,
-            users: BTreeMap::new(),
+            users: Users::default(),
             packs: BTreeMap::new(),
             indexed: BTreeSet::new(),
             bad_segments: BTreeMap::new(),
-            findings: Findings::default(),
+            findings: Findings::new(self.budget().keep_growing()),
+            memory,
         };
-        for (key, error) in audit.damaged {
-            verifying.findings.add(Subject::Log { all: !audit.folds }, key.to_string(), error);
+        for (key, error) in damaged {
+            verifying.findings.add(Subject::Log { all }, key.to_string(), error)?;
         }
         verifying.description().await?;
         if folds {
@@ -219,7 +230,7 @@ impl Verifying<'_> {
         match read {
             Ok(value) => Ok(Some(value)),
             Err(error) if is_damage(&error) => {
-                self.findings.add(subject, what, error);
+                self.findings.add(subject, what, error)?;
                 Ok(None)
             }
             Err(error) => Err(error),

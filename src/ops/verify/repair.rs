@@ -80,7 +80,7 @@ impl Verifying<'_> {
         let old: Vec<SegmentId> =
             self.bad_segments.keys().filter(|id| state.segments.contains_key(id)).copied().collect();
         let needed = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack);
-        let needed = needed.filter(|pack| self.users.contains_key(&pack.id));
+        let needed = needed.filter(|pack| self.users.has(&pack.id));
         let covered = old.iter().filter_map(|id| self.bad_segments.get(id)).flatten().copied();
         let packs: BTreeSet<PackRef> = needed.chain(covered).filter(|pack| !self.indexed.contains(&pack.id)).collect();
         if old.is_empty() && packs.is_empty() {
@@ -113,10 +113,10 @@ impl Verifying<'_> {
         let mut bad = self.findings.damaged_packs();
         bad.extend(state.condemned.iter().filter(|(_, condemned)| condemned.damaged).map(|(pack, _)| *pack));
         bad.extend(state.purged.keys());
-        bad.retain(|pack| self.users.contains_key(pack));
-        let bad_maps: BTreeSet<MapKey> = self.findings.subjects().filter_map(map_of).collect();
-        let users = bad.iter().filter_map(|pack| self.users.get(pack)).flatten();
-        let hit_maps: BTreeSet<MapKey> = users.chain(&bad_maps).copied().collect();
+        bad.retain(|pack| self.users.has(pack));
+        let bad_maps: BTreeSet<MapKey> = self.findings.every_subject().filter_map(map_of).collect();
+        let users = bad.iter().flat_map(|pack| self.users.of(pack));
+        let hit_maps: BTreeSet<MapKey> = users.chain(bad_maps.iter().copied()).collect();
         let hit: BTreeMap<MapKey, (&Name, &RefValue)> = self
             .names
             .iter()

@@ -1,13 +1,13 @@
 //! Report of the findings: each with the names and places that it hits, up to a limit. An untrusted log may give very many names to
 //! one tree, whose map may name very many packs: all names of all findings would be the product of both.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::findings::{Finding, Subject};
 use super::hits::{BytesLeft, Hits};
 use super::{Damage, Verifying};
 use crate::error::Error;
-use crate::id::{ManifestKey, MapKey};
+use crate::id::{ManifestKey, MapKey, PackId};
 use crate::name::Name;
 use crate::repository::log::RefValue;
 
@@ -86,23 +86,54 @@ impl Verifying<'_> {
                 tensors: places(&affected.listed, finding.subject, hits, &mut places_left),
             }
         };
-        self.findings.all.iter().map(damage).collect()
+        let mut all: Vec<Damage> = self.findings.all.iter().map(damage).collect();
+        all.extend(self.further(&hit));
+        all
+    }
+
+    /// All objects without a finding of their own, as one.
+    fn further(&self, hit: &Hit<'_>) -> Option<Damage> {
+        let further = &self.findings.further;
+        if further.is_empty() {
+            return None;
+        }
+        let maps: BTreeSet<MapKey> = further.keys().flat_map(|subject| self.maps_of(hit, *subject)).collect();
+        let affected = Affected::first(maps.iter().filter_map(|map| hit.by_map.get(map)), NAMES_MAX);
+        Some(Damage {
+            what: format!("{} more objects", further.len()),
+            error: "more objects are damaged or missing than are listed: verify again after a repair".to_owned(),
+            names: affected.listed.iter().map(|(name, _)| name.to_string()).collect(),
+            more_names: affected.more as u64,
+            tensors: Vec::new(),
+        })
+    }
+
+    /// Maps of the values that need `subject`.
+    fn maps_of(&self, hit: &Hit<'_>, subject: Subject) -> Vec<MapKey> {
+        match subject {
+            Subject::Log { .. } | Subject::Segment(_) => Vec::new(),
+            Subject::Manifest(key) => {
+                hit.by_manifest.get(&key).into_iter().flatten().map(|(_, value)| value.map_key).collect()
+            }
+            Subject::Map(key) => vec![key],
+            Subject::Pack(pack) | Subject::Unindexed(pack) | Subject::Chunk(pack, _) => self.users.of(&pack).collect(),
+        }
     }
 
     /// Names whose values need `subject`.
     fn affected<'h>(&self, hit: &Hit<'h>, subject: Subject, hits: &Hits, limit: usize) -> Affected<'h> {
-        let of_pack = |pack| self.users.get(&pack).into_iter().flatten();
-        let is_hit = |map: &&MapKey| hits.get(map).is_some_and(|hits| hits.contains_key(&subject));
+        let of_pack = |pack: PackId| self.users.of(&pack).collect::<Vec<_>>().into_iter();
+        let is_hit = |map: &MapKey| hits.get(map).is_some_and(|hits| hits.contains_key(&subject));
         match subject {
             Subject::Log { all: true } => Affected::first([&hit.all].into_iter(), limit),
             Subject::Log { all: false } | Subject::Segment(_) => Affected::first([].into_iter(), limit),
             Subject::Manifest(key) => Affected::first(hit.by_manifest.get(&key).into_iter(), limit),
             Subject::Map(key) => Affected::first(hit.by_map.get(&key).into_iter(), limit),
             Subject::Pack(pack) | Subject::Unindexed(pack) => {
-                Affected::first(of_pack(pack).filter_map(|map| hit.by_map.get(map)), limit)
+                Affected::first(of_pack(pack).filter_map(|map| hit.by_map.get(&map)), limit)
             }
             Subject::Chunk(pack, _) => {
-                Affected::first(of_pack(pack).filter(is_hit).filter_map(|map| hit.by_map.get(map)), limit)
+                Affected::first(of_pack(pack).filter(is_hit).filter_map(|map| hit.by_map.get(&map)), limit)
             }
         }
     }

@@ -15,6 +15,8 @@ use crate::repository::log::RefValue;
 
 /// Footers read at once.
 const FOOTERS: usize = 16;
+/// Bytes of memory of a pack that was checked, in the nodes of its tree.
+const PACK_WEIGHT: usize = 2 * size_of::<(PackId, (PackRef, bool))>();
 
 impl Verifying<'_> {
     /// Opens the tree of each name; names with the same value are checked once.
@@ -27,13 +29,11 @@ impl Verifying<'_> {
             let what = layout::owned(Family::Map, value.map_key).to_string();
             let map = self.repository.map(value.map_key).await;
             let Some(map) = self.note(Subject::Map(value.map_key), what.clone(), map)? else { continue };
-            for pack in &map.packs {
-                self.users.entry(pack.id).or_default().insert(value.map_key);
-            }
+            self.users.add(value.map_key, map.packs.iter().map(|pack| pack.id), &mut self.memory)?;
             let counted = manifest.as_ref().is_none_or(|manifest| manifest.chunks.ids.len() == map.chunks());
             if map.manifest != value.manifest || !counted {
                 let error = Error::damaged("map belongs to another manifest").at(&what);
-                self.findings.add(Subject::Map(value.map_key), what, error);
+                self.findings.add(Subject::Map(value.map_key), what, error)?;
                 continue;
             }
             self.compare(&value, manifest.as_ref(), &map).await?;
@@ -57,7 +57,7 @@ impl Verifying<'_> {
         let mut end = 0;
         for packs in grouped(&map.packs, self.repository.budget().total(), |pack| pack.chunks) {
             let footers = self.footers(packs).await?;
-            self.judge(packs);
+            self.judge(packs)?;
             let mut wrong = None;
             end = u32::try_from(packs.len()).unwrap_or(u32::MAX).saturating_add(end);
             while let Some(chunk) = order.next_if(|&chunk| frame(chunk).is_some_and(|frame| frame.pack < end)) {
@@ -75,14 +75,14 @@ impl Verifying<'_> {
                     .at(&what)
                     .expected(format!("chunk {chunk} of the map"))
                     .got(format!("another in pack {pack}, chunk {}", frame.ordinal));
-                self.findings.add(Subject::Map(value.map_key), what.clone(), error);
+                self.findings.add(Subject::Map(value.map_key), what.clone(), error)?;
             }
         }
         Ok(())
     }
 
     /// Checks that packs that a name needs are reliable.
-    fn judge(&mut self, packs: &[PackRef]) {
+    fn judge(&mut self, packs: &[PackRef]) -> Result<()> {
         for pack in packs {
             let key = layout::owned(Family::Pack, pack.id).to_string();
             let verdict = match self.state.condemned.get(&pack.id) {
@@ -91,9 +91,10 @@ impl Verifying<'_> {
                 _ => continue,
             };
             if !self.findings.has(Subject::Pack(pack.id)) {
-                self.findings.add(Subject::Pack(pack.id), key.clone(), Error::damaged(verdict).at(key));
+                self.findings.add(Subject::Pack(pack.id), key.clone(), Error::damaged(verdict).at(key))?;
             }
         }
+        Ok(())
     }
 
     /// Intact footers of `packs`; damage of the others is recorded once.
@@ -109,7 +110,9 @@ impl Verifying<'_> {
         for (pack, footer) in read {
             let key = layout::owned(Family::Pack, pack.id).to_string();
             let footer = self.note(Subject::Pack(pack.id), key, footer)?;
-            self.packs.insert(pack.id, (pack, footer.is_some()));
+            if self.packs.insert(pack.id, (pack, footer.is_some())).is_none() {
+                self.memory.add(PACK_WEIGHT as u64)?;
+            }
             footers.extend(footer.map(|footer| (pack.id, Arc::new(footer))));
         }
         Ok(footers)

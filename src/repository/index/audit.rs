@@ -108,8 +108,7 @@ impl SegmentAudit {
     /// Damaged, with the first chunk that it lacks.
     pub fn matches(&self, pack: u32, footer: &PackFooter) -> Result<()> {
         let listed = |(ordinal, entry): (u32, &crate::format::FooterEntry)| {
-            let row = Row { prefix: entry.id.prefix(), pack, ordinal };
-            self.view.find(&self.object, &entry.id).any(|found| found == row)
+            self.view.lists(&self.object, &Row { prefix: entry.id.prefix(), pack, ordinal })
         };
         match (0u32..).zip(&footer.entries).find(|&entry| !listed(entry)) {
             None => Ok(()),
@@ -117,5 +116,46 @@ impl SegmentAudit {
                 .at(layout::owned(Family::Index, self.id))
                 .expected(format!("{:.16}, chunk {ordinal} of pack {pack}", entry.id))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+    use crate::codec::Codec;
+    use crate::format::envelope::seal;
+    use crate::format::{FooterEntry, segment_bytes};
+    use crate::id::{ChunkId, Owned, SessionId};
+    use crate::limits::MEMORY_MIN;
+
+    /// As many as a few seconds are enough for, if each is compared with a few only.
+    #[test]
+    fn chunks_with_one_prefix_are_compared_with_few_rows_each() {
+        let count = 400_000u32;
+        let id = |ordinal: u32| {
+            let mut bytes = [7; 32];
+            bytes[28..].copy_from_slice(&ordinal.to_be_bytes());
+            ChunkId::from_bytes(bytes)
+        };
+        let entry = |ordinal| FooterEntry {
+            id: id(ordinal),
+            offset: 0,
+            stored_len: 1,
+            plain_len: 1,
+            codec: Codec::Raw,
+            base: None,
+        };
+        let mut footer = PackFooter { entries: (0..count).map(entry).collect() };
+        let rows = (0..count).map(|ordinal| Row { prefix: id(ordinal).prefix(), pack: 0, ordinal }).collect();
+        let pack = PackRef { id: Owned::fresh(SessionId::random()), len: 1, footer_len: 100, chunks: count };
+        let object = Bytes::from(seal(Kind::Segment, &segment_bytes(&[pack], rows), false));
+        let memory = Budget::new(MEMORY_MIN).unwrap().keep(1).unwrap();
+        let view = SegmentView::parse(&object).unwrap();
+        let audit = SegmentAudit { id: Owned::fresh(SessionId::random()), view, object, _memory: memory };
+        audit.matches(0, &footer).unwrap();
+        assert_eq!(audit.matches(1, &footer).unwrap_err().kind(), ErrorKind::Damaged);
+        footer.entries.push(entry(count));
+        assert_eq!(audit.matches(0, &footer).unwrap_err().kind(), ErrorKind::Damaged);
     }
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use futures::{StreamExt as _, stream};
 use object_store::path::Path;
 
-use super::fold::Listed;
-use super::{Log, State};
+use super::fold::Growth;
+use super::{Log, LogEntry, State};
+use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::layout::Numbered;
 
@@ -18,6 +19,8 @@ const PLANTED: &str = "delete it with the store's own tool: readers start from a
 const AHEAD: usize = 8;
 /// Maximum number of replays.
 const ATTEMPTS: usize = 32;
+/// Maximum number of damaged objects that are told; the others are counted.
+const TOLD_MAX: usize = 1_000;
 
 /// Result of an audit.
 #[derive(Debug)]
@@ -26,45 +29,96 @@ pub struct Audit {
     pub state: Arc<State>,
     /// True if other readers can compute it, too.
     pub folds: bool,
-    /// Damaged objects.
+    /// Damaged objects; of very many the first ones, and one error for the others.
     pub damaged: Vec<(Path, Error)>,
+    /// Approximate bytes of memory of the state.
+    pub weight: u64,
+    _memory: Option<Retained>,
+}
+
+/// Damaged objects: the first ones, and the number of the others.
+#[derive(Debug, Default)]
+struct DamagedObjects {
+    told: Vec<(Path, Error)>,
+    more: u64,
+}
+
+impl DamagedObjects {
+    fn push(&mut self, key: Path, error: Error) {
+        if self.told.len() < TOLD_MAX {
+            self.told.push((key, error));
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn append(&mut self, other: Self) {
+        self.more += other.more;
+        for (key, error) in other.told {
+            self.push(key, error);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.told.is_empty()
+    }
+
+    fn into_told(mut self) -> Vec<(Path, Error)> {
+        if self.more > 0 {
+            let key = Numbered::Entry.prefix();
+            let error = Error::damaged(format!("{} more objects of the log are damaged", self.more)).at(&key);
+            self.told.push((key, error));
+        }
+        self.told
+    }
 }
 
 impl Log {
     /// Reads all of the log that is still stored: boundaries, entries and snapshots; replays it, and compares the snapshots.
     ///
     /// # Errors
-    /// Unreachable, if the store is. Damage is not an error here.
+    /// Unreachable, if the store is; exhausted, if a state of the log takes more memory than it may. Damage is not an error here.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn audit(&self) -> Result<Audit> {
         let stranger = Self::new(Arc::clone(&self.objects), Arc::clone(&self.clock), self.budget.clone());
-        let mut damaged = Vec::new();
+        let mut damaged = DamagedObjects::default();
         let floor = stranger.audit_boundaries(&mut damaged).await?;
         let folded = match stranger.refresh().await {
-            Ok(state) => Some(state),
+            Ok(state) => Some(state.seq),
             Err(error) if is_damage(&error) => {
                 tracing::debug!("the log does not fold: {error:?}");
                 None
             }
             Err(error) => return Err(error),
         };
+        // The replay has a state of its own: only one of them at a time is in memory.
+        stranger.forget_state();
         let replayed = stranger.replay_settled(floor, &mut damaged).await?;
-        if let Some(state) = folded {
-            return Ok(Audit { state, folds: true, damaged });
-        }
-        let known = self.seen().state.clone();
-        let state = known.filter(|known| known.seq >= replayed.seq).unwrap_or_else(|| Arc::new(replayed));
-        if damaged.is_empty() {
+        let state = match folded {
+            Some(seq) if damaged.is_empty() && replayed.seq >= seq => Arc::new(replayed),
+            Some(_) => {
+                drop(replayed);
+                stranger.refresh().await?
+            }
+            None => {
+                let known = self.seen().state.clone();
+                known.filter(|known| known.seq >= replayed.seq).unwrap_or_else(|| Arc::new(replayed))
+            }
+        };
+        stranger.forget_state();
+        if folded.is_none() && damaged.is_empty() {
             let error = Error::damaged("log cannot be read from its start").at(Numbered::Entry.prefix());
-            damaged.push((Numbered::Entry.prefix(), error));
+            damaged.push(Numbered::Entry.prefix(), error);
         }
-        Ok(Audit { state, folds: false, damaged })
+        let weight = state.weight();
+        let memory = self.reserve(weight)?;
+        Ok(Audit { state, folds: folded.is_some(), damaged: damaged.into_told(), weight, _memory: memory })
     }
 
     /// Reads every boundary; returns the highest floor in them.
-    async fn audit_boundaries(&self, damaged: &mut Vec<(Path, Error)>) -> Result<u64> {
+    async fn audit_boundaries(&self, damaged: &mut DamagedObjects) -> Result<u64> {
         let mut found = stream::iter(1..)
             .map(|number| async move { (number, self.boundary(number).await) })
             .buffered(AHEAD)
@@ -81,11 +135,11 @@ impl Log {
     }
 
     /// Replays until a listing shows all entries above the boundary: a listing may lag behind a truncation and later entries.
-    async fn replay_settled(&self, mut floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<State> {
+    async fn replay_settled(&self, mut floor: u64, damaged: &mut DamagedObjects) -> Result<State> {
         for _ in 0..ATTEMPTS {
-            let mut found = Vec::new();
+            let mut found = DamagedObjects::default();
             if let Some(state) = self.replay(floor, &mut found).await? {
-                damaged.append(&mut found);
+                damaged.append(found);
                 return Ok(state);
             }
             floor = floor.max(self.seen().boundary.floor);
@@ -94,23 +148,24 @@ impl Log {
     }
 
     /// Applies every entry above `floor` in order; returns the last state. None if the listing lacked an entry.
-    async fn replay(&self, floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<Option<State>> {
+    async fn replay(&self, floor: u64, damaged: &mut DamagedObjects) -> Result<Option<State>> {
         let snapshots = self.numbers(Numbered::Snapshot).await?;
-        let Listed { entries, strays } = self.entries_above(floor, &snapshots).await?;
+        let listed = self.entries_above(floor, &snapshots).await?;
+        let (entries, strays) = (&listed.entries, &listed.strays);
         let last = entries.last().copied().unwrap_or(floor);
         for &number in snapshots.iter().filter(|&&number| number > last) {
             self.check_reached(number, damaged).await?;
         }
         let snapshots: BTreeSet<u64> =
             snapshots.into_iter().filter(|&number| number > floor && number <= last).collect();
-        let mut replay = Replay { state: (floor == 0).then(State::default), last: State::default() };
+        let mut replay = Replay::new(self, floor);
         if floor > 0 {
-            replay.compare(self, floor, damaged).await?;
+            replay.compare(floor, damaged).await?;
         }
         // Gaps between listed numbers, kept as ranges: they may be of any length.
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut next = floor.saturating_add(1);
-        let read = stream::iter(&entries | &snapshots);
+        let read = stream::iter(entries.union(&snapshots).copied());
         let read = read.map(|number| async move { (number, self.sealed_entry_ahead(number).await) });
         let mut read = read.buffered(AHEAD).boxed();
         while let Some((number, found)) = read.next().await {
@@ -128,11 +183,11 @@ impl Log {
                 next = number + 1;
             }
             match entry {
-                Some(Some(entry)) => replay.apply(&entry, key, damaged),
+                Some(Some((entry, _memory))) => replay.apply(&entry, key, damaged)?,
                 _ => replay.lose(),
             }
             if snapshots.contains(&number) {
-                replay.compare(self, number, damaged).await?;
+                replay.compare(number, damaged).await?;
             }
         }
         drop(read);
@@ -150,22 +205,27 @@ impl Log {
             if !gap.is_empty() && self.entry_exists(gap.start).await? {
                 return Ok(None);
             }
-            damaged.extend(lacking(gap));
+            if let Some((key, error)) = lacking(gap) {
+                damaged.push(key, error);
+            }
         }
-        damaged.extend(strays.into_iter().map(|number| stray(number, last)));
+        for &number in strays {
+            let (key, error) = stray(number, last);
+            damaged.push(key, error);
+        }
         replay.lose();
         Ok(Some(replay.last))
     }
 
     /// Reports a snapshot after an entry that does not exist: every fold would start from it.
-    async fn check_reached(&self, number: u64, damaged: &mut Vec<(Path, Error)>) -> Result<()> {
+    async fn check_reached(&self, number: u64, damaged: &mut DamagedObjects) -> Result<()> {
         let entry = note(Numbered::Entry.key(number), self.entry(number).await, damaged)?;
         if matches!(entry, Some(None)) && self.advance_boundary().await?.floor < number {
             let key = Numbered::Snapshot.key(number);
             let read = self.exact_snapshot(number).await.map_err(unreadable);
             let Some(Some(_)) = note(key.clone(), read, damaged)? else { return Ok(()) };
             let error = Error::damaged("snapshot is after an entry that is not there").at(&key).help(PLANTED);
-            damaged.push((key, error));
+            damaged.push(key, error);
         }
         Ok(())
     }
@@ -202,17 +262,27 @@ fn unreadable(error: Error) -> Error {
 }
 
 /// A replay in progress.
-struct Replay {
+struct Replay<'a> {
+    log: &'a Log,
     /// The state so far; none after an entry that cannot be read, until the next snapshot.
     state: Option<State>,
     /// The last state before that.
     last: State,
+    /// Memory of both.
+    growth: Growth,
 }
 
-impl Replay {
+impl<'a> Replay<'a> {
+    /// A replay of the entries above `floor`.
+    fn new(log: &'a Log, floor: u64) -> Self {
+        let state = (floor == 0).then(State::default);
+        Self { log, state, last: State::default(), growth: Growth::default() }
+    }
+
     /// Marks the state as unknown from here on.
     fn lose(&mut self) {
-        if let Some(state) = self.state.take() {
+        if let Some(mut state) = self.state.take() {
+            state.drop_places();
             self.last = state;
         }
     }
@@ -224,37 +294,46 @@ impl Replay {
         }
     }
 
-    fn apply(&mut self, entry: &super::LogEntry, key: Path, damaged: &mut Vec<(Path, Error)>) {
-        let Some(state) = &mut self.state else { return };
-        if let Err(refusal) = state.apply(entry) {
-            let error = Error::damaged("log entry does not follow from the state before it").at(&key).got(refusal);
-            damaged.push((key, error));
-            self.lose();
+    fn apply(&mut self, entry: &LogEntry, key: Path, damaged: &mut DamagedObjects) -> Result<()> {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        self.growth.expect(self.log, state, entry.weight())?;
+        match state.apply_weighed(entry) {
+            Ok(kept) => self.growth.expect(self.log, state, kept),
+            Err(refusal) => {
+                let error = Error::damaged("log entry does not follow from the state before it").at(&key).got(refusal);
+                damaged.push(key, error);
+                self.lose();
+                Ok(())
+            }
         }
     }
 
-    async fn compare(&mut self, log: &Log, number: u64, damaged: &mut Vec<(Path, Error)>) -> Result<()> {
+    async fn compare(&mut self, number: u64, damaged: &mut DamagedObjects) -> Result<()> {
         let key = Numbered::Snapshot.key(number);
-        let read = log.exact_snapshot(number).await.map_err(unreadable);
-        let Some(Some(found)) = note(key.clone(), read, damaged)? else { return Ok(()) };
+        let read = self.log.held_snapshot(number).await.map_err(unreadable);
+        let Some(Some((found, _memory))) = note(key.clone(), read, damaged)? else { return Ok(()) };
         match &self.state {
             Some(state) if *state != found => {
                 let error = Error::damaged("snapshot does not follow from the log").at(&key).help(PLANTED);
-                damaged.push((key, error));
+                damaged.push(key, error);
             }
             Some(_) => {}
-            None => self.state = Some(found),
+            None => {
+                self.last = State::default();
+                self.growth.grow(self.log, &found, 0)?;
+                self.state = Some(found);
+            }
         }
         Ok(())
     }
 }
 
 /// Records damage and returns none; other errors end the audit.
-fn note<T>(key: Path, read: Result<T>, damaged: &mut Vec<(Path, Error)>) -> Result<Option<T>> {
+fn note<T>(key: Path, read: Result<T>, damaged: &mut DamagedObjects) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
         Err(error) if is_damage(&error) => {
-            damaged.push((key, error));
+            damaged.push(key, error);
             Ok(None)
         }
         Err(error) => Err(error),
@@ -263,4 +342,74 @@ fn note<T>(key: Path, read: Result<T>, damaged: &mut Vec<(Path, Error)>) -> Resu
 
 fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt as _;
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::clock::{SystemClock, Timestamp};
+    use crate::format::envelope::{Kind, seal};
+    use crate::id::WriteId;
+    use crate::limits::MEMORY_MIN;
+    use crate::name::Name;
+    use crate::repository::log::{Action, RefValue, StepFacts};
+    use crate::repository::runs::tests::value;
+
+    /// Entries that make a large state, and as many that make it small again; readers start from the snapshot after them.
+    #[tokio::test]
+    async fn the_memory_of_replayed_states_counts() {
+        let objects = Arc::new(InMemory::new());
+        let facts =
+            (0..64).fold(StepFacts::default(), |facts, nth| facts.metric(&format!("{nth:0>120}"), 0.0).unwrap());
+        let count = 60;
+        let name = |number: u64, nth: u64| -> Name { format!("run/{number}-{nth}").parse().unwrap() };
+        let put = async |number: u64, actions: Vec<Action>| {
+            let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions };
+            let object = seal(Kind::Entry, &entry.encode(), true);
+            objects.put(&Numbered::Entry.key(number), object.into()).await.unwrap();
+            entry.weight()
+        };
+        let mut weight = 0;
+        for number in 1..=count {
+            let set = |nth| {
+                let value = RefValue { facts: facts.clone(), ..value(0, &[]) };
+                Action::SetRef { name: name(number, nth), expected: None, value }
+            };
+            weight += put(number, (0..75).map(set).collect()).await;
+        }
+        assert!(weight > MEMORY_MIN / 2);
+        for number in 1..=count {
+            let remove = |nth| Action::RemoveRef { name: name(number, nth), expected: number };
+            put(count + number, (0..75).map(remove).collect()).await;
+        }
+        let snapshot = State { seq: 2 * count, ..State::default() };
+        objects.put(&Numbered::Snapshot.key(snapshot.seq), snapshot.seal().into()).await.unwrap();
+        let log = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
+        assert_eq!(log.refresh().await.unwrap().refs.len(), 0);
+        let error = log.audit().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+        assert!(log.budget.keep_state(MEMORY_MIN / 2).is_ok(), "what was refused is given back");
+        let roomy = Log::new(objects, Arc::new(SystemClock), Budget::new(8 * MEMORY_MIN).unwrap());
+        let audit = roomy.audit().await.unwrap();
+        assert!(audit.folds && audit.damaged.is_empty(), "{:?}", audit.damaged);
+        assert_eq!(*audit.state, snapshot);
+    }
+
+    #[tokio::test]
+    async fn very_many_objects_that_are_no_entries_are_counted() {
+        let objects = Arc::new(InMemory::new());
+        let count = TOLD_MAX as u64 + 500;
+        for number in 0..count {
+            objects.put(&Numbered::Entry.key(u64::MAX - number), "".into()).await.unwrap();
+        }
+        let log = Log::new(objects, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
+        let damaged = log.audit().await.unwrap().damaged;
+        assert_eq!(damaged.len(), TOLD_MAX + 1);
+        let error = damaged[TOLD_MAX].1.to_string();
+        assert!(error.contains("500 more objects of the log are damaged"), "{error}");
+    }
 }

@@ -31,6 +31,8 @@ const ATTEMPTS: usize = 32;
 /// Maximum gap between two numbers in the log. An object further ahead was not written by a correct writer, which always writes
 /// the next number.
 const GAP_MAX: u64 = 1 << 20;
+/// Bytes of memory of the number of an entry: in its set, and of the gap before it.
+const NUMBER_WEIGHT: usize = 48;
 /// Largest number of an entry: a million entries per second for a hundred thousand years.
 pub(super) const NUMBER_MAX: u64 = 1 << 62;
 /// Time after which a read of the log checks that it is still that of the same repository.
@@ -40,7 +42,7 @@ const WARNINGS_MAX: usize = 4;
 
 /// Memory of a state while entries are applied to it. Many small entries make a large state.
 #[derive(Default)]
-struct Growth {
+pub(super) struct Growth {
     /// Bytes in the budget, those of the state that was known before included.
     counted: u64,
     reserved: Vec<Retained>,
@@ -50,7 +52,7 @@ struct Growth {
 
 impl Growth {
     /// Reserves memory for an entry of `bytes` that will be applied to `state`.
-    fn expect(&mut self, log: &Log, state: &State, bytes: u64) -> Result<()> {
+    pub(super) fn expect(&mut self, log: &Log, state: &State, bytes: u64) -> Result<()> {
         self.estimate = self.estimate.saturating_add(bytes);
         // Weighing a state takes time in proportion to it.
         if self.estimate < self.counted + COUNTED_FROM.max(self.counted / 8) {
@@ -61,7 +63,7 @@ impl Growth {
     }
 
     /// Weighs `state`, and reserves what it has grown by, and `more`.
-    fn grow(&mut self, log: &Log, state: &State, more: u64) -> Result<()> {
+    pub(super) fn grow(&mut self, log: &Log, state: &State, more: u64) -> Result<()> {
         self.estimate = state.weight().saturating_add(more);
         let reserved = log.reserve(self.estimate.saturating_sub(self.counted))?;
         if reserved.is_some() {
@@ -157,7 +159,7 @@ impl Log {
     }
 
     /// Reserves memory in the budget for a state of `bytes`; none if it is small.
-    fn reserve(&self, bytes: u64) -> Result<Option<Retained>> {
+    pub(super) fn reserve(&self, bytes: u64) -> Result<Option<Retained>> {
         if bytes < COUNTED_FROM {
             return Ok(None);
         }
@@ -223,8 +225,19 @@ impl Log {
         Ok((entries, false))
     }
 
+    /// Forgets the state that is known, and its memory.
+    pub(super) fn forget_state(&self) {
+        let mut seen = self.seen();
+        (seen.state, seen.memory, seen.weight) = (None, None, 0);
+    }
+
     /// Entry `number`, if there is one.
     pub(super) async fn entry(&self, number: u64) -> Result<Option<LogEntry>> {
+        Ok(self.held_entry(number).await?.map(|(entry, _)| entry))
+    }
+
+    /// As [`Self::entry`], with its memory.
+    pub(super) async fn held_entry(&self, number: u64) -> Result<Option<(LogEntry, Charge)>> {
         let found = self.sealed_entry(number, u64::MAX).await?;
         self.opened_entry(number, found).await
     }
@@ -240,14 +253,14 @@ impl Log {
         self.sealed_entry(number, AHEAD_LEN_MAX).await
     }
 
-    /// Decodes entry `number`, found before.
-    pub(super) async fn opened_entry(&self, number: u64, found: Sealed) -> Result<Option<LogEntry>> {
+    /// Decodes entry `number`, found before. Its memory is reserved until the charge is dropped.
+    pub(super) async fn opened_entry(&self, number: u64, found: Sealed) -> Result<Option<(LogEntry, Charge)>> {
         let found = match found {
             Sealed::Longer => self.sealed_entry(number, u64::MAX).await?,
             found => found,
         };
         match found {
-            Sealed::Object(object) => self.read_entry(number, &object).await.map(|(entry, _)| Some(entry)),
+            Sealed::Object(object) => self.read_entry(number, &object).await.map(Some),
             Sealed::Absent | Sealed::Longer => Ok(None),
         }
     }
@@ -326,15 +339,22 @@ impl Log {
 
     /// The snapshot after entry `number`, if there is one.
     pub(super) async fn exact_snapshot(&self, number: u64) -> Result<Option<State>> {
+        Ok(self.held_snapshot(number).await?.map(|(state, _)| state))
+    }
+
+    /// As [`Self::exact_snapshot`], with its memory.
+    pub(super) async fn held_snapshot(&self, number: u64) -> Result<Option<(State, Charge)>> {
         let key = Numbered::Snapshot.key(number);
         let Some(object) = objects::sealed(&*self.objects, &self.budget, Kind::Snapshot, &key).await? else {
             return Ok(None);
         };
         let body = objects::unseal(&self.budget, Kind::Snapshot, &key, &object).await?;
         let decode = |body: &[u8], memory| State::decode_within(version(&object), body, memory);
-        match objects::decode(&self.budget, &body, decode).await {
-            Ok(state) if state.seq == number => Ok(Some(state)),
-            Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),
+        match objects::decode_held(&self.budget, self.budget.total(), &body, decode).await {
+            Ok(held) if held.0.seq == number => Ok(Some(held)),
+            Ok((state, _)) => {
+                Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq))
+            }
             Err(error) => Err(error.at(key)),
         }
     }
@@ -343,10 +363,12 @@ impl Log {
     /// which entries must exist; behind a gap that no writer leaves, only if the snapshot can be read.
     pub(super) async fn entries_above(&self, floor: u64, snapshots: &[u64]) -> Result<Listed> {
         let is_above = |number: &u64| *number > floor;
-        let mut entries: BTreeSet<u64> = self.numbers(Numbered::Entry).await?.into_iter().filter(is_above).collect();
+        let listed = self.numbers(Numbered::Entry).await?;
+        let memory = self.budget.keep((listed.len() * NUMBER_WEIGHT) as u64)?;
+        let mut entries: BTreeSet<u64> = listed.into_iter().filter(is_above).collect();
         let mut snapshots: BTreeSet<u64> = snapshots.iter().copied().filter(is_above).collect();
         let (mut last, mut stray) = (floor, None);
-        for number in &entries | &snapshots {
+        for &number in entries.union(&snapshots) {
             let vouched = number - last <= GAP_MAX || (snapshots.contains(&number) && self.is_snapshot(number).await?);
             if number > NUMBER_MAX || !vouched {
                 stray = Some(number);
@@ -358,15 +380,16 @@ impl Log {
         if let Some(first) = stray {
             snapshots.split_off(&first);
         }
-        let mut next = floor.saturating_add(1);
-        for number in &entries | &snapshots {
+        let (mut next, mut unlisted) = (floor.saturating_add(1), Vec::new());
+        for &number in entries.union(&snapshots) {
             while next < number && self.entry_exists(next).await? {
-                entries.insert(next);
+                unlisted.push(next);
                 next += 1;
             }
             next = number.saturating_add(1);
         }
-        Ok(Listed { entries, strays })
+        entries.extend(unlisted);
+        Ok(Listed { entries, strays, _memory: memory })
     }
 
     /// True if the snapshot after entry `number` can be read.
@@ -397,6 +420,7 @@ pub(super) struct Listed {
     pub(super) entries: BTreeSet<u64>,
     /// Numbers too far ahead to be entries.
     pub(super) strays: BTreeSet<u64>,
+    _memory: Retained,
 }
 
 /// Adds a help text to the error of a damaged entry, which stops every reader.
@@ -449,6 +473,8 @@ mod tests {
             let error = log.refresh().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
         }
+        let error = log.salvage(false).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
         assert!(log.budget.keep_state(MEMORY_MIN / 2).is_ok(), "what was refused is given back");
     }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 
+use super::fold::Growth;
 use super::{Action, Boundary, Log, LogEntry, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{DIGEST_LEN, Kind};
@@ -52,38 +53,18 @@ impl Log {
     pub async fn salvage(&self, accept_lost_labels: bool) -> Result<Option<Salvaged>> {
         let boundary = self.advance_boundary().await?;
         let start = self.newest_snapshot(boundary).await?;
-        let mut state = start.ok_or_else(|| {
+        let state = start.ok_or_else(|| {
             Error::damaged("no intact snapshot is left to read the log from")
                 .at(Numbered::Snapshot.key(boundary.floor))
                 .help("restore that object from a backup of the store")
         })?;
         let listed = self.entries_above(state.seq, &self.numbers(Numbered::Snapshot).await?).await?;
-        let mut salvaged = Salvaged::default();
-        for number in listed.entries {
-            if number > state.seq + 1 {
-                salvaged.unreadable.push((Numbered::Entry.key(state.seq + 1), None));
-                state.seq = number - 1;
-            }
-            match twice_if_damaged(|| self.entry(number)).await {
-                // Nothing that it needs is lost: a faulty program wrote it.
-                Ok(Some(entry)) if salvaged.unreadable.is_empty() => {
-                    if state.apply(&entry).is_err() {
-                        salvaged.refused.push((Numbered::Entry.key(number), Numbered::Aside.key(number)));
-                        pass_over(&mut state);
-                    }
-                }
-                Ok(Some(entry)) => adopt(&mut state, &entry, &mut salvaged),
-                Ok(None) => {
-                    salvaged.unreadable.push((Numbered::Entry.key(number), None));
-                    pass_over(&mut state);
-                }
-                Err(error) if self.is_garbage(Kind::Entry, &Numbered::Entry.key(number), &error).await? => {
-                    salvaged.unreadable.push((Numbered::Entry.key(number), Some(Numbered::Aside.key(number))));
-                    pass_over(&mut state);
-                }
-                Err(error) => return Err(error),
-            }
+        let mut salvage = Salvage::of(self, state)?;
+        for &number in &listed.entries {
+            salvage.follow(number).await?;
         }
+        let Salvage { mut state, mut salvaged, growth: _memory, .. } = salvage;
+        state.drop_places();
         salvaged.snapshot = state.seq;
         let restricts = state.policy.is_some() || !state.labels.is_empty();
         let Salvaged { unreadable, refused, names, partial, .. } = &salvaged;
@@ -166,13 +147,66 @@ impl Log {
     async fn restart_from(&self, boundary: Boundary, state: &State) -> Result<()> {
         self.write_snapshot(state).await?;
         self.raise(Boundary { number: boundary.number + 1, floor: state.seq }).await?;
-        self.seen().state = None;
+        self.forget_state();
         // Renews open sessions: the entries that show their age may be truncated now.
         let renew = self.commit(None, |state| Ok(state.sessions.keys().map(|id| Action::Renew(*id)).collect())).await?;
         if renew.state.seq < state.seq {
             return Err(Error::conflict("somebody else changed the log meanwhile").help("run the command again"));
         }
         Ok(())
+    }
+}
+
+/// A salvage in progress.
+struct Salvage<'a> {
+    log: &'a Log,
+    state: State,
+    /// Memory of the state.
+    growth: Growth,
+    salvaged: Salvaged,
+}
+
+impl<'a> Salvage<'a> {
+    fn of(log: &'a Log, state: State) -> Result<Self> {
+        let mut growth = Growth::default();
+        growth.grow(log, &state, 0)?;
+        Ok(Self { log, state, growth, salvaged: Salvaged::default() })
+    }
+
+    /// Applies entry `number` as far as possible.
+    async fn follow(&mut self, number: u64) -> Result<()> {
+        let (log, key) = (self.log, Numbered::Entry.key(number));
+        if number > self.state.seq + 1 {
+            self.salvaged.unreadable.push((Numbered::Entry.key(self.state.seq + 1), None));
+            self.state.seq = number - 1;
+        }
+        let copy = match twice_if_damaged(|| log.held_entry(number)).await {
+            Ok(Some((entry, _memory))) => return self.apply(&entry, key),
+            Ok(None) => None,
+            Err(error) if log.is_garbage(Kind::Entry, &key, &error).await? => Some(Numbered::Aside.key(number)),
+            Err(error) => return Err(error),
+        };
+        self.salvaged.unreadable.push((key, copy));
+        pass_over(&mut self.state);
+        Ok(())
+    }
+
+    fn apply(&mut self, entry: &LogEntry, key: Path) -> Result<()> {
+        let (log, number) = (self.log, self.state.seq + 1);
+        self.growth.expect(log, &self.state, entry.weight())?;
+        let kept = if self.salvaged.unreadable.is_empty() {
+            // Nothing that it needs is lost: a faulty program wrote it.
+            self.state.apply_weighed(entry).unwrap_or_else(|_| {
+                self.salvaged.refused.push((key, Numbered::Aside.key(number)));
+                pass_over(&mut self.state);
+                0
+            })
+        } else {
+            // Its actions are copied.
+            let _memory = log.reserve(entry.weight())?;
+            adopt(&mut self.state, entry, &mut self.salvaged)
+        };
+        self.growth.expect(log, &self.state, kept)
     }
 }
 
@@ -197,10 +231,10 @@ fn pass_over(state: &mut State) {
 }
 
 /// Applies `entry` as far as possible. Because it was committed, its session must have been open, and its names must have had the
-/// versions that it expects.
-fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) {
-    if state.apply(entry).is_ok() {
-        return;
+/// versions that it expects. Returns the memory that [`State::apply_weighed`] does.
+fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) -> u64 {
+    if let Ok(kept) = state.apply_weighed(entry) {
+        return kept;
     }
     let number = state.seq + 1;
     if let Some(session) = entry.session {
@@ -226,13 +260,15 @@ fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) {
             }
         }
     }
-    if state.apply(&adopted).is_err() {
+    let applied = state.apply_weighed(&adopted);
+    if applied.is_err() {
         partial = true;
         pass_over(state);
     }
     if partial {
         salvaged.partial.push(Numbered::Entry.key(number));
     }
+    applied.unwrap_or(0)
 }
 
 /// The same change, but expecting the known state: the new value of a name does not depend on its old one.

@@ -16,30 +16,50 @@ use super::home::Home;
 use super::root::Root;
 use super::staging::published_name;
 
-/// Entries whose metadata is read at a time.
+/// Steps at a time.
 const BATCH: usize = 1024;
 
 /// Segments of a key, at most: more than keys have. Deeper folders are left out, as each takes time in proportion to its depth.
 const DEPTH_MAX: usize = 32;
 
-/// Listing in progress.
-struct Walk {
+/// Listing in progress. It keeps no names but those of the folders above the entry that is read.
+pub(super) struct Walk {
     root: Root,
-    /// Folders to list.
-    folders: Vec<Key>,
-    /// Folder that is being listed, and names in it.
-    current: Option<(OwnedFd, Key, Vec<String>)>,
-    /// True until the first folder was opened. It need not exist.
-    is_first: bool,
+    /// Folder to list, until it is opened. It need not exist.
+    first: Option<Key>,
+    /// Open folders, each in the one before.
+    folders: Vec<Folder>,
+}
+
+/// A folder that is being listed.
+struct Folder {
+    key: Key,
+    entries: Dir,
+}
+
+/// An entry of a folder, whose name is part of a key.
+pub(super) struct Entry {
+    pub(super) folder: Key,
+    pub(super) name: String,
+    pub(super) key: Key,
+    pub(super) stat: Stat,
+}
+
+/// Step of a listing.
+pub(super) enum Step {
+    /// A file.
+    File(Entry),
+    /// Another entry, or the end of a folder.
+    Other,
 }
 
 /// Objects below `prefix`, in no order. What is no object is left out: links, devices, staging files, and names that are no keys. So is
 /// what disappears meanwhile.
 pub(super) fn list(home: Home, root: Root, prefix: Key) -> BoxStream<'static, Result<ObjectMeta>> {
-    let walk = Walk { root, folders: vec![prefix.clone()], current: None, is_first: true };
+    let walk = Walk::new(root, prefix.clone());
     stream::try_unfold((home, prefix, walk), |(home, prefix, mut walk)| async move {
         let next = move || {
-            let found = walk.next().map_err(|error| home.located(&prefix, error))?;
+            let found = walk.objects().map_err(|error| home.located(&prefix, error))?;
             Ok(found.map(|found| (stream::iter(found.into_iter().map(Ok)), (home, prefix, walk))))
         };
         blocking(Key::default(), next).await
@@ -53,89 +73,123 @@ pub(super) fn list(home: Home, root: Root, prefix: Key) -> BoxStream<'static, Re
 /// # Errors
 /// Errors of the file system.
 pub(super) fn list_folder(root: &Root, prefix: &Key) -> io::Result<ListResult> {
-    let (mut walk, mut listed) = (
-        Walk { root: root.clone(), folders: vec![prefix.clone()], current: None, is_first: true },
-        ListResult { common_prefixes: Vec::new(), objects: Vec::new(), extensions: Extensions::default() },
-    );
-    let mut is_open = true;
-    while is_open {
-        let found = walk.next()?;
-        listed.objects.extend(found.unwrap_or_default());
-        is_open = walk.current.is_some();
+    let mut listed = ListResult { common_prefixes: Vec::new(), objects: Vec::new(), extensions: Extensions::default() };
+    let mut folder = match root.folder(prefix) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listed),
+        folder => Folder::of(prefix.clone(), &folder?)?,
+    };
+    while let Some(read) = folder.read()? {
+        let Some(entry) = read else { continue };
+        match FileType::from_raw_mode(entry.stat.st_mode) {
+            FileType::RegularFile => listed.objects.extend(entry.object()),
+            FileType::Directory => listed.common_prefixes.extend(within_depth(entry.key)),
+            _ => {}
+        }
     }
-    listed.common_prefixes = walk.folders;
     listed.common_prefixes.sort_unstable();
     listed.objects.sort_unstable_by(|a, b| a.location.cmp(&b.location));
     Ok(listed)
 }
 
 impl Walk {
+    /// A listing of the folder `prefix`, and of those below.
+    pub(super) fn new(root: Root, prefix: Key) -> Self {
+        Self { root, first: Some(prefix), folders: Vec::new() }
+    }
+
     /// Next objects; none at the end.
-    fn next(&mut self) -> io::Result<Option<Vec<ObjectMeta>>> {
-        let (folder, key, mut names) = match self.current.take() {
-            Some(current) => current,
-            None => {
-                let Some(key) = self.folders.pop() else { return Ok(None) };
-                let is_first = std::mem::take(&mut self.is_first);
-                match self.root.folder(&key) {
-                    Ok(folder) => {
-                        let names = names(&folder)?;
-                        (folder, key, names)
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
-                    // A folder below was exchanged for something else.
-                    Err(error)
-                        if !is_first && matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::NotADirectory) =>
-                    {
-                        return Ok(Some(Vec::new()));
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-        };
+    fn objects(&mut self) -> io::Result<Option<Vec<ObjectMeta>>> {
         let mut found = Vec::new();
-        for name in names.split_off(names.len().saturating_sub(BATCH)) {
-            let Some(key) = key_of(&key, &name) else { continue };
-            let stat = match statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => continue,
-                stat => stat?,
-            };
-            match FileType::from_raw_mode(stat.st_mode) {
-                FileType::RegularFile if published_name(&name).is_none() => found.push(object_meta(key, &stat)),
-                FileType::Directory => self.folders.extend(within_depth(key)),
-                _ => {}
+        for _ in 0..BATCH {
+            match self.step()? {
+                Some(Step::File(entry)) => found.extend(entry.object()),
+                Some(Step::Other) => {}
+                None if found.is_empty() => return Ok(None),
+                None => break,
             }
-        }
-        if !names.is_empty() {
-            self.current = Some((folder, key, names));
         }
         Ok(Some(found))
     }
+
+    /// Next step; none at the end.
+    pub(super) fn step(&mut self) -> io::Result<Option<Step>> {
+        if let Some(first) = self.first.take() {
+            match self.root.folder(&first) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                folder => self.folders.push(Folder::of(first, &folder?)?),
+            }
+        }
+        let Some(folder) = self.folders.last_mut() else { return Ok(None) };
+        let Some(read) = folder.read()? else {
+            self.folders.pop();
+            return Ok(Some(Step::Other));
+        };
+        let Some(entry) = read else { return Ok(Some(Step::Other)) };
+        match FileType::from_raw_mode(entry.stat.st_mode) {
+            FileType::RegularFile => return Ok(Some(Step::File(entry))),
+            FileType::Directory => self.enter(entry.key)?,
+            _ => {}
+        }
+        Ok(Some(Step::Other))
+    }
+
+    /// Goes on with the folder `key`, if it is still one.
+    fn enter(&mut self, key: Key) -> io::Result<()> {
+        let Some(key) = within_depth(key) else { return Ok(()) };
+        match self.root.folder(&key) {
+            Err(error) if is_gone(&error) => {}
+            folder => self.folders.push(Folder::of(key, &folder?)?),
+        }
+        Ok(())
+    }
+
+    /// True if the folder of the last file has an entry `name`.
+    pub(super) fn has_beside(&self, name: &str) -> io::Result<bool> {
+        let Some(folder) = self.folders.last() else { return Ok(false) };
+        Ok(statat(folder.entries.fd()?, name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    }
+}
+
+impl Folder {
+    fn of(key: Key, folder: &OwnedFd) -> io::Result<Self> {
+        Ok(Self { key, entries: Dir::read_from(folder)? })
+    }
+
+    /// Next entry; nothing in place of one that is no part of a key or just disappeared, and none at the end.
+    fn read(&mut self) -> io::Result<Option<Option<Entry>>> {
+        let Some(read) = self.entries.read() else { return Ok(None) };
+        let read = read?;
+        let Ok(name) = read.file_name().to_str() else { return Ok(Some(None)) };
+        let Some(key) = key_of(&self.key, name) else { return Ok(Some(None)) };
+        let stat = match statat(self.entries.fd()?, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(Some(None)),
+            stat => stat?,
+        };
+        Ok(Some(Some(Entry { folder: self.key.clone(), name: name.to_owned(), key, stat })))
+    }
+}
+
+impl Entry {
+    /// Description of the object; none of a staging file.
+    fn object(self) -> Option<ObjectMeta> {
+        published_name(&self.name).is_none().then(|| object_meta(self.key, &self.stat))
+    }
+}
+
+/// True if a folder was removed, or exchanged for something else.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::Other)
 }
 
 /// Key of an entry of the folder `folder`; none if its name is no part of a key.
-pub(super) fn key_of(folder: &Key, name: &str) -> Option<Key> {
+fn key_of(folder: &Key, name: &str) -> Option<Key> {
     let part = PathPart::parse(name).ok()?;
     Some(folder.clone().join(part))
 }
 
 /// The folder `key`, if keys may be in it.
-pub(super) fn within_depth(key: Key) -> Option<Key> {
+fn within_depth(key: Key) -> Option<Key> {
     (key.parts().count() < DEPTH_MAX).then_some(key)
-}
-
-/// Names in a folder. One that is not UTF-8 is no part of a key.
-fn names(folder: &OwnedFd) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(folder)? {
-        if let Ok(name) = entry?.file_name().to_str()
-            && name != "."
-            && name != ".."
-        {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
 }
 
 /// Description of an object.
@@ -155,4 +209,36 @@ pub(super) fn object_meta(location: Key, stat: &Stat) -> ObjectMeta {
 /// Tag of the content of a file: its inode, time of the last write in nanoseconds, and length.
 pub(super) fn e_tag(stat: &Stat) -> String {
     format!("{:x}-{:x}-{:x}-{:x}", stat.st_ino, stat.st_mtime, stat.st_mtime_nsec, stat.st_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with very many entries, files and folders, is read in parts, and its names are not kept.
+    #[test]
+    fn a_listing_holds_no_more_than_a_batch() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = 2 * BATCH;
+        for number in 0..count {
+            let folder = dir.path().join(format!("folder-{number}"));
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("below"), "").unwrap();
+            std::fs::write(dir.path().join(format!("file-{number}")), "").unwrap();
+        }
+        let mut walk = Walk::new(Root::open(dir.path()).unwrap(), Key::default());
+        let mut keys = Vec::new();
+        let mut batches = 0;
+        while let Some(found) = walk.objects().unwrap() {
+            assert!(found.len() <= BATCH && walk.folders.len() <= 2);
+            keys.extend(found.into_iter().map(|meta| meta.location));
+            batches += 1;
+        }
+        assert!(batches >= 6, "each folder is opened, read and closed");
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 2 * count);
+        let top = list_folder(&Root::open(dir.path()).unwrap(), &Key::default()).unwrap();
+        assert_eq!((top.objects.len(), top.common_prefixes.len()), (count, count));
+    }
 }

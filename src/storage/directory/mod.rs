@@ -402,7 +402,9 @@ mod tests {
             }
             let listed: Vec<_> = store.list(Some(&"pack".into())).filter_map(async |meta| meta.ok()).collect().await;
             assert!(listed.iter().all(|meta| meta.size == 6), "{listed:?}");
-            assert!(staging_files(&root).unwrap().iter().all(|file| file.path.starts_with(root.join("pack"))));
+            assert!(
+                staging_files(&root, |_| true).unwrap().iter().all(|file| file.path.starts_with(root.join("pack")))
+            );
             done[3] += u32::from(store.delete(&key).await.is_ok() | store.delete(&"pack/new".into()).await.is_ok());
         }
         stopped.store(true, Ordering::Relaxed);
@@ -423,7 +425,7 @@ mod tests {
         }
         let mut upload = store.put_multipart(&"dropped".into()).await.unwrap();
         upload.put_part("part".into()).await.unwrap();
-        assert_eq!(staging_files(dir.path()).unwrap().len(), 1);
+        assert_eq!(staging_files(dir.path(), |_| true).unwrap().len(), 1);
         upload.abort().await.unwrap();
         upload.complete().await.unwrap_err();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -458,7 +460,7 @@ mod tests {
         let deep = dir.path().join(["d"; 100].join("/"));
         std::fs::create_dir_all(&deep).unwrap();
         std::fs::write(deep.join("object#1"), "x").unwrap();
-        assert_eq!(staging_files(dir.path()).unwrap().len(), 1, "log/3#1");
+        assert_eq!(staging_files(dir.path(), |_| true).unwrap().len(), 1, "log/3#1");
         let keys = |listed: Vec<ObjectMeta>| {
             let mut keys: Vec<_> = listed.into_iter().map(|meta| meta.location.to_string()).collect();
             keys.sort();

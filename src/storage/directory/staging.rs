@@ -10,13 +10,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use object_store::path::Path as Key;
-use rustix::fs::{AtFlags, Dir, FileType, statat, unlinkat};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, unlinkat};
 
-use super::list;
+use super::list::{self, Entry, Step, Walk};
 use super::root::Root;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
+
+/// Maximum number of staging files that are found at once.
+const STAGING_MAX: usize = 10_000;
 
 /// A staging file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,22 @@ pub struct StagingFile {
 }
 
 impl StagingFile {
+    fn of(root: &Path, key: Key, entry: Entry, published: bool) -> Self {
+        let Entry { folder, name, key: file, stat } = entry;
+        let meta = list::object_meta(file, &stat);
+        let modified = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec.cast_signed());
+        Self {
+            key: key.to_string(),
+            path: root.join(meta.location.as_ref()),
+            len: meta.size,
+            modified: Timestamp(modified),
+            published,
+            root: root.to_owned(),
+            folder,
+            name,
+        }
+    }
+
     /// Removes the file; a missing one is no error.
     ///
     /// Its writer may be suspended rather than dead. That is harmless for a key that one writer writes once (packs, segments):
@@ -56,68 +74,28 @@ impl StagingFile {
     }
 }
 
-/// Staging files below `root`, sorted by path. Blocking.
+/// Staging files below `root` that `pick` picks, sorted by path. At most [`STAGING_MAX`]: further ones are found once these are removed.
+/// Blocking.
 ///
 /// # Errors
 /// Errors of the file system.
-pub fn staging_files(root: &Path) -> Result<Vec<StagingFile>> {
-    let open = Root::open(root).map_err(|error| Error::io("folder cannot be read", root, error))?;
-    let (mut found, mut folders) = (Vec::new(), vec![Key::default()]);
-    while let Some(folder) = folders.pop() {
-        let shown = root.join(folder.as_ref());
-        look(&open, root, &folder, (&mut found, &mut folders))
-            .map_err(|error| Error::io("folder cannot be read", &shown, error))?;
+pub fn staging_files(root: &Path, pick: impl Fn(&StagingFile) -> bool) -> Result<Vec<StagingFile>> {
+    let failed = |error: io::Error| Error::io("folder cannot be read", root, error);
+    let mut walk = Walk::new(Root::open(root).map_err(failed)?, Key::default());
+    let mut found = Vec::new();
+    while found.len() < STAGING_MAX
+        && let Some(step) = walk.step().map_err(failed)?
+    {
+        if let Step::File(entry) = step
+            && let Some(object) = published_name(&entry.name)
+        {
+            let published = walk.has_beside(object).map_err(failed)?;
+            found
+                .extend(Some(StagingFile::of(root, entry.folder.clone().join(object), entry, published)).filter(&pick));
+        }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
-}
-
-/// Adds the staging files and the folders in `folder`.
-fn look(
-    open: &Root,
-    root: &Path,
-    folder: &Key,
-    (found, folders): (&mut Vec<StagingFile>, &mut Vec<Key>),
-) -> io::Result<()> {
-    let listed = match open.folder(folder) {
-        // Removed, or exchanged for something else.
-        Err(error) if !folder.as_ref().is_empty() && is_gone(&error) => return Ok(()),
-        listed => listed?,
-    };
-    for entry in Dir::read_from(&listed)? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().to_str() else { continue };
-        let Some(key) = list::key_of(folder, name) else { continue };
-        let stat = match statat(&listed, name, AtFlags::SYMLINK_NOFOLLOW) {
-            // Just published or discarded.
-            Err(Errno::NOENT) => continue,
-            stat => stat?,
-        };
-        match (FileType::from_raw_mode(stat.st_mode), published_name(name)) {
-            (FileType::Directory, _) => folders.extend(list::within_depth(key)),
-            (FileType::RegularFile, Some(object)) => {
-                let meta = list::object_meta(key, &stat);
-                found.push(StagingFile {
-                    key: folder.clone().join(object).to_string(),
-                    path: root.join(meta.location.as_ref()),
-                    len: meta.size,
-                    modified: Timestamp(
-                        stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec.cast_signed()),
-                    ),
-                    published: statat(&listed, object, AtFlags::SYMLINK_NOFOLLOW).is_ok(),
-                    root: root.to_owned(),
-                    folder: folder.clone(),
-                    name: name.to_owned(),
-                });
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::Other)
 }
 
 /// Name of the object that a staging file is written for; none for other files.
@@ -150,7 +128,7 @@ mod tests {
         let listed: Vec<_> = futures::TryStreamExt::try_collect(store.list(None)).await.unwrap();
         assert_eq!(listed.iter().map(|m| m.location.as_ref()).filter(|k| k.ends_with("#1")).count(), 0);
 
-        let found = staging_files(dir.path()).unwrap();
+        let found = staging_files(dir.path(), |_| true).unwrap();
         let seen: Vec<_> = found.iter().map(|f| (f.key.as_str(), f.published, f.len)).collect();
         assert_eq!(seen, [("log/00", true, 5), ("pack/S/P", false, 4)]);
         assert!(found.iter().all(|file| SystemClock.now().since(file.modified) < Duration::from_hours(1)));
@@ -159,7 +137,24 @@ mod tests {
             file.remove().unwrap();
             file.remove().unwrap();
         }
-        assert!(staging_files(dir.path()).unwrap().is_empty());
+        assert!(staging_files(dir.path(), |_| true).unwrap().is_empty());
         assert_eq!(store.get(&"log/00".into()).await.unwrap().bytes().await.unwrap(), "entry");
+    }
+    #[test]
+    fn very_many_leftovers_are_found_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = STAGING_MAX + 10;
+        for folder in ["log", "other"] {
+            std::fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        for number in 0..count {
+            std::fs::write(dir.path().join(format!("log/{number}#1")), "").unwrap();
+            std::fs::write(dir.path().join(format!("other/{number}#1")), "").unwrap();
+        }
+        for expected in [STAGING_MAX, count - STAGING_MAX, 0] {
+            let found = staging_files(dir.path(), |file| file.key.starts_with("log/")).unwrap();
+            assert_eq!(found.len(), expected);
+            found.iter().try_for_each(StagingFile::remove).unwrap();
+        }
     }
 }
