@@ -2,8 +2,9 @@
 //!
 //! S8: "Nothing is deleted sooner than `--grace` (a day) after a collect first found it unneeded, by the store's clock.
 //! That holds for the content of removed names and for content that forged log entries declare unneeded; a pack that a
-//! name uses is never deleted, whatever the log says. A snapshot that does not follow from the log's entries stops the
-//! collect, which names it."
+//! name uses is never deleted, whatever the log says. A map that is wrong about a pack harms no other name: `collect`
+//! leaves the pack, and says which name that is. A snapshot that does not follow from the log's entries stops the collect,
+//! which names it."
 
 use std::fs;
 use std::path::Path;

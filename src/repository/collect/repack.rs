@@ -132,15 +132,18 @@ impl Repacking<'_> {
         used.map(|entry| u64::from(entry.stored_len)).sum()
     }
 
-    /// Opens a tree, if all that its map says of the old packs is right; else these stay, unless the tree has moved on.
+    /// Opens a tree, if all that its map says of the old packs is right; else these stay, unless the tree has moved on. The same holds
+    /// for a tree that cannot be read: whoever wrote it must not stop the collect of all others.
     async fn open(&mut self, (name, value): Root<'_>) -> Result<Option<Arc<Saved>>> {
         let wrong = match self.repository.saved_as(name, value).await {
             Ok(saved) => match self.disagreement(&saved) {
                 None => return Ok(Some(saved.shared())),
                 Some(wrong) => wrong,
             },
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => error,
-            Err(error) => return Err(error),
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::Exhausted => error,
+                _ => return Err(error),
+            },
         };
         if self.still_needed(&BTreeSet::from([value.map_key])).await?.is_none() {
             tracing::debug!("{name} moved on while it was repacked: {wrong:?}");
