@@ -236,9 +236,13 @@ impl Repository {
         if let Some(store_now) = store_now {
             judgement.fence = listed.stalled(&mut times, &evidence.state, store_now.before(FENCE_AFTER)).await?;
         }
-        let first = Judgement { purge: Vec::new(), ..judgement.clone() };
+        let mut first = Judgement { purge: Vec::new(), ..judgement };
         options.progress.phase("repacking", first.repack.iter().map(|pack| evidence.marks.used_bytes(&pack.id)).sum());
-        repack(self, &evidence.state, &evidence.marks, &first.repack, &options.progress).await?;
+        let repacked = repack(self, &evidence.state, &evidence.marks, &first.repack, &options.progress).await?;
+        first.repack.retain(|pack| !repacked.left.contains_key(&pack.id));
+        if let Some(why) = repacked.left.values().next() {
+            report.steps.push(format!("leave {} mostly unused packs: {why}", repacked.left.len()));
+        }
         self.commit_still_right(session, first.actions()).await?;
         report.count(&first);
         report.steps.extend(first.describe());

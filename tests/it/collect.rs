@@ -171,8 +171,8 @@ async fn a_collector_that_was_outpaced_while_repacking_leaves_it_at_that() {
     let marks = mark(&repository, &state).await.unwrap();
     let packs: Vec<_> = marks.packs().copied().collect();
     assert_eq!(collect(&repository).await.repacked_packs, 1);
-    let freed = repack(&repository, &state, &marks, &packs, &Progress::default()).await.unwrap();
-    assert_eq!(freed, 0, "somebody else freed it");
+    let repacked = repack(&repository, &state, &marks, &packs, &Progress::default()).await.unwrap();
+    assert_eq!(repacked.freed, 0, "somebody else freed it");
     restores(&repository, "one", &noise(20, 500_000)).await;
 
     // But what is gone and ought not to be is damage, whoever looks.

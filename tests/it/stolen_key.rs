@@ -2,8 +2,9 @@
 //!
 //! S8: "Nothing is deleted sooner than `--grace` (a day) after a collect first found it unneeded, by the store's clock.
 //! That holds for the content of removed names and for content that forged log entries declare unneeded; a pack that a
-//! name uses is never deleted, whatever the log says. A snapshot that does not follow from the log's entries stops the
-//! collect, which names it."
+//! name uses is never deleted, whatever the log says. A map that is wrong about a pack harms no other name: `collect`
+//! leaves the pack, and says which name that is. A snapshot that does not follow from the log's entries stops the collect,
+//! which names it."
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +12,16 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
+use towline::clock::Timestamp;
 use towline::error::ErrorKind;
 use towline::format::envelope::{Kind, seal};
 use towline::format::wire::Writer;
+use towline::format::{EntryKind, Frame, Manifest, Map, TreeEntry};
+use towline::id::{Owned, SessionId};
 use towline::ops::{CollectOptions, CollectReport, RestoreOptions, SaveOptions};
-use towline::repository::log::{Action, State};
-use towline::repository::{OpenOptions, Repository};
+use towline::repository::layout::{self, Family};
+use towline::repository::log::{Action, RefValue, State, StepFacts};
+use towline::repository::{OpenOptions, Repository, Saved};
 use towline::storage::Store;
 
 use crate::data::{name, noise};
@@ -66,6 +71,61 @@ impl Fixture {
 
     async fn collect(&self, grace: Duration) -> towline::error::Result<CollectReport> {
         self.repository.collect(&CollectOptions { grace, ..CollectOptions::at_once() }).await
+    }
+
+    /// Saves a folder of a small file and big ones with the numbers `files` as `to`.
+    async fn save_tree(&self, to: &str, files: std::ops::Range<u64>) -> Saved {
+        let folder = self.path(to);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("small"), noise(100, 100)).unwrap();
+        for n in files {
+            fs::write(folder.join(n.to_string()), noise(10 + n, 500_000)).unwrap();
+        }
+        self.repository.save(&folder, &name(to), &SaveOptions::default()).await.unwrap();
+        let saved = self.repository.saved(&name(to)).await.unwrap();
+        assert_eq!(saved.map.packs.len(), 1);
+        saved
+    }
+
+    /// Names a tree whose map says that each chunk of `of` is the smallest of them. It is the first map of all.
+    async fn plant_map(&self, of: &Saved) {
+        let frames = &of.map.frames;
+        let smallest = (0..frames.len()).min_by_key(|&at| frames[at].stored_len).unwrap();
+        let chunk = (of.manifest.chunks.ids[smallest], of.manifest.chunks.lens[smallest]);
+        let root = TreeEntry { path: Vec::new(), mode: 0o755, mtime: Timestamp(0), kind: EntryKind::Folder };
+        let (manifest, body) = Manifest { entries: vec![root], ..Manifest::default() }.encode();
+        let further = vec![chunk; frames.len()];
+        let frames = frames.iter().map(|frame| Frame { ordinal: frame.ordinal, ..frames[smallest] }).collect();
+        let map = Map { manifest, packs: of.map.packs.clone(), frames, further };
+        let first = SessionId::from_bytes([0; 16]);
+        let (manifest_key, map_key) = (Owned::fresh(first), Owned::fresh(first));
+        self.put(layout::owned(Family::Manifest, manifest_key).as_ref(), Kind::Manifest, &body).await;
+        self.put(layout::owned(Family::Map, map_key).as_ref(), Kind::Map, &map.encode()).await;
+        let value = RefValue {
+            version: 0,
+            manifest,
+            manifest_key,
+            map_key,
+            saved: Timestamp(0),
+            logical_bytes: 0,
+            files: 0,
+            chunks: 0,
+            behind: 0,
+            facts: StepFacts::default(),
+            attempt: None,
+        };
+        let set = Action::SetRef { name: name("liar"), expected: None, value };
+        self.repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
+    }
+
+    /// Restores a tree of [`Fixture::save_tree`] and compares it with what was saved.
+    async fn restores_tree(&self, from: &str) {
+        let dest = self.path("restored-tree");
+        self.repository.restore(&name(from), None, &dest, &RestoreOptions::default()).await.unwrap();
+        for file in fs::read_dir(self.path(from)).unwrap().map(|file| file.unwrap()) {
+            assert!(fs::read(dest.join(file.file_name())).unwrap() == fs::read(file.path()).unwrap(), "{file:?}");
+        }
+        fs::remove_dir_all(&dest).unwrap();
     }
 
     async fn restores(&self) {
@@ -124,6 +184,47 @@ async fn a_pack_that_is_used_is_not_deleted_though_the_log_says_it_is_purged() {
     fixture.restores().await;
 }
 
+/// A map that makes a pack seem mostly unused, and its chunks others than they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pack_is_not_rewritten_because_a_map_says_that_its_chunks_are_short() {
+    let fixture = Fixture::new().await;
+    let victim = fixture.save_tree("victim", 0..6).await;
+    fixture.plant_map(&victim).await;
+    let before = fixture.keys("pack").await;
+    for options in [CollectOptions::default(), CollectOptions::at_once()] {
+        let report = fixture.repository.collect(&options).await.unwrap();
+        assert_eq!((report.repacked_packs, report.condemned_packs), (0, 0), "{report:?}");
+        fixture.restores_tree("victim").await;
+    }
+    assert_eq!(fixture.keys("pack").await, before);
+}
+
+/// The pack is mostly unused: those whose maps are right leave it, and it stays for the one whose map is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pack_that_a_map_is_wrong_about_is_left_and_other_trees_come_out_whole() {
+    let fixture = Fixture::new().await;
+    let all = fixture.save_tree("all", 0..6).await;
+    let victim = fixture.save_tree("victim", 0..1).await;
+    let pack = all.map.packs[0];
+    assert_eq!(victim.map.packs, [pack]);
+    fixture.plant_map(&victim).await;
+    fixture.repository.remove(&name("all")).await.unwrap();
+    for grace in [DAY, Duration::ZERO] {
+        let report = fixture.collect(grace).await.unwrap();
+        assert_eq!(report.repacked_packs, 0, "{report:?}");
+        assert!(report.steps.iter().any(|step| step.contains("liar cannot be moved")), "{report:?}");
+        fixture.restores_tree("victim").await;
+    }
+    let key = layout::owned(Family::Pack, pack.id).to_string();
+    assert!(fixture.keys("pack").await.contains(&key));
+    assert_ne!(fixture.repository.saved(&name("victim")).await.unwrap().map.packs, [pack]);
+    // Nothing else needs it.
+    fixture.repository.remove(&name("liar")).await.unwrap();
+    fixture.collect(Duration::ZERO).await.unwrap();
+    assert!(!fixture.keys("pack").await.contains(&key));
+    fixture.restores_tree("victim").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_removed_name_needed_is_kept_for_the_grace_by_the_stores_clock() {
     let fixture = Fixture::new().await;
@@ -167,12 +268,12 @@ async fn a_list_of_what_is_needed_deletes_nothing() {
     let fixture = Fixture::new().await;
     let before = fixture.content().await;
     let items: Vec<_> = fixture.repository.state().await.unwrap().refs.values().map(|value| value.map_key).collect();
-    let planted: Vec<_> = items.iter().map(|id| (towline::repository::layout::Family::Map, *id)).collect();
+    let planted: Vec<_> = items.iter().map(|id| (Family::Map, *id)).collect();
     let body = towline::repository::collect::tombstones::encode(&planted);
-    let key = towline::repository::layout::tombstone(towline::id::Owned::fresh(towline::id::SessionId::random()));
+    let key = layout::tombstone(Owned::fresh(SessionId::random()));
     fixture.put(key.as_ref(), Kind::Tombstone, &body).await;
     fixture.put("tombstone/not-ours", Kind::Tombstone, &body).await;
-    let torn = towline::repository::layout::tombstone(towline::id::Owned::fresh(towline::id::SessionId::random()));
+    let torn = layout::tombstone(Owned::fresh(SessionId::random()));
     fixture.put(torn.as_ref(), Kind::Tombstone, &body[..20]).await;
     fixture.collect(DAY).await.unwrap();
     assert_eq!(fixture.content().await, before);

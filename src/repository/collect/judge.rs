@@ -42,7 +42,7 @@ pub fn judge(
         }
         if !marks.uses(id) {
             judgement.condemn.push(*pack);
-        } else if (marks.used_bytes(id) as f64) < pack.content_len() as f64 * REPACK_BELOW {
+        } else if is_mostly_unused(pack, marks.used_bytes(id)) {
             judgement.repack.push(*pack);
         }
     }
@@ -58,6 +58,11 @@ pub fn judge(
         }
     }
     judgement
+}
+
+/// True if a pack of whose chunks these bytes are used is worth rewriting.
+pub(super) fn is_mostly_unused(pack: &PackRef, used: u64) -> bool {
+    (used as f64) < pack.content_len() as f64 * REPACK_BELOW
 }
 
 impl Judgement {

@@ -64,10 +64,28 @@ impl Marks {
         self.packs.contains_key(pack)
     }
 
-    /// Stored bytes of the chunks of `pack` that are used.
+    /// Stored bytes of the chunks of `pack` that are used, by the maps that name them first: the pack's footer may say otherwise.
     #[must_use]
     pub fn used_bytes(&self, pack: &PackId) -> u64 {
         self.packs.get(pack).map_or(0, |used| used.bytes)
+    }
+
+    /// Number of the chunks of `pack` that are used.
+    #[must_use]
+    pub fn used_chunks(&self, pack: &PackId) -> u64 {
+        self.packs.get(pack).map_or(0, Used::chunks)
+    }
+
+    /// Ordinals of the chunks of `pack` that are used, ascending.
+    pub fn ordinals(&self, pack: &PackId) -> impl Iterator<Item = u32> {
+        let words = self.packs.get(pack).into_iter().flat_map(|used| &used.ordinals);
+        words.flat_map(|(&at, &word)| (0..64).filter(move |bit| (word >> bit) & 1 == 1).map(move |bit| at * 64 + bit))
+    }
+
+    /// True if `map` uses `pack`.
+    #[must_use]
+    pub fn is_used_by(&self, pack: PackId, map: MapKey) -> bool {
+        self.maps.contains(&(pack, map))
     }
 
     /// Every used pack.

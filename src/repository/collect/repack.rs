@@ -1,27 +1,44 @@
 //! Repacking: live chunks of mostly dead packs move to new packs; the maps that named the old ones are replaced, and the
 //! old packs condemned, in one commit.
+//!
+//! A map is the word of whoever wrote it. A tree is moved only if its map says the same of the packs as their footers do. A pack
+//! that another map is wrong about stays. Trees are read once to copy their chunks, and again to write their new maps: only one is
+//! in memory at a time.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::Marks;
+use super::judge::is_mostly_unused;
+use super::live::LiveChunks;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::PackRef;
+use crate::format::{PackFooter, PackRef};
 use crate::id::{MapKey, Owned, PackId};
 use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mapping::moved;
 use crate::repository::repair::put_map;
-use crate::repository::{ChunkPlace, Gaps, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
+use crate::repository::{Gaps, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
-/// Rewrites `packs`; returns the bytes of the packs that this condemned.
+/// Outcome of a repack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repacked {
+    /// Bytes of the packs that it condemned.
+    pub freed: u64,
+    /// Packs that were not condemned, and why.
+    pub left: BTreeMap<PackId, String>,
+}
+
+/// A name with one of its values.
+type Root<'a> = (&'a Name, &'a RefValue);
+
+/// Rewrites `packs`.
 ///
 /// # Errors
-/// Damaged, if a live chunk is damaged: the pack is then left unchanged.
+/// Damaged, if a live chunk is damaged or missing: the packs are then left unchanged.
 ///
 /// # Cancel safety
 /// Safe: nothing changes for readers before the one commit; the next collect deletes objects uploaded before.
@@ -31,49 +48,154 @@ pub async fn repack(
     marks: &Marks,
     packs: &[PackRef],
     progress: &Progress,
-) -> Result<u64> {
+) -> Result<Repacked> {
     if packs.is_empty() {
-        return Ok(0);
+        return Ok(Repacked::default());
     }
-    let old: BTreeMap<PackId, PackRef> = packs.iter().map(|pack| (pack.id, *pack)).collect();
-    let keys: BTreeSet<MapKey> = old.keys().flat_map(|id| marks.maps_of(*id)).collect();
-    let names: BTreeMap<MapKey, _> = state.roots().map(|(name, value)| (value.map_key, (name, value))).collect();
-    let mut repacking =
-        Repacking { repository, progress, old: &old, writer: Writer::new(repository, progress), moved: HashMap::new() };
-    let mut swaps = Vec::new();
-    for key in keys {
-        let Some((name, value)) = names.get(&key) else { continue };
-        match repacking.tree(name, value).await {
-            Ok((saved, places)) => swaps.push((key, saved, places)),
-            // If other trees use these packs, the next marking pardons them.
-            Err(error) if error.kind() == ErrorKind::NotFound => repacking.outpaced(name, value, error).await?,
-            Err(error) => return Err(error),
+    let roots: BTreeMap<MapKey, Root<'_>> = state.roots().map(|root| (root.1.map_key, root)).collect();
+    let mut repacking = Repacking {
+        repository,
+        progress,
+        marks,
+        writer: Writer::new(repository, progress),
+        live: LiveChunks::new(repository.budget()),
+        old: BTreeMap::new(),
+        left: BTreeMap::new(),
+    };
+    for pack in packs {
+        repacking.take(pack, &roots, state.purged.contains_key(&pack.id)).await?;
+    }
+    let keys: BTreeSet<MapKey> = repacking.old.keys().flat_map(|id| marks.maps_of(*id)).collect();
+    let mut copied = Vec::new();
+    for root in keys.iter().filter_map(|key| roots.get(key).copied()) {
+        if repacking.copy(root).await? {
+            copied.push(root);
         }
     }
-    publish(repository, &mut repacking.writer, swaps, &old).await
+    repacking.publish(&copied).await
 }
 
 /// Copy of live chunks to new packs.
 struct Repacking<'a> {
     repository: &'a Repository,
     progress: &'a Progress,
-    old: &'a BTreeMap<PackId, PackRef>,
+    marks: &'a Marks,
     writer: Writer,
-    moved: HashMap<(PackId, u32), ChunkPlace>,
+    live: LiveChunks,
+    old: BTreeMap<PackId, PackRef>,
+    left: BTreeMap<PackId, String>,
 }
 
 impl Repacking<'_> {
-    /// Copies the chunks of one tree out of the old packs; returns the tree and the new places of its chunks.
-    async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<ChunkPlace>)> {
-        let saved = Arc::new(self.repository.saved_as(name, value).await?);
-        let chunks = 0..saved.located_chunks();
-        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<ChunkPlace>>>()?;
-        let missing = (0..).zip(&places).filter(|(_, place)| self.is_missing(place)).map(|(chunk, _)| chunk);
+    /// Takes a pack to rewrite, with its live chunks, or leaves it. One that was `purged` must be rewritten, however much of it is used.
+    async fn take(&mut self, pack: &PackRef, roots: &BTreeMap<MapKey, Root<'_>>, purged: bool) -> Result<()> {
+        let count = self.marks.used_chunks(&pack.id);
+        if !self.live.reserve(count) {
+            self.left
+                .insert(pack.id, "there is no memory for more at a time: collect again, or raise --memory".to_owned());
+            return Ok(());
+        }
+        let left = match self.repository.footer_uncached(pack).await {
+            Ok(footer) if purged || is_mostly_unused(pack, self.used_bytes(pack.id, &footer)) => {
+                for ordinal in self.marks.ordinals(&pack.id) {
+                    if let Some(entry) = footer.entries.get(ordinal as usize) {
+                        self.live.add(pack.id, ordinal, *entry);
+                    }
+                }
+                self.old.insert(pack.id, *pack);
+                return Ok(());
+            }
+            Ok(_) => format!("a map says less of pack {} than is used", pack.id),
+            Err(error) => match error.kind() {
+                // If other trees use it, the next marking pardons it.
+                ErrorKind::NotFound => {
+                    let maps = self.marks.maps_of(pack.id).collect();
+                    if let Some(map) = self.still_needed(&maps).await?
+                        && let Some(root) = roots.get(&map)
+                    {
+                        return Err(incomplete(*root, error));
+                    }
+                    error.to_string()
+                }
+                ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::Exhausted => error.to_string(),
+                _ => return Err(error),
+            },
+        };
+        self.live.release(count);
+        self.left.insert(pack.id, left);
+        Ok(())
+    }
+
+    /// Stored bytes of the used chunks of a pack, by its footer.
+    fn used_bytes(&self, pack: PackId, footer: &PackFooter) -> u64 {
+        let used = self.marks.ordinals(&pack).filter_map(|ordinal| footer.entries.get(ordinal as usize));
+        used.map(|entry| u64::from(entry.stored_len)).sum()
+    }
+
+    /// Opens a tree, if all that its map says of the old packs is right; else these stay, unless the tree has moved on. The same holds
+    /// for a tree that cannot be read: whoever wrote it must not stop the collect of all others.
+    async fn open(&mut self, (name, value): Root<'_>) -> Result<Option<Arc<Saved>>> {
+        let wrong = match self.repository.saved_as(name, value).await {
+            Ok(saved) => match self.disagreement(&saved) {
+                None => return Ok(Some(saved.shared())),
+                Some(wrong) => wrong,
+            },
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::Exhausted => error,
+                _ => return Err(error),
+            },
+        };
+        if self.still_needed(&BTreeSet::from([value.map_key])).await?.is_none() {
+            tracing::debug!("{name} moved on while it was repacked: {wrong:?}");
+            return Ok(None);
+        }
+        let (marks, left) = (self.marks, &mut self.left);
+        for pack in self.old.keys().filter(|pack| marks.is_used_by(**pack, value.map_key)) {
+            left.entry(*pack).or_insert_with(|| format!("{name} cannot be moved: {wrong}"));
+        }
+        Ok(None)
+    }
+
+    /// The first chunk of which the map says anything else than the footer of its pack, as an error.
+    fn disagreement(&self, saved: &Saved) -> Option<Error> {
+        (0..saved.located_chunks()).find_map(|chunk| match saved.locate(chunk) {
+            Ok(located) if !self.old.contains_key(&located.place.pack) || self.live.has(&located) => None,
+            Ok(located) => {
+                let place = located.place;
+                Some(
+                    Error::damaged("map and pack disagree about a chunk")
+                        .got(format!("another in pack {}, chunk {}", place.pack, place.ordinal)),
+                )
+            }
+            Err(error) => Some(error),
+        })
+    }
+
+    /// Copies the chunks of a tree out of the old packs; false, if the tree is left or has moved on.
+    async fn copy(&mut self, root: Root<'_>) -> Result<bool> {
+        let Some(saved) = self.open(root).await? else { return Ok(false) };
+        match self.copy_chunks(&saved).await {
+            Ok(()) => Ok(true),
+            // If other trees use these packs, the next marking pardons them.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if self.still_needed(&BTreeSet::from([root.1.map_key])).await?.is_some() {
+                    return Err(incomplete(root, error));
+                }
+                tracing::debug!("{} moved on while it was repacked: {error:?}", root.0);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn copy_chunks(&mut self, saved: &Arc<Saved>) -> Result<()> {
+        let is_missing = |chunk: &u32| saved.locate(*chunk).is_ok_and(|located| self.live.is_missing(&located.place));
+        let missing = (0..saved.located_chunks()).filter(is_missing);
         let budget = self.repository.budget();
         let reads = plan(|chunk| saved.locate(chunk), missing, longest_read(self.repository, budget), Gaps::Wide)?;
         let repositories = [self.repository];
         let frames = reads.into_iter().map(|read| {
-            let saved = Arc::clone(&saved);
+            let saved = Arc::clone(saved);
             let take = move |read: &PackRead, buffer| Stored::take(|chunk| saved.locate(chunk), read, buffer);
             read_pack(&repositories, budget, read, take)
         });
@@ -83,72 +205,61 @@ impl Repacking<'_> {
             let share = stored.is_mostly_used();
             for (id, place, frame) in stored.frames() {
                 // Two chunks of a tree may share a frame.
-                if let Entry::Vacant(entry) = self.moved.entry((place.pack, place.ordinal)) {
+                if self.live.is_missing(&place) {
                     self.progress.advance(u64::from(place.stored_len));
                     let new = self.writer.push(id, frame, place.plain_len, share).await?;
-                    entry.insert(ChunkPlace { alone_len: place.alone_len, ..new });
+                    self.live.copied(&place, new);
                 }
             }
         }
-        for place in &mut places {
-            if let Some(new) = self.moved.get(&(place.pack, place.ordinal)) {
-                *place = *new;
-            }
-        }
-        Ok((saved, places))
-    }
-
-    fn is_missing(&self, place: &ChunkPlace) -> bool {
-        self.old.contains_key(&place.pack) && !self.moved.contains_key(&(place.pack, place.ordinal))
-    }
-
-    /// Handles a missing object of a tree: no error if the name has changed, or another collector moved it first.
-    async fn outpaced(&self, name: &Name, value: &RefValue, error: Error) -> Result<()> {
-        let state = self.repository.state().await?;
-        if state.roots().any(|(other, now)| other == name && now.map_key == value.map_key) {
-            return Err(Error::damaged("a saved tree cannot be repacked: part of it is missing")
-                .at(name)
-                .source(error));
-        }
-        tracing::debug!("{name} moved on while it was repacked: {error:?}");
         Ok(())
     }
-}
 
-/// A map to replace, its tree, and the new places of the tree's chunks.
-type MapSwap = (MapKey, Arc<Saved>, Vec<ChunkPlace>);
-
-/// Writes the new maps and commits the swap.
-async fn publish(
-    repository: &Repository,
-    writer: &mut Writer,
-    swaps: Vec<MapSwap>,
-    old: &BTreeMap<PackId, PackRef>,
-) -> Result<u64> {
-    writer.settle().await?;
-    let session = writer.session().await?;
-    let mut actions = Vec::new();
-    for (key, saved, places) in swaps {
-        let kept = |id: PackId| saved.map.packs.iter().find(|pack| pack.id == id).copied();
-        let map = moved(&saved.map, &places, |id| writer.pack(id).or_else(|| kept(id)))?;
-        let new = Owned::fresh(session);
-        put_map(repository, new, &map).await?;
-        actions.push(Action::SwapMap { old: key, new });
+    /// The first of `maps` that a name still needs: what is missing of its tree is damage.
+    async fn still_needed(&self, maps: &BTreeSet<MapKey>) -> Result<Option<MapKey>> {
+        let state = self.repository.state().await?;
+        Ok(state.roots().map(|(_, value)| value.map_key).find(|map| maps.contains(map)))
     }
-    let condemned = Arc::new(Mutex::new(0));
-    let freed = Arc::clone(&condemned);
-    writer
-        .close(|state| {
-            let mut all = actions.clone();
+
+    /// Writes the new maps of the `copied` trees and commits the swap.
+    async fn publish(mut self, copied: &[Root<'_>]) -> Result<Repacked> {
+        self.writer.settle().await?;
+        let mut swaps = Vec::new();
+        for root in copied {
+            swaps.extend(self.put_new_map(*root).await?);
+        }
+        let Self { mut writer, old, left, .. } = self;
+        let condemned = Arc::new(Mutex::new(0));
+        let freed = Arc::clone(&condemned);
+        let close = writer.close(|state| {
+            let mut all = swaps.clone();
             let mut bytes = 0;
-            for pack in old.values().filter(|pack| state.is_target(&pack.id)) {
+            for pack in old.values().filter(|pack| !left.contains_key(&pack.id) && state.is_target(&pack.id)) {
                 all.push(Action::Condemn { pack: pack.id, len: pack.len, damaged: false });
                 bytes += pack.len;
             }
             *freed.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
             Ok(all)
-        })
-        .await?;
-    let freed = *condemned.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(freed)
+        });
+        close.await?;
+        let freed = *condemned.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Repacked { freed, left })
+    }
+
+    /// Writes a map with the new places of a tree's chunks; returns the swap of its old one.
+    async fn put_new_map(&mut self, root: Root<'_>) -> Result<Option<Action>> {
+        let Some(saved) = self.open(root).await? else { return Ok(None) };
+        let chunks = 0..saved.located_chunks();
+        let places = chunks.map(|chunk| Ok(self.live.place(saved.locate(chunk)?.place))).collect::<Result<Vec<_>>>()?;
+        let kept = |id: PackId| saved.map.packs.iter().find(|pack| pack.id == id).copied();
+        let map = moved(&saved.map, &places, |id| self.writer.pack(id).or_else(|| kept(id)))?;
+        let (old, new) = (root.1.map_key, Owned::fresh(self.writer.session().await?));
+        put_map(self.repository, new, &map).await?;
+        Ok(Some(Action::SwapMap { old, new }))
+    }
+}
+
+/// Error of a tree that needs what does not exist.
+fn incomplete((name, _): Root<'_>, error: Error) -> Error {
+    Error::damaged("a saved tree cannot be repacked: part of it is missing").at(name).source(error)
 }

@@ -1,5 +1,6 @@
 //! Small objects that stand for very much: refused within the memory budget, whoever wrote them.
 
+mod repacking;
 mod tensors;
 
 use std::fmt::Write as _;
@@ -130,6 +131,11 @@ async fn plant(repository: &Repository, body: &[u8]) -> RefValue {
 
 /// As [`plant`], with a map.
 async fn plant_with(repository: &Repository, body: &[u8], map: &Map) -> RefValue {
+    plant_as(repository, "bomb", body, map).await
+}
+
+/// As [`plant_with`], under a name of its own.
+async fn plant_as(repository: &Repository, to: &str, body: &[u8], map: &Map) -> RefValue {
     let session = SessionId::random();
     let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
     let manifest = ManifestId::of(body);
@@ -150,7 +156,7 @@ async fn plant_with(repository: &Repository, body: &[u8], map: &Map) -> RefValue
         facts: StepFacts::default(),
         attempt: None,
     };
-    let set = Action::SetRef { name: name("bomb"), expected: None, value: value.clone() };
+    let set = Action::SetRef { name: name(to), expected: None, value: value.clone() };
     repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
     value
 }
