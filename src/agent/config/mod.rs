@@ -32,6 +32,7 @@ use self::admission::AdmissionSection;
 use self::advisor::AdvisorSection;
 pub use self::audit::AuditConfig;
 use self::audit::AuditSection;
+use self::cluster_access::HELD_NAMES;
 use self::gates::GatesSection;
 pub use self::handoff::HandoffConfig;
 use self::handoff::HandoffSection;
@@ -273,7 +274,7 @@ impl File {
                 .got(http)
                 .help("put a TLS proxy on this machine in front of it"));
         }
-        let several = self.repositories.len() > 1;
+        let (several, held_names) = (self.repositories.len() > 1, self.held_names());
         let webhook = self.webhook.map(|webhook| {
             let first = self.repository.as_ref().or(self.repositories.first()).map_or("", String::as_str);
             webhook.settle(folder, (first, self.endpoint.as_deref(), self.allow_http))
@@ -325,9 +326,14 @@ impl File {
             sidecar: self.sidecar.settle(folder)?,
             service_account: self.service_account.zip(self.identity).map(|found| service_account(found, folder)),
             webhook: webhook.transpose()?.map(Box::new),
-            kueue: self.kueue.map(|kueue| kueue.settle(folder)).transpose()?.map(Box::new),
-            gates: self.gates.map(|gates| gates.settle(folder)).transpose()?.map(Box::new),
+            kueue: self.kueue.map(|kueue| kueue.settle(folder, held_names)).transpose()?.map(Box::new),
+            gates: self.gates.map(|gates| gates.settle(folder, held_names)).transpose()?.map(Box::new),
         })
+    }
+
+    /// Default of what a controller holds: both controllers of an agent share its pins at others.
+    fn held_names(&self) -> usize {
+        if self.kueue.is_some() && self.gates.is_some() { HELD_NAMES / 2 } else { HELD_NAMES }
     }
 
     /// Checks the dependencies between settings: peers need an identity, and chunks are served from the cache.
