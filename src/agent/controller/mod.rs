@@ -4,7 +4,7 @@
 //! ```text
 //! access      where the API server is, whom to ask for warms, names that service accounts may wait for
 //! election    of several controllers one acts
-//! api_server  watches of objects, writes to them, events
+//! api_server  watches of objects, writes to them, events (metadata: what is read of that of objects)
 //! needs       names and hints for pods, looked up in the background -> findings
 //! holds       what is missing: fetched and held by agents of the site, for all needs of the same names
 //! ```
@@ -16,6 +16,7 @@ mod api_server;
 mod election;
 mod finding;
 mod holds;
+mod metadata;
 mod needs;
 
 use std::path::Path;
@@ -34,6 +35,7 @@ use self::election::Election;
 pub(super) use self::finding::Progress;
 pub(super) use self::finding::{Finding, SiteFinding, absence, with_notes};
 use self::holds::{HoldLimits, Holders, Holds};
+pub(super) use self::metadata::metadata;
 pub(super) use self::needs::{Need, Needs};
 use super::advisor::Advisor;
 use super::client::Client;
