@@ -262,7 +262,7 @@ impl Config {
 impl File {
     fn settle(self, path: &Path) -> Result<Config> {
         self.can_have_peers()?;
-        let folder = path.parent().unwrap_or(Path::new("/"));
+        let (folder, held_names) = (path.parent().unwrap_or(Path::new("/")), self.held_names());
         let socket = match self.socket {
             Some(path) => folder.join(path),
             None => socket::well_known(),
@@ -274,7 +274,7 @@ impl File {
                 .got(http)
                 .help("put a TLS proxy on this machine in front of it"));
         }
-        let (several, held_names) = (self.repositories.len() > 1, self.held_names());
+        let several = self.repositories.len() > 1;
         let webhook = self.webhook.map(|webhook| {
             let first = self.repository.as_ref().or(self.repositories.first()).map_or("", String::as_str);
             webhook.settle(folder, (first, self.endpoint.as_deref(), self.allow_http))
