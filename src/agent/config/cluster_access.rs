@@ -15,6 +15,8 @@ use crate::toml_text::OneOrSeveral;
 const LEASE: Duration = Duration::from_secs(15);
 /// Default of warms at a time: half of the tasks that an agent runs for one other.
 const WARMS: usize = 8;
+/// Default of what the controllers of an agent hold at a time: as many pins as an agent keeps for one other.
+pub(super) const HELD_NAMES: usize = 256;
 
 /// These settings, as they are written. Sections repeat them, as `deny_unknown_fields` does not work with `flatten`
 /// (<https://serde.rs/container-attrs.html#deny_unknown_fields>).
@@ -25,6 +27,7 @@ pub(super) struct AccessSection {
     pub(super) lease: Option<Span>,
     pub(super) holders: Option<OneOrSeveral>,
     pub(super) warms: Option<usize>,
+    pub(super) held_names: usize,
     pub(super) trust_domain: Option<String>,
     pub(super) allow: Vec<AccountSection>,
 }
@@ -48,8 +51,10 @@ impl AccessSection {
             let error = Error::usage(format!("{} is malformed", at("lease")));
             return Err(error.expected("whole seconds, as in a Lease"));
         }
-        if self.warms == Some(0) {
-            return Err(Error::usage(format!("{} is 0", at("warms"))).expected("1 or more"));
+        for (setting, count) in [("warms", self.warms), ("held_names", Some(self.held_names))] {
+            if count == Some(0) {
+                return Err(Error::usage(format!("{} is 0", at(setting))).expected("1 or more"));
+            }
         }
         let holder = |text: String| {
             let parts = text.split_once('/').ok_or_else(|| Error::usage("agent is malformed").expected("SITE/AGENT"));
@@ -63,6 +68,7 @@ impl AccessSection {
             lease,
             holders: holders.into_iter().map(holder).collect::<Result<_>>()?,
             warms: self.warms.unwrap_or(WARMS),
+            held_names: self.held_names,
             trust_domain: self.trust_domain,
             allow: AccountSection::rules(self.allow, &format!("{section}.allow"))?,
         })

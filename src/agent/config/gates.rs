@@ -20,6 +20,7 @@ pub(super) struct GatesSection {
     lease: Option<Span>,
     holders: Option<OneOrSeveral>,
     warms: Option<usize>,
+    held_names: Option<usize>,
     admit_after: Option<Span>,
     trust_domain: Option<String>,
     #[serde(default)]
@@ -27,14 +28,15 @@ pub(super) struct GatesSection {
 }
 
 impl GatesSection {
-    /// Resolves relative paths from `folder`.
-    pub(super) fn settle(self, folder: &Path) -> Result<GatesConfig> {
+    /// Resolves relative paths from `folder`; `held_names` is the default of that setting.
+    pub(super) fn settle(self, folder: &Path, held_names: usize) -> Result<GatesConfig> {
         let access = AccessSection {
             kubeconfig: self.kubeconfig,
             namespace: self.namespace,
             lease: self.lease,
             holders: self.holders,
             warms: self.warms,
+            held_names: self.held_names.unwrap_or(held_names),
             trust_domain: self.trust_domain,
             allow: self.allow,
         };

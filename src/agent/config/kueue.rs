@@ -28,6 +28,7 @@ pub(super) struct KueueSection {
     lease: Option<Span>,
     holders: Option<OneOrSeveral>,
     warms: Option<usize>,
+    held_names: Option<usize>,
     controller: Option<String>,
     retry_after: Option<Span>,
     admit_after: Option<Span>,
@@ -40,8 +41,8 @@ pub(super) struct KueueSection {
 }
 
 impl KueueSection {
-    /// Resolves relative paths from `folder`.
-    pub(super) fn settle(self, folder: &Path) -> Result<KueueConfig> {
+    /// Resolves relative paths from `folder`; `held_names` is the default of that setting.
+    pub(super) fn settle(self, folder: &Path, held_names: usize) -> Result<KueueConfig> {
         if self.round.is_some() && !self.dispatch {
             return Err(Error::usage("[kueue] round is set, but not dispatch").help("set both, or neither"));
         }
@@ -51,6 +52,7 @@ impl KueueSection {
             lease: self.lease,
             holders: self.holders,
             warms: self.warms,
+            held_names: self.held_names.unwrap_or(held_names),
             trust_domain: self.trust_domain,
             allow: self.allow,
         };

@@ -32,6 +32,7 @@ use self::admission::AdmissionSection;
 use self::advisor::AdvisorSection;
 pub use self::audit::AuditConfig;
 use self::audit::AuditSection;
+use self::cluster_access::HELD_NAMES;
 use self::gates::GatesSection;
 pub use self::handoff::HandoffConfig;
 use self::handoff::HandoffSection;
@@ -261,7 +262,7 @@ impl Config {
 impl File {
     fn settle(self, path: &Path) -> Result<Config> {
         self.can_have_peers()?;
-        let folder = path.parent().unwrap_or(Path::new("/"));
+        let (folder, held_names) = (path.parent().unwrap_or(Path::new("/")), self.held_names());
         let socket = match self.socket {
             Some(path) => folder.join(path),
             None => socket::well_known(),
@@ -325,9 +326,14 @@ impl File {
             sidecar: self.sidecar.settle(folder)?,
             service_account: self.service_account.zip(self.identity).map(|found| service_account(found, folder)),
             webhook: webhook.transpose()?.map(Box::new),
-            kueue: self.kueue.map(|kueue| kueue.settle(folder)).transpose()?.map(Box::new),
-            gates: self.gates.map(|gates| gates.settle(folder)).transpose()?.map(Box::new),
+            kueue: self.kueue.map(|kueue| kueue.settle(folder, held_names)).transpose()?.map(Box::new),
+            gates: self.gates.map(|gates| gates.settle(folder, held_names)).transpose()?.map(Box::new),
         })
+    }
+
+    /// Default of what a controller holds: both controllers of an agent share its pins at others.
+    fn held_names(&self) -> usize {
+        if self.kueue.is_some() && self.gates.is_some() { HELD_NAMES / 2 } else { HELD_NAMES }
     }
 
     /// Checks the dependencies between settings: peers need an identity, and chunks are served from the cache.

@@ -219,3 +219,22 @@ fn a_socket_path_has_107_bytes_at_most() {
     let said = complaint(&with(&of_len(108)));
     assert!(said.contains("at most 107 bytes, got 108"), "{said}");
 }
+
+#[test]
+fn controllers_of_one_agent_share_what_is_held() {
+    let agent = "repository = '/r'\nidentity = 'i'\n[cache]\ndir = 'c'\ncapacity = '1G'\n[advisor]\nsites = 's'\n";
+    let section =
+        |name: &str, more: &str| format!("[{name}]\n{more}\n[[{name}.allow]]\nnamespaces = 'ml'\nnames = '**'\n");
+    let held = |sections: &str| {
+        let config = parse(&format!("{agent}{sections}")).unwrap();
+        let (kueue, gates) = (config.kueue.map(|kueue| kueue.access), config.gates.map(|gates| gates.access));
+        [kueue, gates].map(|access| access.map(|access| access.held_names))
+    };
+    let (kueue, gates) = (section("kueue", ""), section("gates", ""));
+    assert_eq!(held(&kueue), [Some(256), None]);
+    assert_eq!(held(&gates), [None, Some(256)]);
+    assert_eq!(held(&format!("{kueue}{gates}")), [Some(128), Some(128)]);
+    assert_eq!(held(&section("gates", "held_names = 1000")), [None, Some(1000)]);
+    let nothing = complaint(&format!("{agent}{}", section("gates", "held_names = 0")));
+    assert!(nothing.contains("[gates] held_names is 0"), "{nothing}");
+}

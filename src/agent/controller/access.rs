@@ -22,6 +22,8 @@ pub struct ClusterAccess {
     pub holders: Vec<Identity>,
     /// Warms under way at a time.
     pub warms: usize,
+    /// Sets of names that are held at a time.
+    pub held_names: usize,
     /// Trust domain of the SPIFFE ids of service accounts; the site of the agent if there is none.
     pub trust_domain: Option<String>,
     /// Names that pods may wait for, by their service accounts.

@@ -54,8 +54,7 @@ pub(in crate::agent) struct Role {
 pub(in crate::agent) trait Trim: Resource {
     /// Drops these parts, to bound the memory: users choose how long annotations are.
     fn trim(&mut self) {
-        let metadata = self.meta_mut();
-        (metadata.managed_fields, metadata.annotations, metadata.owner_references) = (None, None, None);
+        self.meta_mut().annotations = None;
     }
 }
 
@@ -193,7 +192,8 @@ impl ApiServer {
         write: impl Future<Output = Result<DynamicObject, kube::Error>>,
     ) -> Result<bool> {
         match in_time(write).await {
-            Ok(_) => {
+            // An object may have metadata that cannot be read; the watch shows what came of the write.
+            Ok(_) | Err(kube::Error::SerdeError(_)) => {
                 self.agent.background.clear(self.role.writes);
                 Ok(true)
             }

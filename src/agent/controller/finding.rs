@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::size::show;
 
 /// Characters of a message: Kueue allows 32768, and an event 1024 bytes.
@@ -58,6 +59,12 @@ impl Progress {
         };
         format!("warming at site {site}: {percent} %, {} of {}{eta}", show(done), show(self.bytes))
     }
+}
+
+/// Text about names that are absent, or not permitted.
+pub(in crate::agent) fn absence(error: &Error) -> String {
+    let help = error.help_text().map(|help| format!(" ({help})")).unwrap_or_default();
+    format!("{error}{help}")
 }
 
 /// A message with remarks.

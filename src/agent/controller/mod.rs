@@ -4,7 +4,7 @@
 //! ```text
 //! access      where the API server is, whom to ask for warms, names that service accounts may wait for
 //! election    of several controllers one acts
-//! api_server  watches of objects, writes to them, events
+//! api_server  watches of objects, writes to them, events (metadata: what is read of that of objects)
 //! needs       names and hints for pods, looked up in the background -> findings
 //! holds       what is missing: fetched and held by agents of the site, for all needs of the same names
 //! ```
@@ -16,6 +16,7 @@ mod api_server;
 mod election;
 mod finding;
 mod holds;
+mod metadata;
 mod needs;
 
 use std::path::Path;
@@ -32,8 +33,9 @@ pub(super) use self::api_server::{ApiServer, Key, Mirror, Objects, Role, Told, T
 use self::election::Election;
 #[cfg(test)]
 pub(super) use self::finding::Progress;
-pub(super) use self::finding::{Finding, SiteFinding, with_notes};
-use self::holds::{Holders, Holds};
+pub(super) use self::finding::{Finding, SiteFinding, absence, with_notes};
+use self::holds::{HoldLimits, Holders, Holds};
+pub(super) use self::metadata::metadata;
 pub(super) use self::needs::{Need, Needs};
 use super::advisor::Advisor;
 use super::client::Client;
@@ -126,14 +128,16 @@ impl Controller {
         ApiServer::new(Arc::clone(&self.agent), self.client.clone(), &self.own, self.role)
     }
 
-    /// Needs of pods, and who has them fetched and held: what is missing, and with `holds_all` what is there as well.
+    /// Needs of pods, and who has them fetched and held: what is missing, and with `holds_all` what is there as well. It counts as in
+    /// use until `stays` has passed since pods waited for it.
     ///
     /// # Errors
     /// Not found, if the agent has no repository.
-    pub(super) fn needs(&self, holds_all: bool) -> Result<Needs> {
+    pub(super) fn needs(&self, holds_all: bool, stays: Duration) -> Result<Needs> {
         let (client, agents) = (self.warms.clone(), self.access.holders.clone());
         let holders = Holders { client, agents, repository: self.agent.origin(None)?.id() };
-        let (agent, holds) = (Arc::clone(&self.agent), Holds::new(holders, self.access.warms));
+        let limits = HoldLimits { warms: self.access.warms, held: self.access.held_names, stays };
+        let (agent, holds) = (Arc::clone(&self.agent), Holds::new(holders, limits));
         Ok(Needs::new(agent, self.rights.clone(), (self.role.section, holds_all), holds))
     }
 

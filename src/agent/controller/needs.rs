@@ -5,21 +5,22 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::finding::{Finding, SiteFinding};
+use super::finding::{Finding, SiteFinding, absence};
 use super::holds::{Holds, Wanted};
 use crate::agent::api::hint_for_caller;
 use crate::agent::pods::{AccountRights, PodNames, ResolvedNames, ServiceAccount};
 use crate::agent::state::AgentState;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fair_turns::FairTurns;
 use crate::name::Name;
 use crate::placement::{Candidate, HintCandidate, HintRequest, HintVerdict};
 
-/// Needs that are looked up at a time.
+/// Needs that are looked up at a time, and those of one namespace.
 const LOOKED_UP: usize = 16;
+const LOOKED_UP_SHARE: usize = 8;
 /// Time for one look.
 const LOOK_MAX: Duration = Duration::from_secs(30);
 /// Time that a hint waits for the chunks of inputs that are new to this agent.
@@ -36,6 +37,9 @@ pub(in crate::agent) struct Need {
     pub(in crate::agent) names: PodNames,
     pub(in crate::agent) site: String,
 }
+
+/// Digest of the names of a need as the pods have them, and of its site.
+pub(super) type Asked = [u8; 32];
 
 /// Last look at a need.
 #[derive(Clone, Debug)]
@@ -68,8 +72,14 @@ pub(in crate::agent) struct Needs {
     lookup: Arc<Lookup>,
     holds: Holds,
     known: BTreeMap<Need, Look>,
-    looking: BTreeSet<Need>,
-    looks: JoinSet<(Need, Result<Found>)>,
+    looks: Looks,
+}
+
+/// Looks under way.
+#[derive(Default)]
+struct Looks {
+    by_need: BTreeMap<Need, AbortHandle>,
+    tasks: JoinSet<(Need, Result<Found>)>,
 }
 
 /// Looks one need up.
@@ -80,7 +90,58 @@ struct Lookup {
     owner: &'static str,
     /// True if what is there by inventories is held as well, and counts once its holder says so: an inventory is of a while ago.
     holds_all: bool,
-    at_a_time: Semaphore,
+    /// Turns by namespace: names that are absent take a while.
+    turns: FairTurns<String>,
+}
+
+impl Need {
+    pub(super) fn asked(&self) -> Asked {
+        let saves = self.names.saves.iter().map(|run| format!("saves {run}"));
+        let reads = self.names.reads.iter().map(|name| format!("reads {name}"));
+        let mut hasher = blake3::Hasher::new();
+        for part in saves.chain(reads).chain([self.site.clone()]) {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+impl Looks {
+    fn begin(&mut self, need: &Need, look: impl Future<Output = Result<Found>> + Send + 'static) {
+        let own = need.clone();
+        let task = self.tasks.spawn(async move { (own, look.await) });
+        self.by_need.insert(need.clone(), task);
+    }
+
+    /// Ends the looks at what is not `needed` any more.
+    fn keep(&mut self, needed: &BTreeSet<&Need>) {
+        self.by_need.retain(|need, look| {
+            let is_needed = needed.contains(need);
+            if !is_needed {
+                look.abort();
+            }
+            is_needed
+        });
+    }
+
+    /// The next look that has come to an end; none if none is under way.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    async fn next(&mut self) -> Option<(Need, Result<Found>)> {
+        loop {
+            match self.tasks.join_next().await? {
+                Ok((need, found)) => {
+                    self.by_need.remove(&need);
+                    return Some((need, found));
+                }
+                // Nothing needs it any more.
+                Err(error) if error.is_cancelled() => {}
+                // One that panicked would never be looked up again, so the panic goes on.
+                Err(error) => resume_unwind(error.into_panic()),
+            }
+        }
+    }
 }
 
 impl Needs {
@@ -90,8 +151,9 @@ impl Needs {
         (owner, holds_all): (&'static str, bool),
         holds: Holds,
     ) -> Self {
-        let lookup = Arc::new(Lookup { agent, rights, owner, holds_all, at_a_time: Semaphore::new(LOOKED_UP) });
-        Self { lookup, holds, known: BTreeMap::new(), looking: BTreeSet::new(), looks: JoinSet::new() }
+        let turns = FairTurns::new(LOOKED_UP, LOOKED_UP_SHARE);
+        let lookup = Arc::new(Lookup { agent, rights, owner, holds_all, turns });
+        Self { lookup, holds, known: BTreeMap::new(), looks: Looks::default() }
     }
 
     /// Looks up those of `needs` that are due, has what they lack fetched, in their order, and waits a moment for what comes of it. What
@@ -102,23 +164,17 @@ impl Needs {
     pub(in crate::agent) async fn look_up(&mut self, needs: &[Need], in_use: impl Fn() -> BTreeSet<Need>) {
         let needed: BTreeSet<&Need> = needs.iter().collect();
         self.known.retain(|need, _| needed.contains(need));
+        self.looks.keep(&needed);
         let now = Instant::now();
         for need in needs {
             let is_due = self.known.get(need).is_none_or(|look| look.due <= now);
-            if !is_due || self.looking.contains(need) {
-                continue;
+            if is_due && !self.looks.by_need.contains_key(need) {
+                let (lookup, own) = (Arc::clone(&self.lookup), need.clone());
+                self.looks.begin(need, async move { lookup.look(&own).await });
             }
-            let (lookup, need) = (Arc::clone(&self.lookup), need.clone());
-            self.looking.insert(need.clone());
-            self.looks.spawn(async move {
-                let found = lookup.look(&need).await;
-                (need, found)
-            });
         }
         let moment = now + MOMENT;
-        while let Ok(Some(found)) = timeout_at(moment, self.looks.join_next()).await {
-            // One that panicked would never be looked up again, so the panic goes on.
-            let (need, found) = found.unwrap_or_else(|error| resume_unwind(error.into_panic()));
+        while let Ok(Some((need, found))) = timeout_at(moment, self.looks.next()).await {
             self.take(need, found);
         }
         let wanted = |need: &Need| match self.known.get(need).map(|look| &look.outcome) {
@@ -126,13 +182,12 @@ impl Needs {
             _ => None,
         };
         let wanted: Vec<(Wanted, String)> = needs.iter().filter_map(wanted).collect();
-        let used = || in_use().iter().map(|need| (need.site.clone(), need.names.clone())).collect();
+        let used = || in_use().iter().map(Need::asked).collect();
         self.holds.pass(&wanted, used).await;
         self.holds.settle(moment).await;
     }
 
     fn take(&mut self, need: Need, found: Result<Found>) {
-        self.looking.remove(&need);
         let now = Instant::now();
         let (outcome, notes) = found.unwrap_or_else(|error| (Outcome::Failing(error.to_string()), Vec::new()));
         let before = self.known.get(&need);
@@ -160,15 +215,18 @@ impl Needs {
 
     /// Time of the next pass that finds something new.
     pub(in crate::agent) fn due(&self) -> Option<Instant> {
-        let looks =
-            if self.looking.is_empty() { self.known.values().map(|look| look.due).min() } else { Some(Instant::now()) };
+        let looks = if self.looks.by_need.is_empty() {
+            self.known.values().map(|look| look.due).min()
+        } else {
+            Some(Instant::now())
+        };
         [looks, self.holds.due()].into_iter().flatten().min()
     }
 }
 
 impl Lookup {
     async fn look(&self, need: &Need) -> Result<Found> {
-        let _permit = self.at_a_time.acquire().await;
+        let _turn = self.turns.take(need.account.namespace.clone()).await;
         let late = || Error::unreachable("no answer in time");
         timeout(LOOK_MAX, self.look_now(need)).await.unwrap_or_else(|_| Err(late()))
     }
@@ -177,8 +235,7 @@ impl Lookup {
         let resolved = match self.rights.resolve(&self.agent, &need.account, &need.names).await {
             Ok(resolved) => resolved,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let help = error.help_text().map(|help| format!(" ({help})")).unwrap_or_default();
-                return Ok((Outcome::Absent(format!("{error}{help}")), Vec::new()));
+                return Ok((Outcome::Absent(absence(&error)), Vec::new()));
             }
             Err(error) => return Err(error),
         };
@@ -226,4 +283,37 @@ fn denial(candidate: &Candidate) -> String {
     let Some((first, others)) = candidate.deny.split_first() else { return "its data".to_owned() };
     let more = if others.is_empty() { "" } else { ", and other inputs" };
     format!("{:.100}: {:.200}{more}", first.input, first.rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    fn need(namespace: &str, name: &str) -> Need {
+        let account = ServiceAccount { namespace: namespace.to_owned(), name: "trainer".to_owned() };
+        let names = PodNames { reads: BTreeSet::from([name.parse().unwrap()]), ..PodNames::default() };
+        Need { account, names, site: "home".to_owned() }
+    }
+
+    #[tokio::test]
+    async fn looks_at_what_is_gone_are_ended() {
+        let (gone, needed) = (need("a", "x"), need("b", "x"));
+        let mut looks = Looks::default();
+        looks.begin(&gone, pending());
+        looks.begin(&needed, async { Ok((Outcome::Nothing, Vec::new())) });
+        looks.keep(&BTreeSet::from([&needed]));
+        assert_eq!(looks.by_need.keys().collect::<Vec<_>>(), [&needed]);
+        assert_eq!(looks.next().await.map(|(need, _)| need), Some(needed));
+        assert!(looks.next().await.is_none() && looks.by_need.is_empty());
+    }
+
+    #[test]
+    fn names_are_told_apart_as_they_are_asked_for() {
+        let latest = need("a", "run@latest").asked();
+        assert_eq!(latest, need("b", "run@latest").asked());
+        assert_ne!(latest, need("a", "run/step-5").asked());
+        assert_ne!(latest, Need { site: "cloud".to_owned(), ..need("a", "run@latest") }.asked());
+    }
 }

@@ -10,16 +10,13 @@ use kube::Resource;
 use kube::core::{NamespaceResourceScope, ObjectMeta};
 use serde::Deserialize;
 
-use crate::agent::controller::Trim;
-use crate::agent::pods::{AUTHORITIES, GATE, PREFIX, PodAnnotations, PodNames, SETTINGS};
-
-/// Bytes of the annotations of a pod that count here.
-const ANNOTATIONS_LEN_MAX: usize = 32 << 10;
+use crate::agent::controller::{Trim, metadata};
+use crate::agent::pods::{GATE, PodAnnotations, PodNames};
 
 /// A pod that is not scheduled.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PendingPod {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     spec: PendingPodSpec,
@@ -81,17 +78,7 @@ impl Trim for PendingPod {
         let annotations = self.metadata.annotations.take().unwrap_or_default();
         // Also for a pod whose gate is open: its data is held until it has a node.
         self.wanted = wait_of(annotations).transpose();
-        let ObjectMeta { name, namespace, uid, resource_version, creation_timestamp, deletion_timestamp, .. } =
-            std::mem::take(&mut self.metadata);
-        self.metadata = ObjectMeta {
-            name,
-            namespace,
-            uid,
-            resource_version,
-            creation_timestamp,
-            deletion_timestamp,
-            ..ObjectMeta::default()
-        };
+        self.metadata.labels = None;
     }
 }
 
@@ -100,11 +87,8 @@ impl Trim for PendingPod {
 /// # Errors
 /// The reason why they are malformed.
 fn wait_of(mut annotations: BTreeMap<String, String>) -> Result<Option<PodWait>, String> {
-    annotations.retain(|key, _| key.starts_with(PREFIX) && ![SETTINGS, AUTHORITIES].contains(&key.as_str()));
-    if annotations.values().map(String::len).sum::<usize>() > ANNOTATIONS_LEN_MAX {
-        return Err(format!("annotations are longer than {ANNOTATIONS_LEN_MAX} bytes"));
-    }
-    let wanted = PodAnnotations::of(&annotations).map_err(|error| error.to_string())?;
+    let wanted = PodAnnotations::trim(&mut annotations).and_then(|()| PodAnnotations::of(&annotations));
+    let wanted = wanted.map_err(|error| error.to_string())?;
     let names = wanted.names();
     Ok((wanted.gated && !names.reads.is_empty()).then_some(PodWait { names, site: wanted.warm_at }))
 }
@@ -129,5 +113,39 @@ impl PendingPod {
     pub(super) fn age(&self, now: Timestamp) -> Option<Duration> {
         let created = self.metadata.creation_timestamp.as_ref()?.0;
         Duration::try_from(now.duration_since(created)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::ObjectList;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A list of a page of pods, as the API server answers.
+    fn list(metadata: &Value) -> ObjectList<PendingPod> {
+        let other = json!({ "metadata": { "name": "other", "namespace": "ml", "labels": null }, "spec": {} });
+        let pods = json!([{ "metadata": metadata, "spec": { "schedulingGates": [{ "name": GATE }] } }, other]);
+        serde_json::from_value(json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods })).unwrap()
+    }
+
+    #[test]
+    fn a_pod_with_metadata_that_cannot_be_read_fails_no_list() {
+        let far = "10000-01-01T00:00:00Z";
+        let pods = list(&json!({
+            "name": "far", "namespace": "ml", "uid": "u", "resourceVersion": "7", "creationTimestamp": far,
+            "managedFields": [{ "manager": "m", "operation": "Update", "time": far }],
+            "ownerReferences": [{ "kind": 7 }], "annotations": { "towline.dev/inputs": "a" },
+        }));
+        assert_eq!(pods.items.iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>(), ["far", "other"]);
+        let pod = &pods.items[0];
+        assert!(pod.waits() && pod.age(Timestamp::now()).is_none());
+        assert_eq!(pod.metadata.annotations.as_ref().map(BTreeMap::len), Some(1));
+        assert_eq!((pod.metadata.uid.as_deref(), pod.metadata.resource_version.as_deref()), (Some("u"), Some("7")));
+        let deleted = list(&json!({ "name": "far", "namespace": "ml", "deletionTimestamp": far }));
+        assert!(!deleted.items[0].waits(), "it is being deleted, whenever");
+        let now = list(&json!({ "name": "now", "namespace": "ml", "creationTimestamp": "2026-11-01T00:00:00Z" }));
+        assert!(now.items[0].age("2026-11-01T00:00:07Z".parse().unwrap()) == Some(Duration::from_secs(7)));
     }
 }

@@ -17,7 +17,7 @@ use super::objects::{AdmissionCheck, AdmissionCheckState, CheckState, Condition,
 use crate::agent::controller::{Finding, Key, Need, Needs, Objects, SiteFinding, key};
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::site_of_labels;
-use crate::agent::pods::{PodAnnotations, ServiceAccount};
+use crate::agent::pods::ServiceAccount;
 use crate::placement::Sites;
 
 /// Writes to the API server at a time.
@@ -207,7 +207,7 @@ fn needs_of(workload: &Workload, seen: &Seen, (sites, own_site): (&Sites, &str))
         let labels = flavors.filter_map(|flavor| flavor.spec.node_labels.as_ref());
         let site = labels.chain(pod_set.template.node_selector()).find_map(|labels| site_of_labels(labels, sites));
         let site = site.unwrap_or(own_site).to_owned();
-        let names = match PodAnnotations::of(&pod_set.template.annotations()) {
+        let names = match pod_set.template.requests() {
             Ok(annotations) => annotations.names(),
             Err(error) => {
                 let finding = Finding::Malformed(format!("pods {}: {error}", pod_set.name));

@@ -20,7 +20,7 @@ use crate::agent::api::hint_for_caller;
 use crate::agent::controller::Key;
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::{job_of_object, site_of_labels};
-use crate::agent::pods::{AccountRights, PodAnnotations, ServiceAccount};
+use crate::agent::pods::{AccountRights, ServiceAccount};
 use crate::agent::state::AgentState;
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -144,7 +144,7 @@ impl Dispatcher {
         for pod_set in workload.pod_sets() {
             let account =
                 ServiceAccount { namespace: namespace.to_owned(), name: pod_set.template.account().to_owned() };
-            let used = PodAnnotations::of(&pod_set.template.annotations())?.names();
+            let used = pod_set.template.requests()?.names();
             let found = self.rights.resolve(&self.agent, &account, &used).await?.names;
             let (job, its_objective) = job_of_object(&pod_set.template.pod())?;
             gpus = gpus.saturating_add(job.gpus.saturating_mul(pod_set.count));

@@ -17,6 +17,7 @@ mod objects;
 use std::future::pending;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::checks::Checks;
 use self::cluster::Cluster;
@@ -68,7 +69,8 @@ impl KueueController {
         let advisor = controller.advisor()?;
         let limits = Limits { retry_after: config.retry_after, admit_after: config.admit_after };
         let own_site = controller.own_site.clone();
-        let mut checks = Checks::new(controller.needs(false)?, config.controller.clone(), own_site, limits);
+        let mut checks =
+            Checks::new(controller.needs(false, Duration::ZERO)?, config.controller.clone(), own_site, limits);
         let decides = async {
             let mut changes = cluster.server.changed.subscribe();
             loop {

@@ -9,7 +9,9 @@ use kube::core::{ClusterResourceScope, NamespaceResourceScope, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::agent::controller::Trim;
+use crate::agent::controller::{Trim, metadata};
+use crate::agent::pods::PodAnnotations;
+use crate::error::{Error, Result};
 
 /// Group of the objects.
 const GROUP: &str = "kueue.x-k8s.io";
@@ -17,8 +19,6 @@ const GROUP: &str = "kueue.x-k8s.io";
 const VERSION: &str = "v1beta2";
 /// `apiVersion` of the objects.
 pub(super) const API_VERSION: &str = "kueue.x-k8s.io/v1beta2";
-/// Beginning of the annotations that say what a pod needs.
-const ANNOTATIONS: &str = "towline.dev/";
 /// `controllerName` of the admission checks of `MultiKueue`.
 pub(super) const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
@@ -63,7 +63,7 @@ resource!(MultiKueueCluster, ClusterResourceScope, "multikueueclusters");
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Workload {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) spec: WorkloadSpec,
@@ -95,7 +95,10 @@ pub(super) struct PodTemplate {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct TemplateMetadata {
-    pub(super) annotations: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    /// The reason why the annotations were not kept.
+    #[serde(skip)]
+    too_long: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -183,7 +186,7 @@ pub(super) enum CheckState {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct AdmissionCheck {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) spec: AdmissionCheckSpec,
@@ -213,7 +216,7 @@ pub(super) struct Conditions {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct ResourceFlavor {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) spec: ResourceFlavorSpec,
@@ -227,7 +230,7 @@ pub(super) struct ResourceFlavorSpec {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct MultiKueueConfig {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) spec: MultiKueueConfigSpec,
@@ -240,7 +243,7 @@ pub(super) struct MultiKueueConfigSpec {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct MultiKueueCluster {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) status: Conditions,
@@ -253,12 +256,11 @@ impl Trim for MultiKueueCluster {}
 
 impl Trim for Workload {
     fn trim(&mut self) {
-        let metadata = &mut self.metadata;
-        (metadata.managed_fields, metadata.annotations, metadata.owner_references) = (None, None, None);
-        metadata.labels = None;
+        (self.metadata.annotations, self.metadata.labels) = (None, None);
         for pod_set in self.spec.pod_sets.iter_mut().flatten() {
-            let annotations = pod_set.template.metadata.iter_mut().filter_map(|metadata| metadata.annotations.as_mut());
-            annotations.for_each(|annotations| annotations.retain(|key, _| key.starts_with(ANNOTATIONS)));
+            if let Some(metadata) = &mut pod_set.template.metadata {
+                metadata.trim();
+            }
         }
     }
 }
@@ -313,9 +315,28 @@ impl MultiKueueCluster {
     }
 }
 
+impl TemplateMetadata {
+    fn trim(&mut self) {
+        let Some(annotations) = &mut self.annotations else { return };
+        if let Err(error) = PodAnnotations::trim(annotations) {
+            (self.annotations, self.too_long) = (None, Some(error.to_string()));
+        }
+    }
+}
+
 impl PodTemplate {
-    /// Annotations.
-    pub(super) fn annotations(&self) -> BTreeMap<String, String> {
+    /// Requests of its pods.
+    ///
+    /// # Errors
+    /// Usage, for annotations that are malformed, or too long.
+    pub(super) fn requests(&self) -> Result<PodAnnotations> {
+        match self.metadata.as_ref().and_then(|metadata| metadata.too_long.as_ref()) {
+            Some(text) => Err(Error::usage(text.clone())),
+            None => PodAnnotations::of(&self.annotations()),
+        }
+    }
+
+    fn annotations(&self) -> BTreeMap<String, String> {
         self.metadata.as_ref().and_then(|metadata| metadata.annotations.clone()).unwrap_or_default()
     }
 
@@ -341,4 +362,41 @@ impl PodTemplate {
 
 fn is_true(conditions: Option<&[Condition]>, kind: &str) -> bool {
     conditions.into_iter().flatten().any(|condition| condition.kind == kind && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn workload(annotations: &Value) -> Workload {
+        let far = "10000-01-01T00:00:00Z";
+        let mut workload: Workload = serde_json::from_value(json!({
+            "metadata": {
+                "name": "w", "namespace": "ml", "creationTimestamp": far,
+                "managedFields": [{ "manager": "m", "operation": "Update", "time": far }],
+            },
+            "spec": { "podSets": [{ "name": "main", "count": 1, "template": { "metadata": { "annotations": annotations } } }] },
+        }))
+        .unwrap();
+        workload.trim();
+        workload
+    }
+
+    #[test]
+    fn annotations_of_a_workload_are_kept_up_to_a_length() {
+        let read = |annotations: &Value| workload(annotations).pod_sets()[0].template.requests();
+        let long = "x".repeat(32 << 10);
+        let found =
+            read(&json!({ "towline.dev/inputs": "a, b", "other": long, "towline.dev/settings": long })).unwrap();
+        assert_eq!(found.inputs.len(), 2);
+        let many: serde_json::Map<String, Value> =
+            (0..1000).map(|n| (format!("towline.dev/an-annotation-of-a-long-name-{n}"), "".into())).collect();
+        for annotations in [json!({ "towline.dev/inputs": long }), many.into()] {
+            assert_eq!(read(&annotations).unwrap_err().to_string(), "annotations are longer than 32768 bytes");
+            let kept = workload(&annotations);
+            assert!(kept.pod_sets()[0].template.annotations().is_empty());
+        }
+    }
 }

@@ -62,6 +62,10 @@ impl ServiceAccount {
         Identity::spiffe(&format!("spiffe://{trust_domain}/ns/{}/sa/{}", self.namespace, self.name))
     }
 
+    fn text(&self) -> String {
+        format!("service account {}/{}", self.namespace, self.name)
+    }
+
     /// Reads the name of the user that it is for the API server
     /// (<https://kubernetes.io/docs/reference/access-authn-authz/authentication/#service-account-tokens>).
     ///
@@ -92,6 +96,31 @@ impl AccountRights {
         self.rules.iter().filter(of)
     }
 
+    /// Checks that a pod of `account` may use names by the rules.
+    ///
+    /// # Errors
+    /// Not found, for a name that it may not use; usage, for a run whose steps have no names.
+    pub(in crate::agent) fn check(&self, account: &ServiceAccount, PodNames { saves, reads }: &PodNames) -> Result<()> {
+        let who = account.text();
+        for run in saves {
+            if !self.allow(account, &a_step(run)?) {
+                return Err(Error::not_found(format!("{who} may not save checkpoints"))
+                    .at(run)
+                    .help("`allow` in the settings of the agent says which names it may use"));
+            }
+        }
+        for selector in reads {
+            let allowed = match selector {
+                Selector::Name(name) => self.allow(account, name),
+                Selector::Step { run, .. } => self.allow(account, &a_step(run)?),
+            };
+            if !allowed {
+                return Err(no_such_name(&who, selector));
+            }
+        }
+        Ok(())
+    }
+
     /// Resolves the names that a pod of `account` uses. A run without steps is a warning: a training begins so.
     ///
     /// # Errors
@@ -104,26 +133,11 @@ impl AccountRights {
         &self,
         agent: &AgentState,
         account: &ServiceAccount,
-        PodNames { saves, reads }: &PodNames,
+        names: &PodNames,
     ) -> Result<ResolvedNames> {
-        let who = format!("service account {}/{}", account.namespace, account.name);
-        for run in saves {
-            if !self.allow(account, &a_step(run)?) {
-                return Err(Error::not_found(format!("{who} may not save checkpoints"))
-                    .at(run)
-                    .help("`allow` in the settings of the agent says which names it may use"));
-            }
-        }
         // Rights first: what is not allowed costs no look at the repository.
-        for selector in reads {
-            let allowed = match selector {
-                Selector::Name(name) => self.allow(account, name),
-                Selector::Step { run, .. } => self.allow(account, &a_step(run)?),
-            };
-            if !allowed {
-                return Err(no_such_name(&who, selector));
-            }
-        }
+        self.check(account, names)?;
+        let (who, PodNames { reads, .. }) = (account.text(), names);
         let view = self.view(agent, account, reads).await?;
         let allowed = |name: &Name| self.allow(account, name);
         let (identity, own) = (account.identity(&self.trust_domain)?, agent.credentials()?.identity());

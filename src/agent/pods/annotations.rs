@@ -13,7 +13,7 @@ use crate::selector::{Choice, Selector};
 use crate::{size, span};
 
 /// Beginning of the annotations.
-pub(in crate::agent) const PREFIX: &str = "towline.dev/";
+const PREFIX: &str = "towline.dev/";
 /// Settings of the sidecar, which the webhook writes and a volume shows as a file.
 pub(in crate::agent) const SETTINGS: &str = "towline.dev/settings";
 /// Certificates of the authorities, which a volume shows as a file.
@@ -67,6 +67,8 @@ const NEED_SIDECAR: [&str; 4] = [RESTORE, WATCH, WARM, STAGE];
 const OF_SIDECAR: [&str; 5] = [STAGE_MEMORY, CONTAINER, CREDENTIALS, GRACE, CACHE];
 /// Entries of one annotation, at most.
 const ENTRIES_MAX: usize = 16;
+/// Bytes of the annotations of a pod, at most, besides those that the webhook writes.
+const ANNOTATIONS_LEN_MAX: usize = 32 << 10;
 /// Bytes of a cache, at least.
 const CACHE_MIN: u64 = 32 << 20;
 /// Bytes of a path, at most: that of Linux, with its NUL.
@@ -166,6 +168,18 @@ impl PodAnnotations {
         found.watch = runs_of(watched, &steps)?;
         found.check(annotations)?;
         Ok(found)
+    }
+
+    /// Drops annotations that say nothing of what a pod asks for.
+    ///
+    /// # Errors
+    /// Usage, if the rest is too long to be kept.
+    pub(in crate::agent) fn trim(annotations: &mut BTreeMap<String, String>) -> Result<()> {
+        annotations.retain(|key, _| key.starts_with(PREFIX) && ![SETTINGS, AUTHORITIES].contains(&key.as_str()));
+        if annotations.iter().map(|(key, text)| key.len() + text.len()).sum::<usize>() > ANNOTATIONS_LEN_MAX {
+            return Err(Error::usage(format!("annotations are longer than {ANNOTATIONS_LEN_MAX} bytes")));
+        }
+        Ok(())
     }
 
     /// True if the pod needs the sidecar.

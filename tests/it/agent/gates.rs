@@ -145,6 +145,28 @@ fn what_may_not_be_or_is_absent_keeps_a_pod_waiting_and_is_told() {
 }
 
 #[test]
+fn more_than_may_be_held_waits_until_other_pods_are_gone() {
+    let pods = Pods::new();
+    pods.lab.user.ok(&["save", "data", "open/other"]);
+    let agent = pods.agent("held_names = 1");
+    pods.waiting("one", "open/step-1");
+    pods.until_open("one");
+    // Its data is there, and only must be held.
+    pods.waiting("two", "open/other");
+    let end = Instant::now() + PATIENCE;
+    let is_told = |event: &Value| event["regarding"]["name"] == "two" && event["reason"] == "DataQueued";
+    while !pods.api.all("events").iter().any(is_told) {
+        assert!(Instant::now() < end, "{:?}", pods.api.all("events"));
+        sleep(Duration::from_millis(20));
+    }
+    sleep(Duration::from_secs(1));
+    assert!(pods.is_gated("two"));
+    pods.api.delete("pods", "ml", "one");
+    pods.until_open("two");
+    pods.fine(vec![agent]);
+}
+
+#[test]
 fn what_does_not_fit_starts_cold_if_so_set() {
     let pods = Pods::new();
     pods.lab.user.write("large/a", &crate::data::noise(9, 70 << 20));

@@ -1,5 +1,9 @@
 //! Holds: data that agents of a site fetch and hold for pods, by commitments. Needs for the same names at a site share one.
 
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::time::Duration;
@@ -9,9 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::finding::{Finding, Progress};
-use super::needs::Need;
+use super::needs::{Asked, Need};
 use crate::agent::client::Client;
-use crate::agent::pods::PodNames;
 use crate::agent::routing::AgentSelector;
 use crate::agent::view::{Commitment, Task, TaskState};
 use crate::backoff::Backoff;
@@ -36,6 +39,8 @@ const LEASE: Duration = Duration::from_mins(30);
 const RENEW_EVERY: Duration = Duration::from_mins(10);
 /// Interval at which what is there and waited for by nobody is compared with the workloads that run.
 const COMPARE_EVERY: Duration = Duration::from_secs(30);
+/// Spellings of the names of a hold that are remembered.
+const ASKED_MAX: usize = 64;
 /// Progress from which on its own pace tells how long the rest takes.
 const PACE_AFTER: Duration = Duration::from_secs(5);
 
@@ -47,7 +52,7 @@ pub(super) struct Wanted {
     site: String,
     names: BTreeSet<Name>,
     /// Names as the pods have them.
-    asked: PodNames,
+    asked: Asked,
     /// Bytes that the site lacks, by inventories; 0: they are held all the same, so that they stay.
     missing: u64,
     /// Time of the look.
@@ -66,11 +71,21 @@ pub(in crate::agent) struct Holders {
     pub(super) repository: RepositoryId,
 }
 
+/// Limits of what a controller holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HoldLimits {
+    /// Warms at a time.
+    pub(super) warms: usize,
+    /// Holds at a time, in whatever state.
+    pub(super) held: usize,
+    /// Time for which what is there counts as in use after pods have waited for it.
+    pub(super) stays: Duration,
+}
+
 /// Commitments, and how far each is.
 pub(super) struct Holds {
     holders: Holders,
-    /// Warms at a time.
-    warms: usize,
+    limits: HoldLimits,
     by_id: BTreeMap<String, Hold>,
     /// Ids that a call is under way for.
     busy: BTreeSet<String>,
@@ -82,8 +97,7 @@ pub(super) struct Holds {
 #[derive(Clone, Debug)]
 struct Hold {
     wanted: Wanted,
-    /// Namespace whose workload began it.
-    namespace: String,
+    waits: Waits,
     /// Agent that was asked, and whether it has answered.
     agent: Option<(Client, bool)>,
     begun: Instant,
@@ -96,6 +110,17 @@ struct Hold {
     confirmed: Instant,
     failing: Option<Instant>,
     pauses: Backoff,
+}
+
+/// Workloads that wait for a hold, or have waited.
+#[derive(Clone, Debug)]
+struct Waits {
+    /// Namespace that it counts to: the one whose workload began it, as long as this waits.
+    namespace: String,
+    /// Time of the last pass in which one waited.
+    last: Instant,
+    /// Names as they have asked for them, of [`ASKED_MAX`] spellings.
+    asked: BTreeSet<Asked>,
 }
 
 #[derive(Clone, Debug)]
@@ -115,7 +140,7 @@ impl Wanted {
             at,
             site: need.site.clone(),
             names,
-            asked: need.names.clone(),
+            asked: need.asked(),
             missing: candidate.bytes.missing + candidate.bytes.in_flight,
             estimate: (candidate.eta_s.p50, candidate.eta_s.p90),
         }
@@ -127,23 +152,44 @@ impl Wanted {
 }
 
 impl Holds {
-    pub(super) fn new(holders: Holders, warms: usize) -> Self {
+    pub(super) fn new(holders: Holders, limits: HoldLimits) -> Self {
         let (by_id, busy, calls) = (BTreeMap::new(), BTreeSet::new(), JoinSet::new());
-        Self { holders, warms, by_id, busy, calls, compared: Instant::now() }
+        Self { holders, limits, by_id, busy, calls, compared: Instant::now() }
     }
 
-    /// Begins what is `wanted`, in this order, as far as there are slots, and releases the rest: what is there stays while workloads that
-    /// run are `in_use` of it, at most until its lease ends.
+    /// Begins what is `wanted`, in this order, as far as there are slots and room, and releases the rest: what is there stays while
+    /// workloads that run are `in_use` of it, unless others need its room.
     ///
     /// # Cancel safety
     /// Safe: leases run out.
-    pub(super) async fn pass(
-        &mut self,
-        wanted: &[(Wanted, String)],
-        in_use: impl Fn() -> BTreeSet<(String, PodNames)>,
-    ) {
-        self.settle(Instant::now()).await;
-        self.release(wanted, in_use);
+    pub(super) async fn pass(&mut self, wanted: &[(Wanted, String)], in_use: impl Fn() -> BTreeSet<Asked>) {
+        let now = Instant::now();
+        self.settle(now).await;
+        self.note(wanted, now);
+        self.release(now, in_use);
+        self.begin(wanted, now);
+        self.call();
+    }
+
+    /// Notes who waits for what is held in the pass of `now`.
+    fn note(&mut self, wanted: &[(Wanted, String)], now: Instant) {
+        let waiting: BTreeSet<(&str, &str)> =
+            wanted.iter().map(|(wanted, namespace)| (wanted.id.as_str(), namespace.as_str())).collect();
+        for (Wanted { id, asked, .. }, namespace) in wanted {
+            let Some(Hold { waits, .. }) = self.by_id.get_mut(id) else { continue };
+            waits.last = now;
+            if waits.asked.len() < ASKED_MAX {
+                waits.asked.insert(*asked);
+            }
+            let is_left = !waiting.contains(&(id, &waits.namespace));
+            if is_left && self.held_by(namespace) < self.share() {
+                self.by_id.entry(id.clone()).and_modify(|hold| hold.waits.namespace.clone_from(namespace));
+            }
+        }
+    }
+
+    /// Begins what is wanted and not held, and doubts what looks contradict.
+    fn begin(&mut self, wanted: &[(Wanted, String)], now: Instant) {
         for (wanted, namespace) in wanted {
             let id = &wanted.id;
             if self.busy.contains(id) {
@@ -153,16 +199,22 @@ impl Holds {
                 if hold.is_contradicted(wanted) {
                     hold.doubt();
                 }
-            } else if wanted.missing == 0 || self.has_slot(namespace) {
+            } else if (wanted.missing == 0 || self.has_slot(namespace)) && self.makes_room(namespace, now) {
                 self.by_id.insert(id.clone(), Hold::new(wanted.clone(), namespace.clone()));
             }
         }
+    }
+
+    /// Makes the calls that are due.
+    fn call(&mut self) {
         let now = Instant::now();
         let due = self.by_id.iter().filter(|(id, hold)| hold.due <= now && !self.busy.contains(*id));
         let due: Vec<(String, Hold)> = due.map(|(id, hold)| (id.clone(), hold.clone())).collect();
         for (id, hold) in due {
+            // Releases of what was held at agents that do not answer delay nothing.
+            let calls = self.busy.iter().filter(|id| self.by_id.contains_key(*id)).count();
             // Agents that do not answer leave half of the slots to others.
-            if hold.failing.is_some() && 2 * self.retried() >= self.warms.max(2) || self.calls.len() >= CALLS_MAX {
+            if hold.failing.is_some() && 2 * self.retried() >= self.limits.warms.max(2) || calls >= CALLS_MAX {
                 continue;
             }
             let holders = self.holders.clone();
@@ -179,8 +231,9 @@ impl Holds {
         while let Ok(Some(done)) = timeout_at(moment, self.calls.join_next()).await {
             let (id, hold) = done.unwrap_or_else(|error| resume_unwind(error.into_panic()));
             self.busy.remove(&id);
-            if let (Some(hold), true) = (hold, self.by_id.contains_key(&id)) {
-                self.by_id.insert(id, hold);
+            if let (Some(hold), Some(known)) = (hold, self.by_id.get_mut(&id)) {
+                // Passes have noted meanwhile who waits.
+                *known = Hold { waits: known.waits.clone(), ..hold };
             }
         }
     }
@@ -212,8 +265,38 @@ impl Holds {
     /// True if a warm may begin for a workload of `namespace`: one namespace has half of the slots at most.
     fn has_slot(&self, namespace: &str) -> bool {
         let taken: Vec<&Hold> = self.by_id.values().filter(|hold| hold.takes_slot()).collect();
-        let own = taken.iter().filter(|hold| hold.namespace == namespace).count();
-        taken.len() < self.warms && own < self.warms.div_ceil(2)
+        let own = taken.iter().filter(|hold| hold.waits.namespace == namespace).count();
+        taken.len() < self.limits.warms && own < self.limits.warms.div_ceil(2)
+    }
+
+    /// Makes room for another hold of `namespace`; false if there is none. What nobody waits for gives way: that of the namespace with
+    /// the most holds, and of these the one that was waited for the longest ago.
+    fn makes_room(&mut self, namespace: &str, now: Instant) -> bool {
+        let has_share = self.held_by(namespace) < self.share();
+        if has_share && self.by_id.len() < self.limits.held {
+            return true;
+        }
+        let idle = self.idle(now).filter(|(_, hold)| has_share || hold.waits.namespace == namespace);
+        let gives_way =
+            idle.max_by_key(|(_, Hold { waits, .. })| (self.held_by(&waits.namespace), Reverse(waits.last)));
+        let Some(id) = gives_way.map(|(id, _)| id.clone()) else { return false };
+        self.end(id);
+        true
+    }
+
+    /// Holds of one namespace, at most.
+    fn share(&self) -> usize {
+        self.limits.held.div_ceil(2)
+    }
+
+    /// Holds that count to a namespace.
+    fn held_by(&self, namespace: &str) -> usize {
+        self.by_id.values().filter(|hold| hold.waits.namespace == namespace).count()
+    }
+
+    /// Holds that nobody waits for in the pass of `now`, and that no call is under way for.
+    fn idle(&self, now: Instant) -> impl Iterator<Item = (&String, &Hold)> {
+        self.by_id.iter().filter(move |(id, hold)| hold.waits.last < now && !self.busy.contains(*id))
     }
 
     /// Calls under way that try again what has failed.
@@ -223,34 +306,46 @@ impl Holds {
     }
 
     /// Releases what nothing wants any more.
-    fn release(&mut self, wanted: &[(Wanted, String)], in_use: impl Fn() -> BTreeSet<(String, PodNames)>) {
-        let ids: BTreeSet<&str> = wanted.iter().map(|(wanted, _)| wanted.id.as_str()).collect();
-        let mut others: Vec<String> = self.by_id.keys().filter(|id| !ids.contains(id.as_str())).cloned().collect();
-        others.retain(|id| !self.busy.contains(id));
-        if others.is_empty() {
+    fn release(&mut self, now: Instant, in_use: impl Fn() -> BTreeSet<Asked>) {
+        let idle: Vec<String> = self.idle(now).map(|(id, _)| id.clone()).collect();
+        if idle.is_empty() {
             return;
         }
         let compares = self.compared.elapsed() >= COMPARE_EVERY;
         let used = if compares { in_use() } else { BTreeSet::new() };
-        for id in others {
+        for id in idle {
             let Some(hold) = self.by_id.get(&id) else { continue };
             let is_there = matches!(hold.state, HoldState::There(_));
-            let uses = || used.contains(&(hold.wanted.site.clone(), hold.wanted.asked.clone()));
-            if is_there && hold.renewed.elapsed() < LEASE && (!compares || uses()) {
-                continue;
-            }
-            if let Some(hold) = self.by_id.remove(&id) {
-                // Until it is released, the same names are not committed again.
-                self.busy.insert(id.clone());
-                self.calls.spawn(async move {
-                    hold.release().await;
-                    (id, None)
-                });
+            let stays = || !compares || hold.waits.may_use(&used, self.limits.stays);
+            if !(is_there && hold.renewed.elapsed() < LEASE && stays()) {
+                self.end(id);
             }
         }
         if compares {
             self.compared = Instant::now();
         }
+    }
+
+    /// Releases a hold.
+    fn end(&mut self, id: String) {
+        if let Some(hold) = self.by_id.remove(&id) {
+            // Until it is released, the same names are not committed again.
+            self.busy.insert(id.clone());
+            self.calls.spawn(async move {
+                hold.release().await;
+                (id, None)
+            });
+        }
+    }
+}
+
+impl Waits {
+    /// True if workloads that have waited may still need the data: by the names of those that are `used`, or within the time `stays`.
+    fn may_use(&self, used: &BTreeSet<Asked>, stays: Duration) -> bool {
+        let since = self.last.elapsed();
+        // There may be further spellings.
+        let is_full = self.asked.len() >= ASKED_MAX;
+        since < stays || is_full && since < LEASE || !self.asked.is_disjoint(used)
     }
 }
 
@@ -259,8 +354,8 @@ impl Hold {
         let now = Instant::now();
         Self {
             missing: wanted.missing,
+            waits: Waits { namespace, last: now, asked: BTreeSet::from([wanted.asked]) },
             wanted,
-            namespace,
             agent: None,
             begun: now,
             state: HoldState::Begun,
@@ -449,71 +544,4 @@ fn commitment_id(owner: &str, site: &str, names: &BTreeSet<Name>) -> String {
         hasher.update(b"\n").update(name.as_str().as_bytes());
     }
     format!("h_{}", &hasher.finalize().to_hex()[..32])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::placement::check_hint_id;
-
-    #[test]
-    fn the_same_data_at_a_site_is_held_once() {
-        let names = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<BTreeSet<Name>>();
-        let id = commitment_id("gates", "home", &names(&["a", "b"]));
-        check_hint_id(&id).unwrap();
-        assert_eq!(id, commitment_id("gates", "home", &names(&["b", "a", "a"])));
-        assert_ne!(id, commitment_id("kueue", "home", &names(&["a", "b"])));
-        for (site, other) in [("cloud", &["a", "b"][..]), ("home", &["a"]), ("home", &["a/b"])] {
-            assert_ne!(id, commitment_id("gates", site, &names(other)));
-        }
-    }
-
-    #[test]
-    fn a_namespace_has_half_of_the_slots() {
-        let client = Client::at("/none");
-        let holders = Holders { client, agents: Vec::new(), repository: RepositoryId::random() };
-        let mut holds = Holds::new(holders, 4);
-        let wanted = Wanted {
-            id: String::new(),
-            site: "home".to_owned(),
-            names: BTreeSet::new(),
-            asked: PodNames::default(),
-            missing: 1,
-            at: Instant::now(),
-            estimate: (0.0, 0.0),
-        };
-        let begin = |holds: &mut Holds, id: &str, namespace: &str| {
-            let hold = Hold::new(Wanted { id: id.to_owned(), ..wanted.clone() }, namespace.to_owned());
-            holds.has_slot(namespace) && holds.by_id.insert(id.to_owned(), hold).is_none()
-        };
-        assert!(begin(&mut holds, "1", "a") && begin(&mut holds, "2", "a") && !begin(&mut holds, "3", "a"));
-        assert!(begin(&mut holds, "4", "b") && begin(&mut holds, "5", "c") && !begin(&mut holds, "6", "d"));
-        // Neither data that is there nor an agent that does not answer takes one.
-        holds.by_id.get_mut("1").unwrap().state = HoldState::There(1);
-        holds.by_id.get_mut("5").unwrap().state = HoldState::Failing(String::new());
-        assert!(begin(&mut holds, "7", "a") && begin(&mut holds, "8", "d") && !begin(&mut holds, "9", "e"));
-    }
-
-    #[test]
-    fn a_later_look_outvotes_what_a_holder_has_said() {
-        let wanted = |missing| Wanted {
-            id: String::new(),
-            site: "home".to_owned(),
-            names: BTreeSet::new(),
-            asked: PodNames::default(),
-            missing,
-            at: Instant::now() + Duration::from_secs(1),
-            estimate: (0.0, 0.0),
-        };
-        let mut hold = Hold::new(wanted(0), "a".to_owned());
-        hold.agent = Some((Client::at("/none"), true));
-        assert!(!hold.takes_slot() && !hold.is_contradicted(&wanted(1)), "nothing is said yet");
-        hold.state = HoldState::There(1);
-        assert!(hold.is_contradicted(&wanted(1)) && !hold.is_contradicted(&wanted(0)));
-        hold.doubt();
-        assert!(hold.agent.as_ref().is_some_and(|(_, answered)| !answered) && hold.due <= Instant::now());
-        // The holder has answered since.
-        hold.confirmed = Instant::now() + Duration::from_secs(2);
-        assert!(!hold.is_contradicted(&wanted(1)));
-    }
 }
