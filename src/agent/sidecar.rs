@@ -1,6 +1,5 @@
 //! Sidecar: prepares the inputs of a training, saves its checkpoints, polls for preemption notices.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use rustix::process::getuid;

@@ -104,7 +104,7 @@ mod tests {
             fs::hard_link(path(0), path(number)).unwrap();
             assert_eq!(ends.lacking(&path(number)), None);
         }
-        assert_eq!(ends.read, 1 << 20);
+        assert!(ends.read < 2 << 20, "it was read once: {}", ends.read);
         for number in 100..163 {
             assert!(ends.has_room());
             fs::write(path(number), &file).unwrap();
