@@ -13,6 +13,7 @@ mod ending;
 mod events;
 mod handoff;
 mod metrics;
+mod pointer;
 mod resume;
 mod scan;
 mod settle;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify, has_checkpoint_ending, is_temporary};
 use super::metrics::open;
+use super::pointer::{POINTER_LEN_MAX, is_pointer};
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
 use super::truncated::FileEnds;
@@ -51,6 +52,8 @@ struct Previous {
     seen: Observation,
     /// End that one of its files lacks by its format.
     lacking: Option<&'static str>,
+    /// True for a pointer to a checkpoint that is saved already.
+    is_pointer: bool,
     /// Polls since the last check of its files; none if every poll checks them.
     resting: Option<u32>,
 }
@@ -149,7 +152,7 @@ impl Scanner {
             let reason = format!("it has {left_out} checkpoints more than the {CHECKPOINTS_MAX} that are looked at");
             scan.others.insert(".".to_owned(), reason);
         }
-        self.known.retain(|name, _| scan.checkpoints.contains_key(name));
+        self.known.retain(|name, _| scan.checkpoints.contains_key(name) || scan.others.contains_key(name));
         Ok(Some(scan))
     }
 
@@ -163,6 +166,10 @@ impl Scanner {
                     Err(error) if is_gone(&error) => return,
                     Err(error) => return drop(scan.others.insert(name, format!("it cannot be inspected: {error}"))),
                 };
+                if self.known.get(&name).is_some_and(|known| known.is_pointer) {
+                    let reason = "it is a pointer to a checkpoint that is saved already".to_owned();
+                    return drop(scan.others.insert(name, reason));
+                }
                 let mut covered = tracked.iter().filter(|(tracker, last, _)| tracker.covers(&name) && *last >= step);
                 if let (Marker::None, true, Some((_, _, at))) = (seen.marker, meta.is_dir(), covered.next_back()) {
                     seen.marker = Marker::Present(*at);
@@ -201,16 +208,16 @@ impl Scanner {
         let (mut seen, paths) = observe(&self.dir.join(name), meta, &mut self.files_left)?;
         let before = self.known.remove(name);
         // Files are read only when they have changed.
-        let lacking = match &before {
-            Some(before) if before.seen.files == seen.files => before.lacking,
-            _ => self.lacking_end(&paths)?,
+        let (lacking, is_pointer) = match &before {
+            Some(before) if before.seen.files == seen.files => (before.lacking, before.is_pointer),
+            _ => (self.lacking_end(&paths)?, is_pointer_file(&self.dir.join(name), meta)?),
         };
         if let (Marker::None, Some(lacking)) = (seen.marker, lacking) {
             seen.marker = Marker::Missing(lacking);
         }
         let before = before.filter(|known| known.seen == seen);
         let resting = before.and_then(|known| known.resting).map(|_| 0);
-        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), lacking, resting });
+        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), lacking, is_pointer, resting });
         Ok(seen)
     }
 
@@ -224,6 +231,11 @@ impl Scanner {
         }
         Ok(paths.iter().find_map(|path| self.ends.lacking(path)))
     }
+}
+
+/// As [`is_pointer`]; no larger file and no folder is read.
+fn is_pointer_file(path: &Path, meta: &Metadata) -> io::Result<bool> {
+    Ok(meta.is_file() && meta.len() <= POINTER_LEN_MAX && is_pointer(path)?)
 }
 
 /// All files of the checkpoint at `path`, of which `left` may be looked at; and the paths of those with the ending of a checkpoint
@@ -312,6 +324,7 @@ mod tests {
 
     use rustix::fs::{CWD, Mode, mkfifoat};
 
+    use super::super::truncated::ZIP_BEGIN;
     use super::*;
 
     /// Others may write to the folder, but not take the place of its checkpoints.
@@ -352,5 +365,23 @@ mod tests {
         fs::remove_file(&path).unwrap();
         mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
         assert!(looker.trackers(&entries).is_empty());
+    }
+
+    /// As bindings/python/python/towline/_pointer_files.py writes them: they must not take the place of the weights.
+    #[test]
+    fn pointer_files_are_passed_over_until_they_are_checkpoints() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("epoch=1-step=40.ckpt");
+        let pointer = [ZIP_BEGIN, b"archive/data.pkl", b"archive/towline.json{}", b"PK\x05\x06", &[0; 18]].concat();
+        fs::write(&path, &pointer).unwrap();
+        fs::write(dir.path().join("step=41.ckpt"), pointer.repeat(1000)).unwrap();
+        let mut scanner = Scanner::new(dir.path());
+        for _ in 0..2 {
+            let scan = scanner.scan().unwrap().unwrap();
+            assert!(scan.others["epoch=1-step=40.ckpt"].contains("a pointer"), "{:?}", scan.others);
+            assert_eq!(scan.checkpoints.keys().collect::<Vec<_>>(), ["step=41.ckpt"]);
+        }
+        fs::write(&path, "weights").unwrap();
+        assert_eq!(scanner.scan().unwrap().unwrap().checkpoints.len(), 2);
     }
 }
