@@ -128,7 +128,11 @@ impl Scanner {
         for entry in listed {
             let entry = entry.map_err(fault)?;
             let Some((name, kind)) = entry.file_name().into_string().ok().zip(entry.file_type().ok()) else { continue };
-            let class = classify(&name, kind.is_dir());
+            let mut class = classify(&name, kind.is_dir());
+            if class == Class::Other && kind.is_symlink() {
+                // Links are not followed: this one may be to a folder.
+                class = classify(&name, true);
+            }
             if class == Class::Other && Tracker::named(&name).is_none() {
                 continue;
             }
@@ -321,6 +325,7 @@ fn is_gone(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::unix::fs::symlink;
 
     use rustix::fs::{CWD, Mode, mkfifoat};
 
@@ -383,5 +388,18 @@ mod tests {
         }
         fs::write(&path, "weights").unwrap();
         assert_eq!(scanner.scan().unwrap().unwrap().checkpoints.len(), 2);
+    }
+
+    #[test]
+    fn a_link_to_a_checkpoint_folder_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("elsewhere")).unwrap();
+        for name in ["checkpoint-5", "step-6.pt", "runs", "latest"] {
+            symlink(dir.path().join("elsewhere"), dir.path().join(name)).unwrap();
+        }
+        let scan = Scanner::new(dir.path()).scan().unwrap().unwrap();
+        assert!(scan.checkpoints.is_empty());
+        let others: Vec<_> = scan.others.iter().map(|(entry, reason)| (entry.as_str(), reason.as_str())).collect();
+        assert_eq!(others, [("checkpoint-5", "it is a link"), ("step-6.pt", "it is a link")]);
     }
 }
