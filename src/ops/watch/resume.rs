@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use tokio::time::timeout;
 use ulid::Ulid;
 
-use super::candidate::{Class, Tracker, classify};
+use super::candidate::{Class, Tracker, classify, is_set_aside};
 use super::events::WatchEvent;
 use super::metrics::best_step;
 use super::scan::Scanner;
@@ -53,7 +53,7 @@ impl Repository {
         let mut scanner = Scanner::new(dir);
         let held = blocking(move || scanner.scan()).await?.unwrap_or_default();
         let numbered = held.checkpoints.into_iter().map(|(entry, found)| (Some(found.step), entry));
-        if let Some((step, entry)) = numbered.chain(held.others.into_keys().map(|entry| (None, entry))).max() {
+        if let Some((step, entry)) = numbered.chain(held.others.into_keys().filter(|entry| !is_set_aside(entry)).map(|entry| (None, entry))).max() {
             tell(self.not_restored(run, step, &entry).await);
             return Ok(None);
         }
@@ -255,7 +255,8 @@ fn move_new(from: &OwnedFd, to: &OwnedFd, name: &str) -> Result<(), Errno> {
 /// Name of the step's folder: the original one, or one that matches its content.
 fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
-    if let Some(label) = manifest.labels.get(ENTRY_LABEL) {
+    // Earlier versions saved such entries, too.
+    if let Some(label) = manifest.labels.get(ENTRY_LABEL).filter(|label| !is_set_aside(label)) {
         // A writer of the repository must not choose where files go.
         if !is_fit(label, manifest.form == Form::Folder) {
             return Err(Error::damaged("a label does not name a checkpoint")

@@ -142,7 +142,7 @@ impl Scanner {
                 Class::Temporary if scan.temporaries.len() < TEMPORARIES_MAX => {
                     scan.temporaries.insert((meta.dev(), meta.ino()));
                 }
-                Class::Step(_) | Class::Unnumbered => candidates.add(Candidate { class, name, meta }),
+                Class::Step(_) | Class::Unnumbered | Class::Copy => candidates.add(Candidate { class, name, meta }),
                 Class::Temporary | Class::Other => {}
             }
         }
@@ -180,6 +180,7 @@ impl Scanner {
                 }
                 scan.checkpoints.insert(name, ObservedCheckpoint { step, folder: meta.is_dir(), seen });
             }
+            Class::Copy => drop(scan.others.insert(name, "its name has more than a step".to_owned())),
             Class::Unnumbered if meta.is_file() => {
                 scan.others.insert(name, "its name does not say which step it is".to_owned());
             }

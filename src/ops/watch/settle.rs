@@ -142,6 +142,11 @@ impl ObservationHistory {
         &self.last.files
     }
 
+    /// The latest modification of any file in the last observation.
+    pub(super) fn newest(&self) -> Timestamp {
+        self.last.newest
+    }
+
     /// Device and inode of the last observation.
     pub(super) fn identity(&self) -> (u64, u64) {
         self.last.identity

@@ -2,6 +2,7 @@
 //! restarts, and bringing the latest back.
 
 mod content;
+mod copies;
 mod full;
 
 use std::fs::{self, DirBuilder};
