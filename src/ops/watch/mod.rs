@@ -154,7 +154,7 @@ impl Repository {
         let mut ending = Ending::new(options.stop.clone(), options.settle);
         let restored = if options.restore_latest {
             tokio::select! {
-                restored = self.resume(dir, run, tell) => restored?,
+                restored = self.resume(dir, run, options.settle, tell) => restored?,
                 // A restored step would not be used any more.
                 () = ending.begun() => return Err(Error::cancelled("interrupted while the latest step was restored")
                     .at(dir.display())

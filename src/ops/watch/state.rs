@@ -164,10 +164,12 @@ impl WatchState {
             })
             .collect();
         for (entry, first, step) in eclipsed {
-            let holder_is_saved = self.checkpoints.get(&first).is_some_and(|one| one.saved.is_some());
-            // It does not take the place of the saved step once the other one is gone, unless it is written again.
-            if let Some(one) = self.checkpoints.get_mut(&entry).filter(|_| holder_is_saved) {
-                one.saved.get_or_insert_with(|| one.series.files().to_vec());
+            let saved_order =
+                self.checkpoints.get(&first).filter(|one| one.saved.is_some()).map(|one| one.order(&first));
+            if let (Some(order), Some(one)) = (saved_order, self.checkpoints.get_mut(&entry))
+                && one.order(&entry) > order
+            {
+                one.pass_over();
             }
             self.report_once(entry, format!("{first} is step {step} already"), events);
         }
@@ -182,10 +184,9 @@ impl WatchState {
     /// Checkpoint to save of each step, of several with the same one: one that can be saved before others, a folder before files,
     /// else the first by name, in its latest version.
     fn holders(&self, now: Duration) -> HashMap<u64, &String> {
-        let mut holders: HashMap<u64, (Rank<'_>, &String)> = HashMap::new();
+        let mut holders: HashMap<u64, ((bool, Order<'_>), &String)> = HashMap::new();
         for (entry, one) in &self.checkpoints {
-            let (base, version) = version(entry);
-            let rank = (one.not_saved_reason(now, self.pace).is_some(), !one.folder, base, Reverse(version));
+            let rank = (one.not_saved_reason(now, self.pace).is_some(), one.order(entry));
             let held = holders.entry(one.step).or_insert((rank, entry));
             if rank < held.0 {
                 *held = (rank, entry);
@@ -228,9 +229,14 @@ impl WatchState {
 
     /// Records that `entry`, as `seen`, is in the repository.
     pub(super) fn saved(&mut self, entry: &str, seen: Vec<FileMark>) {
-        if let Some(one) = self.checkpoints.get_mut(entry) {
-            one.saved = Some(seen);
-            (one.retry, one.disturbed) = (None, 0);
+        let Some(one) = self.checkpoints.get_mut(entry) else { return };
+        one.saved = Some(seen);
+        (one.retry, one.disturbed) = (None, 0);
+        let (step, order) = (one.step, one.order(entry));
+        for (other, beside) in &mut self.checkpoints {
+            if beside.step == step && beside.order(other) > order {
+                beside.pass_over();
+            }
         }
     }
 
@@ -286,7 +292,7 @@ impl WatchState {
 }
 
 /// Order of the checkpoints of one step.
-type Rank<'a> = (bool, bool, BaseName<'a>, Reverse<u64>);
+type Order<'a> = (bool, BaseName<'a>, Reverse<u64>);
 
 /// Reason why a checkpoint is not saved in its current state.
 enum NotSavedReason {
@@ -295,6 +301,17 @@ enum NotSavedReason {
 }
 
 impl Checkpoint {
+    /// Folders before files, else by name, the latest version first. Its name is `entry`.
+    fn order<'a>(&self, entry: &'a str) -> Order<'a> {
+        let (base, version) = version(entry);
+        (!self.folder, base, Reverse(version))
+    }
+
+    /// Keeps it from taking the place of the saved step once that one's entry is gone, unless it is written again.
+    fn pass_over(&mut self) {
+        self.saved.get_or_insert_with(|| self.series.files().to_vec());
+    }
+
     /// True if the repository lacks the current state. A checkpoint that is being deleted is not saved again.
     fn lacking(&self) -> bool {
         self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))

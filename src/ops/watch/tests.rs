@@ -273,7 +273,8 @@ fn the_latest_version_is_the_step_and_others_do_not_replace_it_later() {
     state.update(at(0), scanned(&[(first, 9, old.clone()), (other, 9, old.clone())]));
     assert_eq!(state.next(at(10)), due(first, 9, By::Quiet));
     save(&mut state, first);
-    let with_later = |marker| scanned(&[(first, 9, old.clone()), (other, 9, old.clone()), (later, 9, seen(&[(1, 2)], 0, marker))]);
+    let with_later =
+        |marker| scanned(&[(first, 9, old.clone()), (other, 9, old.clone()), (later, 9, seen(&[(1, 2)], 0, marker))]);
     state.update(at(20), with_later(Marker::None));
     assert_eq!(state.next(at(30)), due(later, 9, By::Quiet));
     save(&mut state, later);
