@@ -29,6 +29,8 @@ pub(super) enum Class {
     Temporary,
     /// A checkpoint without a step number.
     Unnumbered,
+    /// A copy of a checkpoint that no framework writes.
+    Copy,
     /// Any other entry.
     Other,
 }
@@ -37,27 +39,64 @@ pub(super) enum Class {
 /// (<https://huggingface.co/docs/transformers/main_classes/trainer>).
 const BESIDE: [&str; 1] = ["training_args.bin"];
 
+/// Words after the step in names that users give to copies of checkpoints.
+const COPY_WORDS: [&str; 10] =
+    ["backup", "bak", "bkp", "copy", "old", "orig", "original", "prev", "previous", "broken"];
+/// Beginning of the names that `TowlineCallback` gives to checkpoints of a training that was given up
+/// (`bindings/python/python/towline/transformers.py`).
+const DROPPED: &str = "dropped-";
+
 /// Classifies the entry called `name`.
 pub(super) fn classify(name: &str, folder: bool) -> Class {
     if is_temporary(name) {
         return Class::Temporary;
     }
-    if BESIDE.contains(&name) {
+    if BESIDE.contains(&name) || name.starts_with(DROPPED) {
         return Class::Other;
     }
-    let extension = EXTENSIONS.iter().find(|end| name.ends_with(**end));
-    let stem = extension.and_then(|end| name.strip_suffix(end)).unwrap_or(name);
+    let (stem, extension) = split(name);
     // `DIR/model-00001-of-00005.safetensors` is a part of the checkpoint DIR.
-    if (!folder && extension.is_none()) || words(stem).any(|word| word == "of") {
+    if (!folder && extension.is_empty()) || words(stem).any(|word| word == "of") {
         return Class::Other;
     }
     match number(stem) {
         // A folder with a number is a checkpoint only with a suitable word: `version_0` and `runs-2` are none.
-        Some((rank, _)) if folder && rank == Rank::Bare => Class::Other,
-        Some((_, step)) => Class::Step(step),
+        Some(found) if folder && found.rank == Rank::Bare => Class::Other,
+        Some(found) if found.is_of_copy() => Class::Copy,
+        Some(found) => Class::Step(found.step),
         None if folder => Class::Other,
         None => Class::Unnumbered,
     }
+}
+
+/// The stem of `name`, and its extension if it is that of a checkpoint file.
+fn split(name: &str) -> (&str, &str) {
+    let extension = EXTENSIONS.iter().find(|end| name.ends_with(**end)).copied().unwrap_or_default();
+    (name.strip_suffix(extension).unwrap_or(name), extension)
+}
+
+/// True for a name that says that the entry is a copy of a checkpoint, or was given up.
+pub(super) fn is_set_aside(name: &str) -> bool {
+    name.starts_with(DROPPED) || classify(name, true) == Class::Copy || classify(name, false) == Class::Copy
+}
+
+/// Name for the incomplete checkpoint `entry`, so that it is not taken for one.
+pub(super) fn set_aside_name(entry: &str) -> String {
+    format!("{DROPPED}{entry}")
+}
+
+/// Name of an entry without the version (`-v2`) that Lightning adds where the name is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct BaseName<'a>(&'a str, &'a str);
+
+/// The name without its version, and the version; 0 for one without.
+pub(super) fn version(name: &str) -> (BaseName<'_>, u64) {
+    let (stem, extension) = split(name);
+    let versioned = stem.rsplit_once("-v").and_then(|(base, digits)| {
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        digits.parse().ok().filter(|_| is_number).map(|version| (BaseName(base, extension), version))
+    });
+    versioned.unwrap_or((BaseName(stem, extension), 0))
 }
 
 /// True for a file name with the ending of a checkpoint file.
@@ -103,11 +142,27 @@ fn rank_of(word: &str) -> Rank {
     }
 }
 
+/// The number in a name that is most likely the step.
+#[derive(Clone, Copy, Debug)]
+struct Numbered<'a> {
+    rank: Rank,
+    step: u64,
+    /// What follows the first number of this rank.
+    rest: &'a str,
+}
+
+impl Numbered<'_> {
+    /// True for the name of a copy: `checkpoint-5-backup`, `model_5 (1)`.
+    fn is_of_copy(&self) -> bool {
+        self.rest.contains([' ', '(']) || words(self.rest).any(|word| COPY_WORDS.contains(&&*word))
+    }
+}
+
 /// The number in `stem` that is most likely the step, the last of equals. Neither decimals (`loss=0.31`) nor numbers that
 /// belong to a word (`7b`, `fp16`, `v2`) are.
-fn number(stem: &str) -> Option<(Rank, u64)> {
+fn number(stem: &str) -> Option<Numbered<'_>> {
     let bytes = stem.as_bytes();
-    let mut best: Option<(Rank, u64)> = None;
+    let mut best: Option<Numbered<'_>> = None;
     let (mut at, mut word) = (0, "");
     while at < bytes.len() {
         let run = |of: fn(&u8) -> bool| at + bytes.iter().skip(at).take_while(|byte| of(byte)).count();
@@ -129,7 +184,9 @@ fn number(stem: &str) -> Option<(Rank, u64)> {
         let of_a_word = after.is_ascii_alphabetic() || (before.is_ascii_alphabetic() && rank == Rank::Bare);
         let parsed = stem.get(at..digits).and_then(|digits| digits.parse().ok());
         if let Some(step) = parsed.filter(|_| !decimal && !of_a_word) {
-            best = best.filter(|(held, _)| *held > rank).or(Some((rank, step)));
+            let rest = best.filter(|held| held.rank == rank).map(|held| held.rest);
+            let rest = rest.unwrap_or_else(|| stem.get(digits..).unwrap_or_default());
+            best = best.filter(|held| held.rank > rank).or(Some(Numbered { rank, step, rest }));
         }
         (word, at) = ("", digits);
     }

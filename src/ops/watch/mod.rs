@@ -13,6 +13,7 @@ mod ending;
 mod events;
 mod handoff;
 mod metrics;
+mod pointer;
 mod resume;
 mod scan;
 mod settle;
@@ -32,8 +33,8 @@ use futures::FutureExt as _;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::candidate::Tracker;
 pub use self::candidate::is_checkpoint;
+use self::candidate::{Tracker, version};
 use self::compare::{Comparison, Evidence};
 use self::ending::Ending;
 pub use self::ending::Stop;
@@ -153,7 +154,7 @@ impl Repository {
         let mut ending = Ending::new(options.stop.clone(), options.settle);
         let restored = if options.restore_latest {
             tokio::select! {
-                restored = self.resume(dir, run, tell) => restored?,
+                restored = self.resume(dir, run, options.settle, tell) => restored?,
                 // A restored step would not be used any more.
                 () = ending.begun() => return Err(Error::cancelled("interrupted while the latest step was restored")
                     .at(dir.display())
@@ -222,6 +223,8 @@ enum Outcome {
     Kept(Name),
     /// Only a part of it is left.
     Remains,
+    /// It was beside this entry already when that was saved as the step.
+    Beside(String),
 }
 
 impl Watching<'_> {
@@ -430,6 +433,10 @@ impl Watching<'_> {
                         let reason = "it lacks files that are saved: it is taken to be on its way out".to_owned();
                         WatchEvent::PassedOver { entry, reason }
                     }
+                    Outcome::Beside(first) => {
+                        let reason = format!("{first} was saved as step {} when this was there already", due.step);
+                        WatchEvent::PassedOver { entry, reason }
+                    }
                 });
             }
             Err(error) if matches!(error.kind(), ErrorKind::Usage | ErrorKind::Unsupported) => return Err(error),
@@ -529,7 +536,11 @@ impl WatchedRun<'_> {
             match self.repository.compare(&name, path.clone(), &options, Evidence::RecordedOrRead).await {
                 Ok(Comparison::Same) => return Ok(Outcome::Kept(name)),
                 Ok(Comparison::Less) => return Ok(Outcome::Remains),
-                Ok(Comparison::Other | Comparison::Unread) => {}
+                Ok(Comparison::Other | Comparison::Unread) => {
+                    if let Some(first) = self.saved_beside(due, &name).await {
+                        return Ok(Outcome::Beside(first));
+                    }
+                }
                 // A file changed while it was read, or there is no time left.
                 Err(error) if error.kind().is_conflict() || error.kind() == ErrorKind::Cancelled => return Err(error),
                 // Saving again repairs it.
@@ -540,6 +551,15 @@ impl WatchedRun<'_> {
         options.facts = blocking(move || Ok(with_logged(&folder, step, &wanted, options.facts))).await?;
         let report = Box::pin(self.repository.save(&path, &name, &options)).await?;
         Ok(Outcome::Saved(Box::new(report), options.facts))
+    }
+
+    /// Entry that was saved as the step `name` when this one, which is no later version of it, was there already.
+    async fn saved_beside(self, due: &NextSave, name: &Name) -> Option<String> {
+        let saved = self.repository.saved(name).await.ok()?;
+        let first = saved.manifest.labels.get(ENTRY_LABEL)?;
+        let ((base, number), (own_base, own_number)) = (version(first), version(&due.entry));
+        let is_later = base == own_base && number <= own_number;
+        (!is_later && due.newest <= saved.value.saved).then(|| first.clone())
     }
 
     /// Tracker file by which its framework finds it, if there is one.

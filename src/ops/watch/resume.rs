@@ -3,6 +3,7 @@
 //! Other users may be able to write to the folder. So the step is restored into a private subfolder, which no link can replace,
 //! and then moved to its place.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read as _;
@@ -14,13 +15,15 @@ use rustix::fs::{
     AtFlags, Mode, OFlags, RenameFlags, fstat, mkdirat, open, openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use ulid::Ulid;
 
-use super::candidate::{Class, Tracker, classify};
+use super::candidate::{Class, Tracker, classify, is_set_aside, set_aside_name};
 use super::events::WatchEvent;
 use super::metrics::best_step;
 use super::scan::Scanner;
+use super::settle::Observation;
+use super::state::FolderScan;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
@@ -43,17 +46,17 @@ pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
 impl Repository {
     /// Restores the latest step of `run` into `dir`, if that has no checkpoint, and the one that it names as the best; returns the
-    /// latest entry's name. The entries appear when both are complete, one right after the other.
+    /// latest entry's name. The entries appear when both are complete, one right after the other. Incomplete checkpoints in `dir`
+    /// that do not change for `settle` stay, with another name where theirs is needed.
     pub(super) async fn resume(
         &self,
         dir: &Path,
         run: &Name,
+        settle: Duration,
         tell: &mut (dyn FnMut(WatchEvent) + Send),
     ) -> Result<Option<String>> {
-        let mut scanner = Scanner::new(dir);
-        let held = blocking(move || scanner.scan()).await?.unwrap_or_default();
-        let numbered = held.checkpoints.into_iter().map(|(entry, found)| (Some(found.step), entry));
-        if let Some((step, entry)) = numbered.chain(held.others.into_keys().map(|entry| (None, entry))).max() {
+        let held = Held::look(dir, settle).await?;
+        if let Some((step, entry)) = held.latest {
             tell(self.not_restored(run, step, &entry).await);
             return Ok(None);
         }
@@ -65,19 +68,30 @@ impl Repository {
             }
             name => name?,
         };
-        let latest = self.stage(dir, &name).await?;
+        let latest = self.stage(dir, &name, true).await?;
         let best = self.stage_best(dir, run, (&name, &latest)).await;
+        // Their writers may have gone on meanwhile.
+        let held = Held::new(scanned(dir).await?, Some(&held.incomplete));
         // The latest one first: a folder that holds any checkpoint is not restored to.
-        let (entry, report) = latest.publish(true).await?;
+        let latest = match latest.publish(true, &held).await {
+            Err(error) => {
+                if let Some(Ok(best)) = best {
+                    best.discard().await;
+                }
+                return Err(error);
+            }
+            latest => latest?,
+        };
         let best = match best {
-            Some(Ok(best)) => Some(best.publish(false).await),
+            Some(Ok(best)) => Some(best.publish(false, &held).await),
             Some(Err(error)) => Some(Err(error)),
             None => None,
         };
+        let entry = latest.entry.clone();
         // Whoever waits for the restore may begin at the first event.
-        tell(WatchEvent::Restored { entry: entry.clone(), report });
+        latest.tell(tell);
         match best {
-            Some(Ok((entry, report))) => tell(WatchEvent::Restored { entry, report }),
+            Some(Ok(best)) => best.tell(tell),
             Some(Err(error)) => {
                 let reason = format!("the best checkpoint by {entry} cannot be restored: {error}");
                 tell(WatchEvent::NotRestored { reason, later: None });
@@ -87,8 +101,9 @@ impl Repository {
         Ok(Some(entry))
     }
 
-    /// Restores the step `name` into a private folder in `dir`.
-    async fn stage(&self, dir: &Path, name: &Name) -> Result<StagedStep> {
+    /// Restores the step `name` into a private folder in `dir`. An error removes that, except where the store could not be
+    /// reached, if `is_resumed` says that another try follows, which uses it.
+    async fn stage(&self, dir: &Path, name: &Name, is_resumed: bool) -> Result<StagedStep> {
         let saved = self.saved(name).await?;
         let entry = entry_name(&saved)?;
         let tracker = match tracker(&saved, &entry) {
@@ -111,8 +126,19 @@ impl Repository {
             ..RestoreOptions::default()
         };
         let report = self.restore(name, None, &staging.dest(), &options).await;
-        let report = report.map_err(|error| error.at(dir.join(&entry).display()))?;
-        Ok(StagedStep { staging, tracker, report })
+        match report {
+            Ok(report) => Ok(StagedStep { staging, tracker, report }),
+            Err(error) => {
+                if !is_resumed || error.kind() != ErrorKind::Unreachable {
+                    let _ = blocking(move || {
+                        staging.discard();
+                        Ok(())
+                    })
+                    .await;
+                }
+                Err(error.at(dir.join(&entry).display()))
+            }
+        }
     }
 
     /// As [`Self::stage`], for the step that the `latest` one names as the best: Hugging Face's Trainer forgets it if its folder is not
@@ -129,7 +155,7 @@ impl Repository {
             return None;
         }
         let best = format!("{run}/step-{step}").parse().ok()?;
-        Some(self.stage(dir, &best).await)
+        Some(self.stage(dir, &best, false).await)
     }
 }
 
@@ -142,18 +168,97 @@ struct StagedStep {
 }
 
 impl StagedStep {
-    /// Moves it to its place; returns the entry's name. The latest step gets its tracker file.
-    async fn publish(self, is_latest: bool) -> Result<(String, RestoreReport)> {
+    /// Moves it to its place, from which an incomplete checkpoint is moved away. The latest step gets its tracker file.
+    async fn publish(self, is_latest: bool, held: &Held) -> Result<PublishedStep> {
         let Self { staging, tracker, report } = self;
         let entry = staging.entry.clone();
-        blocking(move || {
-            staging.publish()?;
-            let Some((path, text)) = tracker.filter(|_| is_latest) else { return Ok(()) };
-            replace_file(&path, &text, Readers::All)
+        let is_taken = held.incomplete.contains_key(&entry);
+        let aside = blocking(move || match staging.publish(is_taken) {
+            Ok(aside) => {
+                if let Some((path, text)) = tracker.filter(|_| is_latest) {
+                    replace_file(&path, &text, Readers::All)?;
+                }
+                Ok(aside)
+            }
+            Err(error) => {
+                staging.discard();
+                Err(error)
+            }
         })
         .await?;
-        Ok((entry, report))
+        Ok(PublishedStep { entry, report, aside })
     }
+
+    /// Removes it.
+    async fn discard(self) {
+        let _ = blocking(move || {
+            self.staging.discard();
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// A step in its place.
+struct PublishedStep {
+    entry: String,
+    report: RestoreReport,
+    /// New name of the incomplete checkpoint that was in the place.
+    aside: Option<String>,
+}
+
+impl PublishedStep {
+    fn tell(self, tell: &mut (dyn FnMut(WatchEvent) + Send)) {
+        let Self { entry, report, aside } = self;
+        tell(WatchEvent::Restored { entry: entry.clone(), report });
+        if let Some(aside) = aside {
+            let reason = format!("the one that was there is incomplete, and is called {aside} now");
+            tell(WatchEvent::PassedOver { entry, reason });
+        }
+    }
+}
+
+/// Checkpoints in the watched folder before a restore.
+#[derive(Default)]
+struct Held {
+    /// The latest one, and its step if its name has one.
+    latest: Option<(Option<u64>, String)>,
+    /// Incomplete ones that nobody writes to.
+    incomplete: BTreeMap<String, Observation>,
+}
+
+impl Held {
+    /// Looks at `dir`; again after `settle`, if only incomplete ones are there.
+    async fn look(dir: &Path, settle: Duration) -> Result<Self> {
+        let first = Self::new(scanned(dir).await?, None);
+        if first.latest.is_some() || first.incomplete.is_empty() {
+            return Ok(first);
+        }
+        sleep(settle).await;
+        Ok(Self::new(scanned(dir).await?, Some(&first.incomplete)))
+    }
+
+    /// What is in `scan`. Of the incomplete ones only those count as such that are in `before`, if given.
+    fn new(scan: FolderScan, before: Option<&BTreeMap<String, Observation>>) -> Self {
+        let mut held = Self::default();
+        for (entry, one) in scan.checkpoints {
+            let is_same = before.is_none_or(|before| before.get(&entry) == Some(&one.seen));
+            if is_same && one.seen.is_incomplete() {
+                held.incomplete.insert(entry, one.seen);
+            } else {
+                held.latest = held.latest.max(Some((Some(one.step), entry)));
+            }
+        }
+        for entry in scan.others.into_keys().filter(|entry| !is_set_aside(entry)) {
+            held.latest = held.latest.max(Some((None, entry)));
+        }
+        held
+    }
+}
+
+async fn scanned(dir: &Path) -> Result<FolderScan> {
+    let mut scanner = Scanner::new(dir);
+    Ok(blocking(move || scanner.scan()).await?.unwrap_or_default())
 }
 
 impl Repository {
@@ -219,10 +324,12 @@ impl Staging {
         PathBuf::from(format!("/proc/self/fd/{}", self.own.as_raw_fd())).join(&self.entry)
     }
 
-    /// Moves the restored step to its place in the watched folder.
-    fn publish(self) -> Result<()> {
+    /// Moves the restored step to its place in the watched folder, and first the incomplete checkpoint that has taken it, if
+    /// `is_taken`; returns the new name of that.
+    fn publish(&self, is_taken: bool) -> Result<Option<String>> {
         let place = self.shown.join(&self.entry);
         let fault = |errno: Errno| Error::io("cannot put a restored checkpoint in its place", &place, errno.into());
+        let aside = if is_taken { self.set_aside().map_err(fault)? } else { None };
         match move_new(&self.own, &self.dir, &self.entry) {
             Err(Errno::EXIST) => {
                 return Err(Error::conflict("something else has the name of the checkpoint in the watched folder")
@@ -233,7 +340,33 @@ impl Staging {
         }
         // Best effort: the next restore uses a leftover.
         let _ = unlinkat(&self.dir, &self.name, AtFlags::REMOVEDIR);
-        Ok(())
+        Ok(aside)
+    }
+
+    /// Gives the entry in the place another name, which it returns; none if there is no entry.
+    fn set_aside(&self) -> Result<Option<String>, Errno> {
+        let usual = set_aside_name(&self.entry);
+        let unique = format!("{usual}.{}", Ulid::generate());
+        for aside in [usual, unique] {
+            match rename_new((&self.dir, &self.entry), (&self.dir, &aside)) {
+                Err(Errno::EXIST) => {}
+                Err(Errno::NOENT) => return Ok(None),
+                moved => return moved.map(|()| Some(aside)),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// Removes the private folder, best effort: the next restore uses a leftover.
+    fn discard(&self) {
+        // Through the open folder: others could replace it.
+        let own = PathBuf::from(format!("/proc/self/fd/{}", self.own.as_raw_fd()));
+        for entry in std::fs::read_dir(own).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let _ = if is_folder { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+        }
+        let _ = unlinkat(&self.dir, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
@@ -241,10 +374,15 @@ impl Staging {
 fn move_new(from: &OwnedFd, to: &OwnedFd, name: &str) -> Result<(), Errno> {
     // Fails unless it is an empty folder.
     let _ = unlinkat(to, name, AtFlags::REMOVEDIR);
-    match renameat_with(from, name, to, name, RenameFlags::NOREPLACE) {
+    rename_new((from, name), (to, name))
+}
+
+/// Moves an entry to a folder and a name that nothing has.
+fn rename_new((from, name): (&OwnedFd, &str), (to, new): (&OwnedFd, &str)) -> Result<(), Errno> {
+    match renameat_with(from, name, to, new, RenameFlags::NOREPLACE) {
         // Some file systems cannot (rename(2)).
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match statat(to, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => renameat(from, name, to, name),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match statat(to, new, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => renameat(from, name, to, new),
             Ok(_) => Err(Errno::EXIST),
             Err(errno) => Err(errno),
         },
@@ -255,7 +393,8 @@ fn move_new(from: &OwnedFd, to: &OwnedFd, name: &str) -> Result<(), Errno> {
 /// Name of the step's folder: the original one, or one that matches its content.
 fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
-    if let Some(label) = manifest.labels.get(ENTRY_LABEL) {
+    // Earlier versions saved such entries, too.
+    if let Some(label) = manifest.labels.get(ENTRY_LABEL).filter(|label| !is_set_aside(label)) {
         // A writer of the repository must not choose where files go.
         if !is_fit(label, manifest.form == Form::Folder) {
             return Err(Error::damaged("a label does not name a checkpoint")

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify, has_checkpoint_ending, is_temporary};
 use super::metrics::open;
+use super::pointer::{POINTER_LEN_MAX, is_pointer};
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
 use super::truncated::FileEnds;
@@ -51,6 +52,8 @@ struct Previous {
     seen: Observation,
     /// End that one of its files lacks by its format.
     lacking: Option<&'static str>,
+    /// True for a pointer to a checkpoint that is saved already.
+    is_pointer: bool,
     /// Polls since the last check of its files; none if every poll checks them.
     resting: Option<u32>,
 }
@@ -125,7 +128,11 @@ impl Scanner {
         for entry in listed {
             let entry = entry.map_err(fault)?;
             let Some((name, kind)) = entry.file_name().into_string().ok().zip(entry.file_type().ok()) else { continue };
-            let class = classify(&name, kind.is_dir());
+            let mut class = classify(&name, kind.is_dir());
+            if class == Class::Other && kind.is_symlink() {
+                // Links are not followed: this one may be to a folder.
+                class = classify(&name, true);
+            }
             if class == Class::Other && Tracker::named(&name).is_none() {
                 continue;
             }
@@ -135,7 +142,7 @@ impl Scanner {
                 Class::Temporary if scan.temporaries.len() < TEMPORARIES_MAX => {
                     scan.temporaries.insert((meta.dev(), meta.ino()));
                 }
-                Class::Step(_) | Class::Unnumbered => candidates.add(Candidate { class, name, meta }),
+                Class::Step(_) | Class::Unnumbered | Class::Copy => candidates.add(Candidate { class, name, meta }),
                 Class::Temporary | Class::Other => {}
             }
         }
@@ -149,7 +156,7 @@ impl Scanner {
             let reason = format!("it has {left_out} checkpoints more than the {CHECKPOINTS_MAX} that are looked at");
             scan.others.insert(".".to_owned(), reason);
         }
-        self.known.retain(|name, _| scan.checkpoints.contains_key(name));
+        self.known.retain(|name, _| scan.checkpoints.contains_key(name) || scan.others.contains_key(name));
         Ok(Some(scan))
     }
 
@@ -163,12 +170,17 @@ impl Scanner {
                     Err(error) if is_gone(&error) => return,
                     Err(error) => return drop(scan.others.insert(name, format!("it cannot be inspected: {error}"))),
                 };
+                if self.known.get(&name).is_some_and(|known| known.is_pointer) {
+                    let reason = "it is a pointer to a checkpoint that is saved already".to_owned();
+                    return drop(scan.others.insert(name, reason));
+                }
                 let mut covered = tracked.iter().filter(|(tracker, last, _)| tracker.covers(&name) && *last >= step);
                 if let (Marker::None, true, Some((_, _, at))) = (seen.marker, meta.is_dir(), covered.next_back()) {
                     seen.marker = Marker::Present(*at);
                 }
                 scan.checkpoints.insert(name, ObservedCheckpoint { step, folder: meta.is_dir(), seen });
             }
+            Class::Copy => drop(scan.others.insert(name, "its name has more than a step".to_owned())),
             Class::Unnumbered if meta.is_file() => {
                 scan.others.insert(name, "its name does not say which step it is".to_owned());
             }
@@ -201,16 +213,16 @@ impl Scanner {
         let (mut seen, paths) = observe(&self.dir.join(name), meta, &mut self.files_left)?;
         let before = self.known.remove(name);
         // Files are read only when they have changed.
-        let lacking = match &before {
-            Some(before) if before.seen.files == seen.files => before.lacking,
-            _ => self.lacking_end(&paths)?,
+        let (lacking, is_pointer) = match &before {
+            Some(before) if before.seen.files == seen.files => (before.lacking, before.is_pointer),
+            _ => (self.lacking_end(&paths)?, is_pointer_file(&self.dir.join(name), meta)?),
         };
         if let (Marker::None, Some(lacking)) = (seen.marker, lacking) {
             seen.marker = Marker::Missing(lacking);
         }
         let before = before.filter(|known| known.seen == seen);
         let resting = before.and_then(|known| known.resting).map(|_| 0);
-        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), lacking, resting });
+        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), lacking, is_pointer, resting });
         Ok(seen)
     }
 
@@ -224,6 +236,11 @@ impl Scanner {
         }
         Ok(paths.iter().find_map(|path| self.ends.lacking(path)))
     }
+}
+
+/// As [`is_pointer`]; no larger file and no folder is read.
+fn is_pointer_file(path: &Path, meta: &Metadata) -> io::Result<bool> {
+    Ok(meta.is_file() && meta.len() <= POINTER_LEN_MAX && is_pointer(path)?)
 }
 
 /// All files of the checkpoint at `path`, of which `left` may be looked at; and the paths of those with the ending of a checkpoint
@@ -309,9 +326,11 @@ fn is_gone(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::unix::fs::symlink;
 
     use rustix::fs::{CWD, Mode, mkfifoat};
 
+    use super::super::truncated::ZIP_BEGIN;
     use super::*;
 
     /// Others may write to the folder, but not take the place of its checkpoints.
@@ -352,5 +371,36 @@ mod tests {
         fs::remove_file(&path).unwrap();
         mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
         assert!(looker.trackers(&entries).is_empty());
+    }
+
+    /// As bindings/python/python/towline/_pointer_files.py writes them: they must not take the place of the weights.
+    #[test]
+    fn pointer_files_are_passed_over_until_they_are_checkpoints() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("epoch=1-step=40.ckpt");
+        let pointer = [ZIP_BEGIN, b"archive/data.pkl", b"archive/towline.json{}", b"PK\x05\x06", &[0; 18]].concat();
+        fs::write(&path, &pointer).unwrap();
+        fs::write(dir.path().join("step=41.ckpt"), pointer.repeat(1000)).unwrap();
+        let mut scanner = Scanner::new(dir.path());
+        for _ in 0..2 {
+            let scan = scanner.scan().unwrap().unwrap();
+            assert!(scan.others["epoch=1-step=40.ckpt"].contains("a pointer"), "{:?}", scan.others);
+            assert_eq!(scan.checkpoints.keys().collect::<Vec<_>>(), ["step=41.ckpt"]);
+        }
+        fs::write(&path, "weights").unwrap();
+        assert_eq!(scanner.scan().unwrap().unwrap().checkpoints.len(), 2);
+    }
+
+    #[test]
+    fn a_link_to_a_checkpoint_folder_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("elsewhere")).unwrap();
+        for name in ["checkpoint-5", "step-6.pt", "runs", "latest"] {
+            symlink(dir.path().join("elsewhere"), dir.path().join(name)).unwrap();
+        }
+        let scan = Scanner::new(dir.path()).scan().unwrap().unwrap();
+        assert!(scan.checkpoints.is_empty());
+        let others: Vec<_> = scan.others.iter().map(|(entry, reason)| (entry.as_str(), reason.as_str())).collect();
+        assert_eq!(others, [("checkpoint-5", "it is a link"), ("step-6.pt", "it is a link")]);
     }
 }

@@ -33,6 +33,13 @@ pub(super) struct Observation {
     pub(super) marker: Marker,
 }
 
+impl Observation {
+    /// True if nothing is in it, or if it lacks a marker or an end: its writer left off, or is still writing.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.bytes == 0 || matches!(self.marker, Marker::Missing(_))
+    }
+}
+
 /// Required times without a change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -140,6 +147,11 @@ impl ObservationHistory {
     /// Files of the last observation.
     pub(super) fn files(&self) -> &[FileMark] {
         &self.last.files
+    }
+
+    /// The latest modification of any file in the last observation.
+    pub(super) fn newest(&self) -> Timestamp {
+        self.last.newest
     }
 
     /// Device and inode of the last observation.

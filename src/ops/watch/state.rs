@@ -1,10 +1,13 @@
 //! State of all checkpoints in a watched folder, and the next action. Pure: observations in, events and the next save out.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use super::candidate::{BaseName, version};
 use super::events::WatchEvent;
 use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace, is_less};
+use crate::clock::Timestamp;
 
 /// The longest wait before a failed save is tried again.
 const RETRY_MAX: Duration = Duration::from_mins(1);
@@ -36,6 +39,8 @@ pub(super) struct NextSave {
     pub(super) by: By,
     /// True if it was saved before, and has changed since.
     pub(super) again: bool,
+    /// The latest modification of any file in it.
+    pub(super) newest: Timestamp,
 }
 
 /// One checkpoint.
@@ -149,17 +154,24 @@ impl WatchState {
             passed.extend(reason.map(|reason| (entry.clone(), reason)));
         }
         events.extend(passed.into_iter().map(|(entry, reason)| WatchEvent::PassedOver { entry, reason }));
-        let holders = self.holders();
-        let eclipsed: Vec<(String, String)> = self
+        let holders = self.holders(now);
+        let eclipsed: Vec<(String, String, u64)> = self
             .checkpoints
             .iter()
             .filter_map(|(entry, one)| {
                 let first = *holders.get(&one.step)?;
-                (first != entry).then(|| (entry.clone(), format!("{first} is step {} already", one.step)))
+                (first != entry).then(|| (entry.clone(), first.clone(), one.step))
             })
             .collect();
-        for (entry, reason) in eclipsed {
-            self.report_once(entry, reason, events);
+        for (entry, first, step) in eclipsed {
+            let saved_order =
+                self.checkpoints.get(&first).filter(|one| one.saved.is_some()).map(|one| one.order(&first));
+            if let (Some(order), Some(one)) = (saved_order, self.checkpoints.get_mut(&entry))
+                && one.order(&entry) > order
+            {
+                one.pass_over();
+            }
+            self.report_once(entry, format!("{first} is step {step} already"), events);
         }
     }
 
@@ -169,13 +181,15 @@ impl WatchState {
         }
     }
 
-    /// Checkpoint to save of each step, of several with the same one: a folder before files, else the first by name.
-    fn holders(&self) -> HashMap<u64, &String> {
-        let mut holders: HashMap<u64, (&Checkpoint, &String)> = HashMap::new();
+    /// Checkpoint to save of each step, of several with the same one: one that can be saved before others, a folder before files,
+    /// else the first by name, in its latest version.
+    fn holders(&self, now: Duration) -> HashMap<u64, &String> {
+        let mut holders: HashMap<u64, ((bool, Order<'_>), &String)> = HashMap::new();
         for (entry, one) in &self.checkpoints {
-            let held = holders.entry(one.step).or_insert((one, entry));
-            if one.folder && !held.0.folder {
-                *held = (one, entry);
+            let rank = (one.not_saved_reason(now, self.pace).is_some(), one.order(entry));
+            let held = holders.entry(one.step).or_insert((rank, entry));
+            if rank < held.0 {
+                *held = (rank, entry);
             }
         }
         holders.into_iter().map(|(step, (_, entry))| (step, entry)).collect()
@@ -192,7 +206,7 @@ impl WatchState {
 
     /// The finished checkpoints that are not saved, the lowest step first.
     pub(super) fn finished(&self, now: Duration) -> Vec<NextSave> {
-        let holders = self.holders();
+        let holders = self.holders(now);
         let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
             let CheckpointState::Finished(by) = one.series.state_at(now, self.pace) else { return None };
             (one.lacking() && holders.get(&one.step) == Some(&entry)).then(|| NextSave {
@@ -200,6 +214,7 @@ impl WatchState {
                 step: one.step,
                 by,
                 again: one.saved.is_some(),
+                newest: one.series.newest(),
             })
         });
         let mut finished: Vec<NextSave> = finished.collect();
@@ -214,9 +229,14 @@ impl WatchState {
 
     /// Records that `entry`, as `seen`, is in the repository.
     pub(super) fn saved(&mut self, entry: &str, seen: Vec<FileMark>) {
-        if let Some(one) = self.checkpoints.get_mut(entry) {
-            one.saved = Some(seen);
-            (one.retry, one.disturbed) = (None, 0);
+        let Some(one) = self.checkpoints.get_mut(entry) else { return };
+        one.saved = Some(seen);
+        (one.retry, one.disturbed) = (None, 0);
+        let (step, order) = (one.step, one.order(entry));
+        for (other, beside) in &mut self.checkpoints {
+            if beside.step == step && beside.order(other) > order {
+                beside.pass_over();
+            }
         }
     }
 
@@ -258,7 +278,7 @@ impl WatchState {
 
     /// Checkpoints that are not saved yet, with reasons.
     pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
-        let holders = self.holders();
+        let holders = self.holders(now);
         let waiting = self.checkpoints.iter().filter(|(entry, one)| {
             one.lacking() && one.not_saved_reason(now, self.pace).is_none() && holders.get(&one.step) == Some(entry)
         });
@@ -271,6 +291,9 @@ impl WatchState {
     }
 }
 
+/// Order of the checkpoints of one step.
+type Order<'a> = (bool, BaseName<'a>, Reverse<u64>);
+
 /// Reason why a checkpoint is not saved in its current state.
 enum NotSavedReason {
     Unmarked(&'static str),
@@ -278,6 +301,17 @@ enum NotSavedReason {
 }
 
 impl Checkpoint {
+    /// Folders before files, else by name, the latest version first. Its name is `entry`.
+    fn order<'a>(&self, entry: &'a str) -> Order<'a> {
+        let (base, version) = version(entry);
+        (!self.folder, base, Reverse(version))
+    }
+
+    /// Keeps it from taking the place of the saved step once that one's entry is gone, unless it is written again.
+    fn pass_over(&mut self) {
+        self.saved.get_or_insert_with(|| self.series.files().to_vec());
+    }
+
     /// True if the repository lacks the current state. A checkpoint that is being deleted is not saved again.
     fn lacking(&self) -> bool {
         self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))

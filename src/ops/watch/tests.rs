@@ -46,6 +46,19 @@ fn names_tell_what_an_entry_is() {
         ("llama-7b-fp16-1200.bin", false, Class::Step(1200)),
         ("ckpt1000.pth", false, Class::Step(1000)),
         ("model_epoch_3_iter_2000.pth", false, Class::Step(2000)),
+        ("step=1000-val_loss=0.31-v2.ckpt", false, Class::Step(1000)),
+        ("step1000-unsharded", true, Class::Step(1000)),
+        ("iter-000100-ckpt.pth", false, Class::Step(100)),
+        ("gpt-2-old-data-step-100.pt", false, Class::Step(100)),
+        ("checkpoint-500-backup", true, Class::Copy),
+        ("checkpoint-10.bak", true, Class::Copy),
+        ("checkpoint-500_old", true, Class::Copy),
+        ("checkpoint-500 copy", true, Class::Copy),
+        ("checkpoint-500 2", true, Class::Copy),
+        ("model_1000 (1).pt", false, Class::Copy),
+        ("model_1000-backup-2.pt", false, Class::Copy),
+        ("dropped-checkpoint-7", true, Class::Other),
+        ("dropped-step=7.ckpt", false, Class::Other),
         ("18446744073709551616.pt", false, Class::Unnumbered),
         ("last.ckpt", false, Class::Unnumbered),
         ("ckpt.pt", false, Class::Unnumbered),
@@ -140,7 +153,7 @@ fn scanned(checkpoints: &[(&str, u64, Observation)]) -> Option<FolderScan> {
 }
 
 fn due(entry: &str, step: u64, by: By) -> Option<NextSave> {
-    Option::from(NextSave { entry: entry.to_owned(), step, by, again: false })
+    Option::from(NextSave { entry: entry.to_owned(), step, by, again: false, newest: stamp(0) })
 }
 
 /// `entry` was saved as it is.
@@ -249,6 +262,32 @@ fn one_entry_is_saved_for_each_step_and_each_trouble_is_told_once() {
     assert_eq!(state.next(at(30)), due("optimizer_1.pt", 1, By::Quiet));
     save(&mut state, "optimizer_1.pt");
     assert_eq!((state.next(at(30)), state.pending(at(30))), (None, vec![]));
+}
+
+/// A copy that was passed over is older than what was saved; a later version is newer.
+#[test]
+fn the_latest_version_is_the_step_and_others_do_not_replace_it_later() {
+    let mut state = state();
+    let old = seen(&[(1, 1)], 0, Marker::None);
+    let (first, other, later) = ("step=9.ckpt", "z-step=9.ckpt", "step=9-v10.ckpt");
+    state.update(at(0), scanned(&[(first, 9, old.clone()), (other, 9, old.clone())]));
+    assert_eq!(state.next(at(10)), due(first, 9, By::Quiet));
+    save(&mut state, first);
+    let with_later =
+        |marker| scanned(&[(first, 9, old.clone()), (other, 9, old.clone()), (later, 9, seen(&[(1, 2)], 0, marker))]);
+    state.update(at(20), with_later(Marker::None));
+    assert_eq!(state.next(at(30)), due(later, 9, By::Quiet));
+    save(&mut state, later);
+    state.update(at(31), scanned(&[(other, 9, old.clone())]));
+    assert_eq!((state.next(at(50)), state.pending(at(50))), (None, vec![]));
+    state.update(at(51), scanned(&[(other, 9, seen(&[(1, 3)], 51, Marker::None))]));
+    assert!(state.next(at(61)).is_some_and(|due| due.entry == other), "it was written again");
+
+    let mut state = self::state();
+    state.update(at(0), with_later(Marker::Missing("its end")));
+    assert_eq!(state.next(at(9)), None);
+    state.update(at(10), with_later(Marker::Missing("its end")));
+    assert_eq!(state.next(at(10)), due(first, 9, By::Quiet), "the later one is incomplete");
 }
 
 /// One that is looked at often: it must not take the square of the number of checkpoints.

@@ -14,7 +14,7 @@ const HEADER_MAX: u64 = 16 << 20;
 const HEADERS_MAX: u64 = 4 * HEADER_MAX;
 /// First bytes of a zip archive, which `torch.save` writes, and of the record at its end
 /// (<https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT>, 4.3.7 and 4.3.16).
-const ZIP_BEGIN: &[u8] = b"PK\x03\x04";
+pub(super) const ZIP_BEGIN: &[u8] = b"PK\x03\x04";
 const ZIP_END: &[u8] = b"PK\x05\x06";
 /// Longest end of a zip archive: that record with a comment.
 const ZIP_END_MAX: u64 = 22 + 0xffff;

@@ -2,6 +2,7 @@
 //! restarts, and bringing the latest back.
 
 mod content;
+mod copies;
 mod full;
 
 use std::fs::{self, DirBuilder};
@@ -68,7 +69,6 @@ impl Fixture {
         self.watch_at(self.out(), settle, adjust)
     }
 
-    /// Watches `out`, with a run called `run`.
     fn watch_at(&self, out: PathBuf, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> RunningWatch {
         let (stop, stopped) = channel(Stop::No);
         let save = SaveOptions::default();
