@@ -13,6 +13,7 @@ use crate::ops::{
 use crate::repository::SourceBytes;
 use crate::repository::log::StepFacts;
 use crate::size::show;
+use crate::tree::IGNORE_FILE;
 
 /// Paths that a text lists, at most.
 const LISTED: usize = 20;
@@ -116,6 +117,10 @@ pub(super) fn restore(report: &RestoreReport) -> String {
         }
         if removed.paths.len() > LISTED {
             let _ = writeln!(text, "    and {} more; --json lists all", removed.paths.len() - LISTED);
+        }
+        if removed.ignored > 0 {
+            let what = if dry { "would keep" } else { "kept" };
+            let _ = writeln!(text, "  {what}: {} that {IGNORE_FILE} leaves out", removed.ignored);
         }
     }
     text

@@ -82,7 +82,7 @@ pub enum RemovalCause {
 /// Options of undelete.
 #[derive(Clone, Debug, Default)]
 pub struct UndeleteOptions {
-    /// Version to restore; by default the latest that is kept.
+    /// Version to restore; by default the one that the name had last.
     pub version: Option<u64>,
     /// Name to restore it under; by default its own.
     pub to: Option<Name>,
@@ -159,16 +159,61 @@ impl Repository {
         Ok(entry.and_then(|entry| entry.actions.iter().find_map(by)))
     }
 
-    /// Restores a kept value of a name in one commit: the latest one, unless the options name another.
+    /// Restores a kept value of a name in one commit: the one that it had last, unless the options name another.
     /// As for every commit that makes a tree reachable, all packs that it needs must exist and be intact.
     ///
     /// # Errors
-    /// Not found, if nothing is kept of the name, or a pack that it needs is gone; damaged, if one is known to be damaged;
+    /// Not found, if nothing is kept of the name, or only values before its last one and the options name none of them, or a
+    /// pack that it needs is gone; damaged, if one is known to be damaged;
     /// conflict, if the name is there and must not be replaced, or somebody else was faster.
     ///
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn undelete(&self, name: &Name, options: &UndeleteOptions) -> Result<UndeleteReport> {
+        let state = self.state().await?;
+        if options.version.is_none()
+            && !state.refs.contains_key(name)
+            && let Some((_, kept)) = state.removed_of(name).next_back()
+        {
+            self.check_last(&state, &BTreeSet::from([name]), kept.at).await?;
+        }
+        self.undelete_kept(name, options).await
+    }
+
+    /// Checks that the values of `names`, which are not there, that entry `at` removed or replaced are those that they had last.
+    /// Searches for later removals only in the last entries of the log.
+    async fn check_last(&self, state: &State, names: &BTreeSet<&Name>, at: u64) -> Result<()> {
+        let removes = |action: &Action| matches!(action, Action::RemoveRef { name, .. } if names.contains(name));
+        let found = self.log().latest(state.seq, removes).await?;
+        let (entry, writer) = match found {
+            Some((entry, _)) if entry == at => return Ok(()),
+            Some((entry, writer)) => (entry, Some(writer)),
+            None => (at, None),
+        };
+        let actions = self.log().past_entry(entry).await?.map(|entry| entry.actions).unwrap_or_default();
+        let of_lost = |action: &Action| match (action, found) {
+            // What replaced the kept value is gone, too.
+            (Action::RemoveRef { name, .. }, Some(_)) | (Action::SetRef { name, .. }, None) => names.get(name).copied(),
+            _ => None,
+        };
+        let Some(name) = actions.iter().find_map(of_lost) else { return Ok(()) };
+        let keeps = |action: &Action| matches!(action, Action::Keep { name: kept, .. } if kept == name);
+        let why = match found {
+            None => "saved, and later removed for good",
+            Some(_) if actions.iter().any(keeps) => {
+                "removed; it has been restored under another name since, or forgotten"
+            }
+            Some(_) => "removed for good: `expire` and `rm --now` keep nothing, and what is kept has a quota",
+        };
+        let when = self.time_of(entry, writer).await;
+        Err(Error::not_found(format!("last value of `{name}` is not kept, only an earlier one"))
+            .got(format!("by log entry {entry}{when} the last one was {why}"))
+            .help(format!(
+                "`towline history {name}` lists earlier ones; `towline undelete {name} --version V` restores one"
+            )))
+    }
+
+    async fn undelete_kept(&self, name: &Name, options: &UndeleteOptions) -> Result<UndeleteReport> {
         for _ in 0..ATTEMPTS {
             let state = self.state().await?;
             let Some((key, removed)) = wanted(&state, name, options.version) else {
@@ -220,9 +265,10 @@ impl Repository {
         let removed = removed_below(&state, name);
         let Some(last) = removed.values().max() else { return Err(self.nothing_kept(&state, name).await) };
         let (chosen, earlier): (Vec<_>, Vec<_>) = removed.iter().partition(|(_, at)| *at == last);
+        self.check_last(&state, &chosen.iter().map(|(name, _)| *name).collect(), *last).await?;
         let mut names = Vec::with_capacity(chosen.len());
         for (name, _) in chosen {
-            names.push(self.undelete(name, &UndeleteOptions::default()).await?);
+            names.push(self.undelete_kept(name, &UndeleteOptions::default()).await?);
         }
         Ok(UndeletedNames { names, earlier: earlier.into_iter().map(|(name, _)| name.clone()).collect() })
     }

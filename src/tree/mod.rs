@@ -38,6 +38,6 @@ pub use rules::{IGNORE_FILE, Rules};
 pub use staged::{Durability, Staged};
 pub use stat::{Stat, WalkEntry, WalkKind};
 pub use stat_cache::{SavedStats, StatCache, coarse_now};
-pub use target::{Present, Target, TargetEntry};
+pub use target::{Present, Target, TargetEntries, TargetEntry};
 pub use text_file::read_text_file;
 pub use walk::{REPOSITORY_MARKS, SKIPPED_MAX, SkipReason, Skipped, Walk, walk};

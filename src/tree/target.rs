@@ -1,5 +1,6 @@
 //! Target of a restore. No operation can reach outside of it.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,6 +14,7 @@ use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::Folders;
 use super::path::{check_path, staging_name};
+use super::rules::InForce;
 use super::staged::{Durability, Finish, RETRIES, Staged, StagedPlace, times, write_small};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
 use super::walk::{Scan, identity, open_file};
@@ -38,6 +40,17 @@ pub struct TargetEntry {
     pub kind: Option<WalkKind>,
     /// Bytes in it, if it is a file.
     pub bytes: u64,
+}
+
+/// Entries of a target that may be removed.
+#[derive(Debug)]
+pub struct TargetEntries {
+    /// In byte order of the paths.
+    pub list: Vec<TargetEntry>,
+    /// Number of entries that ignore files leave out; the content of a folder does not count.
+    pub ignored: u64,
+    /// Memory that they count as.
+    pub memory: Option<GrowingMemory>,
 }
 
 /// Flags that open a folder.
@@ -303,28 +316,39 @@ impl Target {
             .map_err(fault)
     }
 
-    /// All entries in byte order of the paths, without unfinished files of restores. Folders in `keep`, their content and the
-    /// folders above them are not listed, because listed entries may be removed. They count in the `budget`, until the memory with
-    /// them is dropped.
-    pub fn entries(&self, keep: &[PathBuf], budget: &Budget) -> Result<(Vec<TargetEntry>, Option<GrowingMemory>)> {
+    /// Entries that may be removed: all, without unfinished files of restores. Not listed are folders in `keep` and their content,
+    /// entries that the target's ignore files leave out of a save, if `wanted` has the path of the file, and the folders above
+    /// both. They count in the `budget`, until the memory with them is dropped.
+    ///
+    /// # Errors
+    /// Exhausted, for more entries than the budget holds; usage, for a malformed ignore file; denied.
+    pub fn entries(&self, keep: &[PathBuf], wanted: &BTreeSet<&[u8]>, budget: &Budget) -> Result<TargetEntries> {
         let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
-        let mut scan = Scan::new(&self.folders, &keep, None);
+        let mut scan = Scan::new(&self.folders, &keep, Some(InForce::new(&[])?));
+        scan.ignore_files = Some(wanted);
         scan.memory = Some(budget.tree_memory());
         scan.special = Some(Vec::new());
         scan.remedy = "raise --memory, or restore without --delete";
         scan.run()?;
-        let Scan { found, left_out, special, memory, .. } = scan;
+        let Scan { found, left_out, ignored, special, memory, .. } = scan;
+        let mut above = BTreeSet::new();
+        for folder in &left_out {
+            let mut path = Some(folder.as_slice());
+            while let Some(one) = path.filter(|one| above.insert(*one)) {
+                path = one.iter().rposition(|byte| *byte == b'/').and_then(|end| one.get(..end));
+            }
+        }
         let found = found.into_iter().filter(|found| !found.path.is_empty());
-        let mut entries = found
+        let mut list = found
             .map(|WalkEntry { path, kind, stat }| {
                 let bytes = if kind == WalkKind::File { stat.size } else { 0 };
                 TargetEntry { path, kind: Some(kind), bytes }
             })
             .chain(special.into_iter().flatten().map(|path| TargetEntry { path, kind: None, bytes: 0 }))
-            .filter(|entry| !left_out.iter().any(|folder| super::path::within(folder, &entry.path)))
+            .filter(|entry| !above.contains(entry.path.as_slice()))
             .collect::<Vec<_>>();
-        entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        Ok((entries, memory))
+        list.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        Ok(TargetEntries { list, ignored, memory })
     }
 
     /// Syncs placed entries, so that they survive a power loss, with [`Durability::Power`].
@@ -375,13 +399,13 @@ mod tests {
         std::fs::write(root.path().join("file"), "").unwrap();
         let target = Target::open(root.path(), Durability::Process).unwrap();
         let budget = Budget::new(MEMORY_MIN).unwrap();
-        let (entries, memory) = target.entries(&[], &budget).unwrap();
-        assert_eq!(entries.len(), 1);
+        let TargetEntries { list, memory, .. } = target.entries(&[], &BTreeSet::new(), &budget).unwrap();
+        assert_eq!(list.len(), 1);
         let mut others = budget.tree_memory();
         assert!(!others.try_add(others.max()));
         drop(memory);
         assert!(others.try_add(others.max()));
-        let error = target.entries(&[], &budget).unwrap_err();
+        let error = target.entries(&[], &BTreeSet::new(), &budget).unwrap_err();
         assert_eq!(error.help_text(), Some("raise --memory, or restore without --delete"), "{error:?}");
     }
 
@@ -396,8 +420,9 @@ mod tests {
         let socket = root.path().join("socket");
         let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let target = Target::open(root.path(), Durability::Process).unwrap();
-        let (entries, _memory) = target.entries(&[repository], &Budget::new(MEMORY_MIN).unwrap()).unwrap();
-        let listed = entries.iter().map(|entry| entry.path.as_slice()).collect::<Vec<_>>();
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let entries = target.entries(&[repository], &BTreeSet::new(), &budget).unwrap();
+        let listed = entries.list.iter().map(|entry| entry.path.as_slice()).collect::<Vec<_>>();
         assert_eq!(listed, [b"socket"], "neither the repository nor the folder above it");
     }
 }

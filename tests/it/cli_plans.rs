@@ -64,6 +64,32 @@ fn restore_says_what_it_would_do_and_what_it_deletes() {
     assert_eq!(rehearsed(&user, &["restore", "run/1", "out"])["fetched_bytes"], 0, "it is there");
 }
 
+/// F12: "It keeps, and counts, what the `.towlineignore` files in DEST leave out of a save".
+#[test]
+fn a_restore_that_deletes_keeps_what_was_never_saved() {
+    let user = User::with_repository();
+    user.write("proj/.towlineignore", b"logs/\n*.env\n");
+    user.write("proj/a.txt", b"a");
+    user.write("proj/secret.env", b"secret");
+    user.write("proj/logs/today", b"log");
+    user.ok(&["save", "proj", "p"]);
+    user.write("proj/old/b.txt", b"b");
+    user.write("proj/old/deep/other.env", b"other");
+    // An ignore file that was not saved keeps nothing.
+    user.write("proj/new/.towlineignore", b"*\n");
+    user.write("proj/new/c.txt", b"c");
+    let args = ["restore", "p", "proj", "--overwrite", "--delete"];
+    let removed = json!({ "files": 3, "bytes": 4, "paths": ["new", "old/b.txt"], "ignored": 3 });
+    assert_eq!(rehearsed(&user, &args)["removed"], removed);
+    assert_eq!(user.json(&args, 0)["removed"], removed);
+    for kept in ["secret.env", "logs/today", "old/deep/other.env"] {
+        assert!(user.exists(&format!("proj/{kept}")), "{kept}");
+    }
+    assert!(!user.exists("proj/new") && !user.exists("proj/old/b.txt"));
+    let text = user.ok(&args);
+    assert!(text.contains("kept: 3 that .towlineignore leaves out"), "{text}");
+}
+
 #[test]
 fn restore_of_an_empty_tree_empties_nothing_unless_told() {
     let user = User::with_repository();

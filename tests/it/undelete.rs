@@ -537,6 +537,31 @@ fn all_removed_steps_of_a_run_come_back_at_once() {
     assert_eq!(user.run(&["undelete", "run", "--recursive", "--as", "other"]).code, Some(2));
 }
 
+/// B2: "If the last value is not kept, an earlier one is restored only by its version".
+#[test]
+fn no_earlier_value_comes_back_in_place_of_one_that_expired() {
+    let user = User::with_repository();
+    for (step, content) in [(1, "1"), (1, "2"), (2, "3")] {
+        user.write("tree/a", content.as_bytes());
+        user.ok(&["save", "tree", &format!("run/step-{step}")]);
+    }
+    user.ok(&["expire", "run", "--keep-last", "1"]);
+    for args in [&["undelete", "run/step-1"][..], &["undelete", "run", "--recursive"]] {
+        let error = user.fails(args, 3);
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with("last value of `run/step-1` is not kept, only an earlier one"), "{message}");
+        assert!(message.contains("the last one was removed for good"), "{message}");
+        assert!(error["help"].as_str().unwrap().contains("`towline undelete run/step-1 --version V`"), "{error}");
+    }
+    user.fails(&["show", "run/step-1"], 3);
+    let version = user.json(&["history", "run/step-1"], 0)["kept"][0]["version"].to_string();
+    user.ok(&["undelete", "run/step-1", "--version", &version]);
+    assert_eq!(user.ok(&["cat", "run/step-1:a"]), "1");
+    // A removal that keeps the last value is taken back as before.
+    user.ok(&["rm", "run/step-1"]);
+    user.ok(&["undelete", "run/step-1"]);
+}
+
 /// B4: "A sync does not carry removals".
 #[test]
 fn a_sync_says_which_removals_it_does_not_carry() {

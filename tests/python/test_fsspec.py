@@ -462,6 +462,8 @@ def test_files_folders_and_trees_are_removed(fs: Any):
     assert not fs.exists("t")
     fs.rm("r", recursive=True)
     assert names(fs) == [] and fs.ls("") == []
+    removals = [fs.shared.repository.history(f"r/step-{step}").kept[0].taken.entry for step in (1, 2)]
+    assert removals[0] == removals[1], "in one commit"
 
 
 def test_made_folders_are_there_until_they_are_removed(fs: Any):

@@ -365,6 +365,17 @@ impl Repository {
         })
     }
 
+    /// Removes the names, and those below them, in one commit.
+    fn remove_below(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
+        let engine = self.engine(py)?;
+        let below = names.iter().map(|name| parsed::<Name>(py, name)).collect::<PyResult<Vec<_>>>()?;
+        let options = RemoveOptions { recursive: true, now: false };
+        wait(py, async move {
+            let recorded = record_all(&engine, Action::Remove, &names, None).await?;
+            recorded.end(engine.remove_with(&below, &options).await, |_| 0).await.map(drop)
+        })
+    }
+
     /// Restores the tree that a name had before.
     #[pyo3(signature = (name, version=None, to=None, replace=false))]
     fn undelete(

@@ -18,7 +18,9 @@ use crate::agent::usage::count_saved;
 use crate::agent::view::TaskKind;
 use crate::agent::warm::plan_whole;
 use crate::agent::{Pinning, WarmOptions};
+use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::EntryKind;
 use crate::name::Name;
 use crate::ops::{self, RestoreOptions, SaveOptions};
 use crate::policy::LocalCaller;
@@ -27,9 +29,10 @@ use crate::repository::{LabelScope, Repository, TravelPlan};
 use crate::selector::Selector;
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::protocol::Priority;
+use crate::tree::{Rules, WalkKind, walk};
 use crate::work::blocking;
 
-/// End of the warnings about a taken name.
+/// End of the warnings about a name that the checkpoint does not get.
 const ELSEWHERE: &str = ": the handed-off checkpoint is saved under another name";
 
 /// Arguments of [`restore`].
@@ -259,8 +262,8 @@ fn derived(options: &SaveOptions, original: &Name) -> SaveOptions {
     SaveOptions { labels, ..options.clone() }
 }
 
-/// Starts to save the handed-off checkpoint `id` at `path` under its name, or under another name if that one is taken. Never
-/// replaces a name.
+/// Starts to save the handed-off checkpoint `id` at `path` under its name, or under another name if that one is taken or the run has
+/// gone on from an earlier step. Never replaces a name.
 ///
 /// # Errors
 /// As [`warm`].
@@ -300,6 +303,7 @@ pub(in crate::agent) fn save_handoff(
             label_scope: LabelScope::only(move |other| own.iter().any(|own| other.is_under(own))),
             ..SaveOptions::default()
         };
+        let written = last_written(&path, &repository).await?;
         for name in &names {
             if is_taken(&*repository.state().await?, name) {
                 // By content: others know the sizes and times of this checkpoint.
@@ -309,6 +313,10 @@ pub(in crate::agent) fn save_handoff(
                     Ok(false) => tracing::warn!("{name} holds something else{ELSEWHERE}"),
                     Err(error) => tracing::warn!("{name} cannot be compared{ELSEWHERE}: {error:?}"),
                 }
+                continue;
+            }
+            if let Some(other) = written_later(&repository, name, written).await? {
+                tracing::warn!("{other} was written after {name}, so its run has gone on without it{ELSEWHERE}");
                 continue;
             }
             let options = if *name == names[0] { options.clone() } else { derived(&options, &names[0]) };
@@ -332,6 +340,36 @@ pub(in crate::agent) fn save_handoff(
 fn is_taken(state: &State, name: &Name) -> bool {
     let step = name.step();
     state.refs.contains_key(name) || step.is_some() && state.refs.keys().any(|other| other.step() == step)
+}
+
+/// Time of the last write to a file of the handed-off checkpoint at `path`; none without files.
+async fn last_written(path: &Path, repository: &Repository) -> Result<Option<Timestamp>> {
+    let memory = Some(repository.budget().clone());
+    let rules = Rules { no_follow: true, no_ignore_files: true, memory, ..Rules::default() };
+    let path = path.to_owned();
+    let walked = blocking(move || walk(&path, &rules)).await?;
+    Ok(walked.found.iter().filter(|entry| entry.kind == WalkKind::File).map(|entry| entry.stat.mtime).max())
+}
+
+/// An earlier step of the run of `name` with a file that was written after `written`. A training writes its steps in order: such
+/// a step is of one that resumed the run before `name`.
+async fn written_later(repository: &Repository, name: &Name, written: Option<Timestamp>) -> Result<Option<Name>> {
+    let (Some((run, number)), Some(written)) = (name.step(), written) else { return Ok(None) };
+    let state = repository.state().await?;
+    let is_earlier = |other: &Name| other.step().is_some_and(|(of, step)| of == run && step < number);
+    // What was saved before was also written before.
+    for (other, _) in state.refs.iter().filter(|(other, value)| value.saved > written && is_earlier(other)) {
+        let entries = match repository.saved(other).await {
+            Ok(saved) => saved.manifest.entries,
+            // Removed meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        if entries.iter().any(|entry| matches!(entry.kind, EntryKind::File(_)) && entry.mtime > written) {
+            return Ok(Some(other.clone()));
+        }
+    }
+    Ok(None)
 }
 
 pub(super) fn spec(kind: TaskKind, name: &impl ToString, repository: &Repository) -> TaskSpec {

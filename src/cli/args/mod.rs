@@ -405,7 +405,7 @@ pub(super) struct Restore {
     /// Replace existing files that differ
     #[arg(long)]
     pub(super) overwrite: bool,
-    /// Delete other files and folders in DEST
+    /// Delete other files and folders in DEST, but not what .towlineignore files in it leave out of a save
     #[arg(long, conflicts_with = "tensors")]
     pub(super) delete: bool,
     /// With --delete, empty DEST even if the restored tree has no files

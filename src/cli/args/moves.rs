@@ -31,7 +31,7 @@ pub(in crate::cli) struct Undelete {
     /// Restore all removed names below it, such as the steps of a run
     #[arg(long, conflicts_with_all = ["version", "to", "replace"])]
     pub(in crate::cli) recursive: bool,
-    /// Restore this version [default: the latest that is kept]
+    /// Restore this version [default: the last one, or the latest kept of a name that exists]
     #[arg(long, value_name = "V")]
     pub(in crate::cli) version: Option<u64>,
     /// Restore it under another name

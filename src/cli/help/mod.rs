@@ -180,7 +180,8 @@ Examples:
 Content that DEST has is reused instead of fetched. If an existing file differs, nothing is written and the exit code is 5, \
 unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
 
---delete reports what it deleted, and how much. It does not empty a folder for a tree without any file, unless --yes is given. \
+--delete reports what it deleted, and how much. What the .towlineignore files in DEST leave out of a save stays, and is \
+counted; they count as they are before the restore, and only if the tree has them, too. --delete does not empty a folder for a tree without any file, unless --yes is given. \
 --dry-run reports what would be fetched, replaced and deleted, and ends with the same exit code as the restore; it writes \
 nothing.
 
@@ -195,7 +196,7 @@ folder or a pattern, selects among tensors of one name. BOX is as in numpy: [0:1
 empty. An existing file is replaced only with --overwrite.
 
 JSON: name bytes fetched_bytes sources reused_bytes files seconds, replaced_files if there are any, with --delete removed: files bytes \
-paths; with --tensor: name file tensors bytes fetched_bytes sources chunks seconds, replaced if a file was; sources: agent cache site remote repository; with \
+paths, ignored if any stay; with --tensor: name file tensors bytes fetched_bytes sources chunks seconds, replaced if a file was; sources: agent cache site remote repository; with \
 --dry-run dry_run";
 
 pub(super) const TENSORS: &str = "\

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::is_zero;
 use super::items::Items;
 use crate::budget::{Budget, GrowingMemory};
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::size::show;
-use crate::tree::{Target, WalkKind};
+use crate::tree::{Target, TargetEntries, WalkKind};
 
 /// Files that a restore removed, or would remove, because the tree lacks them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -22,6 +23,9 @@ pub struct RemovedFiles {
     pub bytes: u64,
     /// Paths below the destination; a folder that is removed completely is one path.
     pub paths: Vec<String>,
+    /// Other files and folders that stay, because ignore files leave them out of a save; the content of a folder does not count.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub ignored: u64,
 }
 
 /// The entries to remove.
@@ -30,16 +34,18 @@ pub(super) struct Surplus {
     paths: Vec<Vec<u8>>,
     files: u64,
     bytes: u64,
+    ignored: u64,
     _memory: Option<Arc<GrowingMemory>>,
 }
 
 impl Surplus {
-    /// Finds entries of `target` that are not in `items`, except the folders `keep` and their content.
+    /// Finds entries of `target` that are not in `items`, except the folders `keep` and their content, and what the
+    /// ignore files there leave out.
     pub(super) fn find(items: &Items, target: &Target, keep: &[PathBuf], budget: &Budget) -> Result<Self> {
         let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
-        let (entries, memory) = target.entries(keep, budget)?;
-        let mut surplus = Self { _memory: memory.map(Arc::new), ..Self::default() };
-        for entry in entries.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
+        let TargetEntries { list, ignored, memory } = target.entries(keep, &wanted, budget)?;
+        let mut surplus = Self { ignored, _memory: memory.map(Arc::new), ..Self::default() };
+        for entry in list.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
             surplus.files += u64::from(entry.kind != Some(WalkKind::Folder));
             surplus.bytes += entry.bytes;
             let above = surplus.paths.last();
@@ -72,6 +78,7 @@ impl Surplus {
     /// The entries for a report. Paths that are UTF-8 are not copied: there may be very many.
     pub(super) fn into_removed(self) -> RemovedFiles {
         let text = |path: Vec<u8>| String::from_utf8(path).unwrap_or_else(|error| shown(error.as_bytes()));
-        RemovedFiles { files: self.files, bytes: self.bytes, paths: self.paths.into_iter().map(text).collect() }
+        let paths = self.paths.into_iter().map(text).collect();
+        RemovedFiles { files: self.files, bytes: self.bytes, paths, ignored: self.ignored }
     }
 }

@@ -193,6 +193,35 @@ fn what_somebody_saved_meanwhile_is_not_replaced() {
     assert_eq!(user.read("ours/model.bin"), noise(7, 1 << 20));
 }
 
+/// G6: "the latest step never becomes one of an abandoned branch".
+#[test]
+fn a_step_beyond_those_of_a_training_that_went_on_elsewhere_is_not_the_latest() {
+    let user = with_tree();
+    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[3, 5, 6]);
+    assert_eq!(kept(&cloud).len(), 3);
+    cloud.signal(Signal::KILL);
+    cloud.ended();
+    unhide(&user);
+    // Another node resumed the run, and came to steps 4 and 5.
+    for step in [4, 5] {
+        user.write("theirs/model.bin", &noise(90 + step, 1 << 20));
+        user.ok(&["save", "theirs", &format!("run/step-{step}")]);
+    }
+    let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'", &keeps("'home/a'", "64M", "1h")));
+    until("it is let go of", || kept(&cloud).is_empty());
+    cloud.stop();
+    user.ok(&["restore", "run@latest", "latest"]);
+    assert_eq!(user.read("latest/model.bin"), noise(95, 1 << 20));
+    user.fails(&["show", "run/step-6"], 3);
+    for step in [5, 6] {
+        let dest = format!("ours-{step}");
+        user.ok(&["restore", &format!("handoff/home/a/run/step-{step}"), &dest]);
+        assert_eq!(user.read(&format!("{dest}/model.bin")), noise(step, 1 << 20));
+    }
+    // No step before it is of the other training.
+    user.ok(&["show", "run/step-3"]);
+}
+
 /// G6: whoever was offered the checkpoint first knows its sizes and times, and can have something else saved under its name.
 #[test]
 fn a_fake_of_the_same_sizes_and_times_takes_no_handoff_away() {

@@ -390,10 +390,12 @@ class TowlineFileSystem(AbstractFileSystem):
                 self._change(tree_path.name, remove=[tree_path.inner])
         elif tree_path.name:
             names.append(tree_path.name)
-        for name in names:
+        if names:
             self._check_outside_transaction()
+            below = [path] if path else sorted({name.split("/")[0] for name in names})
+            # In one commit, so that one `undelete --recursive` takes it back.
             with contextlib.suppress(NotFound):
-                self.shared.repository.remove(name)
+                self.shared.engine.remove_below(below)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.isdir(path1):

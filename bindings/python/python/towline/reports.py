@@ -106,6 +106,8 @@ class Removed(_Report):
     bytes: int
     #: Some of their paths.
     paths: list[str] = field(default_factory=list)
+    #: Other files and folders that stay, because `.towlineignore` leaves them out of a save.
+    ignored: int = 0
 
 
 @dataclass(frozen=True)

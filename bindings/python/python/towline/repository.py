@@ -273,7 +273,7 @@ class Repository:
     def undelete(
         self, name: str, *, version: int | None = None, to: str | None = None, replace: bool = False
     ) -> Undeleted:
-        """Restores the tree that `name` had before it was removed or replaced: the latest that is kept, or that of `version` in
+        """Restores the tree that `name` had last before it was removed or replaced, or that of `version` in
         `history`; under the name `to`, if given. Raises Conflict if the name exists, unless `replace`."""
         return Undeleted.read(json.loads(self._engine.undelete(name, version, to, replace)))
 

@@ -1,5 +1,9 @@
 //! Walking a tree to save it.
 
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -264,8 +268,10 @@ pub(super) struct Scan<'a> {
     pub(super) found: Vec<WalkEntry>,
     skipped: Vec<Skipped>,
     more_skipped: u64,
-    /// Folders that were left out.
+    /// Folders that were left out; if `special` are entries, too, also those with entries that ignore files leave out.
     pub(super) left_out: Vec<Vec<u8>>,
+    /// Number of entries that ignore files leave out; the content of a folder does not count.
+    pub(super) ignored: u64,
     /// Sockets, pipes and devices, which count as entries; none: they are only skipped.
     pub(super) special: Option<Vec<Vec<u8>>>,
     /// Memory of the entries; none if they may take any.
@@ -276,6 +282,8 @@ pub(super) struct Scan<'a> {
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
     ignore_left: Option<u64>,
+    /// Paths of the ignore files that have an effect; none: all of them.
+    pub(super) ignore_files: Option<&'a BTreeSet<&'a [u8]>>,
 }
 
 impl<'a> Scan<'a> {
@@ -289,12 +297,14 @@ impl<'a> Scan<'a> {
             skipped: Vec::new(),
             more_skipped: 0,
             left_out: Vec::new(),
+            ignored: 0,
             special: None,
             memory: None,
             remedy: "raise --memory, or save parts of the folder under names of their own",
             stop: CancellationToken::new(),
             repositories: Vec::new(),
             ignore_left: Some(IGNORE_LEN_MAX),
+            ignore_files: None,
         }
     }
 
@@ -352,6 +362,7 @@ impl<'a> Scan<'a> {
         if is_repository(&names) {
             self.repositories.push(path.clone());
         }
+        let ignored_before = self.ignored;
         for (name, kind) in names {
             let path = join(&path, &name);
             match self.look(&fd, &path, kind, rules.as_ref())? {
@@ -368,8 +379,12 @@ impl<'a> Scan<'a> {
                     self.special.iter_mut().for_each(|special| special.push(path.clone()));
                 }
                 EntryAction::Skip(reason) => self.skip(path, reason),
-                EntryAction::LeaveOut => {}
+                EntryAction::LeaveOut => self.ignored += 1,
             }
+        }
+        if self.special.is_some() && self.ignored > ignored_before {
+            self.reserve(&path, 0)?;
+            self.left_out.push(path.clone());
         }
         self.found.push(WalkEntry { path, kind: WalkKind::Folder, stat });
         if let Some(memory) = &mut self.memory {
@@ -471,10 +486,13 @@ impl<'a> Scan<'a> {
         rules: InForce,
     ) -> Result<InForce> {
         let Some(left) = self.ignore_left else { return Ok(rules) };
-        if !names.iter().any(|(name, _)| name == IGNORE_FILE.as_bytes()) {
+        let own = join(path, IGNORE_FILE.as_bytes());
+        if !names.iter().any(|(name, _)| name == IGNORE_FILE.as_bytes())
+            || self.ignore_files.is_some_and(|files| !files.contains(own.as_slice()))
+        {
             return Ok(rules);
         }
-        let shown = self.folders.shown(&join(path, IGNORE_FILE.as_bytes()));
+        let shown = self.folders.shown(&own);
         let fault = |error| Error::io("cannot read an ignore file", &shown, error);
         let file = match openat(fd, IGNORE_FILE, READ_FILE, Mode::empty()) {
             Ok(fd) => File::from(fd),
@@ -541,59 +559,4 @@ fn too_long(path: &[u8]) -> Error {
         .expected(format!("at most {PATH_LEN_MAX} bytes, {SEGMENT_LEN_MAX} in each name"))
         .got(format!("{} bytes", path.len()))
         .help("give it a shorter name, or leave it out: --exclude")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::ErrorKind;
-    use crate::limits::MEMORY_MIN;
-
-    #[test]
-    fn ignore_files_above_each_other_are_few() {
-        let root = tempfile::tempdir().unwrap();
-        let (mut folder, rules) = (root.path().to_owned(), Rules::default());
-        for depth in 1..=33 {
-            std::fs::write(folder.join(IGNORE_FILE), "*.tmp").unwrap();
-            let walked = walk(root.path(), &rules);
-            assert_eq!(walked.is_ok(), depth <= 32, "{depth}: {walked:?}");
-            folder.push("deeper");
-            std::fs::create_dir(&folder).unwrap();
-        }
-        let error = walk(root.path(), &rules).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Usage);
-        assert!(error.to_string().starts_with("too many ignore files above each other"), "{error}");
-        let unread = Rules { no_ignore_files: true, ..Rules::default() };
-        walk(root.path(), &unread).unwrap();
-    }
-
-    #[test]
-    fn a_stopped_walk_ends_and_entries_count_in_the_budget() {
-        let root = tempfile::tempdir().unwrap();
-        (0..100).for_each(|nth| std::fs::write(root.path().join(nth.to_string()), "").unwrap());
-        let rules = Rules::default();
-        rules.stop.cancel();
-        assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Cancelled);
-
-        let budget = Budget::new(MEMORY_MIN).unwrap();
-        let rules = Rules { memory: Some(budget.clone()), ..Rules::default() };
-        let walked = walk(root.path(), &rules).unwrap();
-        let mut others = budget.tree_memory();
-        assert!(!others.try_add(others.max()), "the walk counts while it is there");
-        while others.try_add(64 << 10) {}
-        assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
-        drop((walked, others));
-        assert!(budget.tree_memory().try_add(budget.total() / 2));
-        // Names that are left out count while they are there, too.
-        let rules = Rules { excludes: vec!["*".to_owned()], memory: Some(budget.clone()), ..Rules::default() };
-        let mut others = budget.tree_memory();
-        assert!(others.try_add(others.max() - (64 << 10)));
-        assert_eq!(walk(root.path(), &rules).unwrap().found.len(), 1);
-        (0..1000).for_each(|nth| std::fs::write(root.path().join(format!("{nth:0200}")), "").unwrap());
-        assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
-        drop(others);
-        let walked = walk(root.path(), &rules).unwrap();
-        assert!(budget.tree_memory().try_add(budget.total() / 2), "a list of names is forgotten");
-        drop(walked);
-    }
 }
