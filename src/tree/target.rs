@@ -316,7 +316,7 @@ impl Target {
             .map_err(fault)
     }
 
-    /// Entries that may be removed: all, without unfinished files of restores. Not listed are folders in `keep` and their content,
+    /// Entries that may be removed: all, without unfinished files of restores. Not listed are folders in `keep`, their content,
     /// entries that the target's ignore files leave out of a save, if `wanted` has the path of the file, and the folders above
     /// both. They count in the `budget`, until the memory with them is dropped.
     ///

@@ -449,7 +449,8 @@ mod placing {
         let _socket = std::os::unix::net::UnixListener::bind(root.path().join("socket")).unwrap();
         let target = target(root.path());
         let _live = target.stage(b"live", 1).unwrap();
-        let (entries, _) = target.entries(&[root.path().join("b/repo")], &Budget::new(MEMORY_MIN).unwrap()).unwrap();
+        let (keep, budget) = ([root.path().join("b/repo")], Budget::new(MEMORY_MIN).unwrap());
+        let entries = target.entries(&keep, &[].into(), &budget).unwrap().list;
         let listed = entries.iter().map(|entry| String::from_utf8_lossy(&entry.path)).collect::<Vec<_>>();
         assert_eq!(listed, [IGNORE_FILE, "a", "a/x", "b/y", "socket"]);
         assert_eq!(entries[4].kind, None);
@@ -488,7 +489,7 @@ mod placing {
         }
         assert_eq!(walk(root.path(), &Rules::default()).unwrap().found.len(), 1 + 600 + 1000);
         target.remove(b"0").unwrap();
-        assert_eq!(target.entries(&[], &Budget::new(MEMORY_MIN).unwrap()).unwrap().0.len(), 598);
+        assert_eq!(target.entries(&[], &[].into(), &Budget::new(MEMORY_MIN).unwrap()).unwrap().list.len(), 598);
     }
 }
 

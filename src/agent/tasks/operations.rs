@@ -262,8 +262,8 @@ fn derived(options: &SaveOptions, original: &Name) -> SaveOptions {
     SaveOptions { labels, ..options.clone() }
 }
 
-/// Starts to save the handed-off checkpoint `id` at `path` under its name, or under another name if that one is taken or the run has
-/// gone on from an earlier step. Never replaces a name.
+/// Starts to save the handed-off checkpoint `id` at `path` under its name, or under another name if that one is taken or the run
+/// has gone on from an earlier step. Never replaces a name.
 ///
 /// # Errors
 /// As [`warm`].

@@ -181,7 +181,8 @@ Content that DEST has is reused instead of fetched. If an existing file differs,
 unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
 
 --delete reports what it deleted, and how much. What the .towlineignore files in DEST leave out of a save stays, and is \
-counted; they count as they are before the restore, and only if the tree has them, too. --delete does not empty a folder for a tree without any file, unless --yes is given. \
+counted; they count as they are before the restore, and only if the tree has them, too. \
+--delete does not empty a folder for a tree without any file, unless --yes is given. \
 --dry-run reports what would be fetched, replaced and deleted, and ends with the same exit code as the restore; it writes \
 nothing.
 

@@ -33,7 +33,8 @@ impl LiveChunks {
         Self { chunks: HashMap::new(), memory: budget.keep_growing(), taken: 0 }
     }
 
-    /// Takes memory for `count` more chunks; false, with nothing taken, if all would take more than half of what plans and marks may.
+    /// Takes memory for `count` more chunks; false, with nothing taken, if all would take more than half of what plans and marks
+    /// may.
     pub(super) fn reserve(&mut self, count: u64) -> bool {
         let more = count.saturating_mul(CHUNK_SHARE);
         let fits = self.taken.saturating_add(more) <= self.memory.max() / 2 && self.memory.try_add(more);

@@ -1,9 +1,9 @@
 //! Repacking: live chunks of mostly dead packs move to new packs; the maps that named the old ones are replaced, and the
 //! old packs condemned, in one commit.
 //!
-//! A map is the word of whoever wrote it. A tree is moved only if its map says the same of the packs as their footers do. A pack
-//! that another map is wrong about stays. Trees are read once to copy their chunks, and again to write their new maps: only one is
-//! in memory at a time.
+//! A map is the word of whoever wrote it. A tree is moved only if its map says the same of the packs as their footers do. A
+//! pack that another map is wrong about stays. Trees are read once to copy their chunks, and again to write their new maps:
+//! only one is in memory at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,7 +87,8 @@ struct Repacking<'a> {
 }
 
 impl Repacking<'_> {
-    /// Takes a pack to rewrite, with its live chunks, or leaves it. One that was `purged` must be rewritten, however much of it is used.
+    /// Takes a pack to rewrite, with its live chunks, or leaves it. One that was `purged` must be rewritten, however much of it
+    /// is used.
     async fn take(&mut self, pack: &PackRef, roots: &BTreeMap<MapKey, Root<'_>>, purged: bool) -> Result<()> {
         let count = self.marks.used_chunks(&pack.id);
         if !self.live.reserve(count) {
@@ -132,8 +133,8 @@ impl Repacking<'_> {
         used.map(|entry| u64::from(entry.stored_len)).sum()
     }
 
-    /// Opens a tree, if all that its map says of the old packs is right; else these stay, unless the tree has moved on. The same holds
-    /// for a tree that cannot be read: whoever wrote it must not stop the collect of all others.
+    /// Opens a tree, if all that its map says of the old packs is right; else these stay, unless the tree has moved on. The same
+    /// holds for a tree that cannot be read: whoever wrote it must not stop the collect of all others.
     async fn open(&mut self, (name, value): Root<'_>) -> Result<Option<Arc<Saved>>> {
         let wrong = match self.repository.saved_as(name, value).await {
             Ok(saved) => match self.disagreement(&saved) {

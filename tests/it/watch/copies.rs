@@ -19,7 +19,7 @@ fn passed(events: Vec<WatchEvent>) -> Vec<(String, String)> {
     events.into_iter().filter_map(passed).collect()
 }
 
-/// W2: "An entry that was passed over does not replace the step once the other one is gone."
+/// W2: an entry that was passed over does not replace the step once the other one is gone, nor after a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_beside_a_checkpoint_does_not_replace_it_after_a_restart() {
     let fixture = Fixture::new().await;
@@ -41,7 +41,7 @@ async fn what_was_beside_a_checkpoint_does_not_replace_it_after_a_restart() {
     fixture.holds("run/step-500", &fixture.out().join("z-checkpoint-500")).await;
 }
 
-/// W3: "Incomplete checkpoints that nobody writes to stay, and do not keep the latest step from being restored."
+/// W3: incomplete checkpoints stay, and do not keep the latest step from being restored.
 #[tokio::test(flavor = "multi_thread")]
 async fn incomplete_checkpoints_do_not_stop_a_restore_and_are_kept() {
     let fixture = Fixture::new().await;
@@ -106,7 +106,7 @@ async fn a_step_that_was_saved_from_a_given_up_entry_gets_a_name_of_its_own() {
     assert_eq!(tree_digest(&fixture.out().join("checkpoint-7")), tree_digest(&kept));
 }
 
-/// W3: "An error leaves nothing of the restore in the folder".
+/// W3: an error leaves nothing of the restore in DIR.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restore_that_fails_leaves_nothing_in_the_folder() {
     let fixture = Fixture::new().await;
