@@ -192,7 +192,7 @@ impl Repository {
         };
         let actions = self.log().past_entry(entry).await?.map(|entry| entry.actions).unwrap_or_default();
         let of_lost = |action: &Action| match (action, found) {
-            // What replaced the kept value is gone, too.
+            // The one that replaced the kept value is gone, too.
             (Action::RemoveRef { name, .. }, Some(_)) | (Action::SetRef { name, .. }, None) => names.get(name).copied(),
             _ => None,
         };

@@ -2,6 +2,7 @@
 //! oldest ones make way: a caller that sends or reads slowly keeps no other one out.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::OccupiedEntry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -100,7 +101,7 @@ impl Transit {
         let mut messages = self.of.lock();
         while free < more {
             let earlier = messages.by_number.first_entry().filter(|oldest| *oldest.key() < self.number);
-            let Some(earlier) = earlier.map(|oldest| oldest.remove()) else { return false };
+            let Some(earlier) = earlier.map(OccupiedEntry::remove) else { return false };
             earlier.displaced.cancel();
             free += earlier.kib;
         }

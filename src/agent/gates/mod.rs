@@ -155,7 +155,7 @@ impl Gates<'_> {
         let mut known = BTreeSet::new();
         let all = pending.iter().filter_map(|(_, need)| need.as_ref().ok()?.as_ref());
         let needs: Vec<Need> = all.filter(|need| known.insert(*need)).cloned().collect();
-        // What pods that have a node by now use was waited for shortly before.
+        // Pods that have a node by now have waited shortly before.
         self.needs.look_up(&needs, BTreeSet::new).await;
         let waiting = pending.into_iter().filter(|(pod, _)| pod.waits());
         let decided = waiting.filter_map(|one| Some((self.decision(&one)?, one.0)));

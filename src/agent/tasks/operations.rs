@@ -357,7 +357,7 @@ async fn written_later(repository: &Repository, name: &Name, written: Option<Tim
     let (Some((run, number)), Some(written)) = (name.step(), written) else { return Ok(None) };
     let state = repository.state().await?;
     let is_earlier = |other: &Name| other.step().is_some_and(|(of, step)| of == run && step < number);
-    // What was saved before was also written before.
+    // Steps that were saved before were written before, too.
     for (other, _) in state.refs.iter().filter(|(other, value)| value.saved > written && is_earlier(other)) {
         let entries = match repository.saved(other).await {
             Ok(saved) => saved.manifest.entries,

@@ -147,7 +147,7 @@ fn rank_of(word: &str) -> Rank {
 struct Numbered<'a> {
     rank: Rank,
     step: u64,
-    /// What follows the first number of this rank.
+    /// Rest of the name after the first number of this rank.
     rest: &'a str,
 }
 

@@ -105,7 +105,6 @@ impl Repository {
             no_ignore_files: options.no_ignore_files,
             stop: stop.clone(),
             memory: Some(self.budget().clone()),
-            ..Rules::default()
         };
         let (repository, wanted, shown) = (self.clone(), Arc::clone(&saved), path.display().to_string());
         let use_record = evidence != Evidence::Read && !options.reread;

@@ -373,7 +373,7 @@ mod tests {
         assert!(looker.trackers(&entries).is_empty());
     }
 
-    /// As bindings/python/python/towline/_pointer_files.py writes them: they must not take the place of the weights.
+    /// As `bindings/python/python/towline/_pointer_files.py` writes them: they must not take the place of the weights.
     #[test]
     fn pointer_files_are_passed_over_until_they_are_checkpoints() {
         let dir = tempfile::tempdir().unwrap();

@@ -149,7 +149,7 @@ mod tests {
         let mut footer = PackFooter { entries: (0..count).map(entry).collect() };
         let rows = (0..count).map(|ordinal| Row { prefix: id(ordinal).prefix(), pack: 0, ordinal }).collect();
         let pack = PackRef { id: Owned::fresh(SessionId::random()), len: 1, footer_len: 100, chunks: count };
-        let object = Bytes::from(seal(Kind::Segment, &segment_bytes(&[pack], rows), false));
+        let object = seal(Kind::Segment, &segment_bytes(&[pack], rows), false);
         let memory = Budget::new(MEMORY_MIN).unwrap().keep(1).unwrap();
         let view = SegmentView::parse(&object).unwrap();
         let audit = SegmentAudit { id: Owned::fresh(SessionId::random()), view, object, _memory: memory };

@@ -47,10 +47,12 @@ pub(super) struct Entry {
 
 /// Step of a listing.
 pub(super) enum Step {
-    /// A file.
-    File(Entry),
-    /// Another entry, or the end of a folder.
+    /// An entry: a file, where the whole listing makes the step.
+    Entry(Box<Entry>),
+    /// One that is left out.
     Other,
+    /// No more entries.
+    End,
 }
 
 /// Objects below `prefix`, in no order. What is no object is left out: links, devices, staging files, and names that are no keys. So is
@@ -78,8 +80,12 @@ pub(super) fn list_folder(root: &Root, prefix: &Key) -> io::Result<ListResult> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listed),
         folder => Folder::of(prefix.clone(), &folder?)?,
     };
-    while let Some(read) = folder.read()? {
-        let Some(entry) = read else { continue };
+    loop {
+        let entry = match folder.read()? {
+            Step::Entry(entry) => entry,
+            Step::Other => continue,
+            Step::End => break,
+        };
         match FileType::from_raw_mode(entry.stat.st_mode) {
             FileType::RegularFile => listed.objects.extend(entry.object()),
             FileType::Directory => listed.common_prefixes.extend(within_depth(entry.key)),
@@ -102,35 +108,34 @@ impl Walk {
         let mut found = Vec::new();
         for _ in 0..BATCH {
             match self.step()? {
-                Some(Step::File(entry)) => found.extend(entry.object()),
-                Some(Step::Other) => {}
-                None if found.is_empty() => return Ok(None),
-                None => break,
+                Step::Entry(file) => found.extend(file.object()),
+                Step::Other => {}
+                Step::End if found.is_empty() => return Ok(None),
+                Step::End => break,
             }
         }
         Ok(Some(found))
     }
 
-    /// Next step; none at the end.
-    pub(super) fn step(&mut self) -> io::Result<Option<Step>> {
+    /// Next step.
+    pub(super) fn step(&mut self) -> io::Result<Step> {
         if let Some(first) = self.first.take() {
             match self.root.folder(&first) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 folder => self.folders.push(Folder::of(first, &folder?)?),
             }
         }
-        let Some(folder) = self.folders.last_mut() else { return Ok(None) };
-        let Some(read) = folder.read()? else {
-            self.folders.pop();
-            return Ok(Some(Step::Other));
-        };
-        let Some(entry) = read else { return Ok(Some(Step::Other)) };
-        match FileType::from_raw_mode(entry.stat.st_mode) {
-            FileType::RegularFile => return Ok(Some(Step::File(entry))),
-            FileType::Directory => self.enter(entry.key)?,
-            _ => {}
+        let Some(folder) = self.folders.last_mut() else { return Ok(Step::End) };
+        match folder.read()? {
+            Step::Entry(entry) => match FileType::from_raw_mode(entry.stat.st_mode) {
+                FileType::RegularFile => return Ok(Step::Entry(entry)),
+                FileType::Directory => self.enter(entry.key)?,
+                _ => {}
+            },
+            Step::Other => {}
+            Step::End => drop(self.folders.pop()),
         }
-        Ok(Some(Step::Other))
+        Ok(Step::Other)
     }
 
     /// Goes on with the folder `key`, if it is still one.
@@ -155,17 +160,17 @@ impl Folder {
         Ok(Self { key, entries: Dir::read_from(folder)? })
     }
 
-    /// Next entry; nothing in place of one that is no part of a key or just disappeared, and none at the end.
-    fn read(&mut self) -> io::Result<Option<Option<Entry>>> {
-        let Some(read) = self.entries.read() else { return Ok(None) };
+    /// Next entry; one that is no part of a key, or just disappeared, is left out.
+    fn read(&mut self) -> io::Result<Step> {
+        let Some(read) = self.entries.read() else { return Ok(Step::End) };
         let read = read?;
-        let Ok(name) = read.file_name().to_str() else { return Ok(Some(None)) };
-        let Some(key) = key_of(&self.key, name) else { return Ok(Some(None)) };
+        let Ok(name) = read.file_name().to_str() else { return Ok(Step::Other) };
+        let Some(key) = key_of(&self.key, name) else { return Ok(Step::Other) };
         let stat = match statat(self.entries.fd()?, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(Some(None)),
+            Err(Errno::NOENT) => return Ok(Step::Other),
             stat => stat?,
         };
-        Ok(Some(Some(Entry { folder: self.key.clone(), name: name.to_owned(), key, stat })))
+        Ok(Step::Entry(Box::new(Entry { folder: self.key.clone(), name: name.to_owned(), key, stat })))
     }
 }
 

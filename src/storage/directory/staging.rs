@@ -41,7 +41,7 @@ pub struct StagingFile {
 }
 
 impl StagingFile {
-    fn of(root: &Path, key: Key, entry: Entry, published: bool) -> Self {
+    fn of(root: &Path, key: &Key, entry: Entry, published: bool) -> Self {
         let Entry { folder, name, key: file, stat } = entry;
         let meta = list::object_meta(file, &stat);
         let modified = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec.cast_signed());
@@ -83,16 +83,16 @@ pub fn staging_files(root: &Path, pick: impl Fn(&StagingFile) -> bool) -> Result
     let failed = |error: io::Error| Error::io("folder cannot be read", root, error);
     let mut walk = Walk::new(Root::open(root).map_err(failed)?, Key::default());
     let mut found = Vec::new();
-    while found.len() < STAGING_MAX
-        && let Some(step) = walk.step().map_err(failed)?
-    {
-        if let Step::File(entry) = step
-            && let Some(object) = published_name(&entry.name)
-        {
-            let published = walk.has_beside(object).map_err(failed)?;
-            found
-                .extend(Some(StagingFile::of(root, entry.folder.clone().join(object), entry, published)).filter(&pick));
-        }
+    while found.len() < STAGING_MAX {
+        let entry = match walk.step().map_err(failed)? {
+            Step::Entry(entry) => entry,
+            Step::Other => continue,
+            Step::End => break,
+        };
+        let Some(object) = published_name(&entry.name) else { continue };
+        let published = walk.has_beside(object).map_err(failed)?;
+        let key = entry.folder.clone().join(object);
+        found.extend(Some(StagingFile::of(root, &key, *entry, published)).filter(&pick));
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)

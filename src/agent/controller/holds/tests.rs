@@ -74,7 +74,7 @@ async fn what_nobody_waits_for_gives_way() {
     let mut holds = holds(4, 4);
     pass(&mut holds, &[("1", "a"), ("2", "a"), ("4", "b"), ("5", "b")]);
     assert_eq!(pass(&mut holds, &[("4", "b"), ("5", "b")]), ["1", "2", "4", "5"], "it may be in use");
-    // What the namespace has itself, if its share is full, although others have idle holds.
+    // One of the namespace itself gives way, if its share is full, although others have idle holds.
     assert_eq!(pass(&mut holds, &[("5", "b"), ("6", "b")]), ["1", "2", "5", "6"]);
     assert_eq!(pass(&mut holds, &[("2", "a"), ("5", "b"), ("6", "b"), ("7", "c")]), ["2", "5", "6", "7"]);
     assert_eq!(pass(&mut holds, &[("2", "a"), ("5", "b"), ("6", "b"), ("7", "c"), ("8", "d")]).len(), 4);
