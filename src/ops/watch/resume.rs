@@ -238,7 +238,7 @@ impl Held {
         Ok(Self::new(scanned(dir).await?, Some(&first.incomplete)))
     }
 
-    /// What is in `scan`. Of the incomplete ones only those count as such that are in `before`, if given.
+    /// Checkpoints in `scan`. Of the incomplete ones only those count as such that are in `before`, if given.
     fn new(scan: FolderScan, before: Option<&BTreeMap<String, Observation>>) -> Self {
         let mut held = Self::default();
         for (entry, one) in scan.checkpoints {

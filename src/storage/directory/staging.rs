@@ -74,7 +74,7 @@ impl StagingFile {
     }
 }
 
-/// Staging files below `root` that `pick` picks, sorted by path. At most [`STAGING_MAX`]: further ones are found once these are removed.
+/// Staging files below `root` that `pick` picks, sorted by path. At most 10,000: further ones are found once these are removed.
 /// Blocking.
 ///
 /// # Errors
