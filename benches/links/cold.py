@@ -18,7 +18,7 @@ from . import world as worlds
 
 # Steps saved before the transfer: the key step, and differences to it; the last one is moved.
 SAVED = 5
-# Transfers by Towline, which are compared with each other: a loss at the end of one costs it a quarter of a second.
+# Transfers by Towline, which are compared with each other; each has losses of its own.
 OWN_RUNS = 7
 
 
