@@ -15,7 +15,9 @@ const MESSAGES_MAX: usize = 32;
 #[derive(Debug)]
 pub(super) struct InTransit {
     messages: Mutex<Messages>,
-    /// KiB that are free.
+    /// KiB of all together.
+    kib: usize,
+    /// KiB that no message has, displaced ones included.
     memory: Semaphore,
 }
 
@@ -27,6 +29,7 @@ struct Messages {
 
 #[derive(Debug)]
 struct Message {
+    /// Memory that it has, or waits for until displaced messages are gone.
     kib: usize,
     displaced: CancellationToken,
 }
@@ -44,7 +47,7 @@ impl InTransit {
     /// Messages that take `kib` KiB at a time.
     pub(super) const fn new(kib: usize) -> Self {
         let messages = Messages { next: 0, by_number: BTreeMap::new() };
-        Self { messages: Mutex::new(messages), memory: Semaphore::const_new(kib) }
+        Self { messages: Mutex::new(messages), kib, memory: Semaphore::const_new(kib) }
     }
 
     /// Begins a message. If there are too many, the oldest one is displaced.
@@ -80,7 +83,7 @@ impl Transit {
     pub(super) async fn reserve(&mut self, kib: usize) -> bool {
         let held = self.memory.as_ref().map_or(0, SemaphorePermit::num_permits);
         let Ok(more) = u32::try_from(kib.saturating_sub(held)) else { return false };
-        if !self.make_room(more as usize) {
+        if !self.make_room(held.max(kib)) {
             return false;
         }
         // The memory of a displaced message is free once its task has seen that. The semaphore is never closed.
@@ -89,22 +92,22 @@ impl Transit {
             Some(memory) => memory.merge(permit),
             None => self.memory = Some(permit),
         }
-        if let Some(own) = self.of.lock().by_number.get_mut(&self.number) {
-            own.kib = held.max(kib);
-        }
         true
     }
 
-    /// Displaces earlier messages until `more` KiB will be free.
-    fn make_room(&self, more: usize) -> bool {
-        let mut free = self.of.memory.available_permits();
+    /// Displaces earlier messages until this one can have `kib` KiB; false if that is not enough, or if it was displaced itself.
+    fn make_room(&self, kib: usize) -> bool {
         let mut messages = self.of.lock();
-        while free < more {
+        let others = messages.by_number.iter().filter(|(number, _)| **number != self.number);
+        let mut wanted = kib + others.map(|(_, other)| other.kib).sum::<usize>();
+        while wanted > self.of.kib {
             let earlier = messages.by_number.first_entry().filter(|oldest| *oldest.key() < self.number);
             let Some(earlier) = earlier.map(OccupiedEntry::remove) else { return false };
             earlier.displaced.cancel();
-            free += earlier.kib;
+            wanted -= earlier.kib;
         }
+        let Some(own) = messages.by_number.get_mut(&self.number) else { return false };
+        own.kib = kib;
         true
     }
 }
@@ -149,7 +152,13 @@ mod tests {
         // An earlier one displaces no later one, and none can have more than all.
         assert!(!second.reserve(9).await && !third.reserve(17).await);
         assert!(!third.displaced().is_cancelled());
-        drop((second, third));
+        // One that waits counts as well: the next one does not take for free what it waits for.
+        let (mut fourth, mut fifth) = (ALL.begin(), ALL.begin());
+        let mut waiting = Box::pin(fourth.reserve(8));
+        assert!(waiting.as_mut().now_or_never().is_none() && second.displaced().is_cancelled());
+        assert!(fifth.reserve(2).now_or_never().is_none() && third.displaced().is_cancelled());
+        drop(waiting);
+        drop((second, third, fourth, fifth));
         assert_eq!(ALL.memory.available_permits(), 16);
     }
 }

@@ -96,7 +96,7 @@ impl UnauthenticatedCall {
                     .expected(format!("all of it within {BODY_WITHIN:?}"));
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, error));
             }
-            None => return Err(too_many("arriving calls")),
+            None => return Err(too_many("arriving calls of schedulers")),
         };
         // Only now: calls that do not arrive would take the places of others.
         let permit = CALLS.try_acquire().map_err(|_| {
@@ -112,11 +112,11 @@ impl UnauthenticatedCall {
     /// connection.
     ///
     /// # Errors
-    /// Exhausted, if it is too long.
+    /// Exhausted, if it is too long, or earlier answers do not make way.
     pub(super) async fn answered(self, bytes: Vec<u8>) -> Result<Response, ApiError> {
         let mut transit = ANSWERS.begin();
-        if !transit.reserve(kib(bytes.len())).await {
-            return Err(too_many("unread answers"));
+        if !matches!(timeout(ANSWER_WITHIN, transit.reserve(kib(bytes.len()))).await, Ok(true)) {
+            return Err(too_many("unread or too long answers to schedulers"));
         }
         let (sent, displaced) = (CancellationToken::new(), transit.displaced());
         let answer = AnswerInTransit { bytes, _transit: transit, _sent: sent.clone().drop_guard() };
@@ -173,7 +173,7 @@ async fn arrived(request: Request, len_max: u64, arriving: &mut Transit) -> Resu
             return Err(too_long());
         }
         if !arriving.reserve(kib(body.len() + part.len())).await {
-            return Err(too_many("arriving calls"));
+            return Err(too_many("arriving calls of schedulers"));
         }
         body.extend_from_slice(&part);
     }
@@ -187,7 +187,7 @@ const fn kib(len: usize) -> usize {
 
 /// Error for a message that finds no place in transit.
 fn too_many(what: &str) -> ApiError {
-    let error = Error::exhausted(format!("too many {what} of schedulers at once")).help("try again");
+    let error = Error::exhausted(format!("too many {what} at once")).help("try again");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
 }
 
