@@ -65,12 +65,12 @@ test: rust nextest
 	cargo nextest run
 	cargo test --doc --quiet
 	tests/python/setup.sh
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses=$(PYTEST_WORKERS) --dist=loadfile tests/python
+	.venv/bin/python -m pytest --numprocesses=$(PYTEST_WORKERS) --dist=loadfile tests/python
 
 # The package alone, and without servers what needs them is left out.
 test-python: rust
 	@tests/python/setup.sh
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses=$(PYTEST_WORKERS) --dist=loadfile tests/python
+	.venv/bin/python -m pytest --numprocesses=$(PYTEST_WORKERS) --dist=loadfile tests/python
 
 test-vllm: rust
 	@tests/vllm/setup.sh

@@ -9,6 +9,8 @@ import pytest
 import towline
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A forked child that uses OpenMP after its parent did hangs: https://gcc.gnu.org/legacy-ml/gcc-patches/2014-02/msg00813.html
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -460,7 +460,7 @@ def test_children_use_a_repository_of_the_parent(repository, method):
         queue = context.Queue()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            child = context.Process(target=_child, args=(repository, queue))
+            child = context.Process(target=_child, args=(repository, queue), daemon=True)
             child.start()
         assert queue.get(timeout=60) == 499500
         child.join(60)
