@@ -386,7 +386,7 @@ def test_an_async_save_that_fails_frees_what_was_staged(repository):
     for name in ("a", "b", "c"):
         planner = None if name == "c" else Broken()
         failed.append(dcp.async_save({"w": torch.ones(9)}, checkpoint_id=name, storage_writer=writer, planner=planner))
-        failed[-1].exception(timeout=20)
+        failed[-1].exception(timeout=120)
     assert [type(one.exception()).__name__ for one in failed] == ["CheckpointException"] * 2 + ["NoneType"]
     assert [one.name for one in repository.ls()] == ["c"]
     # Nobody saves this, and nobody holds it.
