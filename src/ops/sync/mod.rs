@@ -113,7 +113,8 @@ pub struct PlannedName {
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
-/// destination changed meanwhile, or labels of the source would bind others; damaged, with pack and chunk, if the source is: no damaged byte is copied.
+/// destination changed meanwhile, or labels of the source would bind others; damaged, with pack and chunk, if the source is: no
+/// damaged byte is copied.
 ///
 /// # Cancel safety
 /// Safe: names are complete or unchanged, and the next sync uses uploaded data.
