@@ -23,6 +23,8 @@ pub struct Labelled {
     pub labels: Labels,
     /// Labels that the name itself has.
     pub own: Labels,
+    /// Names below it that its own labels and those of its prefixes bind, too.
+    pub names_below: usize,
     /// True if a signed declassification takes the place of its own labels.
     pub declassified: bool,
 }
@@ -46,10 +48,12 @@ impl Repository {
     pub async fn labels(&self, name: &Name) -> Result<Labelled> {
         let state = self.state().await?;
         let view = self.label_view(&state);
+        let below = state.refs.keys().filter(|other| *other != name && other.is_under(name));
         Ok(Labelled {
             name: name.to_string(),
             labels: view.of(name),
             own: state.labels.get(name).cloned().unwrap_or_default(),
+            names_below: if state.own_labels(name).is_empty() { 0 } else { below.count() },
             declassified: view.is_declassified(name),
         })
     }

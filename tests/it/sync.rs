@@ -251,5 +251,6 @@ async fn labels_of_a_source_bind_no_names_that_do_not_come_from_it() {
     save(&to, &file, &name("a/b")).await;
     let replacing = SyncOptions { existing: Existing::Replace, ..SyncOptions::default() };
     assert_eq!(sync(&from, &to, &[], &replacing).await.unwrap().names, 2);
-    assert_eq!(to.labels(&name("a/b")).await.unwrap().labels, labels);
+    let (above, below) = (to.labels(&name("a")).await.unwrap(), to.labels(&name("a/b")).await.unwrap());
+    assert_eq!((above.names_below, below.labels, below.names_below), (1, labels, 0));
 }
