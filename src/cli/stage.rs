@@ -39,7 +39,7 @@ impl Context {
             hold: false,
         };
         let agent = Client::required()?;
-        let begun: Task = agent.post("/v1/stage", &request).await?;
+        let begun = agent.begin_staging(&request).await?;
         let line = self.line();
         let task = agent.follow(&begun.id, |view| self.relay(view)).await?;
         drop(line);
