@@ -4,7 +4,7 @@ use super::args::Stage;
 use super::output::{printable, table};
 use super::render::by_source;
 use super::verbs::Context;
-use crate::agent::view::{Evicted, StagedList, Task};
+use crate::agent::view::{Evicted, StagedList};
 use crate::agent::{Client, StageReport, StageRequest};
 use crate::error::{Error, Result};
 use crate::selector::Selector;
