@@ -11,13 +11,34 @@ local function wanted(job_script)
    return towline.directives(towline.contents(job_script))
 end
 
--- File about the commitment of a job: the id of its hint and its site.
+-- File about the commitment of a job: the id of its hint, or `-` before there is one, its site and its user.
 local function record(job_id)
    return towline.jobs .. "/" .. string.match(job_id, "^%d+$")
 end
 
 local function committed(job_id)
-   return string.match(towline.contents(record(job_id)) or "", "^(%S+) (%S+)\n")
+   return string.match(towline.contents(record(job_id)) or "", "^(h_%x+) (%S+)")
+end
+
+local function write_record(job_id, id, site, user)
+   local file = io.open(record(job_id), "w")
+   if not file then return false end
+   file:write(id, " ", site, " ", user, "\n")
+   file:close()
+   return true
+end
+
+-- Why no more jobs of a user may hold inputs, once the record of the job is written.
+local function beyond(user)
+   local _, said = towline.run({ "grep", "-rhs", "-e", "^", towline.jobs })
+   local all, own = 0, 0
+   for _, holder in string.gmatch(said, "(%S+ %S+) ?([^\n]*)\n") do
+      all = all + 1
+      if holder == user then own = own + 1 end
+   end
+   local most = math.ceil(towline.held_names / 2)
+   if own > most then return most .. " jobs of " .. user .. " hold inputs, which is half of held_names" end
+   if all > towline.held_names then return towline.held_names .. " jobs hold inputs, which is held_names" end
 end
 
 -- A field of a job. One at a time: users choose names of jobs, which could be taken for another field.
@@ -71,16 +92,23 @@ function slurm_bb_data_in(job_id, job_script)
       hint, problem = towline.hint(name, user)
       if not hint then return slurm.ERROR, "towline: " .. problem end
    end
+   -- Before the commit, so that jobs that start together count each other.
+   if not write_record(job_id, "-", site, user) then return slurm.ERROR, "towline: cannot write to " .. towline.jobs end
+   problem = beyond(user)
+   if problem then
+      os.remove(record(job_id))
+      return slurm.ERROR, "towline: " .. problem .. ": release the job when others have ended"
+   end
    local words = { "hint", "--json", "--sites", towline.sites, "--commit=" .. site, "--lease", job.lease or towline.lease, "--" }
    for _, name in ipairs(job.inputs) do table.insert(words, name) end
    local ok, said = towline.run(towline.arguments(words))
    local id = string.match(said, '"hint_id":"(h_%x+)"')
-   if not ok or not id then return slurm.ERROR, "towline: " .. short(said) end
+   if not ok or not id then
+      os.remove(record(job_id))
+      return slurm.ERROR, "towline: " .. short(said)
+   end
    -- Before the wait, so that a job that is cancelled meanwhile releases them.
-   local file = io.open(record(job_id), "w")
-   if not file then return slurm.ERROR, "towline: cannot write to " .. towline.jobs end
-   file:write(id, " ", site, "\n")
-   file:close()
+   if not write_record(job_id, id, site, user) then return slurm.ERROR, "towline: cannot write to " .. towline.jobs end
    ok, said = towline.run(towline.arguments({ "hint", "--await", id, "--at", site }))
    if not ok then return slurm.ERROR, "towline: " .. short(said) end
    return slurm.SUCCESS
@@ -136,7 +164,10 @@ end
 -- Releases the inputs. They stay in the cache as long as there is space.
 function slurm_bb_job_teardown(job_id, job_script, hurry)
    local id, site = committed(job_id)
-   if not id then return slurm.SUCCESS end
+   if not id then
+      os.remove(record(job_id))
+      return slurm.SUCCESS
+   end
    local ok, said = towline.run(towline.arguments({ "hint", "--end", id, "--at", site }))
    if not ok then slurm.log_info("towline: the inputs of job %s are held until their lease ends: %s", job_id, short(said)) end
    os.remove(record(job_id))

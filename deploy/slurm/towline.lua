@@ -16,6 +16,9 @@ local towline = {
    objective = "time",
    -- Seconds after which a hint is too old to decide.
    max_age = 600,
+   -- Jobs whose inputs are held at a time, each by a pin of a site's agent: at most `[caller_pins] max_pins` there. One user has half
+   -- of them at most.
+   held_names = 256,
    -- Names that a job may read.
    max_inputs = 64,
 }

@@ -1,11 +1,13 @@
-//! Redaction of errors for other agents: paths and locations are private to this node.
+//! Redaction of errors for other agents: paths, locations and addresses are private to this node.
+
+use std::net::SocketAddr;
 
 use serde_json::Value;
 
-/// Replacement for a path or a location.
+/// Replacement for a path, a location or an address.
 const HIDDEN: &str = "(hidden)";
 
-/// Removes paths, locations and causes from `error`, which has the shape of `towline --json`. They stay in this node's log.
+/// Removes paths, locations, addresses and causes from `error`, which has the shape of `towline --json`. They stay in this node's log.
 pub(super) fn redact(error: &mut Value) {
     let Some(fields) = error.as_object_mut() else { return };
     let place = fields.get("place").and_then(Value::as_str).map(str::to_owned);
@@ -27,9 +29,9 @@ pub(super) fn redact(error: &mut Value) {
     }
 }
 
-/// `text` with each path and location replaced.
+/// `text` with each path, location and address replaced.
 pub(super) fn without_locations(text: &str) -> String {
-    let words = text.split(' ').map(|word| if is_location(word) { HIDDEN } else { word });
+    let words = text.split(' ').map(|word| if is_location(word) || is_address(word) { HIDDEN } else { word });
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -37,6 +39,16 @@ pub(super) fn without_locations(text: &str) -> String {
 fn is_location(word: &str) -> bool {
     let bare = word.trim_start_matches(['`', '"', '\'', '(', '[', '<']);
     bare.len() > 1 && bare.starts_with('/') || bare.contains("://")
+}
+
+/// True for `HOST:PORT`, also with punctuation around it.
+fn is_address(word: &str) -> bool {
+    let bare = word.trim_matches(['`', '"', '\'', '(', ')', ',', ';', ':', '.']);
+    let is_host = |host: &str| {
+        !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+    };
+    bare.parse::<SocketAddr>().is_ok()
+        || bare.rsplit_once(':').is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok())
 }
 
 #[cfg(test)]
@@ -68,5 +80,12 @@ mod tests {
         assert_eq!(error["message"], "no such name `run` in (hidden) the nearest is `run-1` at run");
         assert_eq!(error["place"], "run");
         assert!(!error.to_string().contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn addresses_of_other_agents_are_hidden() {
+        let text = "no answer from 10.0.0.1:7171: no route; [2001:db8::1]:7171, agent-1.example.org:7171 (x:1), by 2026-11-29T07:10:22Z";
+        let expected = "no answer from (hidden) no route; (hidden) (hidden) (hidden) by 2026-11-29T07:10:22Z";
+        assert_eq!(without_locations(text), expected);
     }
 }

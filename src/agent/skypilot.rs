@@ -237,13 +237,19 @@ impl ReadingTask {
 /// a task has that names one thing twice: so they stand for at most as many values as the text has bytes, and for
 /// [`ALIASED_BYTES_MAX`].
 fn yaml<T: DeserializeOwned>(text: &str, values_max: usize) -> Option<T> {
-    let options = serde_saphyr::options! {
+    serde_saphyr::from_str_with_options(text, yaml_options(text.len(), values_max)).ok()
+}
+
+/// Options to read a YAML text of `len` bytes. Without excerpts in errors: for them the parser lists the place of each line,
+/// which takes many times the memory of a text with short lines.
+fn yaml_options(len: usize, values_max: usize) -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        with_snippet: false,
         budget: serde_saphyr::budget! { max_nodes: values_max },
         alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: aliased_max(text.len()),
+            max_total_replayed_events: aliased_max(len),
         },
-    };
-    serde_saphyr::from_str_with_options(text, options).ok()
+    }
 }
 
 /// Number of values in one, itself included.
@@ -553,6 +559,16 @@ mod tests {
             "1,".repeat(200_000)
         );
         assert_eq!(read(&task).unwrap().inputs(), ["a"]);
+    }
+
+    /// An excerpt of a text takes memory for each of its lines.
+    #[test]
+    fn an_error_of_a_task_has_no_excerpt_of_it() {
+        for text in ["a: [\n\n\n", "- 1\n- 2\n", "a: *b\n"] {
+            let error =
+                serde_saphyr::from_str_with_options::<TaskParts>(text, yaml_options(text.len(), 1)).unwrap_err();
+            assert!(!matches!(error, serde_saphyr::Error::WithSnippet { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -90,5 +90,24 @@ pub(super) fn described(labelled: &Labelled) -> String {
         }
         (own, _) => format!("  of its own: {own}\n"),
     };
-    format!("{}: {}\n{from}", printable(&labelled.name), printable(&binding))
+    let below = match labelled.names_below {
+        0 => String::new(),
+        names => format!("  labels of the name bind {} below it, too\n", counted(names as u64, "name")),
+    };
+    format!("{}: {}\n{from}{below}", printable(&labelled.name), printable(&binding))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_below_that_are_bound_are_counted() {
+        let labels = Labels::default().with("residency", "DE").unwrap();
+        let mut labelled =
+            Labelled { name: "a".into(), own: labels.clone(), labels, names_below: 2, declassified: false };
+        assert_eq!(described(&labelled), "a: residency=DE\n  labels of the name bind 2 names below it, too\n");
+        labelled.names_below = 0;
+        assert_eq!(described(&labelled), "a: residency=DE\n");
+    }
 }

@@ -4,7 +4,7 @@ use super::args::Stage;
 use super::output::{printable, table};
 use super::render::by_source;
 use super::verbs::Context;
-use crate::agent::view::{Evicted, StagedList, Task};
+use crate::agent::view::{Evicted, StagedList};
 use crate::agent::{Client, StageReport, StageRequest};
 use crate::error::{Error, Result};
 use crate::selector::Selector;
@@ -39,7 +39,7 @@ impl Context {
             hold: false,
         };
         let agent = Client::required()?;
-        let begun: Task = agent.post("/v1/stage", &request).await?;
+        let begun = agent.begin_staging(&request).await?;
         let line = self.line();
         let task = agent.follow(&begun.id, |view| self.relay(view)).await?;
         drop(line);

@@ -187,6 +187,7 @@ impl Repository {
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
         self.leave_denied(&evidence, &mut judgement, report).await?;
+        judgement.measure(|pack| listed.pack_len(pack));
         let mut times = EntryTimes::new(self);
         judgement.fence = listed.stalled(&mut times, &evidence.state, now.before(FENCE_AFTER)).await?;
         report.report_live(&evidence);

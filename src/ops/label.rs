@@ -23,6 +23,8 @@ pub struct Labelled {
     pub labels: Labels,
     /// Labels that the name itself has.
     pub own: Labels,
+    /// Names below it that its own labels and those of its prefixes bind, too.
+    pub names_below: usize,
     /// True if a signed declassification takes the place of its own labels.
     pub declassified: bool,
 }
@@ -46,10 +48,12 @@ impl Repository {
     pub async fn labels(&self, name: &Name) -> Result<Labelled> {
         let state = self.state().await?;
         let view = self.label_view(&state);
+        let below = state.refs.keys().filter(|other| *other != name && other.is_under(name));
         Ok(Labelled {
             name: name.to_string(),
             labels: view.of(name),
             own: state.labels.get(name).cloned().unwrap_or_default(),
+            names_below: if state.own_labels(name).is_empty() { 0 } else { below.count() },
             declassified: view.is_declassified(name),
         })
     }
@@ -127,13 +131,29 @@ impl Repository {
         commit.await.map(drop)
     }
 
-    /// Gives the name of this repository the labels that it has in `source`, once the policy there lets it come here.
-    pub(super) async fn take_labels(&self, source: (&Self, &State), name: &Name, dry_run: bool) -> Result<()> {
+    /// Gives the name of this repository the labels that it has in `source`, once the policy there lets it come here. Of the names
+    /// below it, which would have them as well, only those that `come` from there may get stricter.
+    pub(super) async fn take_labels(
+        &self,
+        source: (&Self, &State),
+        name: &Name,
+        (come, dry_run): (&BTreeSet<Name>, bool),
+    ) -> Result<()> {
         let (from, state) = source;
         let labels = from.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
         from.check_writable(state, name, &labels, self).await?;
         self.check_policy_here(name, &labels).await?;
-        if dry_run { Ok(()) } else { self.add_labels(name, &labels, &LabelScope::default()).await }
+        let here = self.state().await?;
+        check_below(&here, (name, &labels), come)?;
+        if dry_run || labels.is_empty() {
+            return Ok(());
+        }
+        self.check_labels(&here, name, &labels)?;
+        let commit = self.log().commit(None, |state| {
+            check_below(state, (name, &labels), come)?;
+            Ok(state.label(name, &labels)?.into_iter().collect())
+        });
+        commit.await.map(drop)
     }
 
     /// Checks by the policy of this repository that content with `labels` may be stored in it under `name`, which may have others.
@@ -259,6 +279,17 @@ impl Repository {
         };
         Ok(if stricter || scope.is_limited() { known.without_differences() } else { known })
     }
+}
+
+/// Refuses `labels` from another repository for `name` that would bind names below it, unless these `come` from there, too.
+fn check_below(state: &State, (name, labels): (&Name, &Labels), come: &BTreeSet<Name>) -> Result<()> {
+    let mut others = state.tightened_below(name, labels).filter(|other| !come.contains(*other));
+    let Some(first) = others.next() else { return Ok(()) };
+    Err(Error::conflict("labels of the source would bind names of the destination that do not come from it")
+        .at(name)
+        .expected("labels that the names below it have already")
+        .got(format!("labels {labels}, which {first} lacks"))
+        .help(format!("if they should bind all names below it: `towline label {name} {labels}` at the destination; then sync again")))
 }
 
 /// Free labels and labels that bind, as one list: for whoever saves it elsewhere.

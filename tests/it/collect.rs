@@ -9,11 +9,12 @@ use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
 use towline::clock::{ManualClock, Timestamp};
 use towline::error::ErrorKind;
-use towline::id::{Owned, SessionId};
+use towline::id::{Owned, PackId, SessionId};
 use towline::ops::{CollectOptions, CollectReport, RestoreOptions, SaveOptions};
 use towline::progress::Progress;
 use towline::repository::collect::{mark, repack};
 use towline::repository::layout::{self, Family};
+use towline::repository::log::Action;
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Location, Store, StoreOptions, open};
 
@@ -80,6 +81,26 @@ async fn removed_names_free_their_packs_and_nothing_else() {
     assert!(settled && state.sessions.is_empty(), "all is done: {state:?}");
     save(&repository, &dir.path().join("gone"), "gone").await;
     restores(&repository, "gone", &gone).await;
+}
+
+/// Whoever may save can write any length into the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_tells_the_bytes_that_the_store_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, repository) = repository(dir.path()).await;
+    fs::write(dir.path().join("gone"), noise(2, 4_000_000)).unwrap();
+    save(&repository, &dir.path().join("gone"), "gone").await;
+    repository.remove(&name("gone")).await.unwrap();
+    let (state, index) = repository.indexed_state().await.unwrap();
+    assert!(state.refs.is_empty());
+    let packs = index.packs(repository.budget()).unwrap();
+    let condemn = |pack: &PackId| Action::Condemn { pack: *pack, len: 1 << 50, damaged: false };
+    let actions: Vec<Action> = packs.keys().map(condemn).collect();
+    repository.log().commit(None, |_| Ok(actions.clone())).await.unwrap();
+    let planned = repository.collect(&CollectOptions { dry_run: true, ..CollectOptions::at_once() }).await.unwrap();
+    assert_eq!(planned.purged_packs, 1, "{planned:?}");
+    assert!((4_000_000..4_100_000).contains(&planned.freed_bytes), "{planned:?}");
+    assert!(planned.steps.iter().any(|step| step.ends_with("(3.8 MiB)")), "{planned:?}");
 }
 
 /// F5: "No rule of the log reads a clock, so a machine whose clock jumps by a year, either way, loses nothing and damages
@@ -207,7 +228,7 @@ async fn an_interrupted_save_is_kept_while_its_session_is_open_and_swept_after()
     collect(&repository).await;
     assert_eq!(keys(&store, "pack").await, before, "an open session's objects are nobody else's business");
     let session = *repository.state().await.unwrap().sessions.keys().next().unwrap();
-    let close = towline::repository::log::Action::Close(session);
+    let close = Action::Close(session);
     repository.log().commit(None, |_| Ok(vec![close.clone()])).await.unwrap();
     collect(&repository).await;
     assert_eq!(keys(&store, "pack").await.len(), 0);

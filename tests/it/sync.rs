@@ -11,6 +11,7 @@ use towline::error::ErrorKind;
 use towline::metrics::Metric;
 use towline::name::Name;
 use towline::ops::{Existing, KeptReason, RestoreOptions, SaveOptions, SyncOptions, SyncReport, sync};
+use towline::policy::Labels;
 use towline::repository::layout::{Family, family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{self, Location, Store, StoreOptions};
@@ -217,4 +218,39 @@ async fn a_faulty_destination_gets_no_wrong_byte() {
         let stray = inner.list_with_delimiter(Some(&family(Family::Pack))).await.unwrap();
         assert!(!stray.common_prefixes.is_empty());
     }
+}
+
+/// The labels of `a` in the source would bind `a/b`, which is the destination's own, or was.
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_of_a_source_bind_no_names_that_do_not_come_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, cache) = (dir.path().join("file"), dir.path().join("cache"));
+    let (from, to) = (repository(Store::memory(), &cache).await, repository(Store::memory(), &cache).await);
+    fs::write(&file, b"theirs").unwrap();
+    save(&from, &file, &name("a")).await;
+    fs::write(&file, b"mine").unwrap();
+    save(&to, &file, &name("a/b")).await;
+    let labels = Labels::default().with("derived-from", "elsewhere").unwrap();
+    from.tighten(&name("a"), &labels).await.unwrap();
+    for dry_run in [true, false] {
+        let options = SyncOptions { dry_run, ..SyncOptions::default() };
+        let refused = sync(&from, &to, &[name("a")], &options).await.unwrap_err();
+        assert_eq!((refused.kind(), refused.place()), (ErrorKind::Conflict, Some("a")));
+        assert!(refused.to_string().contains("which a/b lacks"), "{refused}");
+    }
+    to.remove(&name("a/b")).await.unwrap();
+    let refused = sync(&from, &to, &[name("a")], &SyncOptions::default()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict, "it can be undeleted");
+    assert!(to.labels(&name("a/b")).await.unwrap().labels.is_empty());
+    to.tighten(&name("a"), &labels).await.unwrap();
+    assert_eq!(synced(&from, &to, &[name("a")]).await.names, 1);
+
+    // What comes from the source has its labels.
+    let to = repository(Store::memory(), &cache).await;
+    save(&from, &file, &name("a/b")).await;
+    save(&to, &file, &name("a/b")).await;
+    let replacing = SyncOptions { existing: Existing::Replace, ..SyncOptions::default() };
+    assert_eq!(sync(&from, &to, &[], &replacing).await.unwrap().names, 2);
+    let (above, below) = (to.labels(&name("a")).await.unwrap(), to.labels(&name("a/b")).await.unwrap());
+    assert_eq!((above.names_below, below.labels, below.names_below), (1, labels, 0));
 }

@@ -372,6 +372,41 @@ def test_data_is_there_before_the_job_and_released_after_it(cluster: Cluster) ->
     assert not list((cluster.folder / "jobs").iterdir())
 
 
+def test_a_user_has_half_of_what_is_held_at_most(cluster: Cluster) -> None:
+    etc = cluster.folder / "etc"
+    text = (etc / "towline.lua").read_text()
+    few = re.sub(r"held_names = \d+", "held_names = 2", text)
+    assert few != text
+
+    def settings(written: str) -> None:
+        (etc / "towline.lua").write_text(written)
+        # Slurm loads its script again when that changes.
+        (etc / "burst_buffer.lua").touch()
+
+    def submit_beside(owners: list[str], reason: str) -> None:
+        records = [cluster.folder / f"jobs/{900_000 + number}" for number in range(len(owners))]
+        for record, owner in zip(records, owners, strict=True):
+            record.write_text(f"h_{0:032x} home {owner}\n")
+        number, said = cluster.submit("#BB_LUA towline inputs=team-a/tokens stage_in\ntrue\n")
+        assert number, said
+        if reason:
+            assert until("a held job", lambda: reason in cluster.job(number).get("Reason", "").replace("_", " "))
+            cluster.slurm("scancel", str(number))
+        else:
+            cluster.ended(number)
+        assert until("no record", lambda: not (cluster.folder / f"jobs/{number}").exists())
+        for record in records:
+            record.unlink()
+
+    settings(few)
+    try:
+        submit_beside([USER], "half of held names")
+        submit_beside(["alice", "alice"], "which is held names")
+        submit_beside(["alice"], "")
+    finally:
+        settings(text)
+
+
 def test_the_documented_files_are_read_as_they_are() -> None:
     settings = tomllib.loads((DEPLOY / "agent.toml").read_text())
     lua = (DEPLOY / "towline.lua").read_text()

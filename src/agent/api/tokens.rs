@@ -13,6 +13,8 @@ use crate::agent::config::Span;
 use crate::agent::state::AgentState;
 use crate::agent::tokens::TokenSpec;
 use crate::agent::view;
+use crate::cache::Cache;
+use crate::error::Result;
 use crate::policy::Scopes;
 use crate::work::blocking;
 
@@ -61,7 +63,7 @@ pub(super) async fn make(
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// Ends a token. Requests with it are refused, and responses in progress are cut off.
+/// Ends a token and its pins. Requests with it are refused, and responses in progress are cut off.
 #[utoipa::path(
     delete,
     path = "/v1/tokens/{id}",
@@ -73,8 +75,24 @@ pub(super) async fn revoke(
     State(state): State<Arc<AgentState>>,
     Path(id): Path<String>,
 ) -> Result<Json<view::RevokedToken>, ApiError> {
-    let (tokens, revoked) = (Arc::clone(state.tokens()?), id.clone());
-    blocking(move || tokens.revoke(&revoked)).await?;
+    let (tokens, revoked, cache) = (Arc::clone(state.tokens()?), id.clone(), state.cache().ok());
+    blocking(move || {
+        let token = tokens.revoke(&revoked)?;
+        cache.map_or(Ok(()), |cache| end_pins(&cache, &token))
+    })
+    .await?;
     tracing::info!(%id, "revoked a token");
     Ok(Json(view::RevokedToken { revoked: id }))
+}
+
+/// Ends the pins of `token`, also those of the hints that it has committed. Blocking.
+///
+/// # Errors
+/// The file system's: pins that are left end when they expire.
+fn end_pins(cache: &Cache, token: &str) -> Result<()> {
+    let owners = format!("{token}/");
+    for pin in cache.pins().into_iter().filter(|pin| pin.owner.starts_with(&owners)) {
+        cache.unpin(pin.id)?;
+    }
+    Ok(())
 }

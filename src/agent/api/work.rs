@@ -35,8 +35,8 @@ use crate::limits::PATH_LEN_MAX;
 use crate::name::Name;
 use crate::ops::{RootLink, SaveOptions};
 use crate::policy::{Labels, Scope};
-use crate::repository::LabelScope;
 use crate::repository::log::StepFacts;
+use crate::repository::{LabelScope, Repository};
 use crate::selector::Selector;
 use crate::transfer::exchange::FetchPolicy;
 use crate::work::blocking;
@@ -379,6 +379,9 @@ pub(super) async fn warm(
             return Err(error.into());
         }
     }
+    if let Err(error) = check_policy(repository, &caller, &name).await {
+        return Err(recorded.refuse(&state, &name, error).await.into());
+    }
     let warming = WarmRequest {
         name: Selector::Name(name),
         below,
@@ -400,6 +403,18 @@ pub(super) async fn warm(
     let begun =
         follow_with(request, Vec::from_iter(pinning), tasks::warm(&state, body.repository.as_deref(), warming))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
+}
+
+/// Checks before a task begins that the policy lets the tree of `name` come here, so that who does not wait for the task learns it. A name
+/// that was removed meanwhile is the task's error.
+///
+/// # Errors
+/// Denied, with the rule.
+async fn check_policy(repository: &Repository, caller: &Caller, name: &Name) -> Result<()> {
+    let repository = repository.for_caller(caller.local());
+    let log = repository.state().await?;
+    let Some(value) = log.refs.get(name) else { return Ok(()) };
+    repository.check_readable(name, &value.manifest).await
 }
 
 /// Lists running tasks, and the last ones that ended.

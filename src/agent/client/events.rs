@@ -3,7 +3,9 @@
 use bytes::{Buf as _, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use tokio::time::timeout;
 
+use super::STUCK_AFTER;
 use crate::agent::view::Task;
 
 /// Limit of an event, in bytes.
@@ -23,7 +25,7 @@ impl Events {
         Self { body, read: BytesMut::new(), searched: 0 }
     }
 
-    /// The next event; None at the end.
+    /// The next event; None at the end. The error is [`Elapsed`](tokio::time::error::Elapsed) if not even a comment comes.
     pub(super) async fn next(&mut self) -> Result<Option<Task>, Box<dyn std::error::Error + Send + Sync>> {
         loop {
             while let Some(end) = end_of_event(&self.read, &mut self.searched) {
@@ -36,7 +38,7 @@ impl Events {
             if self.read.len() > EVENT_LEN_MAX {
                 return Err("an event is too long".into());
             }
-            match self.body.frame().await {
+            match timeout(STUCK_AFTER, self.body.frame()).await? {
                 None => return Ok(None),
                 Some(frame) => {
                     if let Ok(bytes) = frame?.into_data() {

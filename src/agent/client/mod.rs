@@ -23,6 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use self::events::Events;
@@ -47,6 +48,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const HEALTH_WITHIN: Duration = Duration::from_secs(10);
 /// Time after which a client that waits for its response asks whether the agent still answers.
 const DOUBT_AFTER: Duration = Duration::from_secs(5);
+/// Time without a sign of a request, after which its agent is taken to hang: beside events of a task comes a comment every 15 seconds.
+pub(super) const STUCK_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Time for which an agent that was silent is not asked again by those who can do without it.
 const SILENCE: Duration = Duration::from_mins(1);
 /// Number of connections over which a process reads chunks.
@@ -184,11 +187,13 @@ impl Client {
     /// Not safe: the request may have been executed.
     pub async fn begin<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<(T, Self)> {
         let body = serde_json::to_vec(asked).map_err(|source| Error::other("request is not JSON").source(source))?;
-        let response = self.while_it_answers(self.send(Method::POST, path, body.into())).await?;
-        let response = self.check_status(response).await?;
-        let answered = response.headers().get(AT).and_then(|who| who.to_str().ok()?.parse().ok());
-        let at = self.at.as_ref().and(answered).or_else(|| self.at.clone());
-        Ok((self.read(response).await?, self.clone().routed_to(at)))
+        let answer = async {
+            let response = self.check_status(self.send(Method::POST, path, body.into()).await?).await?;
+            let answered = response.headers().get(AT).and_then(|who| who.to_str().ok()?.parse().ok());
+            let at = self.at.as_ref().and(answered).or_else(|| self.at.clone());
+            Ok((self.read(response).await?, self.clone().routed_to(at)))
+        };
+        self.while_it_answers(answer).await
     }
 
     /// Deletes the resource at `path`.
@@ -205,15 +210,18 @@ impl Client {
     /// Follows a task until it has ended; `tell` receives its progress.
     ///
     /// # Errors
-    /// The task's error; cancelled, if it was stopped; unreachable, if the agent stopped meanwhile.
+    /// The task's error; cancelled, if it was stopped; unreachable, if the agent stopped meanwhile, or says nothing of the task for a
+    /// minute.
     ///
     /// # Cancel safety
     /// Safe: the task goes on.
     pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Task)) -> Result<Task> {
         let path = format!("/v1/tasks/{id}/events");
-        let response = self.while_it_answers(self.send(Method::GET, &path, Bytes::new())).await?;
-        let mut events = Events::of(self.check_status(response).await?.into_body());
-        let mut next = async || events.next().await.map_err(|source| self.lost(source));
+        let begun = async { self.check_status(self.send(Method::GET, &path, Bytes::new()).await?).await };
+        let mut events = Events::of(self.while_it_answers(begun).await?.into_body());
+        let mut next = async || {
+            events.next().await.map_err(|source| if source.is::<Elapsed>() { self.stuck() } else { self.lost(source) })
+        };
         while let Some(view) = self.while_it_answers(next()).await? {
             tell(&view);
             match view.state {
@@ -274,6 +282,18 @@ impl Client {
             .expected(format!("an answer within {HEALTH_WITHIN:?}"))
             .got("silence")
             .help("start it again, or set TOWLINE_AGENT=none to work without it")
+    }
+
+    /// Error for an agent that tells its state, but does not go on with a request.
+    pub(super) fn stuck(&self) -> Error {
+        let error = Error::unreachable("agent does not go on with a request")
+            .expected(format!("a sign of it within {STUCK_AFTER:?}"))
+            .got("silence, though it tells its state")
+            .help("see its log and restart it, or set TOWLINE_AGENT=none to work without it");
+        match &self.at {
+            None => error.at(self.socket.display()),
+            Some(at) => error.at(at),
+        }
     }
 
     /// The result of `request`. While it takes long, the agent of this node must tell its state: one that is stopped or hangs does

@@ -159,17 +159,18 @@ impl Tokens {
         Ok(view::MadeToken { token: made.view(), secret })
     }
 
-    /// Ends the token `id`, at once. Blocking.
+    /// Ends the token `id`, at once; returns the text that identified its tasks and pins. Blocking.
     ///
     /// # Errors
     /// Not found, if there is none; exhausted or the file system's, if the file cannot be written: then it would hold again after a
     /// restart.
-    pub(super) fn revoke(&self, id: &str) -> Result<()> {
+    pub(super) fn revoke(&self, id: &str) -> Result<String> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut grants = self.all();
         let unknown = || Error::not_found("there is no such token").at(id).help("`towline token list` lists them");
         let parsed: Ulid = id.parse().map_err(|_| unknown())?;
-        grants.iter().find(|grant| grant.id() == parsed).ok_or_else(unknown)?.revoke();
+        let revoked = Arc::clone(grants.iter().find(|grant| grant.id() == parsed).ok_or_else(unknown)?);
+        revoked.revoke();
         grants.retain(|grant| !grant.is_revoked());
         self.write(&grants).map_err(|source| {
             Error::new(source.kind(), "token is revoked until the agent ends: the file of tokens cannot be written")
@@ -178,7 +179,7 @@ impl Tokens {
                 .source(source)
         })?;
         *self.grants.write().unwrap_or_else(PoisonError::into_inner) = grants;
-        Ok(())
+        Ok(revoked.path())
     }
 
     fn all(&self) -> Vec<Arc<Grant>> {

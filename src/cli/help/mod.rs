@@ -414,6 +414,10 @@ Examples:
 The old values of removed or replaced names are kept for --keep-removed, by default 7 days, by the store's clock; the grace \
 begins after that.
 
+The bytes of packs are those in the store. Which chunks of them are used, and live_bytes, unused_bytes and kept_bytes, are as \
+the maps of the names tell. A pack is rewritten only if its own list of chunks says that it is mostly unused, too: --dry-run does \
+not read these lists.
+
 Safe at any time, beside savers, readers and other collectors. Uploads of a save or sync are kept while its session is open, \
 whatever --grace says; the report has their bytes. A session ends when its command does. That of a killed command ends at a \
 collect, once nothing was written in it for a day by the store's clock; until then the same save can use its uploads.

@@ -1,5 +1,8 @@
 //! Names that the destination has with another value: which of them a sync replaces.
 
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
 use serde::Serialize;
 
 use super::Syncing;
@@ -45,16 +48,34 @@ pub enum KeptReason {
 impl Syncing<'_> {
     /// True if the destination's value of `name` stays, which is reported. `source` is the state with its `value`.
     pub(super) fn is_kept(&mut self, name: &Name, value: &RefValue, source: &State) -> bool {
-        let Some(there) = self.began.refs.get(name).filter(|there| !is_same(there, value)) else { return false };
-        let reason = match self.options.existing {
-            Existing::Keep => KeptReason::Exists,
-            Existing::KeepNewer if is_newer(name, there, value, [source, &self.began]) => KeptReason::Newer,
-            Existing::Replace | Existing::KeepNewer => return false,
-        };
+        let Some((there, reason)) = self.kept(name, value, source) else { return false };
         let [saved, saved_there] = [value, there].map(|value| value.saved.to_string());
         self.report.kept.push(KeptName { name: name.clone(), reason, saved, saved_there });
         self.options.progress.advance(value.logical_bytes);
         true
+    }
+
+    /// The destination's value of `name`, if it stays, and the reason.
+    fn kept(&self, name: &Name, value: &RefValue, source: &State) -> Option<(&RefValue, KeptReason)> {
+        let there = self.began.refs.get(name).filter(|there| !is_same(there, value))?;
+        match self.options.existing {
+            Existing::Keep => Some((there, KeptReason::Exists)),
+            Existing::KeepNewer if is_newer(name, there, value, [source, &self.began]) => {
+                Some((there, KeptReason::Newer))
+            }
+            Existing::Replace | Existing::KeepNewer => None,
+        }
+    }
+
+    /// Names below `name` that the destination has from the `source`, or will have once this sync is done.
+    pub(super) fn come_below(&self, name: &Name, source: &State) -> BTreeSet<Name> {
+        let from = format!("{name}/");
+        let below = source.refs.range::<str, _>((Bound::Excluded(&*from), Bound::Unbounded));
+        let below = below.take_while(|(other, _)| other.is_under(name));
+        let chosen =
+            below.filter(|(other, _)| self.what.is_empty() || self.what.iter().any(|what| other.is_under(what)));
+        let come = chosen.filter(|(other, value)| self.kept(other, value, source).is_none());
+        come.map(|(other, _)| other.clone()).collect()
     }
 }
 

@@ -113,7 +113,8 @@ pub struct PlannedName {
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
-/// destination changed meanwhile; damaged, with pack and chunk, if the source is: no damaged byte is copied.
+/// destination changed meanwhile, or labels of the source would bind others; damaged, with pack and chunk, if the source is: no
+/// damaged byte is copied.
 ///
 /// # Cancel safety
 /// Safe: names are complete or unchanged, and the next sync uses uploaded data.
@@ -238,7 +239,8 @@ impl Syncing<'_> {
             if self.is_kept(name, &value, &state) {
                 return Ok(());
             }
-            self.to.take_labels((self.from, &state), name, self.options.dry_run).await?;
+            let come = self.come_below(name, &state);
+            self.to.take_labels((self.from, &state), name, (&come, self.options.dry_run)).await?;
             match self.attempt(name, &value).await? {
                 Step::Done => {
                     self.note_returned(name, &value);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures::{StreamExt as _, stream};
 
 use super::findings::CHUNKS_MAX;
+use super::groups::grouped;
 use super::{Verifying, is_damage};
 use crate::budget::{Buffer, GrowingMemory};
 use crate::codec::Codec;
@@ -19,8 +20,8 @@ use crate::repository::{
     ChunkPlace, Delivered, Located, PackRead, PlannedChunk, Repository, deliver, longest_read, read_pack,
 };
 
-/// Footers read ahead of the frames.
-const AHEAD: usize = 4;
+/// Footers read at once.
+const FOOTERS: usize = 16;
 /// Extra bytes that a base counts for in a read: its own request, or a gap before it.
 const APART: u64 = 256 * KIB;
 
@@ -52,39 +53,40 @@ impl Verifying<'_> {
         let sound: Vec<PackRef> = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack).collect();
         self.options.progress.phase("reading packs", sound.iter().map(|pack| pack.len).sum());
         let (repository, progress) = (self.repository, self.options.progress.clone());
-        let bases = Arc::new(self.bases(&sound).await?);
+        let bases = self.bases(&sound).await?;
         let longest = longest_read(repository, repository.budget());
-        let tiled = stream::iter(sound).map(|pack| async move { (pack, repository.footer_uncached(&pack).await) });
-        let reads = tiled.buffered(AHEAD).flat_map(|(pack, footer)| {
-            let reads = match footer {
+        for group in grouped(&sound, repository.budget().total(), |pack| pack.chunks) {
+            // All of them before any frame: a footer that is not polled holds memory, for which the reads of frames would wait.
+            let footers = group.iter().map(|pack| async move { (*pack, repository.footer_uncached(pack).await) });
+            let footers = stream::iter(footers.collect::<Vec<_>>()).buffered(FOOTERS);
+            let reads = footers.collect::<Vec<_>>().await.into_iter().flat_map(|(pack, footer)| match footer {
                 Ok(footer) => {
                     let footer = Arc::new(footer);
                     let tiles = tiles(&pack, &footer, &bases, longest).into_iter();
                     tiles.map(|tile| (pack, Ok((Arc::clone(&footer), tile)))).collect()
                 }
                 Err(error) => vec![(pack, Err(error))],
-            };
-            stream::iter(reads)
-        });
-        let looked = reads.map(|(pack, read)| async move {
-            let wrong = match read {
-                Ok((footer, tile)) => check_tile(repository, footer, tile).await,
-                Err(error) => Err(error),
-            };
-            (pack, wrong)
-        });
-        let mut looked = std::pin::pin!(looked.buffer_unordered(repository.parallelism()));
-        while let Some((pack, wrong)) = looked.next().await {
-            let wrong = match wrong {
-                Ok((len, wrong)) => {
-                    progress.advance(len);
-                    progress.moved(len);
-                    wrong
-                }
-                Err(error) if is_damage(&error) => vec![(None, error)],
-                Err(error) => return Err(error),
-            };
-            self.take_down(pack, wrong)?;
+            });
+            let looked = stream::iter(reads).map(|(pack, read)| async move {
+                let wrong = match read {
+                    Ok((footer, tile)) => check_tile(repository, footer, tile).await,
+                    Err(error) => Err(error),
+                };
+                (pack, wrong)
+            });
+            let mut looked = std::pin::pin!(looked.buffer_unordered(repository.parallelism()));
+            while let Some((pack, wrong)) = looked.next().await {
+                let wrong = match wrong {
+                    Ok((len, wrong)) => {
+                        progress.advance(len);
+                        progress.moved(len);
+                        wrong
+                    }
+                    Err(error) if is_damage(&error) => vec![(None, error)],
+                    Err(error) => return Err(error),
+                };
+                self.take_down(pack, wrong)?;
+            }
         }
         Ok(())
     }

@@ -66,6 +66,17 @@ pub(super) fn is_mostly_unused(pack: &PackRef, used: u64) -> bool {
 }
 
 impl Judgement {
+    /// Takes the lengths of packs from a listing, in which `len` finds them, for a report: those in the log, the index and the
+    /// maps are the word of whoever wrote them. A pack that is not listed has none.
+    pub fn measure(&mut self, len: impl Fn(PackId) -> Option<u64>) {
+        for pack in self.condemn.iter_mut().chain(&mut self.repack) {
+            pack.len = len(pack.id).unwrap_or(0);
+        }
+        for (pack, _, bytes) in &mut self.purge {
+            *bytes = len(*pack).unwrap_or(0);
+        }
+    }
+
     /// Actions of the plan. The repacker commits those of a repack itself.
     #[must_use]
     pub fn actions(&self) -> Vec<Action> {

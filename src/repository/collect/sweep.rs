@@ -118,6 +118,13 @@ impl SweepCandidates {
         self.listed.binary_search_by_key(item, Listed::item).is_ok()
     }
 
+    /// Bytes of the object of a pack; none if the listing does not have it.
+    #[must_use]
+    pub fn pack_len(&self, pack: PackId) -> Option<u64> {
+        let at = self.listed.binary_search_by_key(&(Family::Pack, pack), Listed::item).ok()?;
+        self.listed.get(at).map(|object| object.len)
+    }
+
     /// Packs that were found unneeded before `cutoff`.
     pub fn packs_due(&self, cutoff: Cutoff) -> impl Fn(&PackId) -> bool {
         let since = self.unneeded_since();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, future, stream};
 use object_store::path::Path;
 
 use super::fold::Growth;
@@ -167,7 +167,8 @@ impl Log {
         let mut next = floor.saturating_add(1);
         let read = stream::iter(entries.union(&snapshots).copied());
         let read = read.map(|number| async move { (number, self.sealed_entry_ahead(number).await) });
-        let mut read = read.buffered(AHEAD).boxed();
+        // Each lot is read to its end: a request that is not polled holds memory, and decoding would wait for that.
+        let mut read = read.chunks(AHEAD).then(future::join_all).flat_map(stream::iter).boxed();
         while let Some((number, found)) = read.next().await {
             let entry = match found {
                 Ok(found) => self.opened_entry(number, found).await,
@@ -346,15 +347,18 @@ fn is_damage(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use object_store::ObjectStoreExt as _;
     use object_store::memory::InMemory;
+    use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
     use super::*;
     use crate::budget::Budget;
     use crate::clock::{SystemClock, Timestamp};
     use crate::format::envelope::{Kind, seal};
     use crate::id::WriteId;
-    use crate::limits::MEMORY_MIN;
+    use crate::limits::{MEMORY_MIN, MIB};
     use crate::name::Name;
     use crate::repository::log::{Action, RefValue, StepFacts};
     use crate::repository::runs::tests::value;
@@ -397,6 +401,24 @@ mod tests {
         let audit = roomy.audit().await.unwrap();
         assert!(audit.folds && audit.damaged.is_empty(), "{:?}", audit.damaged);
         assert_eq!(*audit.state, snapshot);
+    }
+
+    /// Each decoding takes all of the memory, or half of it, while entries behind are on their way from a slow store.
+    #[tokio::test]
+    async fn what_takes_all_of_the_memory_is_read_beside_entries_that_are_on_their_way() {
+        let objects = InMemory::new();
+        for number in 1..=20 {
+            let entry = LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions: Vec::new() };
+            objects.put(&Numbered::Entry.key(number), seal(Kind::Entry, &entry.encode(), true).into()).await.unwrap();
+            let snapshot = State { seq: number, ..State::default() };
+            objects.put(&Numbered::Snapshot.key(number), snapshot.seal().into()).await.unwrap();
+        }
+        let slow = ThrottleConfig { wait_get_per_byte: Duration::from_micros(20), ..ThrottleConfig::default() };
+        let small = Budget::new(MEMORY_MIN).unwrap().carve(MIB).await.unwrap();
+        let log = Log::new(Arc::new(ThrottledStore::new(objects, slow)), Arc::new(SystemClock), small);
+        let audit = tokio::time::timeout(Duration::from_mins(1), log.audit()).await.expect("it waits for itself");
+        let audit = audit.unwrap();
+        assert!(audit.folds && audit.damaged.is_empty() && audit.state.seq == 20, "{:?}", audit.damaged);
     }
 
     #[tokio::test]

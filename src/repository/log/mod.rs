@@ -4,6 +4,7 @@
 //! boundary, and reads entries until one is missing. Then it reads the boundary: if that has moved past the start, the missing
 //! entry may be a truncated one, and the fold starts over. Correctness never depends on listings; a stale one only costs requests.
 
+mod adopt;
 mod attempt;
 mod audit;
 mod commit;

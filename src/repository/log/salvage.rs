@@ -9,17 +9,23 @@ use std::collections::BTreeSet;
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 
+use super::adopt::{adopt, pass_over};
 use super::fold::Growth;
 use super::{Action, Boundary, Log, LogEntry, State};
+use crate::budget::GrowingMemory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{DIGEST_LEN, Kind};
-use crate::id::WriteId;
 use crate::name::Name;
 use crate::repository::layout::{self, Numbered};
 use crate::repository::objects;
 
+/// Bytes of memory of an object in a list, with its copy, and of the lines about it in a report.
+const OBJECT_WEIGHT: usize = 512;
+/// Bytes of memory of a name beside its text, in the nodes of its tree, and of the line about it in a report.
+const NAME_WEIGHT: usize = 2 * size_of::<Name>() + 64;
+
 /// Result of a salvage.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Salvaged {
     /// Snapshot that folds now start from.
     pub snapshot: u64,
@@ -33,6 +39,52 @@ pub struct Salvaged {
     pub names: BTreeSet<Name>,
     /// Entries with other actions that are no longer in force.
     pub partial: Vec<Path>,
+    /// Memory of these lists.
+    memory: GrowingMemory,
+}
+
+impl Salvaged {
+    fn new(memory: GrowingMemory) -> Self {
+        Self {
+            snapshot: 0,
+            unreadable: Vec::new(),
+            refused: Vec::new(),
+            snapshots: Vec::new(),
+            names: BTreeSet::new(),
+            partial: Vec::new(),
+            memory,
+        }
+    }
+
+    /// True if entries are lost, wholly or in part.
+    fn loses(&self) -> bool {
+        !self.unreadable.is_empty() || !self.refused.is_empty() || !self.partial.is_empty()
+    }
+
+    /// Adds an object to one of the lists.
+    fn note<T>(&mut self, list: impl FnOnce(&mut Self) -> &mut Vec<T>, object: T) -> Result<()> {
+        self.reserve(OBJECT_WEIGHT)?;
+        list(self).push(object);
+        Ok(())
+    }
+
+    /// Adds an entry of which a part is no longer in force.
+    pub(super) fn note_partial(&mut self, key: Path) -> Result<()> {
+        self.note(|salvaged| &mut salvaged.partial, key)
+    }
+
+    /// Adds a name with a change that is no longer in force.
+    pub(super) fn note_name(&mut self, name: &Name) -> Result<()> {
+        if !self.names.contains(name) {
+            self.reserve(NAME_WEIGHT + 2 * name.as_str().len())?;
+            self.names.insert(name.clone());
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<()> {
+        self.memory.add(bytes as u64).map_err(|error| error.at("what a repair of the log reports"))
+    }
 }
 
 impl Log {
@@ -67,10 +119,9 @@ impl Log {
         state.drop_places();
         salvaged.snapshot = state.seq;
         let restricts = state.policy.is_some() || !state.labels.is_empty();
-        let Salvaged { unreadable, refused, names, partial, .. } = &salvaged;
-        let loses = !unreadable.is_empty() || !refused.is_empty() || !partial.is_empty();
-        let restarts = loses || !names.is_empty();
-        if !accept_lost_labels && restricts && loses {
+        let restarts = salvaged.loses() || !salvaged.names.is_empty();
+        if !accept_lost_labels && restricts && salvaged.loses() {
+            let Salvaged { unreadable, refused, partial, .. } = &salvaged;
             let mut lost = unreadable.iter().map(|(key, _)| key).chain(refused.iter().map(|(key, _)| key));
             let first = lost.next().or_else(|| partial.first());
             return Err(Error::conflict("labels or a policy may be lost with entries of the log that cannot be used")
@@ -91,13 +142,12 @@ impl Log {
         if restarts {
             self.restart_from(boundary, &state).await?;
         }
-        salvaged.snapshots = self.set_snapshots_aside(boundary.floor).await?;
-        Ok((salvaged != Salvaged { snapshot: state.seq, ..Salvaged::default() }).then_some(salvaged))
+        self.set_snapshots_aside(boundary.floor, &mut salvaged).await?;
+        Ok((restarts || !salvaged.snapshots.is_empty()).then_some(salvaged))
     }
 
     /// Moves unreadable snapshots from `floor` on to `aside/`. The state must be known without them.
-    async fn set_snapshots_aside(&self, floor: u64) -> Result<Vec<(Path, Path)>> {
-        let mut moved = Vec::new();
+    async fn set_snapshots_aside(&self, floor: u64, salvaged: &mut Salvaged) -> Result<()> {
         for number in self.numbers(Numbered::Snapshot).await? {
             if number < floor {
                 continue;
@@ -109,9 +159,9 @@ impl Log {
             }
             self.set_aside(Kind::Snapshot, &key, &copy).await?;
             objects::retry(|| async { Ok(self.objects.delete(&key).await?) }).await?;
-            moved.push((key, copy));
+            salvaged.note(|salvaged| &mut salvaged.snapshots, (key, copy))?;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// True if the object `key` with this read error is damaged, in contrast to one of a later version, or one too large for the
@@ -170,14 +220,15 @@ impl<'a> Salvage<'a> {
     fn of(log: &'a Log, state: State) -> Result<Self> {
         let mut growth = Growth::default();
         growth.grow(log, &state, 0)?;
-        Ok(Self { log, state, growth, salvaged: Salvaged::default() })
+        Ok(Self { log, state, growth, salvaged: Salvaged::new(log.budget.keep_growing()) })
     }
 
     /// Applies entry `number` as far as possible.
     async fn follow(&mut self, number: u64) -> Result<()> {
         let (log, key) = (self.log, Numbered::Entry.key(number));
         if number > self.state.seq + 1 {
-            self.salvaged.unreadable.push((Numbered::Entry.key(self.state.seq + 1), None));
+            let first = Numbered::Entry.key(self.state.seq + 1);
+            self.salvaged.note(|salvaged| &mut salvaged.unreadable, (first, None))?;
             self.state.seq = number - 1;
         }
         let copy = match twice_if_damaged(|| log.held_entry(number)).await {
@@ -186,7 +237,7 @@ impl<'a> Salvage<'a> {
             Err(error) if log.is_garbage(Kind::Entry, &key, &error).await? => Some(Numbered::Aside.key(number)),
             Err(error) => return Err(error),
         };
-        self.salvaged.unreadable.push((key, copy));
+        self.salvaged.note(|salvaged| &mut salvaged.unreadable, (key, copy))?;
         pass_over(&mut self.state);
         Ok(())
     }
@@ -195,16 +246,19 @@ impl<'a> Salvage<'a> {
         let (log, number) = (self.log, self.state.seq + 1);
         self.growth.expect(log, &self.state, entry.weight())?;
         let kept = if self.salvaged.unreadable.is_empty() {
-            // Nothing that it needs is lost: a faulty program wrote it.
-            self.state.apply_weighed(entry).unwrap_or_else(|_| {
-                self.salvaged.refused.push((key, Numbered::Aside.key(number)));
-                pass_over(&mut self.state);
-                0
-            })
+            match self.state.apply_weighed(entry) {
+                Ok(kept) => kept,
+                // Nothing that it needs is lost: a faulty program wrote it.
+                Err(_) => {
+                    self.salvaged.note(|salvaged| &mut salvaged.refused, (key, Numbered::Aside.key(number)))?;
+                    pass_over(&mut self.state);
+                    0
+                }
+            }
         } else {
             // Its actions are copied.
             let _memory = log.reserve(entry.weight())?;
-            adopt(&mut self.state, entry, &mut self.salvaged)
+            adopt(&mut self.state, entry, &mut self.salvaged)?
         };
         self.growth.expect(log, &self.state, kept)
     }
@@ -222,67 +276,6 @@ async fn twice_if_damaged<T, F: Future<Output = Result<Option<T>>>>(read: impl F
     }
 }
 
-/// Counts an unreadable entry, without effect on the state.
-fn pass_over(state: &mut State) {
-    let nothing =
-        LogEntry { write: WriteId::random(), session: None, at: crate::clock::Timestamp(0), actions: Vec::new() };
-    // Without actions, nothing can be refused.
-    let _ = state.apply(&nothing);
-}
-
-/// Applies `entry` as far as possible. Because it was committed, its session must have been open, and its names must have had the
-/// versions that it expects. Returns the memory that [`State::apply_weighed`] does.
-fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) -> u64 {
-    if let Ok(kept) = state.apply_weighed(entry) {
-        return kept;
-    }
-    let number = state.seq + 1;
-    if let Some(session) = entry.session {
-        state.reopen(session, entry.write);
-    }
-    let mut adopted = LogEntry { actions: Vec::new(), ..entry.clone() };
-    let mut partial = false;
-    for action in &entry.actions {
-        adopted.actions.push(fitting(state, action));
-        if state.check(&adopted).is_err() {
-            adopted.actions.pop();
-            match action {
-                Action::SetRef { name, .. } | Action::RemoveRef { name, .. } | Action::Keep { name, .. } => {
-                    salvaged.names.insert(name.clone());
-                }
-                // Sessions are opened again, and what is not kept need not be forgotten.
-                Action::Open(_)
-                | Action::Renew(_)
-                | Action::Close(_)
-                | Action::Fence { .. }
-                | Action::Forget { .. } => {}
-                _ => partial = true,
-            }
-        }
-    }
-    let applied = state.apply_weighed(&adopted);
-    if applied.is_err() {
-        partial = true;
-        pass_over(state);
-    }
-    if partial {
-        salvaged.partial.push(Numbered::Entry.key(number));
-    }
-    applied.unwrap_or(0)
-}
-
-/// The same change, but expecting the known state: the new value of a name does not depend on its old one.
-fn fitting(state: &State, action: &Action) -> Action {
-    match action.clone() {
-        Action::SetRef { name, value, .. } => Action::SetRef { expected: state.version(&name), name, value },
-        Action::RemoveRef { name, expected } => {
-            Action::RemoveRef { expected: state.version(&name).unwrap_or(expected), name }
-        }
-        Action::Keep { name, version } => Action::Keep { version: state.version(&name).unwrap_or(version), name },
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -293,7 +286,7 @@ mod tests {
     use crate::budget::Budget;
     use crate::clock::{SystemClock, Timestamp};
     use crate::id::{ManifestId, Owned, SessionId};
-    use crate::limits::MEMORY_MIN;
+    use crate::limits::{MEMORY_MIN, MIB};
     use crate::policy::Labels;
     use crate::repository::log::fold::NUMBER_MAX;
     use crate::repository::log::{RefValue, State, StepFacts};
@@ -490,6 +483,23 @@ mod tests {
         assert_eq!((salvaged.snapshot, salvaged.unreadable), (3, vec![(Numbered::Entry.key(2), None)]));
         set(&objects, "b").await;
         assert_eq!(names(&objects).await, ["b"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_lost_counts_in_the_memory_before_anything_is_done() {
+        let objects = Arc::new(InMemory::new());
+        let small = Budget::new(MEMORY_MIN).unwrap().carve(MIB).await.unwrap();
+        let most = small.kept_max() / OBJECT_WEIGHT as u64;
+        for number in 1..=most {
+            objects.put(&Numbered::Entry.key(number), "garbage".into()).await.unwrap();
+        }
+        let tight = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), small.clone());
+        let error = tight.salvage(false).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error:?}");
+        assert!(small.keep(small.kept_max()).is_ok(), "what was refused is given back");
+        assert!(objects.head(&Numbered::Aside.key(1)).await.is_err(), "nothing was done");
+        let salvaged = log(&objects).salvage(false).await.unwrap().unwrap();
+        assert_eq!(salvaged.unreadable.len() as u64, most);
     }
 
     #[tokio::test]

@@ -210,16 +210,22 @@ impl State {
         {
             return Err(Refusal::NotOpen(session));
         }
-        self.check_own(entry)?;
+        self.check_own(entry.session, &entry.actions)?;
         self.check_joints(entry)?;
-        entry.actions.iter().try_for_each(|action| self.check_action(entry, action))
+        entry.actions.iter().try_for_each(|action| self.check_action(entry.session, action))
+    }
+
+    /// Checks one action of an entry of `session`, which is open. Whether an attempt has a session already is not checked.
+    pub(super) fn check_alone(&self, session: Option<SessionId>, action: &Action) -> Result<(), Refusal> {
+        self.check_own(session, std::slice::from_ref(action))?;
+        self.check_action(session, action)
     }
 
     /// Writers rely on their own packs, so packs of an open session may not be condemned, except for damage. A session with a
     /// damaged pack may then make nothing reachable any more.
-    fn check_own(&self, entry: &LogEntry) -> Result<(), Refusal> {
+    fn check_own(&self, session: Option<SessionId>, actions: &[Action]) -> Result<(), Refusal> {
         let reaches = |action: &Action| matches!(action, Action::SetRef { .. } | Action::SwapMap { .. });
-        let Some(session) = entry.session.filter(|_| entry.actions.iter().any(reaches)) else { return Ok(()) };
+        let Some(session) = session.filter(|_| actions.iter().any(reaches)) else { return Ok(()) };
         let object = |byte| PackId { session, object: ObjectId::from_bytes([byte; 16]) };
         let own = object(0)..=object(u8::MAX);
         let condemned = self.condemned.range(own.clone()).map(|(pack, _)| *pack).next();
@@ -246,7 +252,7 @@ impl State {
         }
     }
 
-    fn check_action(&self, entry: &LogEntry, action: &Action) -> Result<(), Refusal> {
+    fn check_action(&self, session: Option<SessionId>, action: &Action) -> Result<(), Refusal> {
         let ensure = |holds: bool, refusal: Refusal| if holds { Ok(()) } else { Err(refusal) };
         match action {
             Action::Open(id) => ensure(!self.sessions.contains_key(id), Refusal::OpenAlready(*id)),
@@ -260,7 +266,7 @@ impl State {
                 ensure(still, Refusal::Touched(*session))
             }
             Action::AddSegment(id, _) => {
-                let own = entry.session == Some(id.session);
+                let own = session == Some(id.session);
                 ensure(own && !self.segments.contains_key(id), Refusal::Segment(*id))
             }
             Action::ReplaceSegments { old, new, built } => {

@@ -42,7 +42,10 @@ pub(super) fn check(
             return Ok(());
         }
         return Err(Error::unreachable(format!("{kind} `{}` has not answered yet", policy.from))
-            .got(format!("no answer from {}", nameless.join("; ")))
+            .got(format!(
+                "no answer from {}, which may be of other sites: an address has no name until it answers",
+                nameless.join("; ")
+            ))
             .help("try again when its agents run; an agent that has just started is found within half a minute"));
     }
     let error = Error::not_found(format!("{kind} `{}` is not known here", policy.from));
@@ -110,6 +113,8 @@ mod tests {
         // Which site the agent at that address is of, only it can say.
         let mut named = FetchPolicy { from: "home".parse().unwrap(), ..FetchPolicy::default() };
         assert_eq!(checked(&named), Err(ErrorKind::Unreachable));
+        let error = check(&named, &[], (&nobody, &nameless)).unwrap_err();
+        assert!(error.to_string().contains("127.0.0.1:7171, which may be of other sites"), "{error}");
         named.or_repository = true;
         assert_eq!(checked(&named), Ok(()));
     }

@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::Running;
+use super::routing::fails;
 use crate::data::noise;
 use crate::policy::PolicyFixture;
 
@@ -41,5 +42,23 @@ fn a_policy_that_changes_during_a_download_breaks_it_off() {
     let came = rest(stream);
     assert!(came < 4 << 20, "{came}");
     assert!(begin().1.ends_with("403"));
+    agent.stop();
+}
+
+/// What the policy keeps from this site is refused whether the command waits for the warm or not.
+#[test]
+fn a_warm_that_nobody_waits_for_is_refused_by_the_policy_as_well() {
+    let mut lab = PolicyFixture::at("home");
+    lab.user.write("data/file", b"for elsewhere");
+    lab.user.ok(&["save", "data", "raw/set"]);
+    let deny = "[[rule]]\nverdict = 'deny'\nnames = 'raw/**'\nwhy = 'not here'\n";
+    lab.rules = format!("{deny}\n[[rule]]\nverdict = 'allow'\nwhy = 'the rest'\n");
+    lab.set(&[]);
+    let agent = Running::start(&lab.user, "");
+    for more in [&[][..], &["--wait"]] {
+        let error = fails(&lab.user, &agent, &[&["warm", "raw/set"], more].concat(), 7);
+        assert_eq!(error["kind"], "denied", "{error}");
+    }
+    assert_eq!(agent.get("/v1/tasks"), serde_json::json!({ "tasks": [] }), "none was begun");
     agent.stop();
 }

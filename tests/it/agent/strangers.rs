@@ -149,6 +149,7 @@ fn a_task_takes_little_memory_whatever_is_in_it() {
         (format!("{reads}x: {}\n", list_of("{a: 0}", len)), false),
         (format!("{reads}{}", "#\n".repeat(len / 10)), true),
         (format!("{reads}resources:\n  x: \"{}\"\n", "1,".repeat(len / 3)), true),
+        (format!("{reads}{}x: [\n", "\n".repeat(len / 4)), false),
     ];
     for (at, (task, readable)) in tasks.iter().enumerate() {
         let (answer, taken) = lab.taken(|| lab.skypilot(task));

@@ -414,6 +414,10 @@ fn each_token_has_its_own_tasks_and_pins_and_a_tenant_has_a_quota() {
     assert_eq!(one.ask("DELETE", &unpin, "").status, 200);
     other.post("/v1/pins", &second, 201);
     assert_eq!(agent.get("/v1/pins")["pins"].as_array().unwrap().len(), 2, "the socket's owner sees all");
+    told(&user, &agent, &["token", "revoke", &other.id]);
+    let left = agent.get("/v1/pins");
+    let owners: Vec<_> = left["pins"].as_array().unwrap().iter().map(|pin| pin["owner"].clone()).collect();
+    assert_eq!(owners, [format!("token:team-b/{}/job", else_where.id)], "a revoked token keeps nothing");
     agent.stop();
 }
 

@@ -498,6 +498,17 @@ impl State {
         found
     }
 
+    /// Names below `name`, also such as can be undeleted, whose own labels get stricter if `name` gets the labels `given`.
+    pub fn tightened_below<'a>(&'a self, name: &'a Name, given: &'a Labels) -> impl Iterator<Item = &'a Name> {
+        let (from, to) = (format!("{name}/"), format!("{name}0"));
+        let current =
+            self.refs.range::<str, _>((Bound::Excluded(&*from), Bound::Excluded(&*to))).map(|(other, _)| other);
+        let after = (Bound::Excluded((name.clone(), u64::MAX)), Bound::Unbounded);
+        let removed = self.removed.range(after).map(|((other, _), _)| other);
+        let removed = removed.take_while(move |other| *other.as_str() < *to).filter(move |other| other.is_under(name));
+        current.chain(removed).filter(move |other| !self.own_labels(other).cover(given))
+    }
+
     /// Action that gives `name` the labels `given`, unless it has them.
     ///
     /// # Errors
