@@ -12,8 +12,7 @@ use super::state::AgentState;
 use crate::cache::{Cache, CacheListing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, InventoryHead, KEYS_MAX, KeySet, Patch, SignedInventory,
-    encode_base,
+    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, InventoryHead, KEYS_MAX, KeySet, Patch, SignedBytes, encode_base,
 };
 use crate::repository::Repository;
 use crate::transfer::identity::{Context, Credentials};
@@ -117,7 +116,7 @@ impl Place {
         let bytes = head.encode();
         let signature = credentials.sign(Context::Inventory, &bytes)?.encode()?;
         let identity = credentials.identity();
-        let signed = SignedInventory { head: bytes, signature };
+        let signed = SignedBytes { bytes, signature };
         self.repository.put_inventory(&identity, &signed.encode()).await?;
         self.published = Some((head, Instant::now()));
         Ok(())

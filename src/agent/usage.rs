@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::state::AgentState;
 use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Direction, Month, SignedUsage, UsageKey, UsageReport, UsageTotals};
+use crate::format::{Direction, Month, SignedBytes, UsageKey, UsageReport, UsageTotals};
 use crate::metrics::Metric;
 use crate::ops::SaveReport;
 use crate::repository::Repository;
@@ -273,9 +273,9 @@ impl Place {
                     at: now,
                     lines: with_tenants(&lines.totals, &view),
                 };
-                let report = report.encode();
-                let signature = credentials.sign(Context::Usage, &report)?.encode()?;
-                let signed = SignedUsage { report, signature };
+                let bytes = report.encode();
+                let signature = credentials.sign(Context::Usage, &bytes)?.encode()?;
+                let signed = SignedBytes { bytes, signature };
                 self.repository.put_usage(month, &identity, self.started, &signed.encode()).await?;
                 if let Some(lines) = self.months.get_mut(&month) {
                     lines.grown = false;

@@ -14,8 +14,6 @@ use crate::limits::AGENT_NAME_LEN_MAX;
 
 /// Version of the head. Version 1 has no outcomes of links.
 const VERSION: u8 = 2;
-/// Maximum bytes of a signature.
-const SIGNATURE_LEN_MAX: usize = 32 << 10;
 
 /// Content of an agent's cache.
 #[derive(Clone, Debug)]
@@ -36,36 +34,6 @@ pub struct Inventory {
     pub promised: KeySet,
     /// Measured links to the agent.
     pub links: Vec<LinkRate>,
-}
-
-/// Head with the signature of its agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignedInventory {
-    /// Bytes of the head.
-    pub head: Vec<u8>,
-    /// Signature of them, not checked.
-    pub signature: Vec<u8>,
-}
-
-impl SignedInventory {
-    /// Body of its object.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::new();
-        writer.string(&self.signature).bytes(&self.head);
-        writer.into_bytes()
-    }
-
-    /// Reads the body of an object.
-    ///
-    /// # Errors
-    /// Damaged.
-    pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
-        let signature = reader.string(SIGNATURE_LEN_MAX)?.to_vec();
-        let head = reader.take(reader.remaining())?.to_vec();
-        Ok(Self { head, signature })
-    }
 }
 
 /// Head of an inventory.

@@ -7,12 +7,12 @@ mod manifest;
 mod map;
 mod pack;
 mod segment;
+mod signed;
 mod usage;
 pub mod wire;
 
 pub use inventory::{
-    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, LinkRate, SignedInventory, decode_base,
-    encode_base,
+    BaseSet, CacheSpace, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, LinkRate, decode_base, encode_base,
 };
 pub use key_set::{FALSE_POSITIVES, KEYS_MAX, KeySet, Patch};
 pub use manifest::{
@@ -21,4 +21,5 @@ pub use manifest::{
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
 pub use segment::{Row, SegmentView, segment_bytes};
-pub use usage::{Direction, Month, SignedUsage, UsageKey, UsageReport, UsageTotals};
+pub use signed::SignedBytes;
+pub use usage::{Direction, Month, UsageKey, UsageReport, UsageTotals};

@@ -12,8 +12,6 @@ use crate::limits::AGENT_NAME_LEN_MAX;
 const VERSION: u8 = 2;
 /// Version of a body whose lines have none.
 const VERSION_WITHOUT_GPUS: u8 = 1;
-/// Maximum bytes of a signature.
-const SIGNATURE_LEN_MAX: usize = 32 << 10;
 /// Maximum bytes of a name or a tenant.
 const TEXT_LEN_MAX: usize = 4 << 10;
 /// Years that a month can have.
@@ -133,36 +131,6 @@ pub struct UsageReport {
     pub at: Timestamp,
     /// Lines, by their keys, which rise.
     pub lines: Vec<(UsageKey, UsageTotals)>,
-}
-
-/// Report with the signature of its agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignedUsage {
-    /// Bytes of the report.
-    pub report: Vec<u8>,
-    /// Signature of them, not checked.
-    pub signature: Vec<u8>,
-}
-
-impl SignedUsage {
-    /// Body of its object.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::new();
-        writer.string(&self.signature).bytes(&self.report);
-        writer.into_bytes()
-    }
-
-    /// Reads the body of an object.
-    ///
-    /// # Errors
-    /// Damaged.
-    pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
-        let signature = reader.string(SIGNATURE_LEN_MAX)?.to_vec();
-        let report = reader.take(reader.remaining())?.to_vec();
-        Ok(Self { report, signature })
-    }
 }
 
 impl UsageReport {

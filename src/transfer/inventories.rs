@@ -11,7 +11,7 @@ use crate::budget::Retained;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, LinkRate, SignedInventory, decode_base,
+    BaseSet, ChangedSet, INVENTORY_SETS, Inventory, InventoryHead, KeySet, LinkRate, SignedBytes, decode_base,
 };
 use crate::id::RepositoryId;
 use crate::identity::Identity;
@@ -257,15 +257,15 @@ fn verified(
     id: RepositoryId,
     memory: u64,
 ) -> Result<InventoryHead> {
-    let signed = SignedInventory::decode(body)?;
+    let signed = SignedBytes::decode(body)?;
     let signature = Signature::decode(&signed.signature)?;
-    let at = InventoryHead::time(&signed.head)?;
-    trusted.verify(&signature, Context::Inventory, &signed.head, now)?;
-    let signer = trusted.verify(&signature, Context::Inventory, &signed.head, at)?;
+    let at = InventoryHead::time(&signed.bytes)?;
+    trusted.verify(&signature, Context::Inventory, &signed.bytes, now)?;
+    let signer = trusted.verify(&signature, Context::Inventory, &signed.bytes, at)?;
     if signer.agent()? != agent {
         return Err(Error::denied("inventory was signed by another agent").expected(agent).got(signer.agent()?));
     }
-    let head = InventoryHead::decode(&signed.head, memory)?;
+    let head = InventoryHead::decode(&signed.bytes, memory)?;
     if head.repository != id {
         return Err(Error::denied("inventory is of another repository").expected(id).got(head.repository));
     }

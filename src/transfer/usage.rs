@@ -10,7 +10,7 @@ use super::identity::{Context, Signature, Trusted};
 use crate::budget::Retained;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Month, SignedUsage, UsageKey, UsageReport, UsageTotals};
+use crate::format::{Month, SignedBytes, UsageKey, UsageReport, UsageTotals};
 use crate::id::RepositoryId;
 use crate::identity::Identity;
 use crate::repository::{Repository, StoredUsage};
@@ -133,14 +133,14 @@ fn verified(
     (id, month, started): (RepositoryId, Month, Timestamp),
     memory: u64,
 ) -> Result<UsageReport> {
-    let signed = SignedUsage::decode(body)?;
+    let signed = SignedBytes::decode(body)?;
     let signature = Signature::decode(&signed.signature)?;
-    let at = UsageReport::time(&signed.report)?;
-    let signer = trusted.verify(&signature, Context::Usage, &signed.report, at)?;
+    let at = UsageReport::time(&signed.bytes)?;
+    let signer = trusted.verify(&signature, Context::Usage, &signed.bytes, at)?;
     if signer.agent()? != agent {
         return Err(Error::denied("usage was signed by another agent").expected(agent).got(signer.agent()?));
     }
-    let report = UsageReport::decode(&signed.report, memory)?;
+    let report = UsageReport::decode(&signed.bytes, memory)?;
     // A copy under another key would count again.
     if (report.repository, report.month, report.started) != (id, month, started) {
         return Err(Error::denied("usage is of another repository, month or process than its key says")

@@ -37,6 +37,7 @@ mod kubernetes;
 mod links;
 mod memory;
 mod peers;
+mod plant;
 mod policy;
 mod ports;
 mod probe;

@@ -12,19 +12,19 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
-use towline::clock::Timestamp;
 use towline::error::ErrorKind;
 use towline::format::envelope::{Kind, seal};
 use towline::format::wire::Writer;
-use towline::format::{EntryKind, Frame, Manifest, Map, TreeEntry};
+use towline::format::{Frame, Map};
 use towline::id::{Owned, SessionId};
 use towline::ops::{CollectOptions, CollectReport, RestoreOptions, SaveOptions};
 use towline::repository::layout::{self, Family};
-use towline::repository::log::{Action, RefValue, State, StepFacts};
+use towline::repository::log::{Action, State};
 use towline::repository::{OpenOptions, Repository, Saved};
 use towline::storage::Store;
 
 use crate::data::{name, noise};
+use crate::plant::{empty_tree, plant};
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -92,30 +92,11 @@ impl Fixture {
         let frames = &of.map.frames;
         let smallest = (0..frames.len()).min_by_key(|&at| frames[at].stored_len).unwrap();
         let chunk = (of.manifest.chunks.ids[smallest], of.manifest.chunks.lens[smallest]);
-        let root = TreeEntry { path: Vec::new(), mode: 0o755, mtime: Timestamp(0), kind: EntryKind::Folder };
-        let (manifest, body) = Manifest { entries: vec![root], ..Manifest::default() }.encode();
+        let (manifest, body) = empty_tree().encode();
         let further = vec![chunk; frames.len()];
         let frames = frames.iter().map(|frame| Frame { ordinal: frame.ordinal, ..frames[smallest] }).collect();
         let map = Map { manifest, packs: of.map.packs.clone(), frames, further };
-        let first = SessionId::from_bytes([0; 16]);
-        let (manifest_key, map_key) = (Owned::fresh(first), Owned::fresh(first));
-        self.put(layout::owned(Family::Manifest, manifest_key).as_ref(), Kind::Manifest, &body).await;
-        self.put(layout::owned(Family::Map, map_key).as_ref(), Kind::Map, &map.encode()).await;
-        let value = RefValue {
-            version: 0,
-            manifest,
-            manifest_key,
-            map_key,
-            saved: Timestamp(0),
-            logical_bytes: 0,
-            files: 0,
-            chunks: 0,
-            behind: 0,
-            facts: StepFacts::default(),
-            attempt: None,
-        };
-        let set = Action::SetRef { name: name("liar"), expected: None, value };
-        self.repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
+        plant(&self.repository, "liar", &body, &map, SessionId::from_bytes([0; 16])).await;
     }
 
     /// Restores a tree of [`Fixture::save_tree`] and compares it with what was saved.

@@ -15,8 +15,7 @@ use towline::codec::{self, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, open_within, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{
-    InventoryHead, KeySet, Manifest, Map, PackFooter, SegmentView, SignedInventory, SignedUsage, UsageReport,
-    decode_base, encode_base,
+    InventoryHead, KeySet, Manifest, Map, PackFooter, SegmentView, SignedBytes, UsageReport, decode_base, encode_base,
 };
 use towline::id::{ChunkId, ManifestId};
 use towline::repository::RankPart;
@@ -151,8 +150,8 @@ pub fn audit_head(body: &[u8]) {
 
 /// A head of an inventory and a set of one have one spelling; the bytes are tried as either, and as a signed head.
 pub fn inventory(body: &[u8]) {
-    if let Ok(read) = bounded((body.len(), 1), 0, || SignedInventory::decode(body)) {
-        assert_eq!(SignedInventory::decode(&read.encode()).unwrap(), read);
+    if let Ok(read) = bounded((body.len(), 1), 0, || SignedBytes::decode(body)) {
+        assert_eq!(SignedBytes::decode(&read.encode()).unwrap(), read);
     }
     if let Ok(read) = bounded((body.len(), 0), ROOM, || InventoryHead::decode(body, ROOM)) {
         assert_eq!(read.encode(), body);
@@ -170,8 +169,8 @@ pub fn inventory(body: &[u8]) {
 
 /// A report of usage has one spelling; the bytes are tried as one, and as a signed one.
 pub fn usage(body: &[u8]) {
-    if let Ok(read) = bounded((body.len(), 1), 0, || SignedUsage::decode(body)) {
-        assert_eq!(SignedUsage::decode(&read.encode()).unwrap(), read);
+    if let Ok(read) = bounded((body.len(), 1), 0, || SignedBytes::decode(body)) {
+        assert_eq!(SignedBytes::decode(&read.encode()).unwrap(), read);
     }
     if let Ok(read) = bounded((body.len(), 2), ROOM, || UsageReport::decode(body, ROOM)) {
         assert_eq!(read.encode(), body);

@@ -37,6 +37,7 @@ use towline::tree::MemoryFile;
 
 use crate::data::name;
 use crate::fuzz_smoke::peak_of;
+use crate::plant::{self, empty_tree};
 
 /// A repository in memory, opened with the smallest budget.
 struct Fixture {
@@ -136,29 +137,7 @@ async fn plant_with(repository: &Repository, body: &[u8], map: &Map) -> RefValue
 
 /// As [`plant_with`], under a name of its own.
 async fn plant_as(repository: &Repository, to: &str, body: &[u8], map: &Map) -> RefValue {
-    let session = SessionId::random();
-    let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
-    let manifest = ManifestId::of(body);
-    let objects = repository.store().objects();
-    let put = |key, object: Bytes| async move { objects.put(&key, object.into()).await.unwrap() };
-    put(layout::owned(Family::Manifest, manifest_key), seal(Kind::Manifest, body, true)).await;
-    put(layout::owned(Family::Map, map_key), map.seal()).await;
-    let value = RefValue {
-        version: 0,
-        manifest,
-        manifest_key,
-        map_key,
-        saved: Timestamp(0),
-        logical_bytes: 0,
-        files: 0,
-        chunks: 0,
-        behind: 0,
-        facts: StepFacts::default(),
-        attempt: None,
-    };
-    let set = Action::SetRef { name: name(to), expected: None, value: value.clone() };
-    repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
-    value
+    plant::plant(repository, to, body, map, SessionId::random()).await
 }
 
 #[test]
@@ -318,12 +297,6 @@ fn what_no_agent_wrote_is_neither_fetched_nor_decompressed() {
     assert_eq!(announced.unwrap().len(), 1);
     assert!(repository.store().counters().get(Metric::GetBytes) - before < 4096);
     assert!(peak < MIB, "{peak}");
-}
-
-/// The empty tree, in one folder.
-fn empty_tree() -> Manifest {
-    let root = TreeEntry { path: Vec::new(), mode: 0o755, mtime: Timestamp(0), kind: EntryKind::Folder };
-    Manifest { entries: vec![root], ..Manifest::default() }
 }
 
 /// `count` packs, each said to hold as many chunks as a pack may, and a frame in each.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use towline::clock::Timestamp;
 use towline::format::{
-    BaseSet, CacheSpace, ChangedSet, InventoryHead, KeySet, LinkRate, Patch, SignedInventory, decode_base, encode_base,
+    BaseSet, CacheSpace, ChangedSet, InventoryHead, KeySet, LinkRate, Patch, SignedBytes, decode_base, encode_base,
 };
 use towline::id::{ChunkId, RepositoryId};
 
@@ -48,13 +48,13 @@ fn made() -> (Vec<u8>, Vec<u8>) {
             },
         ],
     };
-    (body, SignedInventory { head: head.encode(), signature: vec![1, 2, 3] }.encode())
+    (body, SignedBytes { bytes: head.encode(), signature: vec![1, 2, 3] }.encode())
 }
 
 /// All of them, for the fuzzer.
 pub(crate) fn inventories() -> Vec<Bytes> {
     let (base, signed) = made();
-    let head = SignedInventory::decode(&signed).unwrap().head;
+    let head = SignedBytes::decode(&signed).unwrap().bytes;
     vec![base.into(), signed.into(), head.into()]
 }
 
@@ -67,9 +67,9 @@ fn inventories_stay_as_they_are() {
     let (stored_base, stored_head) = (fs::read(golden("held-1")).unwrap(), fs::read(golden("head-2")).unwrap());
     assert!(base == stored_base && signed == stored_head, "the encoding of inventories changed");
     // Version 1 had no outcomes of links.
-    let before = SignedInventory::decode(&fs::read(golden("head")).unwrap()).unwrap();
-    let before = InventoryHead::decode(&before.head, u64::MAX).unwrap();
-    let head = InventoryHead::decode(&SignedInventory::decode(&stored_head).unwrap().head, u64::MAX).unwrap();
+    let before = SignedBytes::decode(&fs::read(golden("head")).unwrap()).unwrap();
+    let before = InventoryHead::decode(&before.bytes, u64::MAX).unwrap();
+    let head = InventoryHead::decode(&SignedBytes::decode(&stored_head).unwrap().bytes, u64::MAX).unwrap();
     let links: Vec<LinkRate> = head
         .links
         .iter()

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use towline::clock::Timestamp;
-use towline::format::{Direction, SignedUsage, UsageKey, UsageReport, UsageTotals};
+use towline::format::{Direction, SignedBytes, UsageKey, UsageReport, UsageTotals};
 use towline::id::RepositoryId;
 
 fn golden(file: &str) -> PathBuf {
@@ -43,20 +43,20 @@ fn report_with_gpus() -> UsageReport {
 /// All of them, for the fuzzer.
 pub(crate) fn reports_of_usage() -> Vec<Bytes> {
     let reports = [report().encode(), report_with_gpus().encode()];
-    let signed = SignedUsage { report: reports[0].clone(), signature: vec![1, 2, 3] };
+    let signed = SignedBytes { bytes: reports[0].clone(), signature: vec![1, 2, 3] };
     reports.into_iter().chain([signed.encode()]).map(Bytes::from).collect()
 }
 
 #[test]
 fn reports_of_usage_stay_as_they_are() {
     for (file, report) in [("report", report()), ("report-with-gpus", report_with_gpus())] {
-        let signed = SignedUsage { report: report.encode(), signature: vec![1, 2, 3] }.encode();
+        let signed = SignedBytes { bytes: report.encode(), signature: vec![1, 2, 3] }.encode();
         if std::env::var_os("TOWLINE_GOLDEN_WRITE").is_some() {
             fs::write(golden(file), &signed).unwrap();
         }
         let stored = fs::read(golden(file)).unwrap();
         assert!(signed == stored, "the encoding of {file} changed");
-        let read = SignedUsage::decode(&stored).unwrap();
-        assert_eq!(UsageReport::decode(&read.report, u64::MAX).unwrap(), report);
+        let read = SignedBytes::decode(&stored).unwrap();
+        assert_eq!(UsageReport::decode(&read.bytes, u64::MAX).unwrap(), report);
     }
 }
