@@ -219,6 +219,32 @@ def test_a_step_that_another_process_saves_first_is_a_conflict(repository, tmp_p
     assert (tmp_path / "out" / "checkpoint-2").is_dir() and not list((tmp_path / "out/_towline").rglob("*.json"))
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_step_that_another_process_saves_later_is_not_replaced(repository, tmp_path, monkeypatch, links):
+    (tmp_path / "other").write_text("other")
+
+    class Beside(TowlineCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 5:
+                repository.save(tmp_path / "other", "run-7/step-6")
+
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    out = tmp_path / "out"
+    trained(TowlineCallback(repository, "run-7"), out, 4)
+    callback = Beside(repository, "run-7")
+    with pytest.raises(towline.SaveConflict, match="run-7/step-6 was saved by another process since"):
+        trained(callback, out, 8, callback.restore_latest(out))
+    assert repository.read("run-7/step-6", "other") == b"other"
+    # A training that begins from zero where the run has been saved replaces the steps that it found.
+    before = repository.show("run-7/step-4").manifest
+    trained(TowlineCallback(repository, "run-7"), out, 4, weight_decay=0.5)
+    assert repository.show("run-7/step-4").manifest != before
+
+
 def test_a_store_that_does_not_answer_does_not_stop_the_training(repository, tmp_path):
     def unreachable():
         raise towline.Unreachable("no answer")
