@@ -183,7 +183,7 @@ def test_a_damaged_file_is_an_error_and_never_empty(tmp_path, repository, what):
 
 
 UNCOVERED = {
-    "between": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, 12, "tensor 'b' begins at byte 8, and that of 'a' ends at byte 4"),
+    "between": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, 12, "'b' begins at byte 8, and that of 'a' ends at byte 4"),
     "before": ({"a": entry([1], 4, 8)}, 8, "tensor 'a' begins at byte 4, and its data begins at byte 0"),
     "after": ({"a": entry([1], 0, 4)}, 8, "its tensors take 4 bytes, and 8 follow"),
 }  # fmt: skip

@@ -18,7 +18,7 @@ import towline  # noqa: E402
 from towline.transformers import TowlineCallback  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from .test_spool import Far  # noqa: E402
+from .spooling import Far  # noqa: E402
 
 
 class Model(torch.nn.Module):

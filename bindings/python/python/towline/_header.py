@@ -91,7 +91,7 @@ def length_of(tree: Tree, path: str) -> int:
 
 
 def is_covered(tree: Tree, path: str, tensors: Iterable[tuple[str, Sequence[int]]]) -> bool:
-    """False if the `tensors` (dtype, shape) of the file `path`, which do not overlap, leave out bytes of it. True, too, for a file
+    """False if the `tensors` (dtype, shape) of the file `path`, which do not overlap, leave bytes of it out. True, too, for one
     of another format, and if it cannot be told."""
     try:
         length = length_of(tree, path)
