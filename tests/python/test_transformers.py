@@ -90,11 +90,12 @@ def test_a_resumed_training_goes_on_as_if_uninterrupted(repository, tmp_path, el
     assert names(repository)[-1] in ("run-7/step-9", "whole/step-9")
 
 
-def test_nothing_to_resume_from(repository, tmp_path):
+def test_nothing_to_resume_from(repository, tmp_path, caplog):
     assert TowlineCallback(repository, "run-7").restore_latest(tmp_path / "out") is None
     (tmp_path / "out" / "checkpoint-3").mkdir()
     assert TowlineCallback(repository, "run-7").restore_latest(tmp_path / "out") is None
     assert (tmp_path / "out" / "incomplete-checkpoint-3").is_dir()
+    assert "out/checkpoint-3 lacks its trainer_state.json, and so is incomplete" in caplog.text
 
 
 def test_a_newer_local_checkpoint_comes_first(repository, tmp_path):

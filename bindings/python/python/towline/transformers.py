@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from .errors import Error, NotFound, SaveConflict
 from .repository import Compression, Repository
 
 __all__ = ["TowlineCallback"]
+
+_logger = logging.getLogger("towline")
 
 #: The file that Trainer writes last.
 _LAST_FILE = "trainer_state.json"
@@ -85,7 +88,7 @@ class TowlineCallback(TrainerCallback):
     def restore_latest(self, output_dir: str | os.PathLike[str]) -> str | None:
         """Returns the folder of the newest checkpoint, to resume from, or None if there is none. It is restored to `output_dir`,
         unless a newer complete one is there already. A newer folder that is incomplete, because Trainer was killed while writing
-        it, is renamed, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
+        it, is renamed, which the log `towline` says, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
         output_dir = os.fspath(output_dir)
         os.makedirs(output_dir, exist_ok=True)
         self._save_pending(output_dir)
@@ -95,8 +98,10 @@ class TowlineCallback(TrainerCallback):
                 self._saver.resumed()
                 return local
             # Another process may have renamed it already.
+            aside = os.path.join(output_dir, f"incomplete-{os.path.basename(local)}")
             with contextlib.suppress(FileNotFoundError):
-                os.rename(local, os.path.join(output_dir, f"incomplete-{os.path.basename(local)}"))
+                os.rename(local, aside)
+                _logger.warning("%s lacks its %s, and so is incomplete: it is called %s now", local, _LAST_FILE, aside)
         if not steps:
             return None
         folder = self._restore(output_dir, steps[-1])
