@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._documents import ALWAYS_READ, memory_of
-from .errors import Exhausted
 
 if TYPE_CHECKING:
     from ._towline import Repository as Engine
@@ -88,21 +87,6 @@ def read_header(engine: Engine, tree: Tree, path: str, length: int) -> bytes:
 def length_of(tree: Tree, path: str) -> int:
     """Bytes of the file `path`; 0 if there is none."""
     return next((size for at, kind, size, *_ in tree.entries() if kind == "file" and at == path), 0)
-
-
-def is_covered(tree: Tree, path: str, tensors: Iterable[tuple[str, Sequence[int]]]) -> bool:
-    """False if the `tensors` (dtype, shape) of the file `path`, which do not overlap, leave bytes of it out. True, too, for one
-    of another format, and if it cannot be told."""
-    try:
-        length = length_of(tree, path)
-    except Exhausted:
-        return True
-    first = _read(tree, path, 0, min(_PREFIX + 1, length))
-    size = int.from_bytes(first[:_PREFIX], "little")
-    listed = list(tensors)
-    if first[_PREFIX:] != b"{" or size > length - _PREFIX or any(dtype not in _BITS for dtype, _ in listed):
-        return True
-    return sum(_BITS[dtype] * math.prod(shape) for dtype, shape in listed) == 8 * (length - _PREFIX - size)
 
 
 def _read(tree: Tree, path: str, start: int, end: int) -> bytes:

@@ -140,9 +140,6 @@ class SavedFile:
             self._held = {
                 name: Tensor(tensors, name, path, place.dtype, place.shape) for name, place in self._places.items()
             }
-        elif not _header.is_covered(self._tree, path, ((one.dtype, one.shape) for one in self._held.values())):
-            # Raises for bytes between tensors, or after them.
-            self._read_places()
 
     def __enter__(self) -> SavedFile:
         return self
