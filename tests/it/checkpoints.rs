@@ -132,3 +132,28 @@ async fn what_the_index_of_a_sharded_checkpoint_misses_is_said() {
     assert!(warnings.iter().map(String::len).sum::<usize>() < 80 << 10, "{}", warnings.len());
     assert_eq!(warnings.last().unwrap(), &format!("{} more", 20_001 - warnings.len()));
 }
+
+/// As `bindings/python/python/towline/_pointer_files.py` writes them.
+#[tokio::test(flavor = "multi_thread")]
+async fn pointer_files_in_the_place_of_checkpoints_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir_all(source.join("last")).unwrap();
+    let pointer: &[u8] = b"PK\x03\x04 archive/data.pkl archive/towline.json{} PK\x05\x06";
+    fs::write(source.join("epoch=1.ckpt"), pointer).unwrap();
+    fs::write(source.join("notes.txt"), "archive/towline.json").unwrap();
+    let repository = in_memory(dir.path()).await;
+    let warnings = async |run: &str| {
+        let saved = repository.save(source.as_path(), &name(run), &SaveOptions::default()).await;
+        saved.unwrap().warnings
+    };
+    let one = warnings("one").await;
+    assert!(matches!(&one[..], [told] if told.starts_with("epoch=1.ckpt is a pointer file of Tow")), "{one:?}");
+    fs::write(source.join("last/a.ckpt"), pointer).unwrap();
+    fs::write(source.join("last/b.ckpt"), pointer).unwrap();
+    let three = warnings("three").await;
+    assert!(
+        matches!(&three[..], [told] if told.starts_with("epoch=1.ckpt and 2 more are pointer files of Tow")),
+        "{three:?}"
+    );
+}

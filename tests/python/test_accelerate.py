@@ -18,8 +18,8 @@ from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
 from towline import _backlog  # noqa: E402
 from towline.accelerate import AccelerateCheckpointer  # noqa: E402
 
+from .spooling import Far  # noqa: E402
 from .test_going_back import run_script  # noqa: E402
-from .test_spool import Far  # noqa: E402
 
 
 class Counter:

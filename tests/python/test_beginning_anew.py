@@ -10,7 +10,7 @@ import pytest
 import towline
 from towline import _folders, _unresumed
 
-from .test_spool import Far, linked
+from .spooling import Far, linked
 
 
 @pytest.fixture

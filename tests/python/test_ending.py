@@ -9,7 +9,7 @@ import sys
 import pytest
 import towline
 
-from .test_spool import in_spool, run_script
+from .spooling import in_spool, run_script
 
 pytest.importorskip("fsspec")
 
@@ -52,7 +52,7 @@ def test_files_of_fsspec_that_are_there_at_the_end(tmp_path, code):
 AWAY = """
 import sys, weakref
 import torch, towline
-from tests.python.test_spool import Far
+from tests.python.spooling import Far
 from towline import _backlog
 weakref.finalize._registered_with_atexit = False
 repository = towline.open(sys.argv[1])

@@ -9,7 +9,7 @@ import pytest
 import towline
 from towline import errors
 
-from .test_spool import MIB, fill, small_disk  # noqa: F401
+from .spooling import MIB, fill, small_disk  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import towline
 from towline import spool
 from towline.retention import GivenUp
 
-from .test_spool import Far, in_spool
+from .spooling import Far, in_spool
 
 
 def save(checkpointer: towline.Checkpointer, branch: str, *steps: int) -> None:
@@ -159,7 +159,7 @@ BACK = """
     import towline
     from towline import retention, spool
     from tests.python.test_going_back import save
-    from tests.python.test_spool import Far
+    from tests.python.spooling import Far
 
     def kill(*said, **more):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ import towline
 from towline import _backlog, _folders
 
 from . import servers
-from .test_spool import Far, Silent, a_state, linked
+from .spooling import Far, Silent, a_state, linked
 from .waiting import until
 
 #: Calls that hang, until the limit that some have.

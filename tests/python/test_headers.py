@@ -182,6 +182,45 @@ def test_a_damaged_file_is_an_error_and_never_empty(tmp_path, repository, what):
             read(ADDRESS, repo=repository)
 
 
+UNCOVERED = {
+    "between": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, 12),
+    "before": ({"a": entry([1], 4, 8)}, 8),
+    "after": ({"a": entry([1], 0, 4)}, 8),
+}
+
+
+@pytest.mark.parametrize("where", UNCOVERED)
+def test_bytes_that_are_of_no_tensor_are_passed_over_where_a_tree_lists_the_tensors(tmp_path, repository, where):
+    header, length = UNCOVERED[where]
+    (tmp_path / "tree").mkdir()
+    path = tmp_path / "tree" / "model.safetensors"
+    path.write_bytes(file_of(header, bytes(range(length))))
+    with pytest.raises(real.SafetensorError):
+        real_torch.load_file(path)
+    repository.save(path.parent, "m")
+    loaded = load_file(ADDRESS, repo=repository)
+    assert {name: bytes(one.view(torch.uint8).tolist()) for name, one in loaded.items()} == {
+        name: bytes(range(*told["data_offsets"])) for name, told in header.items()
+    }
+    repository.restore("m", tmp_path / "back")
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_numbers_of_less_than_a_byte_are_named(tmp_path, repository):
+    (tmp_path / "tree").mkdir()
+    path = tmp_path / "tree" / "model.safetensors"
+    path.write_bytes(file_of({"a": entry([2, 8], 0, 8, "F4")}))
+    repository.save(path.parent, "m")
+    told = "a is F4, numbers of less than a byte, of which torch has pairs as float4_e2m1fn_x2,.* restore its file"
+    tensor = repository.tensors("m")["a"]
+    for read in (tensor.torch, tensor.numpy, lambda: repository.load("m")):
+        with pytest.raises(towline.UsageError, match=told):
+            read()
+    for framework in ("pt", "np"):
+        with safe_open(ADDRESS, framework, repo=repository) as opened, pytest.raises(SafetensorError, match=told):
+            opened.get_tensor("a")
+
+
 ACCEPTED = {
     "nothing": {},
     "metadata alone": {"__metadata__": {"a": "b"}},

@@ -12,8 +12,8 @@ import pytest
 import towline
 from towline import spool
 
-from .test_spool import a_state, check, in_spool, leave
-from .test_spool import far as far
+from .spooling import a_state, check, in_spool, leave
+from .spooling import far as far
 
 
 def killed_after_the_commit(far, folder: Path, monkeypatch, world_size: int) -> None:

@@ -15,8 +15,8 @@ import towline  # noqa: E402
 import towline._unresumed  # noqa: E402
 from towline.lightning import TowlineCheckpointIO  # noqa: E402
 
+from .spooling import Far  # noqa: E402
 from .test_lightning import data, model, names, trainer  # noqa: E402
-from .test_spool import Far  # noqa: E402
 
 README = Path(__file__).parents[2] / "bindings" / "python" / "README.md"
 

@@ -9,7 +9,7 @@ import pytest
 import towline
 from towline import _folders, retention
 
-from .test_spool import Far
+from .spooling import Far
 
 
 class Loop:

@@ -13,7 +13,7 @@ import pytest
 import towline
 from towline import _backlog, _folders, spool
 
-from .test_spool import Far, in_spool
+from .spooling import Far, in_spool
 
 
 def save(checkpointer: towline.Checkpointer, branch: str, *steps: int, level: str = "local") -> None:
@@ -31,7 +31,7 @@ NODE = """
     import os, signal, sys
     import towline
     from tests.python.test_returning import save
-    from tests.python.test_spool import Far
+    from tests.python.spooling import Far
 
     repository = towline.open(sys.argv[1])
     repository._engine = Far(repository._engine)
@@ -106,7 +106,7 @@ def test_a_node_that_is_killed_while_it_uploads_its_spool_goes_on(repository, tm
         import os, signal, sys
         import towline
         from towline import spool
-        from tests.python.test_spool import Far
+        from tests.python.spooling import Far
 
         remove = spool.remove
         def kill(kept):

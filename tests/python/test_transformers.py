@@ -18,7 +18,7 @@ import towline  # noqa: E402
 from towline.transformers import TowlineCallback  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from .test_spool import Far  # noqa: E402
+from .spooling import Far  # noqa: E402
 
 
 class Model(torch.nn.Module):
@@ -90,11 +90,12 @@ def test_a_resumed_training_goes_on_as_if_uninterrupted(repository, tmp_path, el
     assert names(repository)[-1] in ("run-7/step-9", "whole/step-9")
 
 
-def test_nothing_to_resume_from(repository, tmp_path):
+def test_nothing_to_resume_from(repository, tmp_path, caplog):
     assert TowlineCallback(repository, "run-7").restore_latest(tmp_path / "out") is None
     (tmp_path / "out" / "checkpoint-3").mkdir()
     assert TowlineCallback(repository, "run-7").restore_latest(tmp_path / "out") is None
     assert (tmp_path / "out" / "incomplete-checkpoint-3").is_dir()
+    assert "out/checkpoint-3 lacks its trainer_state.json, and so is incomplete" in caplog.text
 
 
 def test_a_newer_local_checkpoint_comes_first(repository, tmp_path):
@@ -217,6 +218,32 @@ def test_a_step_that_another_process_saves_first_is_a_conflict(repository, tmp_p
         trained(TowlineCallback(slow(repository, begin), "run-7"), tmp_path / "out", 2)
     assert repository.read("run-7/step-2", "other") == b"other"
     assert (tmp_path / "out" / "checkpoint-2").is_dir() and not list((tmp_path / "out/_towline").rglob("*.json"))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_step_that_another_process_saves_later_is_not_replaced(repository, tmp_path, monkeypatch, links):
+    (tmp_path / "other").write_text("other")
+
+    class Beside(TowlineCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 5:
+                repository.save(tmp_path / "other", "run-7/step-6")
+
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    out = tmp_path / "out"
+    trained(TowlineCallback(repository, "run-7"), out, 4)
+    callback = Beside(repository, "run-7")
+    with pytest.raises(towline.SaveConflict, match="run-7/step-6 was saved by another process since"):
+        trained(callback, out, 8, callback.restore_latest(out))
+    assert repository.read("run-7/step-6", "other") == b"other"
+    # A training that begins from zero where the run has been saved replaces the steps that it found.
+    before = repository.show("run-7/step-4").manifest
+    trained(TowlineCallback(repository, "run-7"), out, 4, weight_decay=0.5)
+    assert repository.show("run-7/step-4").manifest != before
 
 
 def test_a_store_that_does_not_answer_does_not_stop_the_training(repository, tmp_path):

@@ -10,6 +10,7 @@ mod cuda;
 mod errors;
 mod json;
 mod memory;
+mod opening;
 mod progress_counters;
 mod quantity;
 mod reading;

@@ -9,71 +9,29 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use rustix::process::getuid;
 use serde::Serialize;
-use towline::agent::{Client, user_name};
 use towline::audit::Action;
 use towline::name::Name;
 use towline::ops::{
     Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
     UndeleteOptions, VerifyOptions, sync,
 };
-use towline::policy::LocalCaller;
 use towline::progress::Progress;
-use towline::repository::{OpenOptions, Repository as Engine};
+use towline::repository::Repository as Engine;
 use towline::selector::Selector;
-use towline::storage::{Location, StoreOptions, open};
-use towline::transfer::policy::machine_guard;
+use towline::storage::Location;
 use towline::{Error, Result};
 
 use crate::audited::{Reading, record, record_all};
 use crate::errors::raised;
 use crate::json::{json, json_within};
+use crate::opening::Opening;
 use crate::progress_counters::ProgressCounters;
 use crate::reading::{ReadRequest, read};
 use crate::runtime::{wait, within};
 use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files, treatment};
 use crate::staged::{StagedTensors, stage};
 use crate::tree::Tree;
-
-/// Options of `open`: a dict with `create` and optionally the other keys.
-#[derive(Clone, Debug, FromPyObject)]
-#[pyo3(from_item_all)]
-struct Opening {
-    #[pyo3(default)]
-    memory: Option<u64>,
-    #[pyo3(default)]
-    cache: Option<PathBuf>,
-    #[pyo3(default)]
-    endpoint: Option<String>,
-    #[pyo3(default)]
-    region: Option<String>,
-    #[pyo3(default)]
-    allow_http: bool,
-    /// True: creates a missing repository; false: does not. None: creates it, unless this user had one in this folder.
-    create: Option<bool>,
-}
-
-impl Opening {
-    /// Opens the engine for requests of this process's user; the second value is true if it created the repository.
-    async fn open(self, location: Location) -> Result<(Engine, bool)> {
-        let Self { memory, cache, endpoint, region, allow_http, create } = self;
-        let store = StoreOptions { endpoint, region, allow_http, ..StoreOptions::default() };
-        let options = OpenOptions { memory, cache, guard: Some(machine_guard()?) };
-        let (engine, created) = match create {
-            None => Engine::at_or_create(&location, &store, options).await?,
-            Some(true) => {
-                let store = StoreOptions { create: true, ..store };
-                Engine::create(open(&location, &store).await?, options).await?
-            }
-            Some(false) => (Engine::at(&location, &store, options).await?, false),
-        };
-        // Rules of a policy about callers see the user, as for a command.
-        let engine = engine.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
-        // Reads chunks from this node's agent, if there is one.
-        Ok((Client::attached(engine).await, created))
-    }
-}
 
 /// An open repository. Reports are returned as JSON.
 #[pyclass(frozen, module = "towline._towline")]

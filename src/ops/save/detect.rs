@@ -1,7 +1,7 @@
 //! Format detection: finds the tensors of checkpoint files, which define chunk boundaries. Files of a distributed checkpoint
 //! need the metadata beside them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error as StdError;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,7 @@ use crate::checkpoint::sharded::Index;
 use crate::checkpoint::{Layout, ReadAt, ReserveMemory, parse_layout};
 use crate::error::{Error, Result};
 use crate::ops::shown;
+use crate::ops::watch::is_pointer_content;
 use crate::tree::{Walk, WalkEntry};
 
 /// Formats of the files of a tree.
@@ -34,6 +35,8 @@ pub(super) struct Formats {
     memory: Mutex<GrowingMemory>,
     /// Set once files are saved as plain bytes for lack of memory.
     lacked_memory: AtomicBool,
+    /// Pointer files of `TowlineCheckpointIO` among those that were read.
+    pointers: Mutex<BTreeSet<usize>>,
     /// Maximum length of a header: several are parsed at a time, and take some times their length.
     header_max: u64,
 }
@@ -56,6 +59,7 @@ impl Formats {
             header_max: memory.max() / HEADER_SHARE,
             memory: Mutex::new(memory),
             lacked_memory: AtomicBool::new(false),
+            pointers: Mutex::default(),
         };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
@@ -113,6 +117,28 @@ impl Formats {
              --memory and --cut tensor"
                 .to_owned()
         })
+    }
+
+    /// Records `file`, of these `bytes`, if it is a pointer file.
+    pub(super) fn look_for_pointer(&self, file: usize, bytes: &[u8]) {
+        if is_pointer_content(bytes) {
+            self.pointers.lock().unwrap_or_else(PoisonError::into_inner).insert(file);
+        }
+    }
+
+    /// Warning that pointer files were saved in the place of checkpoints, if there are any.
+    pub(super) fn pointer_warning(&self, walk: &Walk) -> Option<String> {
+        let pointers = self.pointers.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = walk.found.get(*pointers.first()?)?;
+        let text = match pointers.len() {
+            1 => "is a pointer file of TowlineCheckpointIO, saved without its".to_owned(),
+            count => format!("and {} more are pointer files of TowlineCheckpointIO, saved without their", count - 1),
+        };
+        Some(format!(
+            "{} {text} weights: those are saved already, in the repository that TowlineCheckpointIO saves to (to have them in \
+             this tree, restore them from there, and save what was restored)",
+            shown(&first.path)
+        ))
     }
 
     /// Runs `parse` with a way to reserve memory, of which its result keeps its weight; None if that takes too much.

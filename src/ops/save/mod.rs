@@ -572,6 +572,7 @@ impl Saving<'_> {
                 .step_warning()
                 .into_iter()
                 .chain(self.formats.warning())
+                .chain(self.formats.pointer_warning(&self.walk))
                 .chain(warnings.into_entries())
                 .collect(),
             replaced: None,

@@ -98,6 +98,7 @@ fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
     let (details, found) = match cuts {
         Cuts::Known(ends) => (said, PartContent::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look => {
+            formats.look_for_pointer(file, &bytes);
             let (layout, ends) = parse_and_cut(formats, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
             (Some(details(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))

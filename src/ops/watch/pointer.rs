@@ -23,5 +23,12 @@ pub(super) fn is_pointer(path: &Path) -> io::Result<bool> {
     }
     let mut bytes = Vec::new();
     file.take(POINTER_LEN_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes.starts_with(ZIP_BEGIN) && bytes.windows(MEMBER.len()).any(|window| window == MEMBER))
+    Ok(is_pointer_content(&bytes))
+}
+
+/// True if `bytes`, those of a whole file, are a pointer file's.
+pub(in crate::ops) fn is_pointer_content(bytes: &[u8]) -> bool {
+    bytes.len() as u64 <= POINTER_LEN_MAX
+        && bytes.starts_with(ZIP_BEGIN)
+        && bytes.windows(MEMBER.len()).any(|window| window == MEMBER)
 }

@@ -22,8 +22,7 @@ use super::candidate::{Class, Tracker, classify, is_set_aside, set_aside_name};
 use super::events::WatchEvent;
 use super::metrics::best_step;
 use super::scan::Scanner;
-use super::settle::Observation;
-use super::state::FolderScan;
+use super::state::{FolderScan, ObservedCheckpoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::name::Name;
@@ -90,6 +89,7 @@ impl Repository {
         let entry = latest.entry.clone();
         // Whoever waits for the restore may begin at the first event.
         latest.tell(tell);
+        held.tell_later(dir, (&name, &entry), tell);
         match best {
             Some(Ok(best)) => best.tell(tell),
             Some(Err(error)) => {
@@ -224,7 +224,7 @@ struct Held {
     /// The latest one, and its step if its name has one.
     latest: Option<(Option<u64>, String)>,
     /// Incomplete ones that nobody writes to.
-    incomplete: BTreeMap<String, Observation>,
+    incomplete: BTreeMap<String, ObservedCheckpoint>,
 }
 
 impl Held {
@@ -239,12 +239,12 @@ impl Held {
     }
 
     /// Checkpoints in `scan`. Of the incomplete ones only those count as such that are in `before`, if given.
-    fn new(scan: FolderScan, before: Option<&BTreeMap<String, Observation>>) -> Self {
+    fn new(scan: FolderScan, before: Option<&BTreeMap<String, ObservedCheckpoint>>) -> Self {
         let mut held = Self::default();
         for (entry, one) in scan.checkpoints {
-            let is_same = before.is_none_or(|before| before.get(&entry) == Some(&one.seen));
+            let is_same = before.is_none_or(|before| before.get(&entry).is_some_and(|before| before.seen == one.seen));
             if is_same && one.seen.is_incomplete() {
-                held.incomplete.insert(entry, one.seen);
+                held.incomplete.insert(entry, one);
             } else {
                 held.latest = held.latest.max(Some((Some(one.step), entry)));
             }
@@ -253,6 +253,19 @@ impl Held {
             held.latest = held.latest.max(Some((None, entry)));
         }
         held
+    }
+
+    /// Tells of the incomplete checkpoints in `dir` of later steps than the `restored` one, the step and its entry.
+    fn tell_later(&self, dir: &Path, (step, restored): (&Name, &str), tell: &mut (dyn FnMut(WatchEvent) + Send)) {
+        let Some((_, number)) = step.step() else { return };
+        for (entry, _) in self.incomplete.iter().filter(|(_, one)| one.step > number) {
+            let reason = format!(
+                "it is incomplete, and of a later step than the restored {restored}: a training that looks for the highest step, \
+                 as get_last_checkpoint of Trainer does, takes it (move {} away before the training starts)",
+                dir.join(entry).display()
+            );
+            tell(WatchEvent::PassedOver { entry: entry.clone(), reason });
+        }
     }
 }
 

@@ -16,9 +16,10 @@ use super::metrics::open;
 use super::pointer::{POINTER_LEN_MAX, is_pointer};
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
-use super::truncated::FileEnds;
+use super::truncated::{FileEnds, HEADERS_MAX};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
+use crate::limits::MIB;
 
 /// Polls between two checks of the files of a saved folder, unless the folder itself changed.
 const LOOKS_BETWEEN: u32 = 10;
@@ -168,7 +169,14 @@ impl Scanner {
                 let mut seen = match self.observe(&name, &meta) {
                     Ok(seen) => seen,
                     Err(error) if is_gone(&error) => return,
-                    Err(error) => return drop(scan.others.insert(name, format!("it cannot be inspected: {error}"))),
+                    Err(error) => {
+                        let reason = if is_put_off(&error) {
+                            error.to_string()
+                        } else {
+                            format!("it cannot be inspected: {error}")
+                        };
+                        return drop(scan.others.insert(name, reason));
+                    }
                 };
                 if self.known.get(&name).is_some_and(|known| known.is_pointer) {
                     let reason = "it is a pointer to a checkpoint that is saved already".to_owned();
@@ -181,7 +189,8 @@ impl Scanner {
                 scan.checkpoints.insert(name, ObservedCheckpoint { step, folder: meta.is_dir(), seen });
             }
             Class::Copy => drop(scan.others.insert(name, "its name has more than a step".to_owned())),
-            Class::Unnumbered if meta.is_file() => {
+            // An empty file holds no checkpoint: a full disk leaves such ones.
+            Class::Unnumbered if meta.is_file() && meta.len() > 0 => {
                 scan.others.insert(name, "its name does not say which step it is".to_owned());
             }
             Class::Unnumbered | Class::Temporary | Class::Other => {}
@@ -232,7 +241,9 @@ impl Scanner {
     /// If this poll has read enough: a later one does.
     fn lacking_end(&mut self, paths: &[PathBuf]) -> io::Result<Option<&'static str>> {
         if !self.ends.has_room() {
-            return Err(io::Error::other("its files are read at a later poll"));
+            let reason =
+                format!("it is not inspected yet: this poll has read its {} MiB of headers", HEADERS_MAX / MIB);
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, reason));
         }
         Ok(paths.iter().find_map(|path| self.ends.lacking(path)))
     }
@@ -319,6 +330,11 @@ fn digest(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
+/// True if a later poll looks at the files.
+fn is_put_off(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
@@ -389,6 +405,36 @@ mod tests {
         }
         fs::write(&path, "weights").unwrap();
         assert_eq!(scanner.scan().unwrap().unwrap().checkpoints.len(), 2);
+    }
+
+    #[test]
+    fn checkpoints_beyond_the_headers_of_one_poll_are_not_inspected_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = HEADERS_MAX / (16 * MIB);
+        let header_len = 16 * MIB - 8;
+        for step in 0..count + 2 {
+            let path = dir.path().join(format!("step-{step}.safetensors"));
+            fs::write(&path, [&header_len.to_le_bytes()[..], b"{"].concat()).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(16 * MIB).unwrap();
+        }
+        let mut scanner = Scanner::new(dir.path());
+        let scan = scanner.scan().unwrap().unwrap();
+        assert_eq!(scan.checkpoints.len() as u64, count);
+        let reason = "it is not inspected yet: this poll has read its 64 MiB of headers";
+        assert!(scan.others.len() == 2 && scan.others.values().all(|told| told == reason), "{:?}", scan.others);
+        let scan = scanner.scan().unwrap().unwrap();
+        assert!(scan.others.is_empty() && scan.checkpoints.len() as u64 == count + 2, "{:?}", scan.others);
+    }
+
+    #[test]
+    fn an_empty_file_without_a_number_is_no_checkpoint_until_it_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.bin");
+        fs::write(&path, "").unwrap();
+        let mut scanner = Scanner::new(dir.path());
+        assert!(scanner.scan().unwrap().unwrap().others.is_empty());
+        fs::write(&path, "weights").unwrap();
+        assert!(scanner.scan().unwrap().unwrap().others["model.bin"].contains("does not say which step"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::checkpoint::safetensors::{self, ParseError};
 /// Longest header of a safetensors file that is read.
 const HEADER_MAX: u64 = 16 << 20;
 /// Bytes of headers that one poll reads, and those of the checkpoint at which they are reached.
-const HEADERS_MAX: u64 = 4 * HEADER_MAX;
+pub(super) const HEADERS_MAX: u64 = 4 * HEADER_MAX;
 /// First bytes of a zip archive, which `torch.save` writes, and of the record at its end
 /// (<https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT>, 4.3.7 and 4.3.16).
 pub(super) const ZIP_BEGIN: &[u8] = b"PK\x03\x04";

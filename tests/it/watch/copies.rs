@@ -49,15 +49,22 @@ async fn incomplete_checkpoints_do_not_stop_a_restore_and_are_kept() {
     fixture.once(|_| {}).await;
     let saved = tree_digest(&good);
     let restore = |options: &mut WatchOptions| options.restore_latest = true;
-    // Without its marker, empty, and with a truncated file.
+    // Without its marker, empty, and with a truncated file. A full disk leaves empty files.
     fs::remove_file(good.join("trainer_state.json")).unwrap();
+    write(fixture.out().join("model.bin"), "");
+    write(fixture.out().join("checkpoint-6/model.bin"), "");
     write(fixture.out().join("checkpoint-8/model.bin"), "");
     write(fixture.out().join("checkpoint-9/model.pt"), b"PK\x03\x04 and no end");
     let events = fixture.once(restore).await;
     assert!(matches!(&events[1], WatchEvent::Restored { entry, .. } if entry == "checkpoint-7"), "{events:?}");
-    assert!(
-        passed(events).iter().any(|(entry, why)| entry == "checkpoint-7" && why.contains("dropped-checkpoint-7 now"))
-    );
+    let told = passed(events);
+    assert!(told.iter().any(|(entry, why)| entry == "checkpoint-7" && why.contains("dropped-checkpoint-7 now")));
+    let later: Vec<&str> = told
+        .iter()
+        .filter(|(_, why)| why.contains("than the restored checkpoint-7"))
+        .map(|(entry, _)| &**entry)
+        .collect();
+    assert_eq!(later, ["checkpoint-8", "checkpoint-9"], "{told:?}");
     assert_eq!(tree_digest(&good), saved);
     assert!(fixture.out().join("dropped-checkpoint-7/model.safetensors").exists());
     assert!(

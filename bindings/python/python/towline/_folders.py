@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
@@ -52,18 +53,19 @@ def _save_linked(
     linked: spool.SpooledStep,
     patience: Callable[[], float | None] = lambda: None,
     silent: Callable[[], None] | None = None,
+    expected: Mapping[str, int] = MappingProxyType({}),
 ) -> SaveReport:
     """Saves a folder of hard links. When a framework removes or adds other links of these files, such as those of an old
     checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again. `patience` and
-    `silent` are as for `finish`."""
+    `silent` are as for `finish`, `expected` is of `FolderSaver._expected`."""
     for _ in range(_TRIES):
         try:
-            return finish(spool.begin_save(repository, linked, {}), patience, silent)
+            return finish(spool.begin_save(repository, linked, expected), patience, silent)
         except Conflict as error:
             if "changed while" not in str(error):
                 raise
             time.sleep(_PAUSE)
-    return finish(spool.begin_save(repository, linked, {}), patience, silent)
+    return finish(spool.begin_save(repository, linked, expected), patience, silent)
 
 
 @dataclass
@@ -163,7 +165,9 @@ class FolderSaver:
         try:
             _origins.check(self.repository, self.run, _origins.known(self._seen, []), is_own)
             self._give_up(given_up)
-            report = engine.save(f"/proc/self/fd/{source}", handle.name, options)
+            # After the check above, a step of this name is one that this training knows.
+            expected = {} if self._seen is None else {"version": self._version(handle.name)}
+            report = engine.save(f"/proc/self/fd/{source}", handle.name, {**options, **expected})
         except Conflict as error:
             handle._fail(error)
             raise handle._failure() from error
@@ -301,9 +305,9 @@ class FolderSaver:
         )
 
     def _upload(self, waiting: Waiting) -> SaveReport:
+        expected, silent = self._expected(waiting.kept), partial(self._backlog.silent, waiting)
         try:
-            silent = partial(self._backlog.silent, waiting)
-            report = _save_linked(self.repository, waiting.kept, self._patience, silent)
+            report = _save_linked(self.repository, waiting.kept, self._patience, silent, expected)
         except Busy:
             raise
         except Conflict as error:
@@ -362,13 +366,28 @@ class FolderSaver:
                 return True
         return False
 
+    def _expected(self, linked: spool.SpooledStep) -> dict[str, int]:
+        """Options of a save that make it fail rather than replace a step that another process has saved since this training
+        began or resumed. Raises Conflict if there is one already."""
+        if self._seen is None:
+            return {}
+        version = self._version(linked.step)
+        if version and not self._is_own([linked], linked.step, version):
+            raise _saved_by_another(linked.step)
+        return {"version": version}
+
+    def _version(self, name: str) -> int:
+        """Current version of a name; 0 if it does not exist. Raises Unreachable if the store does not answer."""
+        found = self.repository._engine.find(name, _backlog.SILENCE)
+        return found[1] if found is not None and found[0] == name else 0
+
     def _is_taken(self, linked: spool.SpooledStep) -> bool:
         """True if another process has saved the step since this training began or resumed."""
         if self._seen is None:
             return False
         with contextlib.suppress(Error):
-            found = self.repository._engine.find(linked.step, _backlog.SILENCE)
-            return found is not None and found[0] == linked.step and not self._is_own([linked], *found)
+            version = self._version(linked.step)
+            return bool(version) and not self._is_own([linked], linked.step, version)
         return False
 
     def _give_up(self, given_up: GivenUp | None, limit: timedelta | None = None) -> None:

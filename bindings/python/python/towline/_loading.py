@@ -14,7 +14,7 @@ from . import _cuda, _progress
 from ._expansion import TensorLength, TreeTensors, check_expansion
 from ._shards import check_complete
 from .errors import Damaged, NotFound, Unreachable, UsageError
-from .tensors import read_request
+from .tensors import no_type, read_request
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,8 @@ def _chosen(engine: Engine, name: str, path: str | None, selectors: list[str]) -
         tensors = _listed(tree, path, [])
     except NotFound:
         # Says what is wrong with the files, if one should have tensors.
-        check_complete(engine, tree, path, [])
+        if check_complete(engine, tree, path, []):
+            return _Chosen(tree, [])
         raise
     check_complete(engine, tree, path, _places(tensors))
     return _Chosen(tree, tensors)
@@ -229,7 +230,7 @@ def _check_type(name: str, dtype: str, shape: Sequence[int], length: int) -> Non
 
     _torch.check_shape(name, dtype, shape)
     if _torch.length(dtype, shape) != length:
-        raise UsageError(f"{name} is {dtype}, for which torch has no type: restore its file instead")
+        raise UsageError(no_type(name, dtype))
 
 
 def _keys(places: Iterable[tuple[str, str]]) -> list[str]:

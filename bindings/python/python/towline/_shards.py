@@ -29,14 +29,14 @@ _MORE_MEMORY = "open the repository with a larger `memory`, if you trust whoever
 _logger = logging.getLogger("towline")
 
 
-def check_complete(engine: Engine, tree: Tree, path: str | None, found: Iterable[tuple[str, str]]) -> None:
+def check_complete(engine: Engine, tree: Tree, path: str | None, found: Iterable[tuple[str, str]]) -> bool:
     """Raises Damaged or NotFound if `found`, the path and name of each tensor of `tree`, or of its file or folder `path`, lacks
-    tensors that there are by the files there."""
+    tensors that there are by the files there. Returns True if there is a safetensors file without tensors."""
     try:
         entries = {at: (kind, size) for at, kind, size, *_ in tree.entries() if _is_below(at, path)}
     except Exhausted as error:
         _logger.warning("%s is loaded without a search for missing tensors: %s", tree.name, error)
-        return
+        return False
     found = list(found)
     listed = {at for at, _ in found}
     # A file whose name is no text cannot be read by its path, in which characters stand for others.
@@ -57,9 +57,10 @@ def check_complete(engine: Engine, tree: Tree, path: str | None, found: Iterable
             if lacking:
                 what = f"{at} of {tree.name} names {len(placed)} tensors, of which {len(lacking)} are not there: the first is "
                 raise _incomplete(engine, tree, what, lacking[0], entries, listed)
-    for at, size in files.items():
-        if at.endswith(_FILE) and at not in listed:
-            _check_file(engine, tree, at, size, "")
+    empty = {at: size for at, size in files.items() if at.endswith(_FILE) and at not in listed}
+    for at, size in empty.items():
+        _check_file(engine, tree, at, size, "")
+    return bool(empty)
 
 
 class _Names:

@@ -24,7 +24,7 @@ from ._expansion import TensorLength, TreeTensors, check_expansion
 from ._versions import is_current
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
-from .tensors import Tensor, Tensors, read_request
+from .tensors import PACKED, Tensor, Tensors, no_type, read_request
 
 if TYPE_CHECKING:
     import torch
@@ -240,7 +240,7 @@ class SavedFile:
             raise SafetensorError(f"{reason} ({help})") from None
 
     def _invalid(self, reason: object) -> SafetensorError:
-        help = "it was saved like this: write the file again, and save it"
+        help = "it was saved like this, and a restore returns it so: write the file again, and save it"
         return SafetensorError(f"{self._path} of {self._name} is not a safetensors file: {reason} ({help})")
 
     def _read(self, wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]]) -> list[Any]:
@@ -302,7 +302,7 @@ class SavedFile:
         from . import _torch
 
         if tensor.dtype not in _torch.DTYPES:
-            raise SafetensorError(f"this torch has no type for {tensor.name}, which is {tensor.dtype}")
+            raise SafetensorError(no_type(tensor.name, tensor.dtype))
         _torch.check_shape(tensor.name, tensor.dtype, shape)
         return _torch.empty(tensor.dtype, shape)
 
@@ -310,6 +310,8 @@ class SavedFile:
 def _numpy_dtype(tensor: Tensor) -> Any:
     import numpy
 
+    if tensor.dtype in PACKED:
+        raise SafetensorError(no_type(tensor.name, tensor.dtype, "numpy"))
     return numpy.dtype(_NUMPY.get(tensor.dtype, tensor.dtype))
 
 
@@ -429,7 +431,10 @@ def _word(key: str, tensor: torch.Tensor) -> str:
     try:
         return _torch.DTYPE_NAMES[tensor.dtype]
     except KeyError:
-        raise SafetensorError(f"Key `{key}` is {tensor.dtype}, which a safetensors file cannot hold") from None
+        raise SafetensorError(
+            f"Key `{key}` is {tensor.dtype}, which is not written here (write the file with the safetensors package, if that "
+            "has the type, and save it with Repository.save)"
+        ) from None
 
 
 def _checked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

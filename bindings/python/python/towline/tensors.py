@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 
+#: Dtypes of which several elements share a byte.
+PACKED = ("F4", "F6_E2M3", "F6_E3M2")
+
+
 class Tensors(Mapping[str, "Tensor"]):
     """Mapping of all tensors of one tree. If a name is in several files, the keys are `FILE:NAME`. Reading a key that two tensors
     have raises UsageError, which names both. All are of the version that the name had when they were listed."""
@@ -140,6 +144,8 @@ class Tensor:
         from . import _torch
 
         _torch.check_shape(self.name, self.dtype, self.shape)
+        if self.dtype in PACKED:
+            raise UsageError(no_type(self.name, self.dtype))
         read = _torch.empty(self.dtype, self.shape)
         self._read(read.data_ptr(), read.numel() * read.element_size())
         for dimension in reversed(self._dropped):
@@ -158,7 +164,7 @@ class Tensor:
         if kind is None and (self.dtype.startswith("F8_") or self.dtype in ("QI8", "QU8")):
             kind = "u1"
         if kind is None:
-            raise UsageError(f"numpy has no type for {self.dtype} ({self.name}): read it as torch")
+            raise UsageError(no_type(self.name, self.dtype, "numpy"))
         read = numpy.empty(self.shape, numpy.dtype(kind))
         self._read(read.ctypes.data, read.nbytes)
         return read.squeeze(self._dropped) if self._dropped else read
@@ -182,6 +188,17 @@ class Tensor:
     def _read(self, address: int, length: int) -> None:
         if length:
             self.tensors._snapshot.read_tensors([self.read_request(address, length)])
+
+
+def no_type(name: str, dtype: str, package: str = "torch") -> str:
+    """Text about a tensor of a dtype that `package` has no type for."""
+    if dtype in PACKED:
+        pairs = ", of which torch has pairs as float4_e2m1fn_x2," if dtype == "F4" else ""
+        return (
+            f"{name} is {dtype}, numbers of less than a byte{pairs} for which there is no type here: restore its file, and read "
+            "that with the safetensors package"
+        )
+    return f"{name} is {dtype}, for which {package} has no type: restore its file instead"
 
 
 def read_request(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from .errors import Error, NotFound, SaveConflict
 from .repository import Compression, Repository
 
 __all__ = ["TowlineCallback"]
+
+_logger = logging.getLogger("towline")
 
 #: The file that Trainer writes last.
 _LAST_FILE = "trainer_state.json"
@@ -42,7 +45,8 @@ class TowlineCallback(TrainerCallback):
     folder. A restarted process first finishes the saves that the one before left.
 
     A training that begins anew, in a folder without checkpoints of the run and without `restore_latest`, replaces no step that
-    another one saved in the run: SaveConflict. If it saves others, one warning says so.
+    another one saved in the run: SaveConflict. If it saves others, one warning says so. A step that another process saves while
+    this training runs is not replaced either: the callback raises SaveConflict after the next checkpoint, or at the end.
 
     With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
     `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
@@ -84,7 +88,7 @@ class TowlineCallback(TrainerCallback):
     def restore_latest(self, output_dir: str | os.PathLike[str]) -> str | None:
         """Returns the folder of the newest checkpoint, to resume from, or None if there is none. It is restored to `output_dir`,
         unless a newer complete one is there already. A newer folder that is incomplete, because Trainer was killed while writing
-        it, is renamed, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
+        it, is renamed, which the log `towline` says, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
         output_dir = os.fspath(output_dir)
         os.makedirs(output_dir, exist_ok=True)
         self._save_pending(output_dir)
@@ -94,8 +98,10 @@ class TowlineCallback(TrainerCallback):
                 self._saver.resumed()
                 return local
             # Another process may have renamed it already.
+            aside = os.path.join(output_dir, f"incomplete-{os.path.basename(local)}")
             with contextlib.suppress(FileNotFoundError):
-                os.rename(local, os.path.join(output_dir, f"incomplete-{os.path.basename(local)}"))
+                os.rename(local, aside)
+                _logger.warning("%s lacks its %s, and so is incomplete: it is called %s now", local, _LAST_FILE, aside)
         if not steps:
             return None
         folder = self._restore(output_dir, steps[-1])
