@@ -25,7 +25,7 @@ use crate::policy::{LABEL_KEYS, Labels, LocalCaller};
 use crate::progress::Progress;
 #[cfg(feature = "agent")]
 use crate::repository::Guard;
-use crate::repository::log::StepFacts;
+use crate::repository::log::{Accepted, StepFacts};
 use crate::repository::{OpenOptions, Repository};
 use crate::selector::Selector;
 use crate::size::{self, ByteRange};
@@ -78,9 +78,10 @@ impl Context {
             Verb::Cp(cp) => self.copy(&cp).await?,
             Verb::Settle(settle) => return self.settle(&settle).await,
             Verb::Sync(sync) => self.sync(&sync).await?,
-            Verb::Verify { name, data, repair, accept_lost_labels } => {
+            Verb::Verify { name, data, repair, accept_lost_labels, accept_snapshot } => {
+                let accepted = Accepted { lost_labels: accept_lost_labels, snapshot: accept_snapshot };
                 let progress = self.progress.clone();
-                return self.verify(name.as_ref(), VerifyOptions { data, repair, accept_lost_labels, progress }).await;
+                return self.verify(name.as_ref(), VerifyOptions { data, repair, accepted, progress }).await;
             }
             Verb::Collect { dry_run, grace, keep_removed } => {
                 let repository = self.open().await?;

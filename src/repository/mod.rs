@@ -7,6 +7,8 @@
 
 mod audit_heads;
 pub mod collect;
+#[cfg(test)]
+pub(crate) mod faults;
 mod fetch;
 mod footers;
 mod guard;
@@ -51,6 +53,7 @@ pub use joint::{AttemptState, Completed, JointTree, Parts, RankPart};
 pub use label_scope::LabelScope;
 pub(crate) use missing::absent_name;
 pub use missing::no_such_name;
+pub(crate) use objects::twice_if;
 pub use repair::RepairedTree;
 
 #[cfg(feature = "agent")]

@@ -44,6 +44,18 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(mut attempt: impl Fn
     attempt().await
 }
 
+/// Reads, and once more if the first answer is `doubtful`: one bad answer of the store must not cost an intact object.
+///
+/// # Cancel safety
+/// Safe, if `read` only reads.
+pub(crate) async fn twice_if<T, F: Future<Output = Result<T>>>(
+    doubtful: impl Fn(&Result<T>) -> bool,
+    read: impl Fn() -> F,
+) -> Result<T> {
+    let first = read().await;
+    if doubtful(&first) { read().await } else { first }
+}
+
 /// Reads the object of `kind` at `key`, or `None`. One longer than the maximum of its kind is refused before it is fetched.
 pub(crate) async fn get(objects: &dyn ObjectStore, kind: Kind, key: &Path) -> Result<Option<Bytes>> {
     let found = retry(|| async {

@@ -202,6 +202,9 @@ pub(super) enum Verb {
         /// With --repair: go on without unreadable entries of the log, even if labels or a policy are lost with them
         #[arg(long, requires = "repair")]
         accept_lost_labels: bool,
+        /// With --repair: trust this snapshot of the log, although entries before it are unreadable
+        #[arg(long, value_name = "NUMBER", requires = "repair")]
+        accept_snapshot: Option<u64>,
     },
     /// Delete content that no name needs
     #[command(after_help = help::COLLECT, visible_aliases = ["prune", "gc"])]

@@ -398,6 +398,9 @@ Examples:
 A log entry that cannot be read stops every command. --repair sets it aside, keeps what the other entries say, and reports what \
 is lost and which names are kept. Run it while nobody saves. After repairs everything is verified a second time.
 
+Names are read from the newest snapshot of the log. If an entry before it is unreadable, nothing can confirm the snapshot: where \
+only trusted programs may write to the repository, --accept-snapshot trusts the one that the error names, and nothing is lost.
+
 The exit code is 4 if anything is damaged; with --repair, if anything still is or changes of the log were lost. The JSON is \
 printed in any case.
 

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, stream};
 
 use super::findings::CHUNKS_MAX;
 use super::groups::grouped;
-use super::{Verifying, is_damage};
+use super::{Verifying, is_damage, is_doubtful};
 use crate::budget::{Buffer, GrowingMemory};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::id::ChunkId;
 use crate::limits::KIB;
 use crate::repository::layout::{self, Family};
 use crate::repository::{
-    ChunkPlace, Delivered, Located, PackRead, PlannedChunk, Repository, deliver, longest_read, read_pack,
+    ChunkPlace, Delivered, Located, PackRead, PlannedChunk, Repository, deliver, longest_read, read_pack, twice_if,
 };
 
 /// Footers read at once.
@@ -57,7 +57,10 @@ impl Verifying<'_> {
         let longest = longest_read(repository, repository.budget());
         for group in grouped(&sound, repository.budget().total(), |pack| pack.chunks) {
             // All of them before any frame: a footer that is not polled holds memory, for which the reads of frames would wait.
-            let footers = group.iter().map(|pack| async move { (*pack, repository.footer_uncached(pack).await) });
+            let footers = group.iter().map(|pack| async move {
+                let footer = twice_if(is_doubtful, || repository.footer_uncached(pack)).await;
+                (*pack, footer)
+            });
             let footers = stream::iter(footers.collect::<Vec<_>>()).buffered(FOOTERS);
             let reads = footers.collect::<Vec<_>>().await.into_iter().flat_map(|(pack, footer)| match footer {
                 Ok(footer) => {
@@ -98,7 +101,8 @@ impl Verifying<'_> {
         let repository = self.repository;
         for looking in [true, false] {
             let footers = stream::iter(packs.to_vec());
-            let footers = footers.map(|pack| async move { (pack, repository.footer(&pack).await) });
+            let footers =
+                footers.map(|pack| async move { (pack, twice_if(is_doubtful, || repository.footer(&pack)).await) });
             let mut footers = std::pin::pin!(footers.buffered(repository.parallelism()));
             while let Some((pack, footer)) = footers.next().await {
                 let footer = match footer {
@@ -224,11 +228,10 @@ async fn check_tile(repository: &Repository, footer: Arc<PackFooter>, tile: Tile
     let read = tile.read.clone();
     let len = tile.stretch.end - tile.stretch.start;
     let work = move |_: &PackRead, buffer: Buffer| inspect(&footer, &tile, &buffer);
-    let first = read_pack(&[repository], repository.budget(), read.clone(), work.clone()).await?;
-    if first.is_empty() {
-        return Ok((len, first));
-    }
-    Ok((len, read_pack(&[repository], repository.budget(), read, work).await?))
+    let doubtful =
+        |read: &Result<Vec<PackFault>>| is_doubtful(read) || read.as_ref().is_ok_and(|wrong| !wrong.is_empty());
+    let read = || async { read_pack(&[repository], repository.budget(), read.clone(), work.clone()).await };
+    Ok((len, twice_if(doubtful, read).await?))
 }
 
 fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<PackFault>> {

@@ -30,7 +30,7 @@ use crate::format::PackRef;
 use crate::id::{PackId, SegmentId};
 use crate::name::Name;
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, State};
+use crate::repository::log::{Accepted, RefValue, State};
 use crate::repository::{Repository, layout, no_such_name};
 
 /// Options of a verification.
@@ -40,8 +40,8 @@ pub struct VerifyOptions {
     pub data: bool,
     /// Repair damage where possible.
     pub repair: bool,
-    /// Repair the log even if labels or a policy may be lost with its unreadable entries.
-    pub accept_lost_labels: bool,
+    /// What a repair of the log may give up or trust.
+    pub accepted: Accepted,
     /// Progress counters.
     pub progress: Progress,
 }
@@ -130,7 +130,7 @@ impl Repository {
         let mut audit = self.log().audit().await?;
         let mut report = VerifyReport::default();
         if options.repair && !audit.damaged.is_empty() {
-            self.salvage(options.accept_lost_labels, &mut report).await?;
+            self.salvage(options.accepted, &mut report).await?;
         }
         // Damage is reported as found; the rest is checked against the current state.
         let (all, damaged) = (!audit.folds, std::mem::take(&mut audit.damaged));
@@ -240,6 +240,11 @@ impl Verifying<'_> {
 
 fn cloned<A: Clone, B: Clone>((a, b): (&A, &B)) -> (A, B) {
     (a.clone(), b.clone())
+}
+
+/// True if a read is to be repeated before what it says counts.
+fn is_doubtful<T>(read: &Result<T>) -> bool {
+    read.as_ref().is_err_and(is_damage)
 }
 
 fn is_damage(error: &Error) -> bool {

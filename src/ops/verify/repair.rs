@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use object_store::path::Path;
 
 use super::{Subject, VerifyReport, Verifying};
 use crate::budget::Buffer;
@@ -12,8 +13,8 @@ use crate::error::Result;
 use crate::format::{Manifest, Map, PackRef};
 use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::name::Name;
-use crate::repository::layout::{self, Family};
-use crate::repository::log::{Action, RefValue};
+use crate::repository::layout::{self, Family, Numbered};
+use crate::repository::log::{Accepted, Action, RefValue};
 use crate::repository::{
     ChunkPlace, Delivered, Gaps, Located, PackPart, PackRead, RepairedTree, Repository, Saved, StoredChunks, Writer,
     deliver, plan, read_pack,
@@ -21,18 +22,21 @@ use crate::repository::{
 
 impl Repository {
     /// Repairs an unreadable log, and reports actions and losses.
-    pub(super) async fn salvage(&self, accept_lost_labels: bool, report: &mut VerifyReport) -> Result<()> {
-        let Some(salvaged) = self.log().salvage(accept_lost_labels).await? else { return Ok(()) };
+    pub(super) async fn salvage(&self, accepted: Accepted, report: &mut VerifyReport) -> Result<()> {
+        let Some(salvaged) = self.log().salvage(accepted).await? else { return Ok(()) };
         let unreadable = salvaged.unreadable.iter().map(|(entry, _)| entry);
         let lost = unreadable.chain(salvaged.refused.iter().map(|(entry, _)| entry));
         report.lost = lost.map(ToString::to_string).collect();
         let done = &mut report.repaired;
         for (entry, copy) in &salvaged.unreadable {
-            let what = match copy {
-                Some(copy) => format!("set {entry} aside, to {copy}"),
-                None => format!("went on without {entry}, which is missing"),
-            };
-            done.push(format!("{what}: what it committed is lost"));
+            done.push(format!("{}: what it committed is lost", left_out(entry, copy.as_ref())));
+        }
+        for (entry, copy) in &salvaged.covered {
+            done.push(format!("{}: the accepted snapshot stands for it", left_out(entry, copy.as_ref())));
+        }
+        if let Some(number) = salvaged.accepted {
+            let snapshot = Numbered::Snapshot.key(number);
+            done.push(format!("went on from {snapshot}, which nothing before it in the log can confirm any more"));
         }
         for (entry, copy) in &salvaged.refused {
             done.push(format!("set {entry} aside, to {copy}: it does not follow from the entries before it"));
@@ -49,7 +53,7 @@ impl Repository {
         done.push(format!("the log goes on from entry {} with {} names", salvaged.snapshot, state.refs.len()));
         let named = state.refs.keys().map(|name| format!("kept {name}"));
         done.extend(named);
-        if accept_lost_labels {
+        if accepted.lost_labels {
             done.push(
                 "labels that a lost entry gave are lost: check those of each name (towline label NAME)".to_owned(),
             );
@@ -279,6 +283,14 @@ impl TreeRepair<'_> {
             Err(error) if super::is_damage(&error) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// What was done about an entry that cannot be used, with the copy of it, or without it if it is missing.
+fn left_out(entry: &Path, copy: Option<&Path>) -> String {
+    match copy {
+        Some(copy) => format!("set {entry} aside, to {copy}"),
+        None => format!("went on without {entry}, which is missing"),
     }
 }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use futures::{StreamExt as _, stream};
 
 use super::groups::grouped;
-use super::{Subject, Verifying};
+use super::{Subject, Verifying, is_doubtful};
 use crate::error::{Error, Result};
 use crate::format::{Frame, Manifest, Map, PackFooter, PackRef};
 use crate::id::{ChunkId, ManifestKey, MapKey, PackId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::RefValue;
+use crate::repository::twice_if;
 
 /// Footers read at once.
 const FOOTERS: usize = 16;
@@ -102,7 +103,7 @@ impl Verifying<'_> {
         let repository = self.repository;
         let wanted = packs.iter().filter(|pack| self.packs.get(&pack.id).is_none_or(|(_, sound)| *sound));
         let read: Vec<_> = stream::iter(wanted.copied().collect::<Vec<_>>())
-            .map(|pack| async move { (pack, repository.footer_uncached(&pack).await) })
+            .map(|pack| async move { (pack, twice_if(is_doubtful, || repository.footer_uncached(&pack)).await) })
             .buffered(FOOTERS)
             .collect()
             .await;
@@ -139,4 +140,37 @@ fn matches_frame(footer: &PackFooter, frame: &Frame, chunk: ChunkOf, base: Chunk
     let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);
     let based = base.is_none_or(|(id, _)| entry.base == Some(id));
     lies && based && chunk.is_none_or(|chunk| chunk == (entry.id, entry.plain_len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{SaveOptions, VerifyOptions};
+    use crate::repository::faults::{Fault, FaultyStore};
+    use crate::repository::{OpenOptions, Repository};
+    use crate::storage::Store;
+
+    /// F8: each read of the pack by a repair in turn, of its footer and of its frames, gets a wrong answer once.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_bad_answer_condemns_no_pack() {
+        let (objects, dir) = (Arc::new(FaultyStore::default()), tempfile::tempdir().unwrap());
+        let file = dir.path().join("file");
+        std::fs::write(&file, [7; 100_000]).unwrap();
+        let open = async || {
+            let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
+            Repository::create(Store::from_objects(Arc::clone(&objects) as _), options).await.unwrap().0
+        };
+        let name = "a".parse().unwrap();
+        let repository = open().await;
+        repository.save(&file, &name, &SaveOptions::default()).await.unwrap();
+        let pack = repository.saved(&name).await.unwrap().map.packs[0].id;
+        for nth in 0..8 {
+            for fault in [Fault::Hide(nth), Fault::Garble(nth)] {
+                objects.set(layout::owned(Family::Pack, pack), fault);
+                let options = VerifyOptions { data: true, repair: true, ..VerifyOptions::default() };
+                let report = open().await.verify(None, &options).await.unwrap();
+                assert_eq!((report.damaged, report.repaired), (vec![], vec![]), "{fault:?}");
+            }
+        }
+    }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::repository::layout::Numbered;
 
 /// Help for a snapshot that does not belong to the log.
-const PLANTED: &str = "delete it with the store's own tool: readers start from an older one then";
+pub(super) const PLANTED: &str = "delete it with the store's own tool: readers start from an older one then";
 /// Objects read at once.
 const AHEAD: usize = 8;
 /// Maximum number of replays.

@@ -77,8 +77,8 @@ impl Log {
         Err(Error::busy("others commit faster than this writer can").help("try again when fewer write"))
     }
 
-    /// Creates entry `number`, and determines the outcome from the stored object, never from the answer: an answer can be lost,
-    /// the HTTP client may repeat a request, and a truncated number can be created again.
+    /// Creates entry `number`, and determines the outcome from the stored objects, never from the answer alone: an answer can be lost
+    /// or wrong, the HTTP client may repeat a request, and a truncated number can be created again.
     async fn create(&self, number: u64, entry: &LogEntry) -> Result<CreateOutcome> {
         let key = Numbered::Entry.key(number);
         let body = entry.encode();
@@ -97,7 +97,7 @@ impl Log {
                 return self.fate_by_state(number, entry).await;
             }
             match found {
-                Some(_) if mine => return Ok(CreateOutcome::Committed(self.refresh().await?)),
+                Some(_) if mine => return self.check_kept(number).await,
                 Some(_) => return Ok(CreateOutcome::Lost),
                 None => tokio::time::sleep(std::time::Duration::from_millis(100)).await,
             }
@@ -105,6 +105,19 @@ impl Log {
         Err(Error::unreachable("store neither accepts nor refuses a log entry")
             .at(key)
             .help("the commit has not happened yet, but may; run the command again"))
+    }
+
+    /// Outcome of a create that the store acknowledged: the log must have the entry.
+    async fn check_kept(&self, number: u64) -> Result<CreateOutcome> {
+        let state = self.refresh().await?;
+        if state.seq >= number {
+            return Ok(CreateOutcome::Committed(state));
+        }
+        Err(Error::unreachable("store lost a log entry that it acknowledged")
+            .at(Numbered::Entry.key(number))
+            .expected("the entry, as the store answered that it has it")
+            .got("none")
+            .help("nothing was committed; `towline doctor` tests what the store does: use no store that loses what it acknowledges"))
     }
 
     /// Outcome by the state, if the boundary has passed entry `number` and the object there may be a stray. The state records the
@@ -147,5 +160,55 @@ impl Log {
     /// Writes the snapshot of `state`. Every writer writes the same content, which follows from the log.
     pub(super) async fn write_snapshot(&self, state: &State) -> Result<()> {
         objects::put(&*self.objects, &Numbered::Snapshot.key(state.seq), state.seal().into()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+    use crate::clock::SystemClock;
+    use crate::error::ErrorKind;
+    use crate::limits::MEMORY_MIN;
+    use crate::ops::CollectOptions;
+    use crate::repository::faults::{Fault, FaultyStore};
+    use crate::repository::runs::tests::{name, value};
+    use crate::repository::{OpenOptions, Repository};
+    use crate::storage::Store;
+
+    fn assert_lost(error: &Error, number: u64) {
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+        assert_eq!(error.place(), Some(Numbered::Entry.key(number).as_ref()), "{error:?}");
+        assert!(error.to_string().contains("store lost a log entry that it acknowledged"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_the_store_acknowledges_and_loses_is_not_committed() {
+        let objects = Arc::new(FaultyStore::default());
+        let log = Log::new(Arc::clone(&objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
+        let open = async || log.commit(None, |_| Ok(vec![Action::Open(SessionId::random())])).await;
+        open().await.unwrap();
+        objects.set(Numbered::Entry.key(2), Fault::Lose);
+        assert_lost(&open().await.unwrap_err(), 2);
+        objects.heal();
+        assert_eq!(open().await.unwrap().entry, Some(2));
+    }
+
+    /// Entry 3 opens the session of the collect, and entry 4 is to forget the value. It would be tried for ever.
+    #[tokio::test]
+    async fn a_collect_ends_whose_store_loses_what_it_is_to_forget() {
+        let (objects, dir) = (Arc::new(FaultyStore::default()), tempfile::tempdir().unwrap());
+        let options = OpenOptions { cache: Some(dir.path().to_owned()), ..OpenOptions::default() };
+        let repository = Repository::create(Store::from_objects(Arc::clone(&objects) as _), options).await.unwrap().0;
+        let a = name("a");
+        let set = Action::SetRef { name: a.clone(), expected: None, value: value(0, &[]) };
+        repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
+        let remove = |state: &State| {
+            let removal = Action::RemoveRef { name: a.clone(), expected: 1 };
+            Ok(state.keep([&a]).into_iter().chain([removal]).collect())
+        };
+        assert_eq!(repository.log().commit(None, remove).await.unwrap().state.removed.len(), 1);
+        objects.set(Numbered::Entry.key(4), Fault::Lose);
+        assert_lost(&repository.collect(&CollectOptions::at_once()).await.unwrap_err(), 4);
     }
 }

@@ -306,13 +306,8 @@ impl Log {
         Ok(Some(Boundary { number, floor }))
     }
 
-    /// Newest snapshot at or above the boundary. The empty state if nothing was truncated yet; `None` if the boundary's own
-    /// snapshot is gone, which means that the boundary has moved.
-    pub(super) async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
-        self.newest_of(self.numbers(Numbered::Snapshot).await?, boundary).await
-    }
-
-    /// As [`Self::newest_snapshot`], of the snapshots `numbers`, which a listing gave, and that of the boundary.
+    /// Newest snapshot at or above the boundary, of the snapshots `numbers`, which a listing gave, and that of the boundary. The empty
+    /// state if nothing was truncated yet; `None` if the boundary's own snapshot is gone, which means that the boundary has moved.
     async fn newest_of(&self, mut numbers: Vec<u64>, boundary: Boundary) -> Result<Option<State>> {
         numbers.push(boundary.floor);
         // A snapshot that no log can reach was planted.
@@ -442,7 +437,7 @@ mod tests {
     use crate::format::envelope::seal;
     use crate::id::{RepositoryId, WriteId};
     use crate::limits::MEMORY_MIN;
-    use crate::repository::log::{Action, RefValue, StepFacts};
+    use crate::repository::log::{Accepted, Action, RefValue, StepFacts};
     use crate::repository::runs::tests::value;
 
     fn set(name: &str, facts: &StepFacts) -> Action {
@@ -473,7 +468,7 @@ mod tests {
             let error = log.refresh().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
         }
-        let error = log.salvage(false).await.unwrap_err();
+        let error = log.salvage(Accepted::default()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
         assert!(log.budget.keep_state(MEMORY_MIN / 2).is_ok(), "what was refused is given back");
     }

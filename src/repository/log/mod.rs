@@ -45,7 +45,7 @@ pub use facts::{Measure, StepFacts};
 pub use label_view::LabelView;
 pub use labels::{Declassified, PolicyMark, REASON_LEN_MAX, labelled_name};
 pub use removed::{KeptKey, KeptValue, log_forgotten};
-pub use salvage::Salvaged;
+pub use salvage::{Accepted, Salvaged};
 pub use state::{Condemned, Purged, Refusal, Session, State};
 pub use values::{RefValue, SegmentInfo};
 
