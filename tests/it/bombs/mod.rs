@@ -30,7 +30,7 @@ use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
 use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorSelector, VerifyOptions};
 use towline::repository::layout::{self, Family, Numbered};
-use towline::repository::log::{Action, LogEntry, RefValue, SegmentInfo, StepFacts};
+use towline::repository::log::{Action, LogEntry, RefValue, SegmentInfo};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{self, Location, Store, StoreOptions};
 use towline::tree::MemoryFile;
