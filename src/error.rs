@@ -252,18 +252,16 @@ impl Error {
         self
     }
 
+    /// The error underneath `error`, whose own words this one holds.
+    #[must_use]
+    pub(crate) fn source_of(mut self, error: &std::sync::Arc<Self>) -> Self {
+        self.0.source = error.0.source.is_some().then(|| Box::from(SharedSource(std::sync::Arc::clone(error))));
+        self
+    }
+
     /// The same error again, for one of several callers who get it.
     pub(crate) fn shared(error: &std::sync::Arc<Self>) -> Self {
-        let Inner { kind, what, place, expected, got, help, source } = &*error.0;
-        Self(Box::new(Inner {
-            kind: *kind,
-            what: what.clone(),
-            place: place.clone(),
-            expected: expected.clone(),
-            got: got.clone(),
-            help: help.clone(),
-            source: source.is_some().then(|| Box::from(SharedSource(std::sync::Arc::clone(error)))),
-        }))
+        error.restated().source_of(error)
     }
 
     /// Its kind.
@@ -430,6 +428,7 @@ impl Error {
     pub(crate) fn is_of_full_disk(&self) -> bool {
         let mut cause = StdError::source(self);
         while let Some(inner) = cause {
+            let inner = inner.downcast_ref::<SharedSource>().and_then(SharedSource::get).unwrap_or(inner);
             if let Some(io) = inner.downcast_ref::<std::io::Error>() {
                 return matches!(io.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
             }
@@ -491,6 +490,15 @@ mod tests {
         let error = Error::from(object_store::Error::Generic { store: "test", source: Box::new(full) });
         assert_eq!(error.kind(), ErrorKind::Exhausted);
         assert_eq!(error.to_string(), "disk full: cannot use the store");
+    }
+
+    #[test]
+    fn a_full_disk_is_one_for_all_who_get_the_error() {
+        use std::io::ErrorKind as Io;
+        for (kind, full) in [(Io::StorageFull, true), (Io::QuotaExceeded, true), (Io::FileTooLarge, false)] {
+            let error = std::sync::Arc::new(Error::io("cannot write a file", std::path::Path::new("o/s"), kind.into()));
+            assert_eq!((error.is_of_full_disk(), Error::shared(&error).is_of_full_disk()), (full, full), "{kind}");
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::error::{ContextKind, ErrorKind as Parsing};
+use clap::error::{ContextKind, ContextValue, ErrorKind as Parsing};
 use clap::{CommandFactory, Parser};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -74,6 +74,7 @@ use self::signals::{Failed, Interruption, interruptible, listen};
 use self::verbs::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
+use crate::storage::without_user;
 
 /// More threads that only await buy nothing: hashing, coding and files have threads of their own.
 const WORKERS_MAX: usize = 4;
@@ -114,6 +115,7 @@ fn not_parsed(mut error: clap::Error, json: bool) -> u8 {
         // A tip on how to pass the unknown option as a value.
         error.remove(ContextKind::Suggested);
     }
+    hide_user(&mut error);
     let asked = matches!(error.kind(), Parsing::DisplayHelp | Parsing::DisplayVersion);
     if json && !asked {
         let text = error.render().to_string();
@@ -124,6 +126,16 @@ fn not_parsed(mut error: clap::Error, json: bool) -> u8 {
         return not_printed(source, json);
     }
     if asked { 0 } else { ErrorKind::Usage.exit_code() }
+}
+
+/// Hides what may be a secret in an address that is no value of its argument.
+fn hide_user(error: &mut clap::Error) {
+    if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
+        && value.contains(":/")
+    {
+        let shown = without_user(value).into_owned();
+        error.insert(ContextKind::InvalidValue, ContextValue::String(shown));
+    }
 }
 
 /// The exit code where help or the version cannot be printed. A reader that has gone wants no more.

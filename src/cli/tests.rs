@@ -129,6 +129,14 @@ fn the_command_line_is_sound_and_teaches() {
 }
 
 #[test]
+fn what_is_not_parsed_is_shown_without_secrets() {
+    let mut error = Cli::try_parse_from(["towline", "sync", "https://u:hush@h", "s3://bucket"]).unwrap_err();
+    super::hide_user(&mut error);
+    let text = error.render().to_string();
+    assert!(text.contains("https://***@h") && !text.contains("hush"), "{text}");
+}
+
+#[test]
 fn what_makes_no_sense_is_not_parsed() {
     for line in [
         "towline save x",

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::id::{MapKey, PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{
-    Cutoff, EntryTimes, Judgement, KEEP_REMOVED, KeepUntil, Marks, SessionPacks, SweepCandidates, Unneeded, delete_all,
-    judge, leftovers, mark, outlived, repack, store_time,
+    Cutoff, EntryTimes, Judgement, KEEP_REMOVED, KeepUntil, Marks, NO_SPACE, SessionPacks, SweepCandidates, Unneeded,
+    delete_all, judge, leftovers, mark, outlived, repack, store_time,
 };
 use crate::repository::layout::{Family, Numbered};
 use crate::repository::log::{Action, LogEntry, State};
@@ -309,9 +309,7 @@ impl Repository {
         let left = judgement.repack.len();
         if left > 0 && self.store().free_bytes().await.is_some_and(|free| free < needed) {
             judgement.repack.clear();
-            report
-                .steps
-                .push(format!("leave {left} mostly unused packs: the disk has too little space to rewrite them"));
+            report.steps.push(format!("leave {left} mostly unused packs: {NO_SPACE}"));
         }
     }
 

@@ -371,13 +371,31 @@ impl Writer {
     /// # Cancel safety
     /// Not safe: the session may stay open.
     pub async fn give_up(&mut self) -> Result<()> {
+        self.drain().await;
+        self.close(|_| Ok(Vec::new())).await
+    }
+
+    /// As [`Writer::give_up`], but indexes nothing: a collect deletes the packs that no segment lists.
+    ///
+    /// # Errors
+    /// As a commit; errors of uploads are ignored.
+    ///
+    /// # Cancel safety
+    /// Not safe: the session may stay open.
+    pub(crate) async fn discard(&mut self) -> Result<()> {
+        self.drain().await;
+        self.unindexed = Unindexed::default();
+        self.close(|_| Ok(Vec::new())).await
+    }
+
+    /// Discards the current pack, and waits for all uploads.
+    async fn drain(&mut self) {
         self.filling = None;
         while !self.uploads.is_empty() {
             if let Err(error) = self.arrived().await {
                 tracing::debug!("a pack was not uploaded: {error:?}");
             }
         }
-        self.close(|_| Ok(Vec::new())).await
     }
 
     /// Ends early on request: uploads the current pack, waits at most three seconds for uploads in progress, indexes the packs

@@ -1,5 +1,6 @@
 //! Bucket operations that `object_store` lacks: creation, rules, unfinished uploads.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,6 +11,10 @@ use aws_sdk_s3::types::{
     AbortIncompleteMultipartUpload as Aborts, BucketLocationConstraint, BucketVersioningStatus,
     CreateBucketConfiguration, ExpirationStatus,
 };
+use chrono::DateTime;
+use object_store::list::{PaginatedListOptions, PaginatedListResult};
+use object_store::path::Path;
+use object_store::{Extensions, ListResult, ObjectMeta};
 
 use super::credentials::ChainCredentials;
 use super::http::{is_redirect, redirected};
@@ -282,6 +287,34 @@ impl Bucket {
         }
     }
 
+    /// A page of the listing of the whole bucket, without the keys that are no paths (`a//b`, `a/../b`): they belong to other
+    /// programs.
+    pub(super) async fn page_of_paths(
+        &self,
+        prefix: Option<&str>,
+        options: PaginatedListOptions,
+    ) -> Result<PaginatedListResult> {
+        let PaginatedListOptions { offset, delimiter, page_token, .. } = options;
+        let request = self.client().list_objects_v2().bucket(self.name()).set_prefix(prefix.map(str::to_owned));
+        let request = request.set_start_after(offset).set_continuation_token(page_token);
+        let request = request.set_delimiter(delimiter.map(Cow::into_owned));
+        let page = request.send().await.map_err(|e| self.failed("objects cannot be listed", e))?;
+        let folders = page.common_prefixes().iter().filter_map(|folder| Path::parse(folder.prefix()?).ok());
+        let mut result =
+            ListResult { common_prefixes: folders.collect(), objects: Vec::new(), extensions: Extensions::default() };
+        for object in page.contents() {
+            let key = object.key().unwrap_or_default();
+            if let Ok(location) = Path::parse(key) {
+                let meta = object_meta(location, object);
+                result.objects.push(meta.ok_or_else(|| {
+                    Error::unreachable("store lists an object without its size or its time")
+                        .at(format!("s3://{}/{key}", self.name()))
+                })?);
+            }
+        }
+        Ok(PaginatedListResult { result, page_token: page.next_continuation_token })
+    }
+
     /// Aborts `uploads`. A missing one is no error.
     /// Cancel safe: running it again finishes the job.
     pub async fn abort_uploads(&self, uploads: &[UnfinishedUpload]) -> Result<()> {
@@ -391,6 +424,17 @@ fn credentials_help(code: &str) -> Option<&'static str> {
 fn lacks_credentials(error: &(dyn std::error::Error + 'static)) -> bool {
     use aws_credential_types::provider::error::CredentialsError;
     std::iter::successors(Some(error), |cause| cause.source()).any(<dyn std::error::Error>::is::<CredentialsError>)
+}
+
+fn object_meta(location: Path, object: &aws_sdk_s3::types::Object) -> Option<ObjectMeta> {
+    let time = object.last_modified()?;
+    Some(ObjectMeta {
+        location,
+        last_modified: DateTime::from_timestamp(time.secs(), time.subsec_nanos())?,
+        size: u64::try_from(object.size()?).ok()?,
+        e_tag: object.e_tag().map(str::to_owned),
+        version: None,
+    })
 }
 
 fn unfinished(upload: &aws_sdk_s3::types::MultipartUpload) -> Option<UnfinishedUpload> {

@@ -1,5 +1,7 @@
 //! Endpoints of S3 servers, and the rule for plain http.
 
+use std::borrow::Cow;
+
 use url::{Host, Url};
 
 use crate::error::{Error, Result};
@@ -15,10 +17,26 @@ pub(super) fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
         .help("use https, or say --allow-http if that network is trusted"))
 }
 
+/// `address` without what it has between its scheme and its last `@`, which may be a secret.
+pub(crate) fn without_user(address: &str) -> Cow<'_, str> {
+    let Some((user, rest)) = address.rsplit_once('@') else { return address.into() };
+    match user.split_once(":/") {
+        Some((scheme, _)) if is_scheme(scheme) => format!("{scheme}://***@{rest}").into(),
+        _ => format!("***@{rest}").into(),
+    }
+}
+
+/// True for a scheme of RFC 3986 section 3.1; anything else before `://` is part of a path.
+pub(super) fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+}
+
 /// Parses an endpoint like the HTTP clients do, so that the checked host is the one that is connected to. User information, which
 /// can hide the host from a human reader, is refused.
 fn parse_endpoint(endpoint: &str) -> Result<Url> {
-    let malformed = |what: &'static str| Error::usage(what).at(endpoint).help("write https://HOST[:PORT]");
+    let malformed =
+        |what: &'static str| Error::usage(what).at(without_user(endpoint)).help("write https://HOST[:PORT]");
     // URL parsers treat these characters differently.
     if endpoint.bytes().any(|byte| !byte.is_ascii_graphic() || byte == b'\\') {
         return Err(malformed("endpoint is not a URL"));
@@ -78,15 +96,24 @@ mod tests {
 
     #[test]
     fn what_only_looks_like_loopback_is_not() {
-        for far in
-            ["http://127.0.0.1:9@192.0.2.1:9000", "http://localhost@192.0.2.1", "https://key:hush@s3.example.com"]
-        {
+        for far in [
+            "http://127.0.0.1:9@192.0.2.1:9000",
+            "http://localhost@192.0.2.1",
+            "https://key:hush@s3.example.com",
+            "http://u:hush@bad:port",
+            "u:hush@host",
+            "ftp://u:hu@sh@host",
+            "http://u:hush sh@host",
+        ] {
             for allow_http in [false, true] {
                 let error = check_endpoint(far, allow_http).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Usage, "{far}");
                 assert!(!format!("{error:?}").contains("hush"), "{error:?}");
             }
         }
+        assert_eq!(without_user("http://u:hu@sh@bad:port/x"), "http://***@bad:port/x");
+        assert_eq!(without_user("u:hush://sh@host"), "***@host");
+        assert_eq!(without_user("s3://bucket/p"), "s3://bucket/p");
         // The rest is a path, a query or a fragment of another host.
         for far in ["http://192.0.2.1/@127.0.0.1", "http://192.0.2.1?@127.0.0.1", "http://192.0.2.1#@localhost"] {
             assert_ne!(check_endpoint(far, false).map_err(|error| error.kind()), Ok(()), "{far}");

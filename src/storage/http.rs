@@ -76,10 +76,12 @@ struct Unredirected(reqwest::Client);
 impl HttpService for Unredirected {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asked = if is_of_object(&request) { Asked::Object } else { Asked::Other };
+        let deletes = is_bulk_delete(&request);
         let response = HttpService::call(&self.0, request).await?;
         let status = response.status().as_u16();
         if !is_redirect(status) {
-            return Ok(limited(response, asked));
+            let response = limited(response, asked);
+            return if deletes { without_errors(response).await } else { Ok(response) };
         }
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let error = redirected(status, header("location"), header("x-amz-bucket-region"));
@@ -104,6 +106,35 @@ fn is_of_object(request: &HttpRequest) -> bool {
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
     let lists = |parameter: &str| matches!(parameter.split('=').next(), Some("list-type" | "comp"));
     request.method() == "GET" && !parameters.any(lists)
+}
+
+/// True for a request that deletes many objects (<https://docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html>).
+fn is_bulk_delete(request: &HttpRequest) -> bool {
+    let mut parameters = request.uri().query().unwrap_or_default().split('&');
+    request.method() == "POST" && parameters.any(|parameter| parameter.split('=').next() == Some("delete"))
+}
+
+/// Error of a bulk delete whose answer reports errors.
+#[derive(Debug, thiserror::Error)]
+#[error("store did not delete all objects of a request")]
+struct NotAllDeleted;
+
+/// True if the answer of a bulk delete reported errors.
+pub(super) fn is_not_all_deleted(error: &object_store::Error) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |cause| cause.source()).any(<dyn std::error::Error>::is::<NotAllDeleted>)
+}
+
+/// `response` to a bulk delete, unless it reports errors: `object_store` panics over one with another key than was sent
+/// (`S3Client::bulk_delete_request`).
+async fn without_errors(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (head, body) = response.into_parts();
+    let body = body.bytes().await?;
+    // Elements named `Error`, in any namespace.
+    if head.status.is_success() && body.windows(6).any(|text| matches!(text, b"<Error" | b":Error")) {
+        return Err(HttpError::new(HttpErrorKind::Unknown, NotAllDeleted));
+    }
+    Ok(HttpResponse::from_parts(head, body.into()))
 }
 
 /// Limits the length of `response`: an object has its announced length; errors and lists have a maximum. A longer answer tells nothing
@@ -252,6 +283,28 @@ mod tests {
         assert!(
             !of_object("POST", "https://s3/bucket?delete") && !of_object("PUT", "https://s3/bucket/key?uploadId=1")
         );
+    }
+
+    #[tokio::test]
+    async fn answers_of_bulk_deletes_are_looked_through_for_errors() {
+        let reports = async |body: &str| {
+            let answer = without_errors(HttpResponse::new(body.to_owned().into())).await;
+            answer.err().map(|error| object_store::Error::Generic { store: "S3", source: Box::new(error) })
+        };
+        for errors in ["<Error><Key/></Error>", "<Deleted/><s3:Error a=''>", "<Error\n>"] {
+            assert!(reports(errors).await.is_some_and(|error| is_not_all_deleted(&error)), "{errors}");
+        }
+        for deleted in ["<Deleted><Key>Error</Key></Deleted>", "", "<E"] {
+            assert!(reports(deleted).await.is_none(), "{deleted}");
+        }
+        let deletes = |method: &str, uri: &str| {
+            let mut request = HttpRequest::new(Vec::new().into());
+            *request.method_mut() = method.parse().unwrap();
+            *request.uri_mut() = uri.parse().unwrap();
+            is_bulk_delete(&request)
+        };
+        assert!(deletes("POST", "https://s3/bucket?delete") && deletes("POST", "https://s3/bucket?delete="));
+        assert!(!deletes("POST", "https://s3/bucket/key?uploads") && !deletes("PUT", "https://s3/bucket/delete"));
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::endpoint::{is_scheme, without_user};
 use crate::error::{Error, Result};
 
 /// The address of a repository. `Display` prints what `FromStr` reads back to the same value.
@@ -40,36 +41,31 @@ impl FromStr for Location {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
+        let shown = without_user(text);
         match text.split_once("://") {
             None => match text.split_once(":/") {
                 Some((scheme, _)) if is_scheme(scheme) => Err(Error::usage("repository address lacks a slash")
-                    .at(text)
-                    .expected(text.replacen(":/", "://", 1))
-                    .help(format!("write ./{text} for a folder of that name"))),
+                    .at(&shown)
+                    .expected(without_user(&text.replacen(":/", "://", 1)))
+                    .help(format!("write ./{shown} for a folder of that name"))),
                 _ => Self::directory(text),
             },
             Some((scheme, _)) if !is_scheme(scheme) => Self::directory(text),
-            Some(("file", rest)) => file_url(text, rest),
-            Some(("s3", rest)) => s3_url(text, rest),
-            Some(_) => Err(Error::usage("repository address has a scheme that is not offered").at(text).help(OFFERED)),
+            Some(("file", rest)) => file_url(&shown, rest),
+            Some(("s3", rest)) => s3_url(&shown, rest),
+            Some(_) => Err(Error::usage("repository address has a scheme that is not offered").at(shown).help(OFFERED)),
         }
     }
 }
 
-/// True for a scheme of RFC 3986 section 3.1; anything else before `://` is part of a path.
-fn is_scheme(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
-}
-
 /// `file:///PATH` or `file://localhost/PATH`, percent-decoded (RFC 8089).
-fn file_url(whole: &str, rest: &str) -> Result<Location> {
+fn file_url(shown: &str, rest: &str) -> Result<Location> {
     let path = rest.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(rest);
     if !path.starts_with('/') {
-        return Err(Error::usage("file URL is not absolute").at(whole).help("write file:///PATH with three slashes"));
+        return Err(Error::usage("file URL is not absolute").at(shown).help("write file:///PATH with three slashes"));
     }
     let bytes = percent_decoded(path.as_bytes())
-        .ok_or_else(|| Error::usage("file URL has a malformed percent escape").at(whole))?;
+        .ok_or_else(|| Error::usage("file URL has a malformed percent escape").at(shown))?;
     Location::directory(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&bytes))
 }
 
@@ -88,19 +84,19 @@ fn percent_decoded(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(decoded)
 }
 
-fn s3_url(whole: &str, rest: &str) -> Result<Location> {
+fn s3_url(shown: &str, rest: &str) -> Result<Location> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     let prefix = prefix.trim_end_matches('/');
     // Characters that some S3-compatible store allows; AWS allows fewer, and refuses the others itself.
     let named = (3..=255).contains(&bucket.len())
         && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     if !named {
-        return Err(Error::usage("bucket name is malformed").at(whole).help("write s3://BUCKET/PREFIX"));
+        return Err(Error::usage("bucket name is malformed").at(shown).help("write s3://BUCKET/PREFIX"));
     }
     let parsed = object_store::path::Path::parse(prefix)
-        .map_err(|e| Error::usage("prefix of the bucket is malformed").at(whole).source(e))?;
+        .map_err(|e| Error::usage("prefix of the bucket is malformed").at(shown).source(e))?;
     if parsed.as_ref() != prefix {
-        return Err(Error::usage("prefix of the bucket is malformed").at(whole).expected(parsed).got(prefix));
+        return Err(Error::usage("prefix of the bucket is malformed").at(shown).expected(parsed).got(prefix));
     }
     Ok(Location::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() })
 }
@@ -148,6 +144,16 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Usage, "{text}");
         }
         assert!("gs://b".parse::<Location>().unwrap_err().help_text().unwrap().contains("s3://BUCKET/PREFIX"));
+        for text in [
+            "s3://key:hush@bkt/x",
+            "s3://key:hu/sh@bkt//x",
+            "s3:/key:hush@bkt/x",
+            "https://u:hush@h",
+            "file://u:hush@h/%zz",
+        ] {
+            let error = text.parse::<Location>().unwrap_err();
+            assert!(!format!("{error:?} {:?}", error.help_text()).contains("hu"), "{error:?}");
+        }
         for text in ["s3://", "s3://a", "s3:///prefix", "s3://bucket/a//b", "s3://bucket/../x", "s3://buc ket/x"] {
             assert_eq!(text.parse::<Location>().unwrap_err().kind(), ErrorKind::Usage, "{text}");
         }

@@ -2,6 +2,8 @@
 //!
 //! A store that answers with the same continuation token again, or with page after page without a key, would be asked for ever.
 //! [`ListingCheck`] finds keys that come again, which every store may list; here are the pages, which only a client of S3 sees.
+//! Two answers are kept from `object_store`: a page with a key that is no path, over which it fails, and errors of bulk deletes,
+//! over some of which it panics.
 
 use std::fmt;
 use std::mem;
@@ -18,6 +20,8 @@ use object_store::{
     PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
 
+use super::bucket::Bucket;
+use super::http::is_not_all_deleted;
 use crate::error::Error;
 
 /// Maximum number of pages without a key, one after another, before the listing goes on. Stores make some, where keys that they
@@ -27,17 +31,24 @@ pub(super) const EMPTY_PAGES_MAX: u32 = 64;
 /// End of the names of directory buckets (S3 Express One Zone).
 const DIRECTORY_BUCKET: &str = "--x-s3";
 
+/// Maximum number of objects that one request deletes.
+const DELETED_AT_ONCE: usize = 1000;
+/// Such requests at a time.
+const DELETES_MAX: usize = 20;
+
 /// A client of S3 whose listings end or fail.
 #[derive(Debug)]
 pub(super) struct Pages<T> {
     client: Arc<T>,
-    bucket: Arc<str>,
+    /// Sends one request for each object that is deleted.
+    singly: Arc<T>,
+    bucket: Bucket,
 }
 
 impl<T: ObjectStore + PaginatedListStore> Pages<T> {
-    /// Checks the listings of `client`, of the bucket `bucket`.
-    pub(super) fn new(client: T, bucket: &str) -> Self {
-        Self { client: Arc::new(client), bucket: bucket.into() }
+    /// Checks the listings of `client`, of the bucket `bucket`. `singly` deletes with one request for each object.
+    pub(super) fn new(client: T, singly: T, bucket: Bucket) -> Self {
+        Self { client: Arc::new(client), singly: Arc::new(singly), bucket }
     }
 
     /// Pages of keys below `prefix`, after `offset`.
@@ -50,7 +61,7 @@ impl<T: ObjectStore + PaginatedListStore> Pages<T> {
         let prefix = prefix.filter(|prefix| !prefix.as_ref().is_empty());
         let walk = Walk {
             client: Arc::clone(&self.client),
-            bucket: Arc::clone(&self.bucket),
+            bucket: self.bucket.clone(),
             prefix: prefix.map(|prefix| format!("{prefix}{DELIMITER}")),
             offset: offset.map(ToString::to_string),
             delimiter,
@@ -72,7 +83,7 @@ enum NextPage {
 /// A listing in progress.
 struct Walk<T> {
     client: Arc<T>,
-    bucket: Arc<str>,
+    bucket: Bucket,
     prefix: Option<String>,
     offset: Option<String>,
     delimiter: bool,
@@ -95,7 +106,14 @@ impl<T: PaginatedListStore> Walk<T> {
             page_token: token.clone(),
             ..PaginatedListOptions::default()
         };
-        let page = self.client.list_paginated(self.prefix.as_deref(), options).await?;
+        let prefix = self.prefix.as_deref();
+        let page = match self.client.list_paginated(prefix, options.clone()).await {
+            Err(object_store::Error::InvalidPath { .. }) => {
+                let page = self.bucket.page_of_paths(prefix, options).await;
+                page.map_err(|error| object_store::Error::Generic { store: "listing", source: Box::new(error) })?
+            }
+            page => page?,
+        };
         let is_empty = page.result.objects.is_empty() && page.result.common_prefixes.is_empty();
         self.empty = if is_empty { self.empty + 1 } else { 0 };
         let Some(next) = page.page_token.filter(|next| !next.is_empty()) else { return Ok(Some(page.result)) };
@@ -111,7 +129,7 @@ impl<T: PaginatedListStore> Walk<T> {
 
     fn endless(&self, got: String) -> object_store::Error {
         let prefix = self.prefix.as_deref().unwrap_or_default();
-        endless(format!("s3://{}/{prefix}", self.bucket), got)
+        endless(format!("s3://{}/{prefix}", self.bucket.name()), got)
     }
 }
 
@@ -163,6 +181,20 @@ impl<T: fmt::Display> fmt::Display for Pages<T> {
     }
 }
 
+/// Deletes `keys` with one request, or with one for each of them if its answer reports errors.
+async fn delete_all<T: ObjectStore>(
+    client: Arc<T>,
+    singly: Arc<T>,
+    keys: Vec<Path>,
+) -> BoxStream<'static, Result<Path>> {
+    let all = stream::iter(keys.clone()).map(Ok).boxed();
+    let outcomes: Vec<Result<Path>> = client.delete_stream(all).collect().await;
+    if outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(is_not_all_deleted)) {
+        return singly.delete_stream(stream::iter(keys).map(Ok).boxed());
+    }
+    stream::iter(outcomes).boxed()
+}
+
 fn objects_of(pages: BoxStream<'static, Result<ListResult>>) -> BoxStream<'static, Result<ObjectMeta>> {
     pages.map_ok(|page| stream::iter(page.objects.into_iter().map(Ok))).try_flatten().boxed()
 }
@@ -187,7 +219,12 @@ impl<T: ObjectStore + PaginatedListStore> ObjectStore for Pages<T> {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.client.delete_stream(locations)
+        let (client, singly) = (Arc::clone(&self.client), Arc::clone(&self.singly));
+        let deleted = locations.try_chunks(DELETED_AT_ONCE).map(move |keys| {
+            let (client, singly) = (Arc::clone(&client), Arc::clone(&singly));
+            async move { Ok::<_, object_store::Error>(delete_all(client, singly, keys.map_err(|error| error.1)?).await) }
+        });
+        deleted.buffered(DELETES_MAX).try_flatten().boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -196,7 +233,7 @@ impl<T: ObjectStore + PaginatedListStore> ObjectStore for Pages<T> {
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
         // Directory buckets do not know `start-after`.
-        let (after, start) = (offset.clone(), Some(offset).filter(|_| !self.bucket.ends_with(DIRECTORY_BUCKET)));
+        let (after, start) = (offset.clone(), Some(offset).filter(|_| !self.bucket.name().ends_with(DIRECTORY_BUCKET)));
         let listed = objects_of(self.pages(prefix, start, false));
         listed.try_filter(move |meta| std::future::ready(meta.location > after)).boxed()
     }

@@ -103,8 +103,9 @@ fn endpoint(options: &StoreOptions, config: &SdkConfig) -> Option<String> {
 fn objects(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> Result<Arc<dyn ObjectStore>> {
     let pool = SharedPool::new(CONNECT_TIMEOUT)?;
     let build = |retry: RetryConfig| -> Result<Arc<dyn ObjectStore>> {
-        let built = builder(bucket, credentials).with_http_connector(pool.clone());
-        Ok(rooted(Pages::new(built.with_retry(retry).build()?, bucket.name()), bucket.prefix()))
+        let built = builder(bucket, credentials).with_http_connector(pool.clone()).with_retry(retry);
+        let singly = built.clone().with_disable_bulk_delete(true).build()?;
+        Ok(rooted(Pages::new(built.build()?, singly, bucket.clone()), bucket.prefix()))
     };
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };

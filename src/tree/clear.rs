@@ -14,8 +14,8 @@ use super::target::{Target, make_writable};
 use super::walk::READ_FILE;
 use crate::error::{Error, Result};
 
-/// Bytes of the paths of folders that wait to be swept.
-const SWEPT_PATHS_MAX: usize = 16 << 20;
+/// Bytes of the paths of folders that wait to be swept or removed.
+const PATHS_MAX: usize = 16 << 20;
 
 impl Target {
     /// Removes the entry at `path`, a folder with its content; links are removed, not followed. A missing entry is no error. The
@@ -23,7 +23,7 @@ impl Target {
     pub fn remove(&self, path: &[u8]) -> Result<()> {
         check_path(path)?;
         let removed = match self.unlink(path) {
-            Err(Errno::ISDIR) => self.remove_folder(path),
+            Err(Errno::ISDIR) => self.remove_folder(path, PATHS_MAX),
             other => other,
         };
         match removed {
@@ -71,29 +71,46 @@ impl Target {
         unlinkat(&parent, name, AtFlags::empty())
     }
 
-    /// Removes files from the top down, then folders from the bottom up: works at any depth with few open folders.
-    fn remove_folder(&self, path: &[u8]) -> SysResult<()> {
+    /// Removes a folder with its content: works at any depth with few open folders. The paths of folders that wait take about
+    /// `room` bytes; a folder is listed again for those that do not fit.
+    fn remove_folder(&self, path: &[u8], room: usize) -> SysResult<()> {
+        let mut bytes = path.len();
         let mut folders = vec![path.to_vec()];
-        let mut next = 0;
-        while let Some(path) = folders.get(next).cloned() {
-            next += 1;
-            make_writable(&self.folders.get(&path)?)?;
-            let open = self.folders.read(&path)?;
-            for entry in Listing::of(&open)? {
-                let (name, kind) = entry?;
-                match if kind == FileType::Directory { Err(Errno::ISDIR) } else { unlink_in(&open, &name) } {
-                    Ok(()) | Err(Errno::NOENT) => {}
-                    Err(Errno::ISDIR) => folders.push(join(&path, &name)),
-                    Err(errno) => return Err(errno),
-                }
+        while let Some(path) = folders.last().cloned() {
+            let found = self.remove_files(&path, room.saturating_sub(bytes))?;
+            if found.is_empty() {
+                self.folders.forget(&path);
+                let (parent, name) = self.folders.parent(&path)?;
+                unlinkat(&parent, name, AtFlags::REMOVEDIR)?;
+                bytes -= path.len();
+                folders.pop();
             }
-        }
-        for path in folders.iter().rev() {
-            self.folders.forget(path);
-            let (parent, name) = self.folders.parent(path)?;
-            unlinkat(&parent, name, AtFlags::REMOVEDIR)?;
+            bytes += found.iter().map(Vec::len).sum::<usize>();
+            folders.extend(found);
         }
         Ok(())
+    }
+
+    /// Removes all but folders in a folder. Returns the paths of these, as many as fit into `room` bytes, but at least one.
+    fn remove_files(&self, path: &[u8], mut room: usize) -> SysResult<Vec<Vec<u8>>> {
+        let mut found = Vec::new();
+        make_writable(&self.folders.get(path)?)?;
+        let open = self.folders.read(path)?;
+        for entry in Listing::of(&open)? {
+            let (name, kind) = entry?;
+            match if kind == FileType::Directory { Err(Errno::ISDIR) } else { unlink_in(&open, &name) } {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::ISDIR) => {
+                    let folder = join(path, &name);
+                    if found.is_empty() || folder.len() <= room {
+                        room = room.saturating_sub(folder.len());
+                        found.push(folder);
+                    }
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(found)
     }
 
     /// Removes unfinished files of earlier restores below the target; returns their number. Files of running restores are locked,
@@ -115,7 +132,7 @@ impl Target {
                 let (name, kind) = entry.map_err(fault)?;
                 if is_folder(&folder, &name, kind) {
                     let path = join(&path, &name);
-                    if bytes + path.len() <= SWEPT_PATHS_MAX {
+                    if bytes + path.len() <= PATHS_MAX {
                         bytes += path.len();
                         pending.push(path);
                     }
@@ -156,5 +173,30 @@ fn sweep_one(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
         }
         Err(Errno::LOOP) => unlink_in(folder, name),
         Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::staged::Durability;
+    use super::*;
+
+    #[test]
+    fn a_folder_is_removed_with_room_for_few_paths() {
+        for (room, folders) in [(0, 1), (20, 3), (1 << 20, 5)] {
+            let root = tempfile::tempdir().unwrap();
+            for (a, b) in (0..5).flat_map(|a| (0..5).map(move |b| (a, b))) {
+                let deep = root.path().join(format!("gone/{a}/{b}/deep"));
+                fs::create_dir_all(&deep).unwrap();
+                fs::write(deep.join("x"), "").unwrap();
+                fs::write(root.path().join(format!("gone/{a}/y")), "").unwrap();
+            }
+            let target = Target::open(root.path(), Durability::Process).unwrap();
+            assert_eq!(target.remove_files(b"gone", room).unwrap().len(), folders);
+            target.remove_folder(b"gone", room).unwrap();
+            assert!(!root.path().join("gone").exists(), "{room}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
+use object_store::memory::InMemory;
 use towline::clock::{ManualClock, Timestamp};
 use towline::error::ErrorKind;
 use towline::id::{Owned, PackId, SessionId};
@@ -19,6 +20,7 @@ use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Location, Store, StoreOptions, open};
 
 use crate::data::{name, noise};
+use crate::faulty::{Faults, Faulty};
 
 fn options(cache: &Path) -> OpenOptions {
     OpenOptions { cache: Some(cache.to_owned()), memory: Some(128 << 20), ..OpenOptions::default() }
@@ -173,6 +175,44 @@ async fn mostly_dead_packs_are_rewritten() {
         assert_eq!(fs::read(dest.join("0")).unwrap(), noise(10, 500_000));
     }
     assert_eq!(collect(&repository).await.repacked_packs, 0);
+}
+
+/// F1: "Packs that would have to be rewritten wait until there is space, also if it runs out while they are."
+#[tokio::test(flavor = "multi_thread")]
+async fn packs_wait_for_space_to_be_rewritten_and_the_rest_is_freed() {
+    for full in [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded] {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Faulty::new(Arc::new(InMemory::new()), Faults::default(), 1);
+        let store = Store::from_objects(Arc::new(disk.clone()));
+        let repository = Repository::create(store.clone(), options(dir.path())).await.unwrap().0;
+        let tree = dir.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        for n in 0..4 {
+            fs::write(tree.join(format!("{n}")), noise(30 + n, 500_000)).unwrap();
+        }
+        save(&repository, &tree, "all").await;
+        save(&repository, &tree.join("0"), "one").await;
+        fs::write(dir.path().join("gone"), noise(40, 3_000_000)).unwrap();
+        save(&repository, &dir.path().join("gone"), "gone").await;
+        for removed in ["all", "gone"] {
+            repository.remove(&name(removed)).await.unwrap();
+        }
+
+        disk.fill(Some(full));
+        let report = collect(&repository).await;
+        assert_eq!((report.purged_packs, report.repacked_packs), (1, 0), "{report:?}");
+        let leaves = |step: &String| step.starts_with("leave 1 mostly unused packs: the disk has too little space");
+        assert!(report.steps.iter().any(leaves), "{report:?}");
+        assert_eq!(keys(&store, "pack").await.len(), 1);
+        assert!(repository.state().await.unwrap().sessions.is_empty());
+        restores(&repository, "one", &noise(30, 500_000)).await;
+
+        disk.fill(None);
+        let report = collect(&repository).await;
+        assert_eq!((report.purged_packs, report.repacked_packs, report.unused_bytes), (1, 1, 0), "{report:?}");
+        assert_eq!(keys(&store, "pack").await.len(), 1);
+        restores(&repository, "one", &noise(30, 500_000)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

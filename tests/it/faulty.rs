@@ -68,6 +68,7 @@ pub(crate) struct Faulty {
     rng: Arc<Rng>,
     recent: Arc<Mutex<VecDeque<Path>>>,
     unlisted: Arc<Mutex<Vec<Path>>>,
+    full: Arc<Mutex<Option<std::io::ErrorKind>>>,
 }
 
 #[derive(Debug)]
@@ -106,7 +107,19 @@ impl Faulty {
     /// `inner`, failing as `faults` and `seed` say.
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, faults: Faults, seed: u64) -> Self {
         let rng = Rng { state: seed.into(), calm: AtomicBool::new(false), injected: AtomicU64::new(0) };
-        Self { inner, faults, rng: Arc::new(rng), recent: Arc::default(), unlisted: Arc::default() }
+        Self {
+            inner,
+            faults,
+            rng: Arc::new(rng),
+            recent: Arc::default(),
+            unlisted: Arc::default(),
+            full: Arc::default(),
+        }
+    }
+
+    /// Fails puts of packs as a full disk does, or a used-up quota, from now on; none does not.
+    pub(crate) fn fill(&self, full: Option<std::io::ErrorKind>) {
+        *self.full.lock().unwrap() = full;
     }
 
     /// From now on (`true`) nothing fails.
@@ -220,6 +233,10 @@ impl fmt::Display for Faulty {
 #[deny(clippy::missing_trait_methods)]
 impl ObjectStore for Faulty {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let full = self.full.lock().unwrap().filter(|_| location.as_ref().starts_with("pack/"));
+        if let Some(full) = full {
+            return Err(Error::Generic { store: "faulty", source: Box::new(std::io::Error::from(full)) });
+        }
         self.wrote(location);
         self.change(self.inner.put_opts(location, payload, opts)).await
     }

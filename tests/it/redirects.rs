@@ -5,7 +5,7 @@ use std::net::TcpListener as Trap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::TryStreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -218,6 +218,43 @@ async fn a_listing_of_unfinished_uploads_without_any_on_its_pages_is_an_error_af
     let error = store.bucket().unwrap().unfinished_uploads(|_| true).await.unwrap_err();
     assert!(error.to_string().contains("unfinished uploads does not get on"), "{error:?}");
     assert_eq!(requests.load(Ordering::Relaxed), 65);
+}
+
+/// Whoever may write into the bucket can write such keys.
+#[tokio::test]
+async fn keys_that_are_no_paths_are_passed_over() {
+    let (store, requests) = answering(|_| {
+        let key = |key| {
+            let at = "<LastModified>2026-11-24T13:10:02.000Z</LastModified>";
+            format!("<Contents><Key>p/log/{key}</Key>{at}<ETag>\"e\"</ETag><Size>7</Size></Contents>")
+        };
+        let keys: String = ["../x", "1", "a//b", "./2", "3"].into_iter().map(key).collect();
+        let folders = ["..", "a"].map(|name| format!("<CommonPrefixes><Prefix>p/{name}/</Prefix></CommonPrefixes>"));
+        format!("<ListBucketResult><IsTruncated>false</IsTruncated>{keys}{}</ListBucketResult>", folders.concat())
+    })
+    .await;
+    let found: Vec<_> = store.objects().list(Some(&Path::from("log"))).try_collect().await.unwrap();
+    let found: Vec<_> = found.iter().map(|meta| (meta.location.as_ref(), meta.size, meta.e_tag.as_deref())).collect();
+    assert_eq!(found, [("log/1", 7, Some("\"e\"")), ("log/3", 7, Some("\"e\""))]);
+    assert_eq!(requests.load(Ordering::Relaxed), 2);
+    let found = store.objects().list_with_delimiter(None).await.unwrap();
+    assert_eq!((found.objects.len(), found.common_prefixes), (2, vec![Path::from("a")]));
+}
+
+#[tokio::test]
+async fn objects_whose_bulk_delete_reports_errors_are_deleted_singly() {
+    let error = |key: &str| format!("<Error><Key>{key}</Key><Code>InternalError</Code><Message>m</Message></Error>");
+    for odd in [error(""), error("p/never/asked/for"), error("a//b"), error("p/0"), "<Error/>".to_owned()] {
+        let answer = format!("<DeleteResult><Deleted><Key>p/1</Key></Deleted>{odd}</DeleteResult>");
+        let (store, requests) = answering(move |n| if n == 0 { answer.clone() } else { String::new() }).await;
+        let keys = ["0", "1", "2"].map(|key| Ok(Path::from(key)));
+        let deleted: Vec<_> = store.objects().delete_stream(stream::iter(keys).boxed()).try_collect().await.unwrap();
+        assert_eq!((deleted.len(), requests.load(Ordering::Relaxed)), (3, 4), "{odd}");
+    }
+    let (store, requests) =
+        answering(|_| "<DeleteResult><Deleted><Key>p/0</Key></Deleted></DeleteResult>".to_owned()).await;
+    store.objects().delete(&Path::from("0")).await.unwrap();
+    assert_eq!(requests.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]

@@ -8,12 +8,12 @@ use tokio::time::{Instant, sleep_until};
 use ulid::Ulid;
 
 use super::store::HandoffStore;
-use super::stored::StoredCheckpoint;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{self, Outcome};
 use crate::agent::view::SetAside;
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
 use crate::work::blocking;
 
 /// Pauses between the saves of a checkpoint that fail.
@@ -162,7 +162,7 @@ async fn save(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid) -> Result
     if let Some(cause) = &cause {
         let looked = Arc::clone(store);
         if !blocking(move || Ok(looked.has_lost(id))).await? {
-            return Err(not_saved(&stored, cause));
+            return Err(not_saved(&stored.what.name, cause));
         }
     }
     let what = if cause.is_none() { "is saved" } else { "was removed by hand" };
@@ -175,8 +175,10 @@ async fn save(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid) -> Result
     }
 }
 
-fn not_saved(stored: &StoredCheckpoint, cause: &Error) -> Error {
-    let error = Error::new(cause.kind(), "cannot save a handed-off checkpoint").at(&stored.what.name).got(cause);
+fn not_saved(name: &Name, cause: &Arc<Error>) -> Error {
+    let error = Error::new(cause.kind(), "cannot save a handed-off checkpoint").at(name).got(cause);
+    // What is underneath tells a full disk from a limit of this agent.
+    let error = error.source_of(cause);
     match cause.help_text() {
         Some(help) => error.help(help.to_owned()),
         None => error,
@@ -189,13 +191,14 @@ mod tests {
 
     #[test]
     fn what_passes_by_itself_is_waited_for_and_what_lasts_is_not_tried_again() {
-        let of = |kind| Failure::of(&Error::new(kind, "it failed"));
+        let failed = |cause: Error| Failure::of(&not_saved(&"run/step-1".parse().unwrap(), &Arc::new(cause)));
+        let of = |kind| failed(Error::new(kind, "it failed"));
         for passing in [ErrorKind::Unreachable, ErrorKind::Cancelled] {
             assert_eq!(of(passing), Failure::Passing);
         }
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let full = Error::io("cannot be written", std::path::Path::new("disk"), full);
-        assert_eq!(Failure::of(&full), Failure::Passing);
+        assert_eq!(failed(full), Failure::Passing);
         for counted in
             [ErrorKind::NotFound, ErrorKind::Damaged, ErrorKind::Conflict, ErrorKind::Denied, ErrorKind::Exhausted]
         {

@@ -23,5 +23,5 @@ pub mod tombstones;
 pub use forget::{KEEP_REMOVED, KeepUntil, kept_since, outlived};
 pub use judge::{Judgement, judge};
 pub use mark::{Marks, mark};
-pub use repack::{Repacked, repack};
+pub use repack::{NO_SPACE, Repacked, repack};
 pub use sweep::{Cutoff, EntryTimes, SessionPacks, SweepCandidates, Unneeded, delete_all, leftovers, store_time};

@@ -23,6 +23,9 @@ use crate::repository::mapping::moved;
 use crate::repository::repair::put_map;
 use crate::repository::{Gaps, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
+/// Reason for which packs are left.
+pub const NO_SPACE: &str = "the disk has too little space to rewrite them";
+
 /// Outcome of a repack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repacked {
@@ -35,7 +38,7 @@ pub struct Repacked {
 /// A name with one of its values.
 type Root<'a> = (&'a Name, &'a RefValue);
 
-/// Rewrites `packs`.
+/// Rewrites `packs`; if the disk of the repository is full, or the quota of its user, all of them are left.
 ///
 /// # Errors
 /// Damaged, if a live chunk is damaged or missing: the packs are then left unchanged.
@@ -62,17 +65,10 @@ pub async fn repack(
         old: BTreeMap::new(),
         left: BTreeMap::new(),
     };
-    for pack in packs {
-        repacking.take(pack, &roots, state.purged.contains_key(&pack.id)).await?;
+    match repacking.rewrite(state, packs, &roots).await {
+        Err(error) if error.is_of_full_disk() => repacking.leave(packs, &error).await,
+        rewritten => rewritten,
     }
-    let keys: BTreeSet<MapKey> = repacking.old.keys().flat_map(|id| marks.maps_of(*id)).collect();
-    let mut copied = Vec::new();
-    for root in keys.iter().filter_map(|key| roots.get(key).copied()) {
-        if repacking.copy(root).await? {
-            copied.push(root);
-        }
-    }
-    repacking.publish(&copied).await
 }
 
 /// Copy of live chunks to new packs.
@@ -87,6 +83,32 @@ struct Repacking<'a> {
 }
 
 impl Repacking<'_> {
+    async fn rewrite(
+        &mut self,
+        state: &State,
+        packs: &[PackRef],
+        roots: &BTreeMap<MapKey, Root<'_>>,
+    ) -> Result<Repacked> {
+        for pack in packs {
+            self.take(pack, roots, state.purged.contains_key(&pack.id)).await?;
+        }
+        let keys: BTreeSet<MapKey> = self.old.keys().flat_map(|id| self.marks.maps_of(*id)).collect();
+        let mut copied = Vec::new();
+        for root in keys.iter().filter_map(|key| roots.get(key).copied()) {
+            if self.copy(root).await? {
+                copied.push(root);
+            }
+        }
+        self.publish(&copied).await
+    }
+
+    /// Leaves `packs`, and ends the session.
+    async fn leave(mut self, packs: &[PackRef], error: &Error) -> Result<Repacked> {
+        tracing::info!("{} packs are not rewritten: {error:?}", packs.len());
+        self.writer.discard().await?;
+        Ok(Repacked { freed: 0, left: packs.iter().map(|pack| (pack.id, NO_SPACE.to_owned())).collect() })
+    }
+
     /// Takes a pack to rewrite, with its live chunks, or leaves it. One that was `purged` must be rewritten, however much of it
     /// is used.
     async fn take(&mut self, pack: &PackRef, roots: &BTreeMap<MapKey, Root<'_>>, purged: bool) -> Result<()> {
@@ -223,13 +245,13 @@ impl Repacking<'_> {
     }
 
     /// Writes the new maps of the `copied` trees and commits the swap.
-    async fn publish(mut self, copied: &[Root<'_>]) -> Result<Repacked> {
+    async fn publish(&mut self, copied: &[Root<'_>]) -> Result<Repacked> {
         self.writer.settle().await?;
         let mut swaps = Vec::new();
         for root in copied {
             swaps.extend(self.put_new_map(*root).await?);
         }
-        let Self { mut writer, old, left, .. } = self;
+        let Self { writer, old, left, .. } = self;
         let condemned = Arc::new(Mutex::new(0));
         let freed = Arc::clone(&condemned);
         let close = writer.close(|state| {
@@ -244,7 +266,7 @@ impl Repacking<'_> {
         });
         close.await?;
         let freed = *condemned.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Repacked { freed, left })
+        Ok(Repacked { freed, left: std::mem::take(left) })
     }
 
     /// Writes a map with the new places of a tree's chunks; returns the swap of its old one.
