@@ -40,7 +40,7 @@ pub struct VerifyOptions {
     pub data: bool,
     /// Repair damage where possible.
     pub repair: bool,
-    /// What a repair of the log may give up or trust.
+    /// Losses that a repair of the log may cause, and a snapshot that it may trust.
     pub accepted: Accepted,
     /// Progress counters.
     pub progress: Progress,

@@ -286,7 +286,7 @@ impl TreeRepair<'_> {
     }
 }
 
-/// What was done about an entry that cannot be used, with the copy of it, or without it if it is missing.
+/// Text about an entry that cannot be used: that it was copied to `copy`, or is missing.
 fn left_out(entry: &Path, copy: Option<&Path>) -> String {
     match copy {
         Some(copy) => format!("set {entry} aside, to {copy}"),

@@ -170,11 +170,7 @@ mod tests {
     use crate::clock::SystemClock;
     use crate::error::ErrorKind;
     use crate::limits::MEMORY_MIN;
-    use crate::ops::CollectOptions;
     use crate::repository::faults::{Fault, FaultyStore};
-    use crate::repository::runs::tests::{name, value};
-    use crate::repository::{OpenOptions, Repository};
-    use crate::storage::Store;
 
     fn assert_lost(error: &Error, number: u64) {
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
@@ -192,23 +188,5 @@ mod tests {
         assert_lost(&open().await.unwrap_err(), 2);
         objects.heal();
         assert_eq!(open().await.unwrap().entry, Some(2));
-    }
-
-    /// Entry 3 opens the session of the collect, and entry 4 is to forget the value. It would be tried for ever.
-    #[tokio::test]
-    async fn a_collect_ends_whose_store_loses_what_it_is_to_forget() {
-        let (objects, dir) = (Arc::new(FaultyStore::default()), tempfile::tempdir().unwrap());
-        let options = OpenOptions { cache: Some(dir.path().to_owned()), ..OpenOptions::default() };
-        let repository = Repository::create(Store::from_objects(Arc::clone(&objects) as _), options).await.unwrap().0;
-        let a = name("a");
-        let set = Action::SetRef { name: a.clone(), expected: None, value: value(0, &[]) };
-        repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
-        let remove = |state: &State| {
-            let removal = Action::RemoveRef { name: a.clone(), expected: 1 };
-            Ok(state.keep([&a]).into_iter().chain([removal]).collect())
-        };
-        assert_eq!(repository.log().commit(None, remove).await.unwrap().state.removed.len(), 1);
-        objects.set(Numbered::Entry.key(4), Fault::Lose);
-        assert_lost(&repository.collect(&CollectOptions::at_once()).await.unwrap_err(), 4);
     }
 }

@@ -28,7 +28,7 @@ const OBJECT_WEIGHT: usize = 512;
 /// Bytes of memory of a name beside its text, in the nodes of its tree, and of the line about it in a report.
 const NAME_WEIGHT: usize = 2 * size_of::<Name>() + 64;
 
-/// What a repair of the log may give up or trust, because somebody said so.
+/// Losses that a repair of the log may cause, and a snapshot that it may trust, because somebody said so.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
     /// Labels or a policy may be lost with entries that cannot be used.
