@@ -13,6 +13,7 @@ mod ending;
 mod events;
 mod handoff;
 mod metrics;
+mod parted;
 mod pointer;
 mod resume;
 mod scan;
@@ -486,6 +487,11 @@ impl Watching<'_> {
             report.unsaved.push(shown(entry.as_bytes()));
             report.failure = self.failures.get(&entry).cloned().or(report.failure);
             tell(WatchEvent::Unsaved { entry, reason: reason.to_owned() });
+        }
+        for step in self.state.parted() {
+            report.unsaved.push(shown(step.first().as_bytes()));
+            report.failure.get_or_insert_with(|| step.failure());
+            tell(WatchEvent::Unsaved { entry: step.first().to_owned(), reason: step.reason() });
         }
         report
     }
