@@ -231,7 +231,9 @@ fn sync_keeps_what_is_newer_there_unless_forced() {
     // An older value is replaced without being told, and reported.
     user.write("tree/a.txt", b"later");
     user.ok(&["save", "tree", "run/1"]);
-    assert!(user.ok(&sync).contains("replaced: 1 name, which undelete restores"));
+    let replaced = user.run(&sync);
+    assert!(replaced.err.contains("`towline undelete run/1 --replace` there restores it"), "{}", replaced.err);
+    assert!(String::from_utf8(replaced.out).unwrap().contains("replaced: 1 name, which `undelete --replace` restores"));
 }
 
 #[test]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import towline
 
 from .file_system import fs as fs
@@ -115,7 +114,6 @@ def test_dcp_saves_and_loads_with_no_code(fs: Any):
 
 def _save_by_writer(torch: Any, repository: Any, value: int) -> None:
     import torch.distributed.checkpoint as dcp
-
     from towline.dcp import StorageWriter
 
     dcp.save(state(torch, value), storage_writer=StorageWriter(repository, "run/step-1"), no_dist=True)
@@ -138,7 +136,6 @@ def _save_by_ranks(torch: Any, repository: Any, value: int) -> None:
 def test_dcp_by_address_replaces_a_step_of_another_kind(fs: Any, save: Any):
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp
-
     from towline.dcp import StorageReader
 
     repository = towline.open()

@@ -1,5 +1,5 @@
-"""Files of a step that StorageWriter or Checkpointer saved, which a DCP checkpoint that is written to the same folder replaces. All
-readers prefer them to its `.metadata`, so that they would go on to read the old state."""
+"""Files of a step that StorageWriter or Checkpointer saved, which a DCP checkpoint that is written to the same folder replaces.
+All readers prefer them to its `.metadata`, so that they would go on to read the old state."""
 
 from __future__ import annotations
 

@@ -412,8 +412,8 @@ class TowlineFileSystem(AbstractFileSystem):
             self.shared.repository.inherit_labels(source, target)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Moves a file or folder without copying data. Within a tree this is one commit, from one tree to another two: an addition
-        with links, empty folders and permissions, then a removal that `undelete` can take back."""
+        """Moves a file or folder without copying data. Within a tree this is one commit, from one tree to another two: an
+        addition with links, empty folders and permissions, then a removal that `undelete` can take back."""
         if isinstance(path1, list) or isinstance(path2, list):
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return None
