@@ -291,6 +291,17 @@ fn what_looks_like_a_step_and_is_none_is_warned_about() {
     assert_eq!(user.run(&["save", "tree", "run-7"]).err, "", "it was there before");
 }
 
+/// W4: "the exit code is 1, as for a step in parts (W2), also with `--once`".
+#[test]
+fn a_watch_of_files_of_single_ranks_fails_and_says_what_to_do() {
+    let user = User::with_repository();
+    user.write("out/step_3_rank0.pt", b"zero");
+    user.write("out/step_3_rank1.pt", b"one");
+    let ran = user.run(&["watch", "out", "run", "--once", "--settle", "50ms"]);
+    assert!(ran.code == Some(1) && ran.err.contains("step 3 is NOT saved"), "{}", ran.err);
+    assert!(ran.err.contains("one folder for each step"), "{}", ran.err);
+}
+
 #[test]
 fn watch_takes_metrics_from_what_the_trainer_logged() {
     let user = User::with_repository();

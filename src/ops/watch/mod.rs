@@ -98,6 +98,8 @@ pub struct WatchReport {
     pub saved: u64,
     /// Checkpoints that were not saved before the end.
     pub unsaved: Vec<String>,
+    /// Number of these that are one of several parts of a step, which no further time would save.
+    pub parted: u64,
     /// Last failed save of one of these, if any.
     pub failure: Option<WatchFailure>,
 }
@@ -490,6 +492,7 @@ impl Watching<'_> {
         }
         for step in self.state.parted() {
             report.unsaved.push(shown(step.first().as_bytes()));
+            report.parted += 1;
             report.failure.get_or_insert_with(|| step.failure());
             tell(WatchEvent::Unsaved { entry: step.first().to_owned(), reason: step.reason() });
         }
