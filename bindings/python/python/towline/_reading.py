@@ -99,9 +99,10 @@ def saved_otherwise(repository: Repository, name: str) -> NotFound | None:
     by = "" if tree.framework is None else f", but as a checkpoint of {tree.framework}"
     if "watch.entry" in tree.labels:
         by += f", from {tree.labels['watch.entry']} of a folder that `towline watch` watched"
-    help = f"`towline restore {name} DIR` restores its files, and `towline.load({name!r})` reads its tensors"
+    reads = f"`towline.load({name!r})` reads its tensors"
     if paths & _DCP:
-        help += "; `dcp.load` with towline.dcp.StorageReader loads its state"
+        reads = "`dcp.load` with towline.dcp.StorageReader loads its state"
+    help = f"`towline restore {name} DIR` restores its files, and {reads}"
     error = NotFound(f"{name} was not saved by a Checkpointer{by} ({help})")
     error.place, error.help = name, help
     return error
