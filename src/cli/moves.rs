@@ -197,8 +197,10 @@ impl Context {
         let (to, report) = recorded.end(synced.await, |(_, report)| report.moved_bytes).await?;
         drop(line);
         for name in report.replaced.iter().filter(|_| !dry_run) {
-            self.output
-                .remark(&format!("replaced {name} in {}: `towline undelete {name}` there restores it", to.store()));
+            self.output.remark(&format!(
+                "replaced {name} in {}: `towline undelete {name} --replace` there restores it",
+                to.store()
+            ));
         }
         if let Some(remark) = left_behind(&report, to.store()) {
             self.output.remark(&remark);

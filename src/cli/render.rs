@@ -372,7 +372,11 @@ pub(super) fn sync(report: &SyncReport) -> String {
     );
     if !report.replaced.is_empty() {
         let what = if dry { "would replace" } else { "replaced" };
-        let _ = writeln!(text, "  {what}: {}, which undelete restores", counted(report.replaced.len() as u64, "name"));
+        let _ = writeln!(
+            text,
+            "  {what}: {}, which `undelete --replace` restores",
+            counted(report.replaced.len() as u64, "name")
+        );
     }
     if !report.kept.is_empty() {
         let what = if dry { "would keep" } else { "kept" };

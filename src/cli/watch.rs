@@ -80,7 +80,7 @@ impl Context {
             let _ = say.send(stop);
         };
         let help = "start the watch again, or give it more time with --on-term";
-        match report.error(&dir, help, String::clone).filter(|_| asked.any()) {
+        match report.error(&dir, help, String::clone).filter(|_| asked.any() || report.parted > 0) {
             Some(error) => Err(error),
             None => Ok(0),
         }

@@ -27,7 +27,7 @@ mod watch;
 
 use std::borrow::Cow;
 
-pub use amend::{AmendReport, Changes};
+pub use amend::{AmendReport, Changes, Graft};
 pub use cat::RangeSink;
 pub use collect::{CollectOptions, CollectReport, HeldSession};
 pub use diff::{Change, Comparison};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU32;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,10 +13,11 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use towline::codec::Codec;
 use towline::error::ErrorKind;
+use towline::format::{EntryKind, TreeEntry};
 use towline::id::RepositoryId;
 use towline::metrics::Metric;
 use towline::name::Name;
-use towline::ops::{AmendReport, Changes, CollectOptions, SaveOptions, SaveSource, VerifyOptions};
+use towline::ops::{AmendReport, Changes, CollectOptions, SaveOptions, SaveSource, UndeleteOptions, VerifyOptions};
 use towline::policy::{Basis, Labels, LocalCaller, Ruling, Verdict};
 use towline::repository::layout::{self, Family};
 use towline::repository::log::{Declassified, StepFacts};
@@ -123,6 +125,57 @@ async fn a_tree_is_made_and_changed_path_by_path() {
     assert_eq!(fixture.files(&run).await, BTreeMap::from([("a".into(), noise(3, 10))]));
     fixture.collect_and_verify().await;
     assert_eq!(fixture.files(&run).await.len(), 1);
+}
+
+/// A1: "parts of other trees", which are neither read nor stored again, with what a copy of their files would lose.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_another_tree_come_with_all_that_they_have() {
+    let (fixture, from, to) = (Fixture::new(), name("src/a"), name("dst/b"));
+    let disk = fixture.dir.path().join("disk");
+    fs::create_dir_all(disk.join("sub/empty")).unwrap();
+    fs::write(disk.join("sub/run.sh"), noise(1, 100_000)).unwrap();
+    fs::write(disk.join("sub-2"), "beside").unwrap();
+    fs::set_permissions(disk.join("sub/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("empty", disk.join("sub/current")).unwrap();
+    symlink("/not/here", disk.join("sub/dangling")).unwrap();
+    let repository = fixture.open().await;
+    repository.save(&disk, &from, &SaveOptions::default()).await.unwrap();
+    fixture.amend(&to, &put(&[("x", b"x".to_vec())])).await;
+    let report = repository.graft((&from, b"sub"), (&to, b"deep/sub")).await.unwrap();
+    assert_eq!((report.tree.new_chunks, report.tree.stored_bytes, report.tree.files), (0, 0, 2), "nothing is stored");
+    let below = |saved: &Saved, top: &str| -> Vec<TreeEntry> {
+        let entries = saved.manifest.entries.iter().filter(|entry| entry.path.starts_with(top.as_bytes()));
+        entries.map(|entry| TreeEntry { path: entry.path[top.len()..].to_vec(), ..entry.clone() }).collect()
+    };
+    let described = |entries: Vec<TreeEntry>| -> Vec<_> {
+        let kind = |kind| if let EntryKind::File(content) = kind { Err(content.size) } else { Ok(kind) };
+        entries.into_iter().map(|entry| (entry.path, entry.mode, entry.mtime, kind(entry.kind))).collect()
+    };
+    let before = fixture.saved(&from).await;
+    assert_eq!(
+        described(below(&before, "sub/")),
+        described(below(&fixture.saved(&to).await, "deep/sub/")),
+        "links, empty folders, permissions and times"
+    );
+    assert_eq!(fixture.files(&to).await["deep/sub/run.sh"], noise(1, 100_000));
+
+    let refused =
+        async |path: &[u8], inner: &[u8]| repository.graft((&from, path), (&to, inner)).await.unwrap_err().kind();
+    assert_eq!(refused(b"sub", b"deep/sub").await, ErrorKind::Conflict);
+    assert_eq!(refused(b"sub", b"").await, ErrorKind::Conflict);
+    assert_eq!(refused(b"su", b"new").await, ErrorKind::NotFound);
+    let whole = name("whole");
+    repository.graft((&from, b"sub"), (&whole, b"")).await.unwrap();
+    assert_eq!(described(below(&fixture.saved(&whole).await, "")).len(), 5);
+
+    fixture.amend(&from, &Changes { keep: true, ..remove("sub") }).await;
+    assert_eq!(fixture.files(&from).await.len(), 1);
+    let options = UndeleteOptions { replace: true, ..UndeleteOptions::default() };
+    repository.undelete(&from, &options).await.unwrap();
+    assert_eq!(fixture.saved(&from).await.value.manifest, before.value.manifest);
+    repository.remove(&from).await.unwrap();
+    fixture.collect_and_verify().await;
+    assert_eq!(fixture.files(&to).await["deep/sub/run.sh"], noise(1, 100_000));
 }
 
 /// A1, from a disk: files of a folder by their paths in it; what is refused changes nothing.

@@ -231,7 +231,9 @@ fn sync_keeps_what_is_newer_there_unless_forced() {
     // An older value is replaced without being told, and reported.
     user.write("tree/a.txt", b"later");
     user.ok(&["save", "tree", "run/1"]);
-    assert!(user.ok(&sync).contains("replaced: 1 name, which undelete restores"));
+    let replaced = user.run(&sync);
+    assert!(replaced.err.contains("`towline undelete run/1 --replace` there restores it"), "{}", replaced.err);
+    assert!(String::from_utf8(replaced.out).unwrap().contains("replaced: 1 name, which `undelete --replace` restores"));
 }
 
 #[test]
@@ -287,6 +289,17 @@ fn what_looks_like_a_step_and_is_none_is_warned_about() {
     assert_eq!(user.run(&["save", "tree", "run-7"]).err, run);
     user.write("tree/new", b"more");
     assert_eq!(user.run(&["save", "tree", "run-7"]).err, "", "it was there before");
+}
+
+/// W4: "the exit code is 1, as for a step in parts (W2), also with `--once`".
+#[test]
+fn a_watch_of_files_of_single_ranks_fails_and_says_what_to_do() {
+    let user = User::with_repository();
+    user.write("out/step_3_rank0.pt", b"zero");
+    user.write("out/step_3_rank1.pt", b"one");
+    let ran = user.run(&["watch", "out", "run", "--once", "--settle", "50ms"]);
+    assert!(ran.code == Some(1) && ran.err.contains("step 3 is NOT saved"), "{}", ran.err);
+    assert!(ran.err.contains("one folder for each step"), "{}", ran.err);
 }
 
 #[test]

@@ -196,6 +196,28 @@ def test_a_training_that_goes_back_keeps_what_it_saves_then(repository, caplog):
         assert checkpointer.restore()["at"] == -300
 
 
+def test_a_step_that_no_checkpointer_saved_is_said_to_be_one(repository, tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    labels = {"watch.entry": "checkpoint-5"}
+    repository.save(tmp_path / "checkpoint-5", "run/step-5", labels=labels, framework="transformers")
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        for step in ("latest", 5):
+            with pytest.raises(towline.NotFound) as raised:
+                checkpointer.restore(step)
+            text = str(raised.value)
+            assert "run/step-5 was not saved by a Checkpointer, but as a checkpoint of transformers" in text
+            assert (
+                "from checkpoint-5" in text and "`towline restore run/step-5 DIR`" in text and "world_size" not in text
+            )
+    # Of other ranks it is a question of the ranks.
+    (tmp_path / "state.json").write_text("{}")
+    repository.save(tmp_path, "third/step-1")
+    checkpointer = towline.Checkpointer(repository, "third", rank=1, world_size=2, attempt="1")
+    with checkpointer, pytest.raises(towline.NotFound, match="was third saved with rank=1 and world_size=2"):
+        checkpointer.restore()
+
+
 @pytest.mark.parametrize(
     "rules", [{"keep_last": 0}, {"keep_last": -1}, {"keep_last": "3"}, {"keep_every": 2.5}, {"keep_min": [1]}]
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import towline
 
 from .file_system import fs as fs
 from .file_system import fsspec, names, noise
@@ -109,6 +110,49 @@ def test_dcp_saves_and_loads_with_no_code(fs: Any):
     into = zeros(torch, state(torch, 3))
     dcp.load(into, storage_reader=dcp.FsspecReader("towline://run-7/step-200"), no_dist=True)
     assert same(torch, into, state(torch, 3))
+
+
+def _save_by_writer(torch: Any, repository: Any, value: int) -> None:
+    import torch.distributed.checkpoint as dcp
+    from towline.dcp import StorageWriter
+
+    dcp.save(state(torch, value), storage_writer=StorageWriter(repository, "run/step-1"), no_dist=True)
+
+
+def _save_by_checkpointer(torch: Any, repository: Any, value: int) -> None:
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.save(1, state(torch, value)).wait()
+
+
+def _save_by_ranks(torch: Any, repository: Any, value: int) -> None:
+    checkpointers = [towline.Checkpointer(repository, "run", rank=r, world_size=2, attempt="1") for r in range(2)]
+    for handle in [one.save(1, state(torch, value)) for one in checkpointers]:
+        handle.wait()
+    for one in checkpointers:
+        one.close()
+
+
+@pytest.mark.parametrize("save", [_save_by_writer, _save_by_checkpointer, _save_by_ranks])
+def test_dcp_by_address_replaces_a_step_of_another_kind(fs: Any, save: Any):
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+    from towline.dcp import StorageReader
+
+    repository = towline.open()
+    save(torch, repository, 1)
+    old = {entry.path for entry in repository.show("run/step-1").entries}
+    fs.pipe("run/step-1/notes/metadata.json", b"{}")
+    dcp.save(state(torch, 2), checkpoint_id="towline://run/step-1", no_dist=True)
+    there = {entry.path for entry in repository.show("run/step-1").entries}
+    assert there == {".", ".metadata", "__0_0.distcp", "notes", "notes/metadata.json"}
+    into = zeros(torch, state(torch, 2))
+    dcp.load(into, storage_reader=StorageReader(repository, "run/step-1"), no_dist=True)
+    assert same(torch, into, state(torch, 2))
+    undeleted = repository.undelete("run/step-1", to="before").name
+    assert old <= {entry.path for entry in repository.show(undeleted).entries}
+    # A save of the other kind replaces the whole tree.
+    save(torch, repository, 3)
+    assert {entry.path for entry in repository.show("run/step-1").entries} == old
 
 
 def _train(rank: int, ranks: int, folder: str, url: str) -> None:

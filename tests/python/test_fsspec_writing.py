@@ -206,6 +206,40 @@ def test_files_and_folders_move_within_trees_and_between_them(fs: Any):
         fs.mv("v/w/moved", "v/w/moved/e/f", recursive=True)
 
 
+def test_a_move_to_another_tree_keeps_all_and_can_be_taken_back(fs: Any, tmp_path: Path):
+    sub = tmp_path / "tree" / "sub"
+    (sub / "real").mkdir(parents=True)
+    (sub / "empty").mkdir()
+    (sub / "real" / "x").write_bytes(b"x")
+    (sub / "run.sh").write_bytes(b"#!/bin/sh")
+    (sub / "run.sh").chmod(0o755)
+    links = {"current": "real", "dangling": "/not/here", "file": "real/x"}
+    for link, target in links.items():
+        (sub / link).symlink_to(target)
+    (tmp_path / "tree" / "tool").write_bytes(b"#!/bin/sh")
+    (tmp_path / "tree" / "tool").chmod(0o755)
+    repository = fs.shared.repository
+    repository.save(tmp_path / "tree", "src/a")
+    fs.pipe("dst/b/x", b"x")
+    fs.mv("src/a/sub", "dst/b/sub", recursive=True)
+    fs.mv("src/a/tool", "dst/b/tool")
+    assert repository.history("src/a").kept, "undelete takes it back"
+    repository.restore("dst/b", tmp_path / "moved")
+    moved = tmp_path / "moved" / "sub"
+    assert {link: os.readlink(moved / link) for link in links} == links
+    assert (moved / "empty").is_dir() and (moved / "current" / "x").read_bytes() == b"x"
+    assert [(one.stat().st_mode & 0o777) for one in (moved / "run.sh", tmp_path / "moved" / "tool")] == [0o755] * 2
+    # To a new name, and a whole tree into another one.
+    fs.mv("dst/b/sub", "dst/new", recursive=True)
+    assert fs.find("dst/new") == [f"dst/new/{one}" for one in ("file", "real/x", "run.sh")]
+    fs.mv("dst/new", "dst/b/again", recursive=True)
+    assert "dst/new" not in names(fs) and fs.cat("dst/b/again/real/x") == b"x"
+    with pytest.raises(FileExistsError):
+        fs.pipe("src/c/again/f", b"f")
+        fs.mv("src/c/again", "dst/b", recursive=True)
+    assert fs.cat("src/c/again/f") == b"f", "nothing is removed"
+
+
 def test_files_folders_and_trees_are_removed(fs: Any):
     fs.pipe({"t/a": b"1", "t/d/b": b"2", "t/d/c": b"3", "r/step-1/f": b"4", "r/step-2/f": b"5"})
     fs.rm("towline://t/a")

@@ -182,7 +182,16 @@ def test_an_outage_is_logged_once_and_its_end(far, tmp_path, monkeypatch, caplog
     (said,) = warned
     assert far.url in said and f"disk of this node ({os.uname().nodename}), in {place}" in said
     (end,) = (one.getMessage() for one in caplog.records if "takes steps again" in one.getMessage())
-    assert end.endswith("durable are now run/step-2, run/step-3, run/step-4") and saver.steps() == [1, 2, 3, 4]
+    assert end.endswith("takes steps again: durable now: run/step-2, run/step-3, run/step-4")
+    assert saver.steps() == [1, 2, 3, 4]
+
+
+def test_an_end_of_an_outage_names_no_steps_where_none_became_durable(caplog):
+    backlog = _backlog.Backlog(SimpleNamespace(), "s3://there")
+    backlog._late = []
+    with caplog.at_level("INFO", "towline"):
+        backlog._tell_end()
+    assert [one.getMessage() for one in caplog.records] == ["s3://there takes steps again"]
 
 
 def test_closing_retries_until_the_store_answers(far, tmp_path, monkeypatch):

@@ -179,8 +179,9 @@ impl Repository {
         Task::begin(job.map_err(|error| raised(py, &error))?)
     }
 
-    /// Changes paths of an existing or new tree: `put` files `(path, pieces)`, `remove` paths, `rename` pairs `(from, to)`.
-    #[pyo3(signature = (name, put, remove, rename, arguments))]
+    /// Changes paths of an existing or new tree: `put` files `(path, pieces)`, `remove` paths, `rename` pairs `(from, to)`. With
+    /// `keep`, `undelete` can restore the old tree.
+    #[pyo3(signature = (name, put, remove, rename, arguments, keep=false))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn amend(
         &self,
@@ -190,6 +191,7 @@ impl Repository {
         remove: Vec<String>,
         rename: Vec<(String, String)>,
         arguments: SaveArguments,
+        keep: bool,
     ) -> PyResult<String> {
         let engine = self.engine(py)?;
         let (put, latch) = files(put)?;
@@ -199,12 +201,24 @@ impl Repository {
         let rename = rename.into_iter().map(|(from, to)| (from.into_bytes(), to.into_bytes())).collect();
         let outcome = wait(py, async move {
             let recorded = record(&engine, Action::Save, name.as_str()).await?;
-            let report = engine.amend(&name, &Changes { put, remove, rename }, &options).await;
+            let changes = Changes { put, remove, rename, keep, ..Changes::default() };
+            let report = engine.amend(&name, &changes, &options).await;
             let report = recorded.end(report, |_| 0).await?;
             json(&report)
         });
         py.detach(|| latch.wait());
         outcome
+    }
+
+    /// Adds the entry at `path` of the tree `from`, with its content, to the tree `to` as `inner`; an empty path is the tree itself.
+    fn graft(&self, py: Python<'_>, from: &str, path: &str, to: &str, inner: &str) -> PyResult<String> {
+        let (from, to) = (parsed::<Name>(py, from)?, parsed::<Name>(py, to)?);
+        let (path, inner) = (path.as_bytes().to_vec(), inner.as_bytes().to_vec());
+        self.report(py, |engine| async move {
+            let names = [from.to_string(), to.to_string()];
+            let recorded = record_all(&engine, Action::Copy, &names, None).await?;
+            recorded.end(engine.graft((&from, &path), (&to, &inner)).await, |_| 0).await
+        })
     }
 
     /// Longest saved name that `path` begins with, and its version; none if there is none. Unreachable, if the store has not answered

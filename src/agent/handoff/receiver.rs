@@ -177,7 +177,7 @@ async fn save(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid) -> Result
 
 fn not_saved(name: &Name, cause: &Arc<Error>) -> Error {
     let error = Error::new(cause.kind(), "cannot save a handed-off checkpoint").at(name).got(cause);
-    // What is underneath tells a full disk from a limit of this agent.
+    // The error underneath tells a full disk from a limit of this agent.
     let error = error.source_of(cause);
     match cause.help_text() {
         Some(help) => error.help(help.to_owned()),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::Changes;
+use super::{Changes, Graft};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ChunkList, EntryKind, Form, Manifest, TreeEntry};
@@ -53,6 +53,9 @@ pub(super) fn amended(
         checked(from).and_then(|()| checked(to))?;
         paths.rename(from, to)?;
     }
+    for graft in &changes.graft {
+        paths.graft(graft)?;
+    }
     for entry in new.into_iter().flat_map(|new| &new.entries) {
         let chunks = new.map_or(&none, |new| &new.chunks);
         paths.put(entry, chunks)?;
@@ -75,7 +78,7 @@ impl<'a> Paths<'a> {
     /// Removes the entry at `path` with its content.
     fn take(&mut self, path: &[u8]) -> Result<Vec<(Vec<u8>, ExistingEntry<'a>)>> {
         if !self.there.contains_key(path) {
-            return Err(Error::not_found("there is nothing at this path of the tree").at(shown(path)));
+            return Err(nothing_at(path));
         }
         let below = self.there.range(path.to_vec()..).map(|(there, _)| there);
         let below = below.take_while(|there| there.starts_with(path));
@@ -103,6 +106,37 @@ impl<'a> Paths<'a> {
             let to = [to, path.get(from.len()..).unwrap_or_default()].concat();
             checked(&to)?;
             self.there.insert(to, entry);
+        }
+        Ok(())
+    }
+
+    /// Adds an entry of another tree with its content. A file replaces a file.
+    fn graft(&mut self, graft: &'a Graft) -> Result<()> {
+        let Graft { tree, from, to } = graft;
+        let (entries, chunks) = (&tree.manifest.entries, &tree.manifest.chunks);
+        let top = entries.iter().find(|entry| entry.path == *from).ok_or_else(|| nothing_at(from))?;
+        if to.is_empty() {
+            if !is_folder(top) {
+                return Err(Error::usage("a file needs a path in the tree that it is copied to").at(shown(from)));
+            }
+            if self.there.len() > 1 {
+                return Err(in_the_way(to));
+            }
+        } else {
+            checked(to)?;
+            if self.there.get(to).is_some_and(|(there, _)| is_folder(top) || is_folder(there)) {
+                return Err(in_the_way(to));
+            }
+            self.imply_parents(to)?;
+        }
+        for entry in entries {
+            let Some(rest) = below(&entry.path, from) else { continue };
+            let separator: &[u8] = if to.is_empty() || rest.is_empty() { b"" } else { b"/" };
+            let path = [to, separator, rest].concat();
+            if !path.is_empty() {
+                checked(&path)?;
+            }
+            self.there.insert(path, (entry, chunks));
         }
         Ok(())
     }
@@ -135,6 +169,16 @@ impl<'a> Paths<'a> {
 
 fn is_folder(entry: &TreeEntry) -> bool {
     entry.kind == EntryKind::Folder
+}
+
+/// Rest of `path` below the folder `top`, empty for `top` itself; none for a path elsewhere.
+fn below<'a>(path: &'a [u8], top: &[u8]) -> Option<&'a [u8]> {
+    let rest = path.strip_prefix(top)?;
+    if top.is_empty() || rest.is_empty() { Some(rest) } else { rest.strip_prefix(b"/") }
+}
+
+fn nothing_at(path: &[u8]) -> Error {
+    Error::not_found("there is nothing at this path of the tree").at(shown(path))
 }
 
 fn in_the_way(path: &[u8]) -> Error {

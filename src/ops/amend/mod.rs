@@ -6,6 +6,7 @@
 //! ```
 
 mod changes;
+mod graft;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use self::changes::amended;
+pub use self::graft::Graft;
 use super::save::{PartialSave, facts};
 use super::stopping::end_stopped;
 use super::{SaveOptions, SaveReport, SaveSource};
@@ -33,7 +35,7 @@ const ATTEMPTS: u32 = 5;
 /// Longest pause before a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// Changes of a tree: first removals, then renames, in order, then puts.
+/// Changes of a tree: first removals, then renames, in order, then parts of other trees, then puts.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// New files: in memory by path, those of a folder, or a file under its own name. They replace existing files; missing parent
@@ -43,11 +45,15 @@ pub struct Changes {
     pub remove: Vec<Vec<u8>>,
     /// Renames: old and new path. A file replaces an existing file; a folder moves with its content.
     pub rename: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Parts of other trees. A file replaces an existing file.
+    pub graft: Vec<Graft>,
+    /// Keep the old tree for undelete.
+    pub keep: bool,
 }
 
 impl Changes {
     fn is_empty(&self) -> bool {
-        self.puts_nothing() && self.remove.is_empty() && self.rename.is_empty()
+        self.puts_nothing() && self.remove.is_empty() && self.rename.is_empty() && self.graft.is_empty()
     }
 
     fn puts_nothing(&self) -> bool {
@@ -156,6 +162,7 @@ impl Amending<'_> {
         if let Some(base) = &base {
             known.add(base);
         }
+        self.changes.graft.iter().for_each(|graft| known.add(&graft.tree));
         if !self.store(&mut known, writer).await? {
             return Ok(TryOutcome::Lost(None));
         }
@@ -218,12 +225,13 @@ impl Amending<'_> {
             return Ok(TryOutcome::Done(Box::new(value.clone())));
         }
         let differs = places.iter().any(|place| place.codec == Codec::Difference);
-        let behind = before.filter(|_| differs).map_or(0, |value| value.behind);
+        let grafted = self.changes.graft.iter().map(|graft| &graft.tree.value);
+        let behind = grafted.chain(before).filter(|_| differs).map(|value| value.behind).max().unwrap_or_default();
         let publication = Publication {
             name: self.name,
             expected: before.map(|value| value.version),
-            // Each of many small changes would keep a value of its own.
-            keep: false,
+            // Each of many small changes would keep a value of its own, so it is not the default.
+            keep: self.changes.keep,
             manifest: (id, body),
             chunks: &tree.chunks.ids,
             places,

@@ -13,12 +13,20 @@
 //!   (<https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/checkpointing.py>);
 //! - Lightning (`epoch=E-step=N.ckpt`), accelerate (`checkpoint_N/`) and plain `torch.save` write no marker.
 
+use std::ops::Range;
+
 use crate::clock::Timestamp;
 
 /// Suffixes of checkpoint files.
 const EXTENSIONS: [&str; 5] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors"];
 /// Words in temporary names, before a rename.
-const TEMPORARY_WORDS: [&str; 7] = ["tmp", "temp", "part", "partial", "incomplete", "writing", "staging"];
+const TEMPORARY_WORDS: [&str; 6] = ["tmp", "temp", "partial", "incomplete", "writing", "staging"];
+/// A further one, unless it is before a number.
+const PART: &str = "part";
+/// Words before the number of a rank, or of a part of a step.
+const PART_WORDS: [&str; 9] = ["rank", "shard", PART, "dp", "tp", "pp", "worker", "process", "consolidated"];
+/// Words before a number of ranks or parts.
+const COUNT_WORDS: [&str; 5] = ["of", "world", "size", "ranks", "shards"];
 
 /// Classification of an entry's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +39,8 @@ pub(super) enum Class {
     Unnumbered,
     /// A copy of a checkpoint that no framework writes.
     Copy,
+    /// What a framework saves with a model, and no checkpoint by itself.
+    Beside,
     /// Any other entry.
     Other,
 }
@@ -38,6 +48,9 @@ pub(super) enum Class {
 /// Files that frameworks write beside their checkpoints, and that look like some: the arguments of Hugging Face's Trainer
 /// (<https://huggingface.co/docs/transformers/main_classes/trainer>).
 const BESIDE: [&str; 1] = ["training_args.bin"];
+
+/// First words of the names of files with other states than that of a model.
+const STATE_WORDS: [&str; 7] = ["optimizer", "optim", "scheduler", "sched", "rng", "scaler", "sampler"];
 
 /// Words after the step in names that users give to copies of checkpoints.
 const COPY_WORDS: [&str; 10] =
@@ -55,17 +68,32 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
         return Class::Other;
     }
     let (stem, extension) = split(name);
-    // `DIR/model-00001-of-00005.safetensors` is a part of the checkpoint DIR.
-    if (!folder && extension.is_empty()) || words(stem).any(|word| word == "of") {
+    if !folder && extension.is_empty() {
         return Class::Other;
     }
+    if !folder && is_other_state(stem) {
+        return Class::Beside;
+    }
+    // `DIR/model-00001-of-00005.safetensors` is a part of the checkpoint DIR.
+    let is_part = words(stem).any(|word| word == "of");
     match number(stem) {
         // A folder with a number is a checkpoint only with a suitable word: `version_0` and `runs-2` are none.
-        Some(found) if folder && found.rank == Rank::Bare => Class::Other,
+        Some(found) if (folder || is_part) && found.rank == Rank::Bare => Class::Other,
         Some(found) if found.is_of_copy() => Class::Copy,
         Some(found) => Class::Step(found.step),
-        None if folder => Class::Other,
+        None if folder || is_part => Class::Other,
         None => Class::Unnumbered,
+    }
+}
+
+/// True for `optimizer_1`, `lr_scheduler`, `random_states_0`.
+fn is_other_state(stem: &str) -> bool {
+    let mut words = words(stem);
+    let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    match first.as_str() {
+        "lr" => STATE_WORDS.contains(&&*second),
+        "random" => second.starts_with("state"),
+        _ => STATE_WORDS.contains(&&*first),
     }
 }
 
@@ -111,7 +139,12 @@ pub fn is_checkpoint(name: &str) -> bool {
 
 /// True for names of files that are still being written.
 pub(super) fn is_temporary(name: &str) -> bool {
-    name.starts_with('.') || name.ends_with('~') || words(name).any(|word| TEMPORARY_WORDS.contains(&&*word))
+    let is_numbered = |number: &Number<'_>| number.is_after(&[PART]);
+    let parts = words(name).filter(|word| word == PART).count();
+    name.starts_with('.')
+        || name.ends_with('~')
+        || words(name).any(|word| TEMPORARY_WORDS.contains(&&*word))
+        || (parts > 0 && parts > numbers(name).iter().filter(|number| is_numbered(number)).count())
 }
 
 fn words(text: &str) -> impl Iterator<Item = String> {
@@ -158,39 +191,108 @@ impl Numbered<'_> {
     }
 }
 
-/// The number in `stem` that is most likely the step, the last of equals. Neither decimals (`loss=0.31`) nor numbers that
-/// belong to a word (`7b`, `fp16`, `v2`) are.
-fn number(stem: &str) -> Option<Numbered<'_>> {
+/// A number in a name.
+struct Number<'a> {
+    /// The name before it, and after it.
+    before: &'a str,
+    after: &'a str,
+    digits: &'a str,
+    /// The word before it.
+    word: &'a str,
+}
+
+impl Number<'_> {
+    /// True if the word before it is one of `words`.
+    fn is_after(&self, words: &[&str]) -> bool {
+        words.contains(&&*self.word.to_ascii_lowercase())
+    }
+
+    /// Number of parts that it is one of, as in `00001-of-00004`; none for a step of steps.
+    fn of(&self) -> Option<u64> {
+        let separators = ['-', '_', '.'];
+        let rest = self.after.trim_start_matches(separators).strip_prefix("of")?.trim_start_matches(separators);
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+        digits.parse().ok().filter(|_| rank_of(&self.word.to_ascii_lowercase()) <= Rank::Checkpoint)
+    }
+
+    /// True for the number of a rank or of a part.
+    fn is_part(&self) -> bool {
+        self.is_after(&PART_WORDS) || self.of().is_some()
+    }
+
+    /// True for a decimal, and for a number that belongs to a word.
+    fn is_within(&self, rank: Rank) -> bool {
+        let (before, after) = (self.before.as_bytes(), self.after.as_bytes());
+        let decimal = matches!(after, [b'.', digit, ..] if digit.is_ascii_digit())
+            || matches!(before, [.., digit, b'.'] if digit.is_ascii_digit());
+        let of_a_word = after.first().is_some_and(u8::is_ascii_alphabetic)
+            || (before.last().is_some_and(u8::is_ascii_alphabetic) && rank == Rank::Bare);
+        decimal || of_a_word
+    }
+}
+
+fn numbers(stem: &str) -> Vec<Number<'_>> {
     let bytes = stem.as_bytes();
-    let mut best: Option<Numbered<'_>> = None;
-    let (mut at, mut word) = (0, "");
+    let (mut found, mut at, mut word) = (Vec::new(), 0, "");
     while at < bytes.len() {
         let run = |of: fn(&u8) -> bool| at + bytes.iter().skip(at).take_while(|byte| of(byte)).count();
-        let (letters, digits) = (run(u8::is_ascii_alphabetic), run(u8::is_ascii_digit));
+        let (letters, end) = (run(u8::is_ascii_alphabetic), run(u8::is_ascii_digit));
         if letters > at {
             (word, at) = (stem.get(at..letters).unwrap_or_default(), letters);
             continue;
         }
-        if digits == at {
+        if end == at {
             at += 1;
             continue;
         }
-        let beside = |at: usize| bytes.get(at).copied().unwrap_or_default();
-        let before = at.checked_sub(1).map(beside).unwrap_or_default();
-        let after = beside(digits);
-        let decimal = (after == b'.' && beside(digits + 1).is_ascii_digit())
-            || (before == b'.' && at.checked_sub(2).map(beside).is_some_and(|byte| byte.is_ascii_digit()));
-        let rank = rank_of(&word.to_ascii_lowercase());
-        let of_a_word = after.is_ascii_alphabetic() || (before.is_ascii_alphabetic() && rank == Rank::Bare);
-        let parsed = stem.get(at..digits).and_then(|digits| digits.parse().ok());
-        if let Some(step) = parsed.filter(|_| !decimal && !of_a_word) {
-            let rest = best.filter(|held| held.rank == rank).map(|held| held.rest);
-            let rest = rest.unwrap_or_else(|| stem.get(digits..).unwrap_or_default());
-            best = best.filter(|held| held.rank > rank).or(Some(Numbered { rank, step, rest }));
+        let text = |range: Range<usize>| stem.get(range).unwrap_or_default();
+        found.push(Number { before: text(0..at), after: text(end..stem.len()), digits: text(at..end), word });
+        (word, at) = ("", end);
+    }
+    found
+}
+
+/// The number in `stem` that is most likely the step, the last of equals. Neither decimals (`loss=0.31`) nor numbers that
+/// belong to a word (`7b`, `fp16`, `v2`) are, nor those of ranks and parts.
+fn number(stem: &str) -> Option<Numbered<'_>> {
+    let mut best: Option<Numbered<'_>> = None;
+    for number in numbers(stem) {
+        let rank = rank_of(&number.word.to_ascii_lowercase());
+        if number.is_within(rank) || number.is_part() || number.is_after(&COUNT_WORDS) {
+            continue;
         }
-        (word, at) = ("", digits);
+        let Ok(step) = number.digits.parse() else { continue };
+        let rest = best.filter(|held| held.rank == rank).map(|held| held.rest);
+        let rest = rest.unwrap_or(number.after);
+        best = best.filter(|held| held.rank > rank).or(Some(Numbered { rank, step, rest }));
     }
     best
+}
+
+/// A name that is of one rank or part.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The name with `*` for its numbers of ranks and parts.
+    pub(super) others: String,
+    /// True if it is of the first rank, or the only part.
+    pub(super) may_be_only: bool,
+}
+
+/// The part of a checkpoint that `name` says it is; none for a whole one.
+pub(super) fn part(name: &str) -> Option<Part> {
+    let (stem, extension) = split(name);
+    let (mut others, mut may_be_only, mut end) = (String::new(), true, 0);
+    for number in numbers(stem).into_iter().filter(Number::is_part) {
+        others += stem.get(end..number.before.len()).unwrap_or_default();
+        others.push('*');
+        end = number.before.len() + number.digits.len();
+        may_be_only &= match number.of() {
+            Some(parts) => parts == 1,
+            None => number.digits.bytes().all(|digit| digit == b'0'),
+        };
+    }
+    let rest = stem.get(end..).unwrap_or_default();
+    (end > 0).then(|| Part { others: others + rest + extension, may_be_only })
 }
 
 /// A framework's marker of complete checkpoints.

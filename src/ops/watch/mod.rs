@@ -13,6 +13,7 @@ mod ending;
 mod events;
 mod handoff;
 mod metrics;
+mod parted;
 mod pointer;
 mod resume;
 mod scan;
@@ -97,6 +98,8 @@ pub struct WatchReport {
     pub saved: u64,
     /// Checkpoints that were not saved before the end.
     pub unsaved: Vec<String>,
+    /// Number of these that are one of several parts of a step, which no further time would save.
+    pub parted: u64,
     /// Last failed save of one of these, if any.
     pub failure: Option<WatchFailure>,
 }
@@ -486,6 +489,12 @@ impl Watching<'_> {
             report.unsaved.push(shown(entry.as_bytes()));
             report.failure = self.failures.get(&entry).cloned().or(report.failure);
             tell(WatchEvent::Unsaved { entry, reason: reason.to_owned() });
+        }
+        for step in self.state.parted() {
+            report.unsaved.push(shown(step.first().as_bytes()));
+            report.parted += 1;
+            report.failure.get_or_insert_with(|| step.failure());
+            tell(WatchEvent::Unsaved { entry: step.first().to_owned(), reason: step.reason() });
         }
         report
     }

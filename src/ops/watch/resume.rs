@@ -249,7 +249,8 @@ impl Held {
                 held.latest = held.latest.max(Some((Some(one.step), entry)));
             }
         }
-        for entry in scan.others.into_keys().filter(|entry| !is_set_aside(entry)) {
+        let parted = scan.parted.iter().map(|step| step.first().to_owned());
+        for entry in scan.others.into_keys().filter(|entry| !is_set_aside(entry)).chain(parted) {
             held.latest = held.latest.max(Some((None, entry)));
         }
         held

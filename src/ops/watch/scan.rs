@@ -3,7 +3,7 @@
 //! Polling is needed because trainings write to shared file systems, where notifications do not report writes of other machines.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify, has_checkpoint_ending, is_temporary};
 use super::metrics::open;
+use super::parted::PartedStep;
 use super::pointer::{POINTER_LEN_MAX, is_pointer};
 use super::settle::{FileMark, Observation};
 use super::state::{FolderScan, ObservedCheckpoint};
@@ -143,15 +144,29 @@ impl Scanner {
                 Class::Temporary if scan.temporaries.len() < TEMPORARIES_MAX => {
                     scan.temporaries.insert((meta.dev(), meta.ino()));
                 }
-                Class::Step(_) | Class::Unnumbered | Class::Copy => candidates.add(Candidate { class, name, meta }),
+                Class::Step(_) | Class::Unnumbered | Class::Copy | Class::Beside => {
+                    candidates.add(Candidate { class, name, meta })
+                }
                 Class::Temporary | Class::Other => {}
             }
         }
         (self.ends, self.files_left) = (FileEnds::default(), FILES_MAX);
         let tracked = self.trackers(&trackers);
         let (candidates, left_out) = candidates.chosen();
-        for candidate in candidates {
+        let parted = parted(&candidates);
+        let parts: HashSet<&String> = parted.iter().flat_map(|step| &step.entries).collect();
+        for candidate in candidates.into_iter().filter(|candidate| !parts.contains(&candidate.name)) {
             self.take(&mut scan, &tracked, candidate);
+        }
+        let whole: HashMap<u64, &String> = scan.checkpoints.iter().map(|(name, one)| (one.step, name)).collect();
+        for step in parted {
+            match whole.get(&step.step) {
+                Some(whole) => {
+                    let reason = format!("{whole} is step {} already", step.step);
+                    scan.others.insert(step.first().to_owned(), reason);
+                }
+                None => scan.parted.push(step),
+            }
         }
         if left_out > 0 {
             let reason = format!("it has {left_out} checkpoints more than the {CHECKPOINTS_MAX} that are looked at");
@@ -193,7 +208,12 @@ impl Scanner {
             Class::Unnumbered if meta.is_file() && meta.len() > 0 => {
                 scan.others.insert(name, "its name does not say which step it is".to_owned());
             }
-            Class::Unnumbered | Class::Temporary | Class::Other => {}
+            Class::Beside if meta.is_file() && meta.len() > 0 => {
+                let reason =
+                    "it is no checkpoint by its name, but a part of one: only a folder is saved with all in it";
+                scan.others.insert(name, reason.to_owned());
+            }
+            Class::Unnumbered | Class::Beside | Class::Temporary | Class::Other => {}
         }
     }
 
@@ -247,6 +267,15 @@ impl Scanner {
         }
         Ok(paths.iter().find_map(|path| self.ends.lacking(path)))
     }
+}
+
+/// Steps in several of the candidates, links left out.
+fn parted(candidates: &[Candidate]) -> Vec<PartedStep> {
+    let steps = candidates.iter().filter_map(|candidate| match candidate.class {
+        Class::Step(step) if !candidate.meta.is_symlink() => Some((candidate.name.as_str(), step)),
+        _ => None,
+    });
+    PartedStep::among(steps)
 }
 
 /// As [`is_pointer`]; no larger file and no folder is read.
@@ -435,6 +464,24 @@ mod tests {
         assert!(scanner.scan().unwrap().unwrap().others.is_empty());
         fs::write(&path, "weights").unwrap();
         assert!(scanner.scan().unwrap().unwrap().others["model.bin"].contains("does not say which step"));
+    }
+
+    #[test]
+    fn files_of_single_ranks_are_no_checkpoints() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("checkpoint-30")).unwrap();
+        let names =
+            ["step_20_rank0.pt", "step_20_rank1.pt", "step_30_rank0.pt", "step_30_rank1.pt", "step_40_rank0.pt"];
+        for name in names.into_iter().chain(["rng_state_0.pth", "optimizer_40.pt"]) {
+            fs::write(dir.path().join(name), "weights").unwrap();
+        }
+        let scan = Scanner::new(dir.path()).scan().unwrap().unwrap();
+        assert_eq!(scan.checkpoints.keys().collect::<Vec<_>>(), ["checkpoint-30", "step_40_rank0.pt"]);
+        let parted: Vec<_> = scan.parted.iter().map(|parted| (parted.step, parted.entries.len())).collect();
+        assert_eq!(parted, [(20, 2)]);
+        let others: Vec<&str> = scan.others.keys().map(String::as_str).collect();
+        assert_eq!(others, ["optimizer_40.pt", "rng_state_0.pth", "step_30_rank0.pt"]);
+        assert_eq!(scan.others["step_30_rank0.pt"], "checkpoint-30 is step 30 already");
     }
 
     #[test]

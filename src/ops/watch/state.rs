@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::candidate::{BaseName, version};
 use super::events::WatchEvent;
+use super::parted::PartedStep;
 use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace, is_less};
 use crate::clock::Timestamp;
 
@@ -21,6 +22,8 @@ pub(super) struct FolderScan {
     pub(super) temporaries: HashSet<(u64, u64)>,
     /// Entries that look like checkpoints but cannot be saved as steps, with reasons.
     pub(super) others: BTreeMap<String, String>,
+    /// Steps in several entries, none of which is saved.
+    pub(super) parted: Vec<PartedStep>,
 }
 
 /// One checkpoint in it.
@@ -66,6 +69,7 @@ pub(super) struct WatchState {
     dir: String,
     checkpoints: BTreeMap<String, Checkpoint>,
     temporaries: HashSet<(u64, u64)>,
+    parted: Vec<PartedStep>,
     /// Entries whose omission was reported.
     reported: BTreeSet<String>,
     gone: bool,
@@ -76,13 +80,18 @@ pub(super) struct WatchState {
 impl WatchState {
     /// Creates the state before the first observation.
     pub(super) fn new(dir: String, pace: Pace, restored: Option<String>) -> Self {
-        let (checkpoints, temporaries, reported) = Default::default();
-        Self { pace, dir, checkpoints, temporaries, reported, gone: false, restored }
+        let (checkpoints, temporaries, parted, reported) = Default::default();
+        Self { pace, dir, checkpoints, temporaries, parted, reported, gone: false, restored }
     }
 
     /// True if the last observation had no checkpoint.
     pub(super) fn is_empty(&self) -> bool {
-        self.checkpoints.is_empty()
+        self.checkpoints.is_empty() && self.parted.is_empty()
+    }
+
+    /// The steps in several entries that the last observation had.
+    pub(super) fn parted(&self) -> &[PartedStep] {
+        &self.parted
     }
 
     /// Adds an observation; none if the folder does not exist.
@@ -92,22 +101,28 @@ impl WatchState {
         if std::mem::take(&mut self.gone) {
             events.push(WatchEvent::DirBack { dir: self.dir.clone() });
         }
+        let parts: HashSet<&String> = scan.parted.iter().flat_map(|step| &step.entries).collect();
         let gone: Vec<String> =
             self.checkpoints.keys().filter(|name| !scan.checkpoints.contains_key(*name)).cloned().collect();
         for entry in gone {
             let unsaved = self.checkpoints.remove(&entry).is_some_and(|one| one.saved.is_none());
-            if unsaved && !scan.others.contains_key(&entry) {
+            if unsaved && !scan.others.contains_key(&entry) && !parts.contains(&entry) {
                 events.push(WatchEvent::Gone { entry });
             }
         }
-        self.reported.retain(|entry| scan.others.contains_key(entry) || scan.checkpoints.contains_key(entry));
+        self.reported.retain(|entry| {
+            scan.others.contains_key(entry) || scan.checkpoints.contains_key(entry) || parts.contains(entry)
+        });
         for (entry, observed) in scan.checkpoints {
             self.observe(now, entry, observed);
         }
         for (entry, reason) in scan.others {
             self.report_once(entry, reason, &mut events);
         }
-        self.temporaries = scan.temporaries;
+        for step in &scan.parted {
+            self.report_once(step.first().to_owned(), step.reason(), &mut events);
+        }
+        (self.temporaries, self.parted) = (scan.temporaries, scan.parted);
         self.judge(now, &mut events);
         events
     }
@@ -115,6 +130,7 @@ impl WatchState {
     fn lost(&mut self) -> Vec<WatchEvent> {
         self.checkpoints.clear();
         self.temporaries.clear();
+        self.parted.clear();
         if std::mem::replace(&mut self.gone, true) {
             return Vec::new();
         }

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify};
 use super::events::WatchEvent;
+use super::parted::PartedStep;
 use super::scan::CHECKPOINTS_MAX;
 use super::settle::{By, CheckpointState, FileMark, Observation, ObservationHistory, Pace};
 use super::state::{FolderScan, NextSave, ObservedCheckpoint, WatchState};
@@ -50,6 +51,21 @@ fn names_tell_what_an_entry_is() {
         ("step1000-unsharded", true, Class::Step(1000)),
         ("iter-000100-ckpt.pth", false, Class::Step(100)),
         ("gpt-2-old-data-step-100.pt", false, Class::Step(100)),
+        ("step_20_rank1.pt", false, Class::Step(20)),
+        ("nodes-5-rank-1.pt", false, Class::Step(5)),
+        ("ckpt_rank_3_100.pt", false, Class::Step(100)),
+        ("model_20_tp1_pp0.pt", false, Class::Step(20)),
+        ("step_20_part0.pt", false, Class::Step(20)),
+        ("step_20_world_size_8.pt", false, Class::Step(20)),
+        ("checkpoint-20-00001-of-00004.safetensors", false, Class::Step(20)),
+        ("mp_rank_00_model_states.pt", false, Class::Unnumbered),
+        ("consolidated.00.pth", false, Class::Unnumbered),
+        ("mp_rank_00", true, Class::Other),
+        ("rng_state_0.pth", false, Class::Beside),
+        ("optimizer_0.pt", false, Class::Beside),
+        ("lr_scheduler.pt", false, Class::Beside),
+        ("random_states_0.bin", false, Class::Beside),
+        ("optimized_5.pt", false, Class::Step(5)),
         ("checkpoint-500-backup", true, Class::Copy),
         ("checkpoint-10.bak", true, Class::Copy),
         ("checkpoint-500_old", true, Class::Copy),
@@ -72,11 +88,44 @@ fn names_tell_what_an_entry_is() {
         ("version_0", true, Class::Other),
         ("runs", true, Class::Other),
         ("events.out.tfevents.123", false, Class::Other),
+        ("model_1000.pt.part", false, Class::Temporary),
         ("model-00001-of-00005.safetensors", false, Class::Other),
+        ("llama-2-00001-of-00005.safetensors", false, Class::Other),
         ("latest", false, Class::Other),
     ] {
         assert_eq!(classify(name, folder), class, "{name}");
     }
+}
+
+#[test]
+fn files_that_differ_in_the_rank_alone_are_one_step_in_parts() {
+    let parted = |entries: &[&str]| -> Vec<(u64, usize)> {
+        let found = PartedStep::among(entries.iter().map(|entry| (*entry, 20)));
+        found.iter().map(|step| (step.step, step.entries.len())).collect()
+    };
+    assert_eq!(parted(&["step_20_rank0.pt", "step_20_rank1.pt", "ema_20_rank0.pt"]), [(20, 2)]);
+    assert_eq!(parted(&["m_20_tp0_pp0.pt", "m_20_tp0_pp1.pt", "m_20_tp1_pp0.pt", "m_20_tp1_pp1.pt"]), [(20, 4)]);
+    assert_eq!(parted(&["s20_rank0.pt", "s20_rank0.pth"]), [], "two names, each of one rank");
+    assert_eq!(parted(&["step_20_rank1.pt"]), [(20, 1)], "the other ranks are elsewhere");
+    assert_eq!(parted(&["step_20-00001-of-00002.pt"]), [(20, 1)]);
+    assert_eq!(parted(&["step_20-00001-of-00001.pt", "step-20.pt", "step-20-v2.pt", "global_step20"]), []);
+}
+
+#[test]
+fn a_step_in_parts_is_told_once_and_is_a_failure() {
+    let mut state = state();
+    let entries = ["step_20_rank0.pt", "step_20_rank1.pt"].map(str::to_owned).into_iter().collect();
+    let scan = FolderScan { parted: vec![PartedStep { step: 20, entries }], ..FolderScan::default() };
+    let events = state.update(at(0), Some(scan.clone()));
+    assert!(
+        matches!(&events[..], [WatchEvent::PassedOver { entry, reason }]
+            if entry == "step_20_rank0.pt" && reason.contains("step 20 is NOT saved") && reason.contains("rank1")),
+        "{events:?}"
+    );
+    assert!(state.update(at(1), Some(scan)).is_empty() && !state.is_empty());
+    assert_eq!((state.next(at(99)), state.parted().len()), (None, 1));
+    assert!(state.parted()[0].failure().help.unwrap().contains("one folder for each step"));
+    assert!(state.update(at(2), Some(FolderScan::default())).is_empty() && state.parted().is_empty());
 }
 
 #[test]

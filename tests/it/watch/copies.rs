@@ -19,6 +19,26 @@ fn passed(events: Vec<WatchEvent>) -> Vec<(String, String)> {
     events.into_iter().filter_map(passed).collect()
 }
 
+/// W2: "A step in several entries that differ only in the rank is not saved". It is a failure: nobody would find the other ranks.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_single_ranks_are_not_saved_as_a_step() {
+    let fixture = Fixture::new().await;
+    for name in ["step_20_rank0.pt", "step_20_rank1.pt", "step_21.pt", "rng_state_0.pth"] {
+        write(fixture.out().join(name), noise(1, 3000));
+    }
+    let going = fixture.watch(Duration::from_millis(50), |options| options.once = true);
+    let events = going.events.clone();
+    let report = going.task.await.unwrap().unwrap();
+    assert_eq!((report.saved, report.parted, &report.unsaved[..]), (1, 1, &["step_20_rank0.pt".to_owned()][..]));
+    let error = report.error(&fixture.out(), "more time", String::clone).unwrap();
+    assert!(error.causes()[0].contains("step 20 is NOT saved"), "{error:?}");
+    assert!(error.help_text().unwrap().contains("one folder for each step"), "{error:?}");
+    fixture.holds("run/step-21", &fixture.out().join("step_21.pt")).await;
+    let told = passed(events.lock().unwrap().clone());
+    let told: Vec<&str> = told.iter().map(|(entry, _)| entry.as_str()).collect();
+    assert_eq!(told, ["rng_state_0.pth", "step_20_rank0.pt"]);
+}
+
 /// W2: an entry that was passed over does not replace the step once the other one is gone, nor after a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_beside_a_checkpoint_does_not_replace_it_after_a_restart() {

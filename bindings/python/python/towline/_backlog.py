@@ -199,7 +199,8 @@ class Backlog:
 
     def _tell_end(self) -> None:
         if self._late is not None:
-            _logger.info("%s takes steps again: durable are now %s", self._url, ", ".join(self._late) or "none")
+            durable = f": durable now: {', '.join(self._late)}" if self._late else ""
+            _logger.info("%s takes steps again%s", self._url, durable)
             self._late = None
 
     def _tell(self, step: Waiting, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _progress, _torch
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Files of a saved state.
 TENSORS, DOCUMENT = "state.safetensors", "state.json"
+_DOCUMENTS = re.compile(r"(rank-[0-9]{5}/)?state\.json")
+#: Files that torch's DCP and `towline.dcp.StorageWriter` write last.
+_DCP = {".metadata", "metadata.json"}
 
 
 class Reading(NamedTuple):
@@ -84,3 +88,21 @@ def _tensors(tree: Tree, path: str) -> list[dict[str, Any]]:
     except NotFound:
         return []
     return [tensor for tensor in found if tensor["path"] == path]
+
+
+def saved_otherwise(repository: Repository, name: str) -> NotFound | None:
+    """Error for a step that no Checkpointer saved, with what reads it; None if one did."""
+    tree = repository.show(name)
+    paths = {entry.path for entry in tree.entries}
+    if any(_DOCUMENTS.fullmatch(path) for path in paths):
+        return None
+    by = "" if tree.framework is None else f", but as a checkpoint of {tree.framework}"
+    if "watch.entry" in tree.labels:
+        by += f", from {tree.labels['watch.entry']} of a folder that `towline watch` watched"
+    reads = f"`towline.load({name!r})` reads its tensors"
+    if paths & _DCP:
+        reads = "`dcp.load` with towline.dcp.StorageReader loads its state"
+    help = f"`towline restore {name} DIR` restores its files, and {reads}"
+    error = NotFound(f"{name} was not saved by a Checkpointer{by} ({help})")
+    error.place, error.help = name, help
+    return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -12,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from . import _towline
+from . import _replacing, _towline
 from . import repository as repositories
 from .errors import Conflict, NotFound
 
@@ -206,10 +207,16 @@ class SharedRepository:
         put: Iterable[tuple[str, list[Piece]]] = (),
         remove: Iterable[str] = (),
         rename: Iterable[tuple[str, str]] = (),
+        keep: bool = False,
     ) -> None:
-        """Changes the tree `name` in one commit."""
+        """Changes the tree `name` in one commit. With `keep`, `undelete` can restore the old tree."""
         with self._lock_of(name):
-            self._amend(name, list(put), list(remove), list(rename))
+            self._amend(name, list(put), list(remove), list(rename), keep)
+
+    def graft(self, source: TreePath, target: TreePath) -> None:
+        """Adds the file or folder at `source` to the tree of `target` in one commit; it is neither read nor stored again."""
+        with self._lock_of(target.name), _in_the_way_of(target.name, source.name):
+            self.engine.graft(source.name, source.inner, target.name, target.inner)
 
     def put(self, name: str, path: str, pieces: list[Piece]) -> None:
         """Writes one file. Files that threads write while a commit is in progress share the next commit."""
@@ -239,15 +246,38 @@ class SharedRepository:
         with self._lock:
             return self._locks.setdefault(name, threading.Lock())
 
-    def _amend(self, name: str, put: Sequence[_towline.File], remove: list[str], rename: list[tuple[str, str]]) -> None:
-        try:
-            self.engine.amend(name, put, remove, rename, repositories.save_options())
-        except Conflict as error:
-            if error.place is None or error.place == name:
-                raise
-            in_the_way = InTheWay(*error.args)
-            in_the_way.place, in_the_way.help = f"{name}/{error.place}", error.help
-            raise in_the_way from None
+    def _amend(
+        self,
+        name: str,
+        put: Sequence[_towline.File],
+        remove: list[str],
+        rename: list[tuple[str, str]],
+        keep: bool = False,
+    ) -> None:
+        written = [*(path for path, _ in put), *(path for _, path in rename)]
+        old = _replacing.replaced(lambda: self._current(name), written, self.read)
+        # What it removes, or moves elsewhere, needs no removal.
+        gone = [*remove, *(path for path, _ in rename)]
+        old = [path for path in old if not any(f"{path}/".startswith(f"{one}/") for one in gone)]
+        with _in_the_way_of(name):
+            self.engine.amend(name, put, [*remove, *old], rename, repositories.save_options(), keep or bool(old))
+
+    def _current(self, name: str) -> Tree | None:
+        found = self.engine.find(name)
+        return self.tree(TreePath(name, "", found[1])) if found is not None and found[0] == name else None
+
+
+@contextlib.contextmanager
+def _in_the_way_of(name: str, *others: str) -> Iterator[None]:
+    """Raises InTheWay for a conflict at a path of the tree `name`, which is not one of the name itself or of `others`."""
+    try:
+        yield
+    except Conflict as error:
+        if error.place in (None, name, *others):
+            raise
+        in_the_way = InTheWay(*error.args)
+        in_the_way.place, in_the_way.help = f"{name}/{error.place}", error.help
+        raise in_the_way from None
 
 
 class _Put:

@@ -42,7 +42,7 @@ from ._devices import gpus
 from ._documents import document_in
 from ._left import LeftSteps
 from ._mixing import Mixing
-from ._reading import DOCUMENT, TENSORS, Reading, read_state
+from ._reading import DOCUMENT, TENSORS, Reading, read_state, saved_otherwise
 from ._staging import Job, Staging
 from ._unresumed import UnresumedSteps
 from ._versions import snapshot
@@ -335,7 +335,7 @@ class Checkpointer:
                 return None
             if name is None and not isinstance(step, int):
                 raise
-            raise self._explained(error, step) from error
+            raise self._explained(error, step, name) from error
         found = int(name.rpartition("step-")[2])
         # Before anything is loaded: the store may not answer.
         waiting = [handle.name for handle in self._handles if not handle.done()]
@@ -422,10 +422,13 @@ class Checkpointer:
     def _path(self, file: str) -> str:
         return file if self.world_size == 1 else f"rank-{self.rank:05}/{file}"
 
-    def _explained(self, error: NotFound, step: int | str) -> Error:
+    def _explained(self, error: NotFound, step: int | str, name: str | None) -> Error:
         there = self.steps()
         if isinstance(step, int) and step not in there:
             return NotFound(f"{self.run} has no step {step} (saved are {there or 'none'})")
+        other = None if name is None else saved_otherwise(self.repository, name)
+        if other is not None:
+            return other
         return NotFound(f"{error} (was {self.run} saved with rank={self.rank} and world_size={self.world_size}?)")
 
     def _check_world_size(self, name: str) -> None:

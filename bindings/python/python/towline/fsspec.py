@@ -381,13 +381,13 @@ class TowlineFileSystem(AbstractFileSystem):
                     raise IsADirectoryError(f"towline://{found}: remove it with recursive=True")
                 self._remove(found)
 
-    def _remove(self, path: str) -> None:
+    def _remove(self, path: str, keep: bool = False) -> None:
         for made in self._made(path):
             self.shared.made.pop(made, None)
         tree_path, names = self.shared.find(path), list(self.shared.names(path))
         if tree_path.name and tree_path.inner:
             if self.shared.entry(tree_path) is not None:
-                self._change(tree_path.name, remove=[tree_path.inner])
+                self._change(tree_path.name, remove=[tree_path.inner], keep=keep)
         elif tree_path.name:
             names.append(tree_path.name)
         if names:
@@ -412,8 +412,8 @@ class TowlineFileSystem(AbstractFileSystem):
             self.shared.repository.inherit_labels(source, target)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Moves a file or folder. Within a tree, or for a whole tree, this is a rename in one or two commits without copying
-        data. From one tree to another it is a copy, then a removal."""
+        """Moves a file or folder without copying data. Within a tree this is one commit, from one tree to another two: an
+        addition with links, empty folders and permissions, then a removal that `undelete` can take back."""
         if isinstance(path1, list) or isinstance(path2, list):
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return None
@@ -426,25 +426,33 @@ class TowlineFileSystem(AbstractFileSystem):
             return None
         if into or self.isdir(path2):
             path2 = posixpath.join(path2, posixpath.basename(path1))
-        source = self.shared.find(path1)
-        if info["type"] == "directory":
-            if f"{path2}/".startswith(f"{path1}/"):
-                raise ValueError(f"towline://{path1} cannot be moved into itself")
-            target = self.shared.find(path2)
-            if source.inner and target.name == source.name and target.inner:
-                return self._change(source.name, rename=[(source.inner, target.inner)])
-            if not source.inner and not target.name:
-                return self._rename(path1, path2)
-            self.copy(path1, path2, recursive=True)
-            return self._remove(path1)
-        target = self.shared.place(path2)
-        if target.name == source.name:
+        source, is_folder = self.shared.find(path1), info["type"] == "directory"
+        if is_folder and f"{path2}/".startswith(f"{path1}/"):
+            raise ValueError(f"towline://{path1} cannot be moved into itself")
+        target = self._new_place(path2, is_folder)
+        if source.inner and target.name == source.name and target.inner:
             return self._change(source.name, rename=[(source.inner, target.inner)])
-        self._check_outside_transaction()
-        self.cp_file(path1, path2)
-        return self._remove(path1)
+        if is_folder and not source.inner and not self.shared.find(path2).name:
+            return self._rename(path1, path2)
+        return self._move_between(path1, source, target)
 
     rename = mv
+
+    def _new_place(self, path: str, is_folder: bool) -> TreePath:
+        """Splits the `path` of a file or folder to write, as for a file in that folder."""
+        if not is_folder:
+            return self.shared.place(path)
+        within = self.shared.place(f"{path}/file")
+        return within._replace(inner=within.inner.rpartition("/")[0])
+
+    def _move_between(self, path1: str, source: TreePath, target: TreePath) -> None:
+        """Moves the file, folder or trees at `path1`, which `source` splits, to another tree."""
+        self._check_outside_transaction()
+        found = [source] if source.name and self.shared.entry(source) is not None else []
+        for one in [*found, *(TreePath(name, "") for name in self.shared.names(path1))]:
+            inner = posixpath.join(target.inner, one.path[len(path1) :].lstrip("/"))
+            self.shared.graft(one, target._replace(inner=inner.rstrip("/")))
+        self._remove(path1, keep=True)
 
     def _rename(self, path1: str, path2: str) -> None:
         """Renames the trees at and below `path1` to names that begin with `path2`."""
@@ -457,11 +465,17 @@ class TowlineFileSystem(AbstractFileSystem):
             self.shared.made.pop(made, None)
             self.shared.made[path2 + made[len(path1) :]] = None
 
-    def _change(self, name: str, remove: list[str] | None = None, rename: list[tuple[str, str]] | None = None) -> None:
+    def _change(
+        self,
+        name: str,
+        remove: list[str] | None = None,
+        rename: list[tuple[str, str]] | None = None,
+        keep: bool = False,
+    ) -> None:
         if self._intrans:
             self.transaction.change(name, remove or [], rename or [])
             return None
-        return self.shared.amend(name, (), remove or (), rename or ())
+        return self.shared.amend(name, (), remove or (), rename or (), keep)
 
     def _check_outside_transaction(self) -> None:
         if self._intrans:

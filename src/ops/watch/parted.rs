@@ -1,0 +1,70 @@
+//! Steps in several files or folders beside each other, one for each rank or part. None of them alone is the step.
+//!
+//! Frameworks put such files in a folder for each step: `mp_rank_00_model_states.pt` and `zero_pp_rank_0_..._optim_states.pt` of
+//! `DeepSpeed`, `mp_rank_00/` of Megatron, `model-00001-of-00005.safetensors` of Hugging Face. Beside each other they come from
+//! trainings that call `torch.save` on each rank.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::candidate::part;
+use super::events::WatchFailure;
+use crate::error::Error;
+
+/// Maximum entries that a message names.
+const NAMED_MAX: usize = 4;
+
+/// Entries of one step that differ only in the rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PartedStep {
+    pub(super) step: u64,
+    pub(super) entries: BTreeSet<String>,
+}
+
+impl PartedStep {
+    /// Finds the steps in parts among checkpoints, by their names and steps. The only file of a rank 0 is a step by itself.
+    pub(super) fn among<'a>(checkpoints: impl Iterator<Item = (&'a str, u64)>) -> Vec<Self> {
+        let mut found: BTreeMap<String, (bool, Self)> = BTreeMap::new();
+        for (entry, step) in checkpoints {
+            let Some(part) = part(entry) else { continue };
+            let (only, parted) = found
+                .entry(part.others)
+                .or_insert_with(|| (part.may_be_only, Self { step, entries: BTreeSet::default() }));
+            *only &= parted.entries.is_empty();
+            parted.entries.insert(entry.to_owned());
+        }
+        found.into_values().filter(|(only, _)| !only).map(|(_, parted)| parted).collect()
+    }
+
+    /// Entry by which it is told.
+    pub(super) fn first(&self) -> &str {
+        self.entries.first().map(String::as_str).unwrap_or_default()
+    }
+
+    /// Why nothing is saved.
+    pub(super) fn reason(&self) -> String {
+        let mut named: Vec<&str> = self.entries.iter().take(NAMED_MAX).map(String::as_str).collect();
+        if self.entries.len() > NAMED_MAX {
+            named.push("...");
+        }
+        let named = named.join(", ");
+        match self.entries.len() {
+            1 => format!(
+                "step {} is NOT saved: this is one rank or part of it, and a watch saves whole steps",
+                self.step
+            ),
+            parts => format!(
+                "step {} is NOT saved: it is in {parts} parts that are not in a folder of their own ({named})",
+                self.step
+            ),
+        }
+    }
+
+    /// The failure that this is for the command.
+    pub(super) fn failure(&self) -> WatchFailure {
+        let help = format!(
+            "let all ranks write to one folder for each step, such as step-{}/; or move the files to one and `towline save` it",
+            self.step
+        );
+        WatchFailure::from(&Error::usage(self.reason()).at(self.first()).help(help))
+    }
+}
