@@ -156,13 +156,17 @@ class UnresumedCheckpoints(EarlierSteps):
     def check(self, name: str, path: str, folder: str) -> None:
         """Raises SaveConflict if a save as `name` would replace a checkpoint that this training did not resume; warns, once, if
         the run has any. `path` is the file in `folder` that Lightning saves."""
-        if self._found and not self._is_resumed and not self._has_files(folder):
+        if self._found and not self.goes_on(folder):
             self._check(
                 name,
                 f"to go on from the run, call checkout({folder!r}) of the TowlineCheckpointIO before "
                 "Trainer.fit(..., ckpt_path='last'); else give this training another run name",
                 f", and {path} not saved",
             )
+
+    def goes_on(self, folder: str) -> bool:
+        """True if the training goes on from the run: it loaded a checkpoint, or `folder` had one before the first save."""
+        return self._is_resumed or self._has_files(folder)
 
     def may_remove(self, name: str) -> bool:
         """True if the training saved the checkpoint, or goes on from the run. Checkpoints that were checked out have files."""
