@@ -97,6 +97,7 @@ def test_what_a_killed_process_left_is_its_own(repository, tmp_path, elsewhere):
         away.setattr(killed._backlog, "_start", lambda: None)
         linked(tmp_path / "one", killed, 1)
     _folders._shutdown.forget(killed)
+    killed._owner.release()
     elsewhere()
     again = began(repository, tmp_path / "one")
     assert again.steps() == [1]
