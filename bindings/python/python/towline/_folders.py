@@ -118,6 +118,8 @@ class FolderSaver:
         #: Saves that stay in `_towline` after `close`, and the path of that folder.
         self._left: list[Handle] = []
         self._own, self._owner = "", _owners.Owner()
+        #: Folder of the training.
+        self._parent = ""
         #: Lock of the folder that this training writes to.
         self._claim: _owners.Lock | None = None
         self._closing, self._close_retry = False, close_retry
@@ -187,6 +189,13 @@ class FolderSaver:
         """Raises SaveConflict if the step was in the run when this training began, and it did not resume the run; warns, once, if
         the run has other such steps. `more` says what else becomes of the step."""
         self._unresumed.check(f"{self.run}/step-{step}", more)
+
+    def begin(self, parent: str) -> None:
+        """Records that `parent` is the folder of the training: in another one than before, another training begins."""
+        parent = os.path.realpath(parent)
+        if self._parent not in ("", parent):
+            self._unresumed.anew()
+        self._parent = parent
 
     def claim(self, parent: str) -> None:
         """Locks `parent` until `close`. Raises UsageError if another process writes its states there."""

@@ -77,8 +77,8 @@ class Checkpointer:
     before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
     `Repository.undelete` restores them for 7 days; kept by a rule below or not. If two processes save
     the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
-    Checkpointer was created, or after its last restore, is not replaced. Nor is one that another process saved before, if this
-    one restores nothing: a training that begins anew uses another run name.
+    Checkpointer was created, or after its last restore, is not replaced. Nor is one that another Checkpointer saved before, also
+    one in this process, if this one restores nothing: a training that begins anew uses another run name.
 
     Staging: with `stage="blocking"` `save` returns when the state is copied to host memory; with `"background"` it returns at
     once, and the state must not change before it is copied (see `protect`). One state is staged at a time: a save waits until

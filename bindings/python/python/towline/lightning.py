@@ -72,8 +72,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     enumerations; to load them, pass their classes to `towline.allow_classes`. With `pickle`, all other values, such as
     hyper-parameters that are objects, are pickled individually, with a warning; without it they are refused, with their path.
     Pickled values are loaded only with `weights_only=False`, passed to `Trainer.fit` or, as the default, to this class.
-    On another machine, call `checkout` before `fit(..., ckpt_path="last")`. A training that saves into a folder without a file
-    of the run, and has loaded none of its checkpoints, begins anew: it warns once if the run has checkpoints, never removes them,
+    On another machine, call `checkout` before `fit(..., ckpt_path="last")`. A fit that saves into a folder without a file of the
+    run, and has loaded none of its checkpoints, begins anew: it warns once if the run has checkpoints, never removes them,
     and raises SaveConflict rather than replace one.
 
     `compression`, `collect` (whether the data of removed checkpoints is deleted) and `create` (whether a missing repository is
