@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -354,3 +355,75 @@ def test_ranks(repository, tmp_path):
     subprocess.run(command, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
     paths = {entry["path"] for entry in repository.show("run-7/step-1").entries}
     assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= paths
+
+
+def accelerated(folder: Path, monkeypatch) -> Accelerator:
+    monkeypatch.chdir(folder)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    return accelerator
+
+
+def test_runs_in_one_working_folder_are_kept_apart(repository, tmp_path, monkeypatch):
+    accelerator = accelerated(tmp_path, monkeypatch)
+    for run in ("a", "b/c"):
+        with AccelerateCheckpointer(accelerator, repository, run) as checkpointer:
+            checkpointer.save(1)
+            assert checkpointer.restore() == 1
+    assert sorted(os.listdir(tmp_path / "towline-states")) == ["a", "b%2Fc"]
+
+
+def test_states_that_an_earlier_version_left_are_saved(repository, tmp_path, monkeypatch):
+    """All runs of a working folder shared it."""
+    state = tmp_path / "towline-states" / "_towline" / "a" / f"0-step-7.{'0' * 32}"
+    state.mkdir(parents=True)
+    (state / "weights").write_bytes(b"7" * 100)
+    state.with_name(state.name + ".json").write_text('{"name": "a/step-7", "options": {"metrics": {}}}')
+    accelerator = accelerated(tmp_path, monkeypatch)
+    AccelerateCheckpointer(accelerator, repository, "b").close()
+    assert repository.ls() == []
+    assert AccelerateCheckpointer(accelerator, repository, "a").steps() == [7]
+    assert not state.exists()
+
+
+HOLDS = """
+    import sys
+    from accelerate import Accelerator
+    import torch, towline
+    from towline.accelerate import AccelerateCheckpointer
+
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    with AccelerateCheckpointer(accelerator, sys.argv[1], "run-7", folder=sys.argv[2]) as checkpointer:
+        checkpointer.save(1).wait()
+        print("saved", flush=True)
+        sys.stdin.readline()
+        checkpointer.save(2)
+"""
+
+
+def test_another_process_restores_from_the_folder_of_a_training_and_cannot_save_there(
+    repository, tmp_path, monkeypatch
+):
+    command = [sys.executable, "-c", textwrap.dedent(HOLDS), repository.url, str(tmp_path / "states")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as training:
+        assert training.stdout.readline() == "saved\n"
+        # What the training is writing.
+        (tmp_path / "states" / "step-1").mkdir()
+        (tmp_path / "states" / "step-1" / "half").write_bytes(b"half")
+        accelerator = accelerated(tmp_path, monkeypatch)
+        other = AccelerateCheckpointer(accelerator, repository, "run-7", folder=tmp_path / "states")
+        assert other.restore() == 1
+        assert sorted(os.listdir(tmp_path / "states")) == ["_towline", "step-1"]
+        assert os.listdir(tmp_path / "states" / "step-1") == ["half"]
+        with pytest.raises(towline.UsageError, match=r"another process writes the states of its training to .*states"):
+            other.save(5)
+        assert not (tmp_path / "states" / "step-5").exists()
+        training.communicate("\n", timeout=60)
+    assert training.returncode == 0 and other.steps() == [1, 2]
+    other.restore()
+    other.save(5)
+    other.close()
+    assert other.steps() == [1, 2, 5]

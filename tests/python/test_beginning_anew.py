@@ -8,20 +8,9 @@ from pathlib import Path
 
 import pytest
 import towline
-from towline import _folders, _unresumed
+from towline import _folders
 
 from .spooling import Far, linked
-
-
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Makes the rest of the test another process, which has saved and resumed nothing."""
-
-    def begin() -> None:
-        monkeypatch.setattr(_unresumed, "_saved", set())
-        monkeypatch.setattr(_unresumed, "_resumed", set())
-
-    return begin
 
 
 def manifests(repository) -> dict[str, str]:
@@ -47,14 +36,13 @@ def told(warned) -> list[str]:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_folders_of_another_training_are_not_replaced(repository, tmp_path, elsewhere, monkeypatch, links):
+def test_folders_of_another_training_are_not_replaced(repository, tmp_path, monkeypatch, links):
     save(began(repository, tmp_path / "one"), tmp_path / "one", 5, 10)
     before = manifests(repository)
-    elsewhere()
     if not links:
         monkeypatch.setattr(_folders.spool, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
     anew = began(repository, tmp_path / "two")
-    cure = r"run/step-5 was saved by another process, .*did not resume the run run.*call restore\(\).*towline rm --rec"
+    cure = r"run/step-5 was saved by another training, .*did not resume the run run.*call restore\(\).*towline rm --rec"
     with pytest.raises(towline.SaveConflict, match=cure) as caught:
         save(anew, tmp_path / "two", 5)
     assert caught.value.place == "run/step-5" and "restore()" in caught.value.help
@@ -65,7 +53,6 @@ def test_folders_of_another_training_are_not_replaced(repository, tmp_path, else
     assert manifests(repository)["run/step-5"] == before["run/step-5"] and anew.steps() == [5, 10, 11]
     # It may replace its own steps, and save those that somebody removed.
     save(anew, tmp_path / "two", 11)
-    elsewhere()
     third = began(repository, tmp_path / "three")
     repository.remove("run/step-11")
     with pytest.warns(UserWarning, match="did not resume: run/step-5, run/step-10. "):
@@ -73,16 +60,14 @@ def test_folders_of_another_training_are_not_replaced(repository, tmp_path, else
     assert third.steps() == [5, 10, 11]
 
 
-def test_a_training_beside_another_is_warned_once(repository, tmp_path, elsewhere, caplog):
+def test_a_training_beside_another_is_warned_once(repository, tmp_path, caplog):
     save(began(repository, tmp_path / "one"), tmp_path / "one", *range(7))
-    elsewhere()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         save(began(repository, tmp_path / "two"), tmp_path / "two", 12, 13)
     (text,) = told(warned)
     assert "run/step-0, run/step-1, run/step-2, run/step-3, run/step-4 and 2 more" in text and "another run" in text
     assert sum("did not resume" in one.getMessage() for one in caplog.records) == 1
-    elsewhere()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="towline")
         third = began(repository, tmp_path / "three")
@@ -90,14 +75,14 @@ def test_a_training_beside_another_is_warned_once(repository, tmp_path, elsewher
         save(third, tmp_path / "three", 14)
 
 
-def test_what_a_killed_process_left_is_its_own(repository, tmp_path, elsewhere):
+def test_what_a_killed_process_left_is_its_own(repository, tmp_path):
     """Its links became durable with the next process, which begins from zero, and saves the same steps again."""
     killed = began(repository, tmp_path / "one")
     with pytest.MonkeyPatch.context() as away:
         away.setattr(killed._backlog, "_start", lambda: None)
         linked(tmp_path / "one", killed, 1)
     _folders._shutdown.forget(killed)
-    elsewhere()
+    killed._owner.release()
     again = began(repository, tmp_path / "one")
     assert again.steps() == [1]
     with warnings.catch_warnings():
@@ -113,13 +98,14 @@ def trainer():
     return test_transformers
 
 
-def test_a_trainer_in_a_fresh_folder_replaces_no_step(repository, tmp_path, elsewhere, trainer):
+def test_a_trainer_in_a_fresh_folder_replaces_no_step(repository, tmp_path, trainer):
     from towline.transformers import TowlineCallback
 
     trainer.trained(TowlineCallback(repository, "run-7"), tmp_path / "one", 4)
     before = manifests(repository)
-    elsewhere()
-    cure = r"run-7/step-2 was saved by another process.*callback.restore_latest\(args.output_dir\) as resume_from_check"
+    cure = (
+        r"run-7/step-2 was saved by another training.*callback.restore_latest\(args.output_dir\) as resume_from_check"
+    )
     for _ in range(2):
         # The second start does not take the folder of the first for one of the run.
         with pytest.raises(towline.SaveConflict, match=cure) as caught:
@@ -135,11 +121,10 @@ def test_a_trainer_in_a_fresh_folder_replaces_no_step(repository, tmp_path, else
     assert {**manifests(repository), **before} == manifests(repository)
 
 
-def test_a_trainer_beside_another_is_warned_once(repository, tmp_path, elsewhere, trainer):
+def test_a_trainer_beside_another_is_warned_once(repository, tmp_path, trainer):
     from towline.transformers import TowlineCallback
 
     trainer.trained(TowlineCallback(repository, "run-7"), tmp_path / "one", 4)
-    elsewhere()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         trainer.trained(TowlineCallback(repository, "run-7"), tmp_path / "two", 6, save_steps=3)
@@ -148,12 +133,11 @@ def test_a_trainer_beside_another_is_warned_once(repository, tmp_path, elsewhere
 
 
 @pytest.mark.parametrize("how", ["by Trainer alone", "from elsewhere", "anew", "a checkpoint that was not saved"])
-def test_a_trainer_that_goes_on_by_itself_is_not_warned(repository, tmp_path, elsewhere, trainer, how):
+def test_a_trainer_that_goes_on_by_itself_is_not_warned(repository, tmp_path, trainer, how):
     from towline.transformers import TowlineCallback
 
     one = tmp_path / "one"
     trainer.trained(TowlineCallback(repository, "run-7"), one, 4)
-    elsewhere()
     folder, resume, steps = one, True, 6
     if how == "from elsewhere":
         repository.restore("run-7/step-4", tmp_path / "by hand")
@@ -181,15 +165,14 @@ def far_away(repository) -> towline.Repository:
 
 
 @pytest.mark.parametrize("stage", ["blocking", "background"])
-def test_a_loop_that_restored_nothing_replaces_no_step(repository, tmp_path, elsewhere, stage):
+def test_a_loop_that_restored_nothing_replaces_no_step(repository, tmp_path, stage):
     with towline.Checkpointer(repository, "run") as first:
         for step in (5, 10):
             first.save(step, {"who": "first"})
     before = manifests(repository)
-    elsewhere()
     with towline.Checkpointer(repository, "run", stage=stage) as anew:
         cure = (
-            r"run/step-5 was saved by another process, .*did not resume.*call restore\(\) before the first save; else"
+            r"run/step-5 was saved by another training, .*did not resume.*call restore\(\) before the first save; else"
         )
         with pytest.raises(towline.SaveConflict, match=cure):
             anew.save(5, {"who": "anew"})
@@ -206,10 +189,9 @@ def test_a_loop_that_restored_nothing_replaces_no_step(repository, tmp_path, els
     assert towline.Checkpointer(repository, "run").steps() == [5, 6]
 
 
-def test_a_loop_whose_steps_were_removed_saves_them_anew(repository, elsewhere):
+def test_a_loop_whose_steps_were_removed_saves_them_anew(repository):
     with towline.Checkpointer(repository, "run") as first:
         first.save(5, {"who": "first"})
-    elsewhere()
     with towline.Checkpointer(repository, "run") as anew:
         repository.remove("run/step-5")
         with warnings.catch_warnings():
@@ -218,32 +200,53 @@ def test_a_loop_whose_steps_were_removed_saves_them_anew(repository, elsewhere):
             anew.save(5, {"who": "anew"}).wait()
 
 
-def test_a_loop_whose_spool_had_the_step_replaces_it(repository, tmp_path, elsewhere):
+def test_a_loop_whose_spool_had_the_step_replaces_it(repository, tmp_path):
     """The process before was killed when its step was only on this node's disk, and this one begins from zero."""
     killed = towline.Checkpointer(far_away(repository), "run", spool=tmp_path, close_retry=0)
     killed.repository._engine.away = True
     killed.save(1, {"who": "killed"}).wait("local")
     with pytest.raises(towline.SaveFailed, match="only on the disk"):
         killed.close()
-    elsewhere()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="towline")
         with towline.Checkpointer(far_away(repository), "run", spool=tmp_path) as again:
             assert again.steps() == [1]
-            elsewhere()
             again.save(1, {"who": "again"}).wait()
             assert again.restore(1)["who"] == "again"
 
 
-def test_a_process_that_restored_by_another_checkpointer_goes_on(repository, elsewhere):
+@pytest.mark.parametrize("what", ["restored", "saved"])
+def test_what_another_checkpointer_of_the_process_did_does_not_count(repository, what):
+    """As in a notebook, with a cell that evaluates and one that trains."""
     with towline.Checkpointer(repository, "run") as first:
         first.save(5, {"who": "first"})
-    elsewhere()
-    with towline.Checkpointer(repository, "run") as reads:
-        reads.restore()
+    before = manifests(repository)
+    if what == "restored":
+        with towline.Checkpointer(repository, "run") as reads:
+            reads.restore()
+    with towline.Checkpointer(repository, "run") as anew:
+        with pytest.raises(towline.SaveConflict, match="run/step-5 was saved by another training"):
+            anew.save(5, {"who": "anew"})
+        assert manifests(repository) == before
+        # As the error says.
+        anew.restore()
+        anew.save(5, {"who": "anew"}).wait()
+        assert anew.restore(5)["who"] == "anew"
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["one callback", "two callbacks"])
+def test_a_second_trainer_of_a_process_replaces_no_step_of_the_first(repository, tmp_path, trainer, is_same):
+    from towline.transformers import TowlineCallback
+
+    first = TowlineCallback(repository, "run-7")
+    trainer.trained(first, tmp_path / "one", 4)
+    before = manifests(repository)
+    second = first if is_same else TowlineCallback(repository, "run-7")
+    with pytest.raises(towline.SaveConflict, match="run-7/step-2 was saved by another training"):
+        trainer.trained(second, tmp_path / "two", 4)
+    assert manifests(repository) == before
+    # In its own folder it goes on as it likes.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="towline")
-        with towline.Checkpointer(repository, "run") as saves:
-            saves.save(6, {"who": "anew"})
-            saves.save(5, {"who": "anew"})
-    assert towline.Checkpointer(repository, "run").restore(5)["who"] == "anew"
+        trainer.trained(second, tmp_path / "one", 4)
+    assert manifests(repository).keys() == before.keys()

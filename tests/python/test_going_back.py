@@ -119,6 +119,7 @@ def test_what_another_process_saves_meanwhile_stays(either, tmp_path, saved):
     back = towline.Checkpointer(either, "run", spool=tmp_path / "b")
     back.restore(2)
     with towline.Checkpointer(either, "run", spool=tmp_path / "a") as other:
+        other.restore()
         save(other, "other", saved)
     with pytest.raises(towline.SaveConflict, match=f"run/step-{saved} was saved by another process since .* step 2"):
         back.save(3, {"branch": "new"}).wait()
@@ -235,6 +236,7 @@ def test_the_store_is_away_while_it_goes_back(far, tmp_path, monkeypatch, killed
     far._engine.away = False
     if killed:
         towline._shutdown.forget(back)
+        back._owner.release()
     else:
         monkeypatch.setattr(back, "_close_retry", 60.0)
         back.close()

@@ -267,12 +267,15 @@ def test_files_of_one_step_are_kept_apart(repository, checkpoint_io, tmp_path):
 
 def test_a_file_that_was_saved_again_elsewhere_is_not_mistaken(checkpoint_io, tmp_path):
     saved(checkpoint_io, tmp_path / "one" / "last.ckpt", epoch=1)
+    # As on another machine.
+    (tmp_path / "one").rename(tmp_path / "away")
+    assert checkpoint_io.load_checkpoint(tmp_path / "away" / "last.ckpt")["epoch"] == 1
     saved(checkpoint_io, tmp_path / "two" / "last.ckpt", epoch=2)
     assert checkpoint_io.load_checkpoint(tmp_path / "two" / "last.ckpt")["epoch"] == 2
     with pytest.raises(
         towline.Conflict, match=r"saved again.*`towline history run-7/.*`towline undelete run-7/last\.ckpt "
     ):
-        checkpoint_io.load_checkpoint(tmp_path / "one" / "last.ckpt")
+        checkpoint_io.load_checkpoint(tmp_path / "away" / "last.ckpt")
     (first,) = checkpoint_io.repository.history("run-7/last.ckpt").kept
     checkpoint_io.repository.undelete("run-7/last.ckpt", version=first.version, to="run-7/first.ckpt")
     assert towline.load("run-7/first.ckpt", repo=checkpoint_io.repository)["state_dict.a"].sum() == 2

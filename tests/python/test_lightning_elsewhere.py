@@ -12,23 +12,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 import towline  # noqa: E402
-import towline._unresumed  # noqa: E402
 from towline.lightning import TowlineCheckpointIO  # noqa: E402
 
 from .spooling import Far  # noqa: E402
 from .test_lightning import data, model, names, trainer  # noqa: E402
 
 README = Path(__file__).parents[2] / "bindings" / "python" / "README.md"
-
-
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Makes the rest of the test another process, which has saved nothing."""
-
-    def begin() -> None:
-        monkeypatch.setattr(towline._unresumed, "_saved", set())
-
-    return begin
 
 
 def fit(repository, folder: Path, steps: int, ckpt_path: str | None = "last", **said):
@@ -42,7 +31,7 @@ def manifests(repository) -> dict[str, str]:
     return {one.name: one.manifest for one in repository.ls()}
 
 
-def test_the_example_of_the_readme_resumes_on_another_machine(tmp_path, monkeypatch, elsewhere):
+def test_the_example_of_the_readme_resumes_on_another_machine(tmp_path, monkeypatch):
     (example,) = (
         block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if ".checkout(" in block
     )
@@ -50,7 +39,6 @@ def test_the_example_of_the_readme_resumes_on_another_machine(tmp_path, monkeypa
     for machine, steps in (("one", 3), ("two", 6)):
         (tmp_path / machine).mkdir()
         monkeypatch.chdir(tmp_path / machine)
-        elsewhere()
         trained.append(model())
         said = {"model": trained[-1], "data": data(), "steps": steps}
         exec(example.replace("s3://bucket/experiments", str(tmp_path / "repository")), said)
@@ -60,11 +48,10 @@ def test_the_example_of_the_readme_resumes_on_another_machine(tmp_path, monkeypa
     assert len(trained[1].losses) == 3 and trained[1].losses[:2] == whole.losses[3:5]
 
 
-def test_a_training_that_begins_anew_replaces_no_checkpoint(repository, tmp_path, elsewhere):
+def test_a_training_that_begins_anew_replaces_no_checkpoint(repository, tmp_path):
     fit(repository, tmp_path / "one", 3, save_top_k=-1, save_last=True)
     before = manifests(repository)
-    elsewhere()
-    with pytest.raises(towline.SaveConflict, match=r"lt/step-1 was saved by another process.*checkout\('.*/two/check"):
+    with pytest.raises(towline.SaveConflict, match=r"lt/step-1 was saved by another training.*checkout\('.*/two/check"):
         fit(repository, tmp_path / "two", 3, save_top_k=-1, save_last=True)
     assert manifests(repository) == before
     assert not list((tmp_path / "two" / "checkpoints").iterdir())
@@ -74,9 +61,8 @@ def test_a_training_that_begins_anew_replaces_no_checkpoint(repository, tmp_path
     assert len(second.losses) == 2 and "lt/step-5" in names(repository)
 
 
-def test_a_training_that_begins_anew_beside_others_warns_once(repository, tmp_path, elsewhere, caplog):
+def test_a_training_that_begins_anew_beside_others_warns_once(repository, tmp_path, caplog):
     fit(repository, tmp_path / "one", 2)
-    elsewhere()
     checkpoint_io = TowlineCheckpointIO(repository, "lt")
     folder = tmp_path / "two"
     with pytest.warns(UserWarning) as told:
@@ -94,18 +80,33 @@ def test_a_training_that_begins_anew_beside_others_warns_once(repository, tmp_pa
     assert names(repository) == ["lt/step-2", "lt/step-8"]
 
 
-@pytest.mark.parametrize("how", ["the files are there", "loaded by its name", "a second fit", "another folder"])
-def test_a_training_that_goes_on_is_not_warned(repository, tmp_path, elsewhere, how):
+@pytest.mark.parametrize("how", ["the files are there", "loaded by its name"])
+def test_a_training_that_goes_on_is_not_warned(repository, tmp_path, how):
     fit(repository, tmp_path / "one", 2, save_last=True)
-    if how in ("the files are there", "loaded by its name"):
-        elsewhere()
-    folder = tmp_path / ("one" if how in ("the files are there", "a second fit") else "two")
+    folder = tmp_path / ("one" if how == "the files are there" else "two")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="towline")
         if how == "loaded by its name":
             fit(repository, folder, 4, str(folder / "checkpoints" / "epoch=0-step=2.ckpt"), save_last=True)
         else:
-            fit(repository, folder, 4, None if how == "another folder" else "last", save_last=True)
+            fit(repository, folder, 4, save_last=True)
+    assert "lt/step-4" in names(repository)
+
+
+def test_a_second_fit_of_a_process_replaces_no_checkpoint_of_the_first(repository, tmp_path):
+    """What the first resumed, or somebody loaded between them, is none of its business; its own folder is."""
+    checkpoint_io = TowlineCheckpointIO(repository, "lt")
+    trainer(checkpoint_io, tmp_path / "one", 2, save_top_k=-1).fit(model(), data())
+    before = manifests(repository)
+    checkpoint_io.load_checkpoint(tmp_path / "one" / "checkpoints" / "epoch=0-step=2.ckpt")
+    checkpoint_io.teardown()
+    with pytest.raises(towline.SaveConflict, match=r"lt/step-1 was saved by another training.*checkout\('.*/two/check"):
+        trainer(checkpoint_io, tmp_path / "two", 2, save_top_k=-1).fit(model(), data())
+    assert manifests(repository) == before
+    checkpoint_io.teardown()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="towline")
+        trainer(checkpoint_io, tmp_path / "one", 4, save_top_k=-1).fit(model(), data())
     assert "lt/step-4" in names(repository)
 
 

@@ -15,14 +15,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _backlog, _origins, _private, _shutdown, _tree_links, retention, spool
+from . import _arguments, _backlog, _origins, _owners, _private, _shutdown, _tree_links, retention, spool
 from ._afterwards import Afterwards
 from ._backlog import Backlog, Calls, Waiting, dropped_text, finish, only_here
 from ._mixing import Mixing
 from ._origins import Origin, Superseded
 from ._unresumed import UnresumedSteps
 from ._versions import snapshot
-from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable
+from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable, UsageError
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -117,7 +117,11 @@ class FolderSaver:
         self._handles: list[Handle] = []
         #: Saves that stay in `_towline` after `close`, and the path of that folder.
         self._left: list[Handle] = []
-        self._own = ""
+        self._own, self._owner = "", _owners.Owner()
+        #: Folder of the training.
+        self._parent = ""
+        #: Lock of the folder that this training writes to.
+        self._claim: _owners.Lock | None = None
         self._closing, self._close_retry = False, close_retry
 
     def save(self, folder: str, step: int, metrics: Mapping[str, Any] | None, parent: str) -> Handle:
@@ -140,7 +144,7 @@ class FolderSaver:
                 with _private.given(parent) as above, above.inside(OWN, own=True) as own:
                     self._own = own.shown
                     origin = _origins.known(self._seen, [])
-                    linked = spool.link(own, handle.name, options, source, given_up, origin)
+                    linked = spool.link(own, handle.name, options, source, given_up, origin, self._owner)
             except Denied:
                 raise
             except OSError:
@@ -186,6 +190,28 @@ class FolderSaver:
         the run has other such steps. `more` says what else becomes of the step."""
         self._unresumed.check(f"{self.run}/step-{step}", more)
 
+    def begin(self, parent: str) -> None:
+        """Records that `parent` is the folder of the training: in another one than before, another training begins."""
+        parent = os.path.realpath(parent)
+        if self._parent not in ("", parent):
+            self._unresumed.anew()
+        self._parent = parent
+
+    def claim(self, parent: str) -> None:
+        """Locks `parent` until `close`. Raises UsageError if another process writes its states there."""
+        with _private.given(parent) as above, above.inside(OWN, own=True) as own:
+            self._claim = self._claim or _owners.claim(own)
+        if self._claim is None:
+            raise UsageError(
+                f"another process writes the states of its training to {parent}, and they would be mixed: end that process, or "
+                "pass another folder"
+            )
+
+    def is_claimed(self, parent: str) -> bool:
+        """True if another process writes its states to `parent`."""
+        with _private.given(parent) as above, above.inside(OWN, own=True) as own:
+            return self._claim is None and _owners.claim(own, grace=0) is None
+
     def has(self, steps: Iterable[int], parent: str) -> None:
         """Records that the training has checkpoints of `steps` of its own in `parent`, or resumed them."""
         self._unresumed.has(steps, os.path.join(parent, OWN))
@@ -213,7 +239,7 @@ class FolderSaver:
         """Saves the steps that an earlier process left in `parent`; returns once they are durable. Returns the steps that are
         dropped, as another process has continued the run."""
         with contextlib.suppress(SaveFailed):
-            # After this, all pending links belong to ended processes.
+            # After this, all pending links belong to ended processes: those of running ones are left to them.
             self._close(retry=0)
         try:
             with _private.given(parent) as above, above.inside(OWN, own=True, create=False) as own:
@@ -287,6 +313,8 @@ class FolderSaver:
         self._closing = False
         _shutdown.forget(self)
         self._afterwards.close(ends)
+        self._owner.release()
+        self._claim = None
         left = [handle for handle in self._handles if _stays(handle.error)]
         self._left += left
         try:

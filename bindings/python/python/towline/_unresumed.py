@@ -1,5 +1,8 @@
 """Steps of a run that a training neither saved nor resumed: it must not replace or remove them. Such a training began anew, as in
-an empty folder on another machine, or forgot to restore."""
+an empty folder on another machine, or forgot to restore.
+
+A training is a Checkpointer, a callback with its folder, or a fit of Lightning: what others in the process resumed, such as an
+evaluation, does not count."""
 
 from __future__ import annotations
 
@@ -20,10 +23,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("towline")
 
-#: Steps that this process saved: ids of repositories, and names.
-_saved: set[tuple[str, str]] = set()
-#: Runs that this process resumed: ids of repositories, and runs.
-_resumed: set[tuple[str, str]] = set()
 #: Number of steps that the warning lists.
 _LISTED_MAX = 5
 
@@ -38,14 +37,21 @@ class EarlierSteps:
         self._repository, self._run = repository, run
         self._is_told = False
         self._found: set[str] = set()
+        #: Names of the steps that this training saved.
+        self._saved: set[str] = set()
+        self._is_resumed = False
 
     def _begin(self, seen: Mapping[str, int] | None) -> None:
         """Records the names of the run when this training begins; None if the store did not answer."""
-        self._found = {name for name in seen or () if self._is_of_run(name) and not self._is_saved(name)}
+        self._found = {name for name in seen or () if self._is_of_run(name) and name not in self._saved}
 
     def saved(self, name: str) -> None:
-        """Records that this process saved a step, once it is durable."""
-        _saved.add((self._repository.id, name))
+        """Records that this training saved a step, once it is durable."""
+        self._saved.add(name)
+
+    def anew(self) -> None:
+        """Records that another training begins, which has saved and resumed nothing."""
+        self._saved, self._is_resumed, self._is_told = set(), False, False
 
     def _check(self, name: str, help: str, more: str = "") -> None:
         """Raises SaveConflict if a save as `name` would replace a step that this training did not resume; warns, once, if the run
@@ -54,7 +60,7 @@ class EarlierSteps:
             self._found.discard(name)
         if name in self._found and not self._is_own(name):
             error = SaveConflict(
-                f"{name} was saved by another process, and this training did not resume the run {self._run}: it is not "
+                f"{name} was saved by another training, and this one did not resume the run {self._run}: it is not "
                 f"replaced{more} ({help})"
             )
             error.place, error.help = name, help
@@ -88,9 +94,6 @@ class EarlierSteps:
     def _is_of_run(self, name: str) -> bool:
         return name.rpartition("/")[0] == self._run
 
-    def _is_saved(self, name: str) -> bool:
-        return (self._repository.id, name) in _saved
-
 
 class UnresumedSteps(EarlierSteps):
     """Steps of one run that a training did not resume."""
@@ -105,8 +108,8 @@ class UnresumedSteps(EarlierSteps):
         self._begin(seen)
 
     def resumed(self) -> None:
-        """Records that this process goes on from the run."""
-        _resumed.add((self._repository.id, self._run))
+        """Records that this training goes on from the run."""
+        self._is_resumed = True
 
     def _is_own(self, name: str) -> bool:
         return self._is_left(name)
@@ -122,7 +125,7 @@ class UnresumedSteps(EarlierSteps):
     def check(self, name: str, more: str = "") -> None:
         """Raises SaveConflict if a save as `name` would replace a step that this training did not resume; warns, once, if the run
         has any. `more` says what else becomes of the step."""
-        if self._found and (self._repository.id, self._run) not in _resumed:
+        if self._found and not self._is_resumed:
             self._check(
                 name,
                 f"to go on from the run, {self._cure}; else give this training another run name, or remove the steps of the "
@@ -138,14 +141,14 @@ class UnresumedCheckpoints(EarlierSteps):
 
     def __init__(self, repository: Repository, run: str):
         super().__init__(repository, run)
-        self._is_resumed = False
         #: Whether each folder had a checkpoint file of the run before the first save into it.
         self._folders: dict[str, bool] = {}
         self._starts: list[str] = []
 
     def begin(self, seen: Mapping[str, int] | None, starts: Iterable[str]) -> None:
-        """Records the names of the run when this process begins to save; None if the store did not answer. `starts` are the ids
-        of this start and of those whose steps this node's spool held."""
+        """Records the names of the run when a fit begins; None if the store did not answer. `starts` are the ids of this start
+        and of those whose steps this node's spool held."""
+        self.anew()
         self._begin(seen)
         self._folders, self._starts = {}, list(starts)
 
@@ -156,7 +159,7 @@ class UnresumedCheckpoints(EarlierSteps):
     def check(self, name: str, path: str, folder: str) -> None:
         """Raises SaveConflict if a save as `name` would replace a checkpoint that this training did not resume; warns, once, if
         the run has any. `path` is the file in `folder` that Lightning saves."""
-        if self._found and not self._is_resumed and not self._has_files(folder):
+        if self._found and not self.goes_on(folder):
             self._check(
                 name,
                 f"to go on from the run, call checkout({folder!r}) of the TowlineCheckpointIO before "
@@ -164,9 +167,13 @@ class UnresumedCheckpoints(EarlierSteps):
                 f", and {path} not saved",
             )
 
+    def goes_on(self, folder: str) -> bool:
+        """True if the training goes on from the run: it loaded a checkpoint, or `folder` had one before the first save."""
+        return self._is_resumed or self._has_files(folder)
+
     def may_remove(self, name: str) -> bool:
         """True if the training saved the checkpoint, or goes on from the run. Checkpoints that were checked out have files."""
-        return self._is_resumed or not self._is_of_run(name) or self._is_saved(name)
+        return self._is_resumed or not self._is_of_run(name) or name in self._saved
 
     def _is_own(self, name: str) -> bool:
         """True if an earlier process left the checkpoint in this node's spool, and was killed before it wrote its file."""

@@ -13,9 +13,11 @@ hook: it is called before the folder is written.
 from __future__ import annotations
 
 import os
+import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from accelerate.utils import broadcast_object_list
 
@@ -36,8 +38,9 @@ class AccelerateCheckpointer:
     """Saves the state of `accelerator` as steps of `run` in `repo`, a Repository or its URL, and restores them. All ranks create
     one, and call its methods together.
 
-    States are written to `folder` before they are saved, and restored to it before they are loaded; by default `towline-states`
-    in the accelerator's `project_dir`. With several nodes it must be a shared folder. `keep_last`, `keep_every`, `keep_min` and
+    States are written to `folder` before they are saved, and restored to it before they are loaded; by default
+    `towline-states/RUN` in the accelerator's `project_dir`. With several nodes it must be a shared folder. Other processes may
+    restore from it, but not save to it, while this one does. `keep_last`, `keep_every`, `keep_min` and
     `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted),
     `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close` retries for if the
     store takes no bytes) are as for `towline.Checkpointer`.
@@ -60,7 +63,9 @@ class AccelerateCheckpointer:
         close_retry: float = 60.0,
     ):
         self.accelerator, self.run = accelerator, run
-        self.folder = os.path.abspath(folder or os.path.join(accelerator.project_dir or ".", "towline-states"))
+        states = os.path.abspath(os.path.join(accelerator.project_dir or ".", "towline-states"))
+        self.folder = os.path.abspath(folder or os.path.join(states, quote(run, safe="")))
+        self._is_claimed = False
         self._saver = _folders.FolderSaver(
             repo,
             run,
@@ -76,8 +81,10 @@ class AccelerateCheckpointer:
         )
         self.repository = self._saver.repository
         if accelerator.is_main_process:
-            with _folders.alone(self.folder):
-                self._saver.save_pending(self.folder)
+            if not folder and os.path.isdir(os.path.join(states, _folders.OWN, quote(run, safe=""))):
+                # Left by an earlier version, whose runs shared the folder.
+                self._save_pending(states)
+            self._save_pending(self.folder)
 
     def __enter__(self) -> AccelerateCheckpointer:
         return self
@@ -95,10 +102,11 @@ class AccelerateCheckpointer:
         `options` are keyword arguments of `accelerator.save_state`.
 
         Raises UsageError for a step that is no integer or a metric that is not finite. Raises SaveFailed if an earlier save
-        failed, and SaveConflict if the run had the step already when this process began, and nothing was restored from it; this
-        step is then not saved.
+        failed, SaveConflict if the run had the step already when this training began, and nothing was restored from it, and
+        UsageError if another process saves its states to `folder`; this step is then not saved.
         """
         step, metrics = _arguments.step_number(step), _arguments.finite_metrics(metrics)
+        self._claim()
         written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **options))
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
@@ -115,14 +123,14 @@ class AccelerateCheckpointer:
 
         If a step before the last of the later ones is saved next, the training gives those up: they are removed right before that
         save, so that no restart resumes them, and `Repository.undelete` restores them for 7 days."""
-        told = [self._find(step) if self.accelerator.is_main_process else None]
+        told = [(self._find(step), self._name_for_restore()) if self.accelerator.is_main_process else (None, "")]
         broadcast_object_list(told)
-        found = told[0]
+        found, entry = told[0]
         if isinstance(found, Error):
             raise found
         if found is None:
             return None
-        folder = os.path.join(self.folder, found.name.rpartition("/")[2])
+        folder = os.path.join(self.folder, entry or found.name.rpartition("/")[2])
         _folders.restore(self.repository, found.name, folder)
         self.accelerator.load_state(folder, **options)
         self.accelerator.wait_for_everyone()
@@ -144,7 +152,31 @@ class AccelerateCheckpointer:
         """Waits until every save is durable, and ends the background thread; raises SaveFailed if one failed. If the store takes
         no bytes, it retries for `close_retry` seconds. Then it raises SaveFailed, too: the states stay in `folder`, and the next
         AccelerateCheckpointer of this run saves them."""
+        self._is_claimed = False
         self._saver.close()
+
+    def _save_pending(self, folder: str) -> None:
+        with _folders.alone(folder):
+            self._saver.save_pending(folder)
+
+    def _claim(self) -> None:
+        """Makes `folder` the one of this training until `close`. Raises UsageError on all ranks if it is another process's."""
+        if self._is_claimed:
+            return
+        told: list[Error | None] = [None]
+        if self.accelerator.is_main_process:
+            try:
+                self._saver.claim(self.folder)
+            except Error as error:
+                told = [error]
+        broadcast_object_list(told)
+        if told[0] is not None:
+            raise told[0]
+        self._is_claimed = True
+
+    def _name_for_restore(self) -> str:
+        """Name of the folder to restore to, beside the states that another process writes; else empty: that of the step."""
+        return f"restored-{uuid.uuid4().hex}" if self._saver.is_claimed(self.folder) else ""
 
     def _find(self, step: int | str) -> _folders.Found | Error | None:
         """Step to restore; None if nothing is saved. Returns errors, so that all ranks raise them."""

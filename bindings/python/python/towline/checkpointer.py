@@ -42,6 +42,7 @@ from ._devices import gpus
 from ._documents import document_in
 from ._left import LeftSteps
 from ._mixing import Mixing
+from ._owners import Owner
 from ._reading import DOCUMENT, TENSORS, Reading, read_state, saved_otherwise
 from ._staging import Job, Staging
 from ._unresumed import UnresumedSteps
@@ -76,8 +77,8 @@ class Checkpointer:
     before the last of them, it gives them up: they are removed right before that save, so that no restart resumes them, and
     `Repository.undelete` restores them for 7 days; kept by a rule below or not. If two processes save
     the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
-    Checkpointer was created, or after its last restore, is not replaced. Nor is one that another process saved before, if this
-    one restores nothing: a training that begins anew uses another run name.
+    Checkpointer was created, or after its last restore, is not replaced. Nor is one that another Checkpointer saved before, also
+    one in this process, if this one restores nothing: a training that begins anew uses another run name.
 
     Staging: with `stage="blocking"` `save` returns when the state is copied to host memory; with `"background"` it returns at
     once, and the state must not change before it is copied (see `protect`). One state is staged at a time: a save waits until
@@ -91,10 +92,10 @@ class Checkpointer:
     Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"` (as
     small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or `"off"`.
     `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`, else
-    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. If the store does not
-    take a step, `close`, the end of a with block and the end of the process retry it for `close_retry` seconds. `pickle` also
-    allows values that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the
-    program handles SIGTERM.
+    `~/.local/state/towline/spool`. States of a running process are left to it: another one may restore meanwhile. It is not
+    used if the repository itself is a folder on this node. If the store does not take a step, `close`, the end of a with block
+    and the end of the process retry it for `close_retry` seconds. `pickle` also allows values that can only be pickled. With
+    `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program handles SIGTERM.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Checkpointer:
         self._settled.set()
         self._process = os.getpid()
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
-        self._unusable = Unusable()
+        self._unusable, self._owner = Unusable(), Owner()
         self._backlog = Backlog(
             Calls(self._check_origin, self._give_up, set_aside, self._upload, self._expire), self.repository.url
         )
@@ -385,6 +386,7 @@ class Checkpointer:
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
             self._afterwards.close(self._ends, until)
+            self._owner.release()
         _shutdown.forget(self)
         open_ones = [handle for handle in self._handles if "durable" not in handle._reached]
         for handle in open_ones:
@@ -543,7 +545,8 @@ class Checkpointer:
         if self._spool is not None:
             try:
                 recorded = {**options, **self._known(handle.name, given_up)}
-                kept = spool.put(self._spool, handle.name, recorded, self._files_on_disk(job), given_up, origin)
+                files_on_disk = self._files_on_disk(job)
+                kept = spool.put(self._spool, handle.name, recorded, files_on_disk, given_up, origin, self._owner)
                 handle._reach("local")
                 self._unusable.ended()
             except OSError as error:

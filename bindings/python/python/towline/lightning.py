@@ -9,7 +9,9 @@ and so `Model.load_from_checkpoint(callback.best_model_path)` works, too.
 
 If the file name has a step and no other file of that step was saved, the checkpoint is saved as `RUN/step-10`, a step of the run.
 Otherwise it gets the name of the file, such as `RUN/last.ckpt`; a character that is not allowed in names is written as `+` and
-two hexadecimal digits for each of its UTF-8 bytes. A path `towline://NAME` is saved as NAME, without a pointer file.
+two hexadecimal digits for each of its UTF-8 bytes. If a file of the same name in another folder has that, as with two
+ModelCheckpoints, the folder is put before it, such as `RUN/periodic+2Flast.ckpt`. A path `towline://NAME` is saved as NAME,
+without a pointer file.
 
 Strategies that write files themselves (FSDP with sharded states, DeepSpeed) do not use a CheckpointIO.
 """
@@ -17,6 +19,7 @@ Strategies that write files themselves (FSDP with sharded states, DeepSpeed) do 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -42,6 +45,7 @@ from ._unresumed import UnresumedCheckpoints
 from .checkpointer import Checkpointer
 from .errors import Conflict, NotFound, SaveFailed, Unreachable, UsageError
 from .handle import Handle
+from .reports import Saved
 from .repository import Compression, Repository, check_compression, opened
 from .repository import open as open_repository
 
@@ -68,8 +72,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     enumerations; to load them, pass their classes to `towline.allow_classes`. With `pickle`, all other values, such as
     hyper-parameters that are objects, are pickled individually, with a warning; without it they are refused, with their path.
     Pickled values are loaded only with `weights_only=False`, passed to `Trainer.fit` or, as the default, to this class.
-    On another machine, call `checkout` before `fit(..., ckpt_path="last")`. A training that saves into a folder without a file
-    of the run, and has loaded none of its checkpoints, begins anew: it warns once if the run has checkpoints, never removes them,
+    On another machine, call `checkout` before `fit(..., ckpt_path="last")`. A fit that saves into a folder without a file of the
+    run, and has loaded none of its checkpoints, begins anew: it warns once if the run has checkpoints, never removes them,
     and raises SaveConflict rather than replace one.
 
     `compression`, `collect` (whether the data of removed checkpoints is deleted) and `create` (whether a missing repository is
@@ -97,13 +101,15 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             if package in sys.modules and package != _PACKAGE:
                 import_module(f"{package}.plugins.io").CheckpointIO.register(type(self))
         self._unresumed = UnresumedCheckpoints(self.repository, run)
+        #: Folders with pointer files that this object wrote.
+        self._folders: set[str] = set()
         self._forget()
 
     def _forget(self) -> None:
         self._checkpointer: Checkpointer | None = None
         self._follower: _Follower | None = None
         self._collector: Collector | None = None
-        #: File of each name that this process saved.
+        #: Path of the file of each name that this fit saved.
         self._saved: dict[str, str] = {}
         #: Paths and classes that were warned about.
         self._warned: set[str] = set()
@@ -116,6 +122,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self.__dict__.update(state)
         _repositories[self.repository.id] = self.repository
         self._unresumed = UnresumedCheckpoints(self.repository, self.run)
+        self._folders = set()
         self._forget()
 
     def save_checkpoint(
@@ -129,13 +136,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         path = os.fspath(path)
         file, folder = _file(path), _folder(path)
         checkpointer, follower = self._saving()
-        name = self._name_for(path, file, checkpointer._seen)
         if not _is_url(path):
             # As TorchCheckpointIO does: Lightning links into the folder before the pointer file exists.
             os.makedirs(folder, exist_ok=True)
+        name = self._name_for(path, checkpointer._seen)
         step = checkpoint.get("global_step", 0) if isinstance(checkpoint, dict) else 0
         if not _is_url(path):
             self._unresumed.check(name, path, folder)
+            self._folders.add(folder)
         handle = checkpointer._save_as(
             name,
             step,
@@ -146,7 +154,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         )
         # None only with when_busy="skip", which this Checkpointer does not have.
         assert handle is not None
-        self._saved[name] = file
+        self._saved[name] = _place(path)
         self._warn_of(handle)
         follower.saved(handle, path, None if _is_url(path) else self._pointer(name, file, folder))
         if not (isinstance(checkpoint, dict) and "pytorch-lightning_version" in checkpoint):
@@ -187,11 +195,12 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint and its pointer file, once every save so far is durable."""
+        """Removes a pointer file, and its checkpoint unless another pointer file refers to it, once every save so far is
+        durable."""
         path = os.fspath(path)
         if os.path.islink(path):
             os.unlink(path)
-        elif not _is_url(path) and os.path.isfile(path) and self._record(path) is None:
+        elif not _is_url(path) and os.path.isfile(path) and _pointer_files.read(path) is None:
             _plugins.TorchCheckpointIO().remove_checkpoint(path)
         else:
             self._saving()[1].removed(path)
@@ -217,14 +226,15 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def checkout(self, folder: str | os.PathLike[str]) -> list[str]:
         """Writes pointer files of the run's checkpoints to `folder`, so that `ckpt_path="last"` finds them on another machine.
-        Existing files stay. A checkpoint is skipped with a warning if its file name is a path, such as `../x`, has more than 255
+        Existing files stay. Of several checkpoints of one file name, the one that was saved in a folder of the same name counts,
+        else the newest. A checkpoint is skipped with a warning if its file name is a path, such as `../x`, has more than 255
         bytes or does not end in `.ckpt`, or if its file cannot be written. Returns the paths written, the oldest first."""
         os.makedirs(folder, exist_ok=True)
         try:
             saved = self.repository.ls(self.run)
         except NotFound:
             return []
-        made = []
+        chosen: dict[str, tuple[Saved, str]] = {}
         for one in sorted(saved, key=lambda one: one.saved):
             labels = self._labels(one.name)
             file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
@@ -235,17 +245,23 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
                     stacklevel=2,
                 )
                 continue
-            path = os.path.join(folder, file or "")
-            if not file or os.path.lexists(path):
+            if not file or os.path.lexists(os.path.join(folder, file)):
                 continue
-            pointer = self._pointer(one.name, file, saved_in)
+            if file not in chosen or _is_alike(saved_in, folder) or not _is_alike(chosen[file][1], folder):
+                # At its place in the order of time.
+                chosen.pop(file, None)
+                chosen[file] = (one, saved_in)
+        made = []
+        for file, (one, saved_in) in chosen.items():
+            path = os.path.join(folder, file)
             try:
-                _pointer_files.write(path, pointer, load_pointer_file, one.saved)
+                _pointer_files.write(path, self._pointer(one.name, file, saved_in), load_pointer_file, one.saved)
             except OSError as error:
                 # The author of a step chooses its name; some file systems take fewer names than others.
                 warnings.warn(f"towline: {one.name} is left out: {path} cannot be written: {error}", stacklevel=2)
                 continue
             made.append(path)
+        self._folders.add(os.path.abspath(folder))
         return made
 
     def _saving(self) -> tuple[Checkpointer, _Follower]:
@@ -259,36 +275,66 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             self._follower = _Follower(self._unresumed.saved, lambda path: self._remove(path, collector))
         return self._checkpointer, self._follower
 
-    def _name_for(self, path: str, file: str, seen: Mapping[str, int] | None) -> str:
-        """Name to save as: the first possible name of the file that no other file has. `seen` are the names that were there when
-        this process began; None if the store did not answer."""
-        *steps, own = self._names(path)
-        for name in steps:
-            if self._saved.get(name, file) == file and self._is_free(name, file, seen):
+    def _name_for(self, path: str, seen: Mapping[str, int] | None) -> str:
+        """Name to save as: the one of the pointer file at `path`, or else the first possible one that no other file has. `seen`
+        are the names that were there when this process began; None if the store did not answer."""
+        *names, own = self._names(path)
+        record = None if _is_url(path) else _pointer_files.read(path)
+        before = record["name"] if record is not None else ""
+        for name in sorted(names, key=lambda one: one != before):
+            if self._saved.get(name, _place(path)) == _place(path) and self._is_free(name, path, seen):
                 return name
         return own
 
-    def _is_free(self, name: str, file: str, seen: Mapping[str, int] | None) -> bool:
+    def _is_free(self, name: str, path: str, seen: Mapping[str, int] | None) -> bool:
         """True if no other file was saved as `name`. If the store does not answer, what this process knows decides."""
         try:
-            return _labels(self.repository, name, _backlog.VERSION).get("lightning.file", file) == file
+            labels = _labels(self.repository, name, _backlog.VERSION)
         except Unreachable:
             return name in self._saved or seen is None or name not in seen
+        if labels.get("lightning.file", _file(path)) != _file(path):
+            return False
+        # A training that begins anew gets no name of its own beside those of another one: SaveConflict says so.
+        return not (self._unresumed.goes_on(_folder(path)) and self._others(name, path, labels))
+
+    def _others(self, name: str, path: str, labels: Mapping[str, str]) -> list[str]:
+        """Pointer files of `name` in other folders than that of `path`: where it was saved, and where this object wrote any.
+        `labels` are of the name."""
+        places = {os.path.join(folder, _file(path)) for folder in (labels.get("lightning.folder", ""), *self._folders)}
+        places = {place for place in places if os.path.realpath(place) != os.path.realpath(path)}
+        return sorted(place for place in places if self._refers(place, name, labels))
+
+    def _refers(self, place: str, name: str, labels: Mapping[str, str]) -> bool:
+        """True if `place` is a pointer file of `name` as it is now."""
+        record = _pointer_files.read(place)
+        if record is None or record["repository"] != self.repository.id or record["name"] != name:
+            return False
+        return record["folder"] == labels.get("lightning.folder") and record["file"] == labels.get("lightning.file")
 
     def _names(self, path: str) -> list[str]:
+        """Possible names of a file, the best first. No file in another folder has the last."""
         if path.startswith("towline:/"):
             return ["/".join(map(_quoted, path.removeprefix("towline:").strip("/").split("/")))]
-        file = _file(path)
+        file, folder = _file(path), _folder(path)
         found = _STEP.search(file.removesuffix(".ckpt"))
         own = _quoted(file)
         if re.fullmatch(r"step-\d+", own):
             own = "+73" + own[1:]
-        return [*([f"{self.run}/step-{int(found[1])}"] if found else []), f"{self.run}/{own}"]
+        digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        names = [f"step-{int(found[1])}"] if found else []
+        names += [own, _quoted(f"{os.path.basename(folder)}/{file}"), _quoted(f"{digest}/{file}")]
+        return [f"{self.run}/{name}" for name in names]
 
     def _found(self, path: str) -> str | None:
-        """Name that a file was saved as."""
-        file = _file(path)
-        return next((name for name in self._names(path) if self._labels(name).get("lightning.file") == file), None)
+        """Name that a file was saved as: from this folder, or else from one of the same name, or any."""
+        file, folder = _file(path), _folder(path)
+        found = []
+        for name in self._names(path):
+            labels = self._labels(name)
+            if labels.get("lightning.file") == file:
+                saved_in = labels.get("lightning.folder", "")
+                found.append((saved_in != folder, not _is_alike(saved_in, folder), name))
+        return min(found, key=lambda one: one[:2])[2] if found else None
 
     def _labels(self, name: str) -> dict[str, str]:
         return _labels(self.repository, name)
@@ -330,9 +376,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self._warned.update(news, classes)
 
     def _remove(self, path: str, collector: Collector) -> None:
-        record = self._record(path)
+        try:
+            record = self._record(path)
+        except Conflict as error:
+            warnings.warn(f"towline: only the file is removed: {error}", stacklevel=3)
+            os.unlink(path)
+            return
         name = self._found(path) if record is None else record["name"]
-        if record is not None and name not in self._names(path):
+        if record is not None and name not in self._names(os.path.join(record["folder"], _file(path))):
             # Anybody who can write to the folder may have planted the pointer file to get another name removed.
             warnings.warn(
                 f"towline: {path} stands for {name}, which stays: it is no checkpoint of {self.run}", stacklevel=3
@@ -345,7 +396,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
                 stacklevel=3,
             )
             name = None
-        if name is not None:
+        if name is not None and not (not _is_url(path) and self._others(name, path, self._labels(name))):
             with contextlib.suppress(NotFound):
                 self.repository.remove(name, now=True)
             collector.request()
@@ -515,6 +566,16 @@ def _file(path: str) -> str:
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0] if _is_url(path) else os.path.dirname(os.path.abspath(path))
+
+
+def _place(path: str) -> str:
+    """The path itself, whatever folder is the current one."""
+    return path if _is_url(path) else os.path.join(_folder(path), _file(path))
+
+
+def _is_alike(saved_in: str, folder: str | os.PathLike[str]) -> bool:
+    """True if both folders have the same name."""
+    return os.path.basename(saved_in) == os.path.basename(os.path.abspath(folder))
 
 
 def _quoted(text: str) -> str:

@@ -7,6 +7,7 @@ SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name, options, st
 SPOOL/<run, escaped>/dropped-<rank>-<step>.<random>/
                                                    files of a step that another process has superseded, for the user
 SPOOL/<run, escaped>/<rank>-known                  version of the last step that was saved from folders of links
+SPOOL/<run, escaped>/owner-<id>                    lock of a running process: see `_owners`
 
 All goes through open folders: others may be able to rename the spool and to put a link in its place.
 """
@@ -17,6 +18,7 @@ import calendar
 import contextlib
 import errno
 import json
+import logging
 import os
 import stat
 import time
@@ -26,8 +28,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
-from . import _private, _torch, _towline
+from . import _owners, _private, _torch, _towline
 from ._origins import Origin
+from ._owners import Owner
 from .errors import Conflict, Damaged, Error, NotFound
 from .reports import SaveReport
 from .retention import GivenUp, number
@@ -39,12 +42,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_logger = logging.getLogger("towline")
+
 #: Beginning of the names of folders with superseded steps.
 _ASIDE = "dropped-"
 #: Maximum bytes of a record.
 _RECORD_MAX = 16 << 20
 #: Seconds for which steps in the spool for another repository are recent.
 _RECENT = 86400
+#: Seconds that a new owner waits for the steps of others in its process.
+_PATIENCE = 20.0
 
 
 class SpooledStep:
@@ -108,12 +115,13 @@ def put(
     files: list[tuple[str, list[Any]]],
     given_up: GivenUp | None = None,
     origin: Origin | None = None,
+    owner: Owner | None = None,
 ) -> SpooledStep:
     """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
-    `given_up` are the steps to remove before this one is saved. If this fails, nothing is left behind. Raises Denied as `opened`
-    does."""
+    `given_up` are the steps to remove before this one is saved. Other processes leave the step alone while its `owner` runs. If
+    this fails, nothing is left behind. Raises Denied as `opened` does."""
     # Only this user may read states, and write what a later process saves.
-    kept = _place(opened(spool), name, options)
+    kept = _place(opened(spool), name, options, owner)
     try:
         os.mkdir(kept.name, 0o700, dir_fd=kept.run.descriptor)
         for path, pieces in files:
@@ -141,10 +149,11 @@ def link(
     source: int,
     given_up: GivenUp | None = None,
     origin: Origin | None = None,
+    owner: Owner | None = None,
 ) -> SpooledStep:
     """As `put`, for the folder with the descriptor `source`: its files are hard-linked, so that they may be removed there. Raises
     OSError if files cannot be linked."""
-    kept = _place(spool, name, options)
+    kept = _place(spool, name, options, owner)
     try:
         with kept.run.inside(kept.name) as folder:
             _private.link_tree(source, folder.descriptor)
@@ -156,27 +165,45 @@ def link(
 
 
 def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
-    """A rank's steps in the spool, the oldest first. Removes incomplete ones."""
+    """Steps of a rank that processes left in the spool, the oldest first. Removes incomplete ones. Leaves those of running
+    processes alone; first waits some time for those of others in this process."""
     try:
         folder = spool.inside(quote(run, safe=""), create=False)
     except FileNotFoundError:
         return []
-    found = []
+    _wait_for_own(folder, rank)
+    found, others = [], []
     for name in os.listdir(folder.descriptor):
         if not name.startswith(f"{rank}-") or not folder.holds(name, stat.S_IFDIR):
             continue
         kept = SpooledStep(folder, name)
-        if folder.holds(kept.record, stat.S_IFREG):
+        if _owners.is_live(folder.descriptor, name):
+            others.append(kept.step)
+        elif folder.holds(kept.record, stat.S_IFREG):
             made = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False).st_mtime_ns
             found.append((made, name, kept))
         else:
             remove(kept)
+    if others:
+        _logger.info("%s in %s: left to the running process that saves them", ", ".join(sorted(others)), folder.shown)
     return [kept for _, _, kept in sorted(found, key=lambda one: one[:2])]
 
 
+def _wait_for_own(folder: _private.Folder, rank: int) -> None:
+    until = time.monotonic() + _PATIENCE
+    for name in os.listdir(folder.descriptor):
+        while (
+            name.startswith(f"{rank}-")
+            and _owners.is_mine(name)
+            and folder.holds(name, stat.S_IFDIR)
+            and time.monotonic() < until
+        ):
+            time.sleep(0.01)
+
+
 def of_replaced(spool: str, run: str, rank: int) -> list[str]:
-    """Paths of a rank's steps that wait for a repository that was at this place before; `spool` is the folder of the one that is
-    there now."""
+    """Paths of a rank's steps that were left for a repository that was at this place before; `spool` is the folder of the one
+    that is there now."""
     return [path for is_replaced, path, _ in _of_others(spool, run, rank) if is_replaced]
 
 
@@ -192,8 +219,8 @@ def of_others(spool: str, run: str, rank: int) -> list[tuple[int, str]]:
 
 
 def _of_others(spool: str, run: str, rank: int) -> Iterator[tuple[bool, str, float]]:
-    """A rank's steps that this user put into the spool for other repositories than that of the folder `spool`: whether it was at
-    the same place, the path, and the time of the record."""
+    """A rank's steps that processes of this user left in the spool for other repositories than that of the folder `spool`:
+    whether it was at the same place, the path, and the time of the record."""
     folder, own = os.path.split(spool)
     place = own.rpartition("-")[2]
     with contextlib.suppress(OSError):
@@ -204,10 +231,20 @@ def _of_others(spool: str, run: str, rank: int) -> Iterator[tuple[bool, str, flo
                 records = [name for name in names if name.startswith(f"{rank}-") and name.endswith(".json")]
                 for name in records:
                     record = os.stat(os.path.join(steps, name), follow_symlinks=False)
+                    path = os.path.join(steps, name.removesuffix(".json"))
                     # Others may have planted names that look like records.
-                    if stat.S_ISREG(record.st_mode) and record.st_uid == os.geteuid():
-                        path = os.path.join(steps, name.removesuffix(".json"))
+                    if stat.S_ISREG(record.st_mode) and record.st_uid == os.geteuid() and not _is_live(path):
                         yield other.rpartition("-")[2] == place, path, record.st_mtime
+
+
+def _is_live(path: str) -> bool:
+    """True if the owner of the step at `path` still runs."""
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _owners.is_live(descriptor, name)
+    finally:
+        os.close(descriptor)
 
 
 def outdated(repository: Repository, kept: SpooledStep) -> bool:
@@ -330,10 +367,12 @@ def set_aside(kept: SpooledStep) -> str:
     return os.path.join(kept.run.shown, _ASIDE + kept.name)
 
 
-def _place(spool: _private.Folder, name: str, options: dict[str, Any]) -> SpooledStep:
+def _place(spool: _private.Folder, name: str, options: dict[str, Any], owner: Owner | None) -> SpooledStep:
     run, _, step = name.rpartition("/")
     rank = options.get("part", (0, ""))[0]
-    return SpooledStep(spool.inside(quote(run, safe="")), f"{rank}-{step}.{uuid.uuid4().hex}")
+    folder = spool.inside(quote(run, safe=""))
+    random = uuid.uuid4().hex if owner is None else owner.new_name(folder)
+    return SpooledStep(folder, f"{rank}-{step}.{random}")
 
 
 def _read_record(kept: SpooledStep) -> dict[str, Any]:

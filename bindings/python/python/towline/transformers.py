@@ -45,8 +45,9 @@ class TowlineCallback(TrainerCallback):
     folder. A restarted process first finishes the saves that the one before left.
 
     A training that begins anew, in a folder without checkpoints of the run and without `restore_latest`, replaces no step that
-    another one saved in the run: SaveConflict. If it saves others, one warning says so. A step that another process saves while
-    this training runs is not replaced either: the callback raises SaveConflict after the next checkpoint, or at the end.
+    another one saved in the run, also one in the same process: SaveConflict. If it saves others, one warning says so. A step
+    that another process saves while this training runs is not replaced either: the callback raises SaveConflict after the next
+    checkpoint, or at the end.
 
     With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
     `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
@@ -173,6 +174,7 @@ class TowlineCallback(TrainerCallback):
                     _folders.remove(folder)
 
     def _save_pending(self, output_dir: str) -> None:
+        self._saver.begin(output_dir)
         with _folders.alone(output_dir):
             for step in self._saver.save_pending(output_dir):
                 # Trainer resumes the highest checkpoint in the folder.
