@@ -92,6 +92,9 @@ function slurm_bb_data_in(job_id, job_script)
       hint, problem = towline.hint(name, user)
       if not hint then return slurm.ERROR, "towline: " .. problem end
    end
+   -- Of a try before, after which the job was held and released.
+   local before, there = committed(job_id)
+   if before then towline.run(towline.arguments({ "hint", "--end", before, "--at", there })) end
    -- Before the commit, so that jobs that start together count each other.
    if not write_record(job_id, "-", site, user) then return slurm.ERROR, "towline: cannot write to " .. towline.jobs end
    problem = beyond(user)

@@ -62,7 +62,7 @@ impl Repository {
             facts: saved.value.facts.clone(),
             labels: Labels::default(),
             label_scope: LabelScope::default(),
-            from: Some((from, saved.value.manifest)),
+            from: vec![(from, saved.value.manifest)],
         };
         match writer.publish(publication).await? {
             Published::Done(value) => Ok(there.as_ref().map(|old| Replaced::of(old, &value))),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use object_store::PutPayload;
+use object_store::{ObjectStoreExt as _, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
@@ -97,8 +97,8 @@ pub struct Publication<'a> {
     pub labels: Labels,
     /// Names that it may make stricter.
     pub label_scope: LabelScope,
-    /// Name and tree that the content is from: the name gets the labels that bind them when it is set.
-    pub from: Option<(&'a Name, ManifestId)>,
+    /// Names and trees that content is from: the name gets the labels that bind them when it is set.
+    pub from: Vec<(&'a Name, ManifestId)>,
 }
 
 /// Outcome of a publication.
@@ -338,8 +338,8 @@ impl Writer {
                 actions.extend(kept.iter().cloned());
             }
             actions.extend(state.label(&labelled_name(publication.name), &publication.labels)?);
-            if let Some((from, tree)) = publication.from {
-                actions.extend(self.repository.inherited_labels(state, (from, &tree), publication.name)?);
+            for (from, tree) in &publication.from {
+                actions.extend(self.repository.inherited_labels(state, (*from, tree), publication.name)?);
             }
             let (name, expected) = (publication.name.clone(), publication.expected);
             actions.push(Action::SetRef { name, expected, value: value.clone() });
@@ -375,7 +375,7 @@ impl Writer {
         self.close(|_| Ok(Vec::new())).await
     }
 
-    /// As [`Writer::give_up`], but indexes nothing: a collect deletes the packs that no segment lists.
+    /// As [`Writer::give_up`], but indexes nothing, and deletes the packs that no segment lists.
     ///
     /// # Errors
     /// As a commit; errors of uploads are ignored.
@@ -384,8 +384,16 @@ impl Writer {
     /// Not safe: the session may stay open.
     pub(crate) async fn discard(&mut self) -> Result<()> {
         self.drain().await;
-        self.unindexed = Unindexed::default();
-        self.close(|_| Ok(Vec::new())).await
+        let uploaded = std::mem::take(&mut self.unindexed);
+        self.close(|_| Ok(Vec::new())).await?;
+        // Best effort: a collect deletes those that are left, after the grace.
+        for (pack, _) in uploaded.packs() {
+            let key = layout::owned(Family::Pack, pack.id);
+            if let Err(error) = self.repository.store().objects().delete(&key).await {
+                tracing::debug!("{key} is left: {error}");
+            }
+        }
+        Ok(())
     }
 
     /// Discards the current pack, and waits for all uploads.

@@ -21,6 +21,8 @@ pub(super) fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
 pub(crate) fn without_user(address: &str) -> Cow<'_, str> {
     let Some((user, rest)) = address.rsplit_once('@') else { return address.into() };
     match user.split_once(":/") {
+        // The sign stands in a path: `s3://bucket/run@2`.
+        Some((_, place)) if !place.contains(':') && place.trim_start_matches('/').contains('/') => address.into(),
         Some((scheme, _)) if is_scheme(scheme) => format!("{scheme}://***@{rest}").into(),
         _ => format!("***@{rest}").into(),
     }

@@ -154,6 +154,8 @@ mod tests {
             let error = text.parse::<Location>().unwrap_err();
             assert!(!format!("{error:?} {:?}", error.help_text()).contains("hu"), "{error:?}");
         }
+        let error = "s3://bucket/run@v2//x".parse::<Location>().unwrap_err();
+        assert_eq!(error.place(), Some("s3://bucket/run@v2//x"), "an @ of a path hides nothing");
         for text in ["s3://", "s3://a", "s3:///prefix", "s3://bucket/a//b", "s3://bucket/../x", "s3://buc ket/x"] {
             assert_eq!(text.parse::<Location>().unwrap_err().kind(), ErrorKind::Usage, "{text}");
         }

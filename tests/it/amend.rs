@@ -17,7 +17,9 @@ use towline::format::{EntryKind, TreeEntry};
 use towline::id::RepositoryId;
 use towline::metrics::Metric;
 use towline::name::Name;
-use towline::ops::{AmendReport, Changes, CollectOptions, SaveOptions, SaveSource, UndeleteOptions, VerifyOptions};
+use towline::ops::{
+    AmendReport, Changes, CollectOptions, Graft, SaveOptions, SaveSource, UndeleteOptions, VerifyOptions,
+};
 use towline::policy::{Basis, Labels, LocalCaller, Ruling, Verdict};
 use towline::repository::layout::{self, Family};
 use towline::repository::log::{Declassified, StepFacts};
@@ -430,4 +432,10 @@ async fn labels_of_other_names_of_the_tree_stay() {
     repository.inherit_labels(&q1, &name("q3")).await.unwrap();
     let copied = repository.labels(&name("q3")).await.unwrap();
     assert_eq!((copied.labels.residency(), copied.own.origins().len()), (labels.residency(), 1));
+    // Parts of another tree bring its labels in the same commit, so that none that was given just before is missed.
+    let tree = repository.saved(&q1).await.unwrap().shared();
+    let graft = Graft { name: q1.clone(), tree, from: b"f".to_vec(), to: b"f".to_vec() };
+    let changes = Changes { graft: vec![graft], ..Changes::default() };
+    repository.amend(&name("q4"), &changes, &SaveOptions::default()).await.unwrap();
+    assert_eq!(repository.labels(&name("q4")).await.unwrap().labels.residency(), labels.residency());
 }

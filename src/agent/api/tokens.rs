@@ -78,21 +78,22 @@ pub(super) async fn revoke(
     let (tokens, revoked, cache) = (Arc::clone(state.tokens()?), id.clone(), state.cache().ok());
     blocking(move || {
         let token = tokens.revoke(&revoked)?;
-        cache.map_or(Ok(()), |cache| end_pins(&cache, &token))
+        if let Some(cache) = cache {
+            end_pins(&cache, &token);
+        }
+        Result::Ok(())
     })
     .await?;
     tracing::info!(%id, "revoked a token");
     Ok(Json(view::RevokedToken { revoked: id }))
 }
 
-/// Ends the pins of `token`, also those of the hints that it has committed. Blocking.
-///
-/// # Errors
-/// The file system's: pins that are left end when they expire.
-fn end_pins(cache: &Cache, token: &str) -> Result<()> {
+/// Ends the pins of `token`, also those of the hints that it has committed. One that cannot be ended ends when it expires. Blocking.
+fn end_pins(cache: &Cache, token: &str) {
     let owners = format!("{token}/");
     for pin in cache.pins().into_iter().filter(|pin| pin.owner.starts_with(&owners)) {
-        cache.unpin(pin.id)?;
+        if let Err(error) = cache.unpin(pin.id) {
+            tracing::warn!(id = %pin.id, "a pin of a revoked token lasts until it expires: {error}");
+        }
     }
-    Ok(())
 }

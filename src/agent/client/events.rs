@@ -1,8 +1,9 @@
 //! Events of a task, as the agent streams them.
 
-use bytes::{Buf as _, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming};
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::STUCK_AFTER;
@@ -38,7 +39,7 @@ impl Events {
             if self.read.len() > EVENT_LEN_MAX {
                 return Err("an event is too long".into());
             }
-            match timeout(STUCK_AFTER, self.body.frame()).await? {
+            match self.frame().await? {
                 None => return Ok(None),
                 Some(frame) => {
                     if let Ok(bytes) = frame?.into_data() {
@@ -46,6 +47,16 @@ impl Events {
                     }
                 }
             }
+        }
+    }
+}
+
+impl Events {
+    /// The next frame. It is asked for twice: after a pause of this process, the time is over before what has come is seen.
+    async fn frame(&mut self) -> Result<Option<Result<Frame<Bytes>, hyper::Error>>, Elapsed> {
+        match timeout(STUCK_AFTER / 2, self.body.frame()).await {
+            Ok(frame) => Ok(frame),
+            Err(_) => timeout(STUCK_AFTER / 2, self.body.frame()).await,
         }
     }
 }

@@ -112,7 +112,7 @@ impl<'a> Paths<'a> {
 
     /// Adds an entry of another tree with its content. A file replaces a file.
     fn graft(&mut self, graft: &'a Graft) -> Result<()> {
-        let Graft { tree, from, to } = graft;
+        let Graft { tree, from, to, .. } = graft;
         let (entries, chunks) = (&tree.manifest.entries, &tree.manifest.chunks);
         let top = entries.iter().find(|entry| entry.path == *from).ok_or_else(|| nothing_at(from))?;
         if to.is_empty() {

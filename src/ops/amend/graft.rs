@@ -11,7 +11,9 @@ use crate::repository::{Repository, Saved};
 /// An entry of another tree, with its content.
 #[derive(Clone, Debug)]
 pub struct Graft {
-    /// Tree that has it.
+    /// Name of the tree that has it.
+    pub name: Name,
+    /// That tree.
     pub tree: Arc<Saved>,
     /// Its path there; empty for all of the tree.
     pub from: Vec<u8>,
@@ -37,7 +39,7 @@ impl Repository {
         if self.current(&*self.state().await?, from)?.manifest != manifest {
             return Err(Error::conflict("name was replaced while it was copied").at(from).help("run it again"));
         }
-        let graft = Graft { tree, from: path.to_vec(), to: inner.to_vec() };
+        let graft = Graft { name: from.clone(), tree, from: path.to_vec(), to: inner.to_vec() };
         let changes = Changes { graft: vec![graft], ..Changes::default() };
         self.amend(to, &changes, &SaveOptions::default()).await
     }

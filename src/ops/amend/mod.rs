@@ -227,6 +227,7 @@ impl Amending<'_> {
         let differs = places.iter().any(|place| place.codec == Codec::Difference);
         let grafted = self.changes.graft.iter().map(|graft| &graft.tree.value);
         let behind = grafted.chain(before).filter(|_| differs).map(|value| value.behind).max().unwrap_or_default();
+        let grafted_from = self.changes.graft.iter().map(|graft| (&graft.name, graft.tree.value.manifest));
         let publication = Publication {
             name: self.name,
             expected: before.map(|value| value.version),
@@ -243,7 +244,7 @@ impl Amending<'_> {
             facts,
             labels: Labels::default(),
             label_scope: LabelScope::default(),
-            from: before.map(|value| (self.name, value.manifest)),
+            from: before.map(|value| (self.name, value.manifest)).into_iter().chain(grafted_from).collect(),
         };
         Ok(match writer.publish(publication).await? {
             Published::Done(value) => TryOutcome::Done(value),

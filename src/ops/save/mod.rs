@@ -405,7 +405,7 @@ impl Saving<'_> {
                     facts,
                     labels: self.labels.clone(),
                     label_scope: self.options.label_scope.clone(),
-                    from: None,
+                    from: Vec::new(),
                 };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,

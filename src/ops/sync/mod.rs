@@ -332,7 +332,7 @@ impl Syncing<'_> {
             facts: value.facts.clone(),
             labels: Labels::default(),
             label_scope: LabelScope::default(),
-            from: None,
+            from: Vec::new(),
         };
         match self.writer.publish(publication).await? {
             Published::Done(_) => {

@@ -155,7 +155,7 @@ mod tests {
     async fn one_bad_answer_condemns_no_pack() {
         let (objects, dir) = (Arc::new(FaultyStore::default()), tempfile::tempdir().unwrap());
         let file = dir.path().join("file");
-        std::fs::write(&file, [7; 100_000]).unwrap();
+        std::fs::write(&file, vec![7; 100_000]).unwrap();
         let open = async || {
             let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
             Repository::create(Store::from_objects(Arc::clone(&objects) as _), options).await.unwrap().0

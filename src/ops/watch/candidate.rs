@@ -39,7 +39,7 @@ pub(super) enum Class {
     Unnumbered,
     /// A copy of a checkpoint that no framework writes.
     Copy,
-    /// What a framework saves with a model, and no checkpoint by itself.
+    /// Other state that a framework saves with a model, and no checkpoint by itself.
     Beside,
     /// Any other entry.
     Other,
@@ -86,15 +86,17 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
     }
 }
 
-/// True for `optimizer_1`, `lr_scheduler`, `random_states_0`.
+/// True for `optimizer_1`, `lr_scheduler`, `random_states_0`, but not for `optimizer=adamw-step=5`.
 fn is_other_state(stem: &str) -> bool {
-    let mut words = words(stem);
-    let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    match first.as_str() {
-        "lr" => STATE_WORDS.contains(&&*second),
-        "random" => second.starts_with("state"),
-        _ => STATE_WORDS.contains(&&*first),
-    }
+    let words: Vec<String> = words(stem).collect();
+    let rest = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["lr", word, ..] if STATE_WORDS.contains(&word) => 2,
+        ["random", word, ..] if word.starts_with("state") => 1,
+        [word, ..] if STATE_WORDS.contains(&word) => 1,
+        _ => return false,
+    };
+    let follows = words.get(rest).map(String::as_str).unwrap_or_default();
+    follows.is_empty() || follows.starts_with("state") || rank_of(follows) > Rank::Bare || PART_WORDS.contains(&follows)
 }
 
 /// The stem of `name`, and its extension if it is that of a checkpoint file.
@@ -274,25 +276,25 @@ fn number(stem: &str) -> Option<Numbered<'_>> {
 pub(super) struct Part {
     /// The name with `*` for its numbers of ranks and parts.
     pub(super) others: String,
-    /// True if it is of the first rank, or the only part.
-    pub(super) may_be_only: bool,
+    /// Sum of the numbers of ranks and parts.
+    pub(super) number: u64,
+    /// True if the name says that there are others.
+    pub(super) has_others: bool,
 }
 
 /// The part of a checkpoint that `name` says it is; none for a whole one.
 pub(super) fn part(name: &str) -> Option<Part> {
     let (stem, extension) = split(name);
-    let (mut others, mut may_be_only, mut end) = (String::new(), true, 0);
+    let (mut others, mut sum, mut has_others, mut end) = (String::new(), 0_u64, false, 0);
     for number in numbers(stem).into_iter().filter(Number::is_part) {
         others += stem.get(end..number.before.len()).unwrap_or_default();
         others.push('*');
         end = number.before.len() + number.digits.len();
-        may_be_only &= match number.of() {
-            Some(parts) => parts == 1,
-            None => number.digits.bytes().all(|digit| digit == b'0'),
-        };
+        has_others |= number.of().is_some_and(|parts| parts != 1);
+        sum = sum.saturating_add(number.digits.parse().unwrap_or(u64::MAX));
     }
     let rest = stem.get(end..).unwrap_or_default();
-    (end > 0).then(|| Part { others: others + rest + extension, may_be_only })
+    (end > 0).then(|| Part { others: others + rest + extension, number: sum, has_others })
 }
 
 /// A framework's marker of complete checkpoints.

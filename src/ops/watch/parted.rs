@@ -21,18 +21,23 @@ pub(super) struct PartedStep {
 }
 
 impl PartedStep {
-    /// Finds the steps in parts among checkpoints, by their names and steps. The only file of a rank 0 is a step by itself.
+    /// Finds the steps in parts among checkpoints, by their names and steps: entries whose numbers of ranks follow each other, or
+    /// whose names say that there are others. A name alone does not tell: `lora_rank16_step_5` is a whole model, and so may be
+    /// `step_5_rank0`.
     pub(super) fn among<'a>(checkpoints: impl Iterator<Item = (&'a str, u64)>) -> Vec<Self> {
-        let mut found: BTreeMap<String, (bool, Self)> = BTreeMap::new();
+        let mut found: BTreeMap<String, (BTreeSet<u64>, bool, Self)> = BTreeMap::new();
         for (entry, step) in checkpoints {
             let Some(part) = part(entry) else { continue };
-            let (only, parted) = found
-                .entry(part.others)
-                .or_insert_with(|| (part.may_be_only, Self { step, entries: BTreeSet::default() }));
-            *only &= parted.entries.is_empty();
+            let empty = || (BTreeSet::new(), false, Self { step, entries: BTreeSet::new() });
+            let (numbers, has_others, parted) = found.entry(part.others).or_insert_with(empty);
+            numbers.insert(part.number);
+            *has_others |= part.has_others;
             parted.entries.insert(entry.to_owned());
         }
-        found.into_values().filter(|(only, _)| !only).map(|(_, parted)| parted).collect()
+        let follow =
+            |numbers: &BTreeSet<u64>| numbers.iter().zip(numbers.iter().skip(1)).any(|(one, next)| next - one == 1);
+        let parted = found.into_values().filter(|(numbers, has_others, _)| *has_others || follow(numbers));
+        parted.map(|(.., parted)| parted).collect()
     }
 
     /// Entry by which it is told.

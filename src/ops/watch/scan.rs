@@ -145,7 +145,7 @@ impl Scanner {
                     scan.temporaries.insert((meta.dev(), meta.ino()));
                 }
                 Class::Step(_) | Class::Unnumbered | Class::Copy | Class::Beside => {
-                    candidates.add(Candidate { class, name, meta })
+                    candidates.add(Candidate { class, name, meta });
                 }
                 Class::Temporary | Class::Other => {}
             }

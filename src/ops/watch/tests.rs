@@ -63,6 +63,8 @@ fn names_tell_what_an_entry_is() {
         ("mp_rank_00", true, Class::Other),
         ("rng_state_0.pth", false, Class::Beside),
         ("optimizer_0.pt", false, Class::Beside),
+        ("optimizer-step-5.pt", false, Class::Beside),
+        ("optimizer=adamw-step=100.ckpt", false, Class::Step(100)),
         ("lr_scheduler.pt", false, Class::Beside),
         ("random_states_0.bin", false, Class::Beside),
         ("optimized_5.pt", false, Class::Step(5)),
@@ -106,7 +108,8 @@ fn files_that_differ_in_the_rank_alone_are_one_step_in_parts() {
     assert_eq!(parted(&["step_20_rank0.pt", "step_20_rank1.pt", "ema_20_rank0.pt"]), [(20, 2)]);
     assert_eq!(parted(&["m_20_tp0_pp0.pt", "m_20_tp0_pp1.pt", "m_20_tp1_pp0.pt", "m_20_tp1_pp1.pt"]), [(20, 4)]);
     assert_eq!(parted(&["s20_rank0.pt", "s20_rank0.pth"]), [], "two names, each of one rank");
-    assert_eq!(parted(&["step_20_rank1.pt"]), [(20, 1)], "the other ranks are elsewhere");
+    assert_eq!(parted(&["step_20_rank1.pt"]), [], "nothing says that there are others");
+    assert_eq!(parted(&["lora_rank8_step_20.pt", "lora_rank16_step_20.pt", "tp8_step_20.pt", "dp3-step-20"]), []);
     assert_eq!(parted(&["step_20-00001-of-00002.pt"]), [(20, 1)]);
     assert_eq!(parted(&["step_20-00001-of-00001.pt", "step-20.pt", "step-20-v2.pt", "global_step20"]), []);
 }

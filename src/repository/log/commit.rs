@@ -77,8 +77,8 @@ impl Log {
         Err(Error::busy("others commit faster than this writer can").help("try again when fewer write"))
     }
 
-    /// Creates entry `number`, and determines the outcome from the stored objects, never from the answer alone: an answer can be lost
-    /// or wrong, the HTTP client may repeat a request, and a truncated number can be created again.
+    /// Creates entry `number`. That the store refused it, or did not answer, proves nothing: an answer can be lost, the HTTP client may
+    /// repeat a request, and a truncated number can be created again. So the outcome is determined from the stored object.
     async fn create(&self, number: u64, entry: &LogEntry) -> Result<CreateOutcome> {
         let key = Numbered::Entry.key(number);
         let body = entry.encode();
@@ -107,7 +107,7 @@ impl Log {
             .help("the commit has not happened yet, but may; run the command again"))
     }
 
-    /// Outcome of a create that the store acknowledged: the log must have the entry.
+    /// Outcome of a create that the store acknowledged, or whose entry was read: the log must reach it.
     async fn check_kept(&self, number: u64) -> Result<CreateOutcome> {
         let state = self.refresh().await?;
         if state.seq >= number {

@@ -143,8 +143,10 @@ impl Log {
         let mut salvage = Salvage::of(self, start, boundary, accepted)?;
         salvage.follow_all(&snapshots).await?;
         let restarts = salvage.restarts();
-        if restarts {
+        if restarts || salvage.differing.is_some_and(|differing| differing.incomplete) {
             salvage.check_snapshot()?;
+        }
+        if restarts {
             salvage.check_labels()?;
             if self.advance_boundary().await? != boundary {
                 return Err(changed_meanwhile());

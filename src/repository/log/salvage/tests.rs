@@ -395,6 +395,22 @@ async fn a_repair_does_not_make_a_planted_snapshot_the_start_of_the_log() {
     assert_eq!(names(&objects).await.len(), 22);
 }
 
+/// F8: nothing else is lost, so that only the snapshot tells of it.
+#[tokio::test]
+async fn a_snapshot_after_a_lost_last_entry_is_not_passed_over() {
+    let objects = long_log().await;
+    for number in [64, 65, 66] {
+        spoil(&objects, number, true).await;
+    }
+    let error = log(&objects).salvage(Accepted::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
+    assert!(error.help_text().is_some_and(|help| help.contains("--accept-snapshot 64")), "{error:?}");
+    let salvaged = log(&objects).salvage(accept(64)).await.unwrap().unwrap();
+    assert_eq!((salvaged.covered.len(), salvaged.accepted), (1, Some(64)));
+    assert!(log(&objects).audit().await.unwrap().damaged.is_empty());
+    assert_eq!(names(&objects).await.len(), 21);
+}
+
 /// Nothing shows whether the snapshot follows from that of the boundary, which is garbage.
 #[tokio::test]
 async fn a_snapshot_after_that_of_the_boundary_is_not_trusted_without_it() {
