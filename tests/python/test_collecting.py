@@ -119,6 +119,7 @@ def test_where_deletes_are_refused_names_expire_and_it_is_said_once():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 with towline.Checkpointer(repository, "run", keep_last=1) as checkpointer:
+                    checkpointer.restore()
                     for step in range(3, 7):
                         checkpointer.save(step, state(step)).wait()
             names = [one.name for one in repository.ls()]

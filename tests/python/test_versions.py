@@ -42,6 +42,7 @@ def save_state(repository, number):
     """Saves the step, of which all content is `number`."""
     state = {"number": number, "val/a": torch.full((1000,), float(number)), "b": torch.full((1 << 19,), float(number))}
     with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.restore()
         checkpointer.save(1, state).wait()
 
 
