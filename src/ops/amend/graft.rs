@@ -13,7 +13,7 @@ use crate::repository::{Repository, Saved};
 pub struct Graft {
     /// Name of the tree that has it.
     pub name: Name,
-    /// That tree.
+    /// Its tree.
     pub tree: Arc<Saved>,
     /// Its path there; empty for all of the tree.
     pub from: Vec<u8>,
