@@ -2,6 +2,7 @@
 kernel releases the lock when the process ends, however it does.
 
 RUN/owner-<id>    locked file of an owner; the random part of the names of its steps begins with the id
+RUN/<step>.left   mark of a step that its owner gave up: it belongs to whoever takes it
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("towline")
 
 _PREFIX = "owner-"
+#: End of the names of marks.
+LEFT = ".left"
 #: Hexadecimal digits of an id.
 _DIGITS = 16
 #: Seconds for which a claim is tried again: others only look at it for a moment.
@@ -101,13 +104,21 @@ class Owner:
         return False
 
 
-def is_mine(step: str) -> bool:
-    """True if an owner in this process has the step folder of this name."""
-    return _id_of(step) in _ids
+def leave(folder: int, step: str) -> None:
+    """Gives up the step folder `step`, in the folder with this descriptor."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(step + LEFT, flags, 0o600, dir_fd=folder))
+
+
+def is_mine(folder: int, step: str) -> bool:
+    """True if an owner in this process has the step folder `step`, in the folder with this descriptor."""
+    return _id_of(step) in _ids and not _is_left(folder, step)
 
 
 def is_live(folder: int, step: str) -> bool:
-    """True if the owner of the step folder `step`, in the folder with this descriptor, still runs."""
+    """True if the owner of the step folder `step`, in the folder with this descriptor, still runs, and did not give it up."""
+    if _is_left(folder, step):
+        return False
     name = _PREFIX + _id_of(step)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -151,6 +162,12 @@ def claim(folder: Folder, grace: float = _GRACE) -> Lock | None:
             break
     _claims[key] = lock
     return lock
+
+
+def _is_left(folder: int, step: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.stat(step + LEFT, dir_fd=folder, follow_symlinks=False).st_uid == os.geteuid()
+    return False
 
 
 def _id_of(step: str) -> str:
