@@ -172,6 +172,35 @@ def test_a_forked_child_holds_no_lock(far, tmp_path, begin):
         os.kill(child, signal.SIGKILL)
 
 
+CHILD = """
+    owner, folder = _owners.Owner(), _private.given(sys.argv[1])
+    owner.new_name(folder)
+    child = os.fork()
+    if child == 0:
+        new = _owners.Owner()
+        name = new.new_name(folder)
+        # Only its parent's.
+        del owner
+        gc.collect()
+        os._exit(0 if new.new_name(folder)[:16] == name[:16] and locks(folder) == 2 else 1)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+LOCKS = """
+    import fcntl, gc, os, sys
+    from towline import _owners, _private
+
+    def locks(folder):
+        names = [name for name in os.listdir(folder.descriptor) if name.startswith("owner-")]
+        return sum(_owners.is_live(folder.descriptor, "0-step-1." + name.removeprefix("owner-")) for name in names)
+"""
+
+
+def test_a_forked_child_keeps_its_own_lock(tmp_path):
+    """The descriptor of its lock is that of its parent's, whose object it has, too."""
+    script = textwrap.dedent(LOCKS) + textwrap.dedent(CHILD)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+
+
 def test_folders_of_a_running_training_are_left_alone(repository, tmp_path, begin):
     from towline import _folders
 

@@ -187,6 +187,9 @@ class FolderSaver:
         """Records that `parent` is the folder of the training: in another one than before, another training begins."""
         parent = os.path.realpath(parent)
         if self._parent not in ("", parent):
+            with contextlib.suppress(SaveFailed):
+                # Steps of the one before must not count as the new one's.
+                self._close(retry=0)
             self._unresumed.anew()
         self._parent = parent
 

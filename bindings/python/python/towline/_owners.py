@@ -31,8 +31,8 @@ _DIGITS = 16
 #: Seconds for which a claim is tried again: others only look at it for a moment.
 _GRACE, _PAUSE = 2.0, 0.05
 
-#: Descriptors of the locks of this process.
-_descriptors: set[int] = set()
+#: Finalizers of the locks of this process, by their descriptors.
+_finalizers: dict[int, weakref.finalize[[int], Lock]] = {}
 #: Ids of the owners in this process that hold locks.
 _ids: set[str] = set()
 #: Folders in which this process was told that locks are refused.
@@ -43,9 +43,8 @@ class Lock:
     """A locked file: until it is released, nothing refers to it, or the process ends."""
 
     def __init__(self, descriptor: int):
-        _descriptors.add(descriptor)
         self.descriptor = descriptor
-        self.release = weakref.finalize(self, _close, descriptor)
+        self.release = _finalizers[descriptor] = weakref.finalize(self, _close, descriptor)
         # At exit, `_shutdown` may finish saves after finalizers ran.
         self.release.atexit = False
 
@@ -100,7 +99,7 @@ class Owner:
         """False if the locked file was removed, with the folder, or this is a forked child, which has no locks."""
         with contextlib.suppress(OSError):
             found = os.stat(_PREFIX + self._id, dir_fd=folder.descriptor, follow_symlinks=False)
-            return lock.descriptor in _descriptors and (found.st_dev, found.st_ino) == _key(lock.descriptor)
+            return lock.release.alive and (found.st_dev, found.st_ino) == _key(lock.descriptor)
         return False
 
 
@@ -191,15 +190,15 @@ def _tell(folder: str, error: OSError) -> None:
 
 
 def _close(descriptor: int) -> None:
-    if descriptor in _descriptors:
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
+    del _finalizers[descriptor]
+    os.close(descriptor)
 
 
 def _forked() -> None:
-    """Closes the locks in a forked child: it would hold them after the end of its parent."""
-    for descriptor in list(_descriptors):
-        _close(descriptor)
+    """Closes the locks in a forked child: it would hold them after the end of its parent. Their finalizers do not run again, when
+    new files of the child have these descriptors."""
+    for finalizer in list(_finalizers.values()):
+        finalizer()
     _ids.clear()
     _claims.clear()
 

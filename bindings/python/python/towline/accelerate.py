@@ -39,11 +39,11 @@ class AccelerateCheckpointer:
     one, and call its methods together.
 
     States are written to `folder` before they are saved, and restored to it before they are loaded; by default
-    `towline-states/RUN` in the accelerator's `project_dir`. With several nodes it must be a shared folder. Other processes may
-    restore from it, but not save to it, while this one does. `keep_last`, `keep_every`, `keep_min` and
-    `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted),
-    `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close` retries for if the
-    store takes no bytes) are as for `towline.Checkpointer`.
+    `towline-states/RUN` in the accelerator's `project_dir`; for the run `a/b` that is `towline-states/a%2Fb`. With several nodes
+    it must be a shared folder. Other processes may restore from it, but not save to it, while this one does. `keep_last`,
+    `keep_every`, `keep_min` and `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the
+    others is deleted), `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close`
+    retries for if the store takes no bytes) are as for `towline.Checkpointer`.
     """
 
     def __init__(
