@@ -159,6 +159,17 @@ def test_the_steps_are_taken_once_the_training_is_killed(far, tmp_path, begin):
     assert [path for path in (tmp_path / "spool").rglob("*") if path.is_file()] == []
 
 
+def test_the_lock_of_a_killed_process_without_steps_goes(far, tmp_path, begin):
+    training = begin(LOOP.replace("(2, 3)", "()"), tmp_path / "spool")
+    assert training.says() == "local" and list((tmp_path / "spool").rglob("owner-*"))
+    assert restored(far, tmp_path / "spool") == {"step": 1}
+    assert list((tmp_path / "spool").rglob("owner-*")), "the lock of a running process goes"
+    training.process.kill()
+    training.process.wait()
+    assert restored(far, tmp_path / "spool") == {"step": 1}
+    assert not list((tmp_path / "spool").rglob("owner-*"))
+
+
 def test_a_forked_child_holds_no_lock(far, tmp_path, begin):
     """As a worker that outlives the training."""
     training = begin(FORKS, tmp_path / "spool")

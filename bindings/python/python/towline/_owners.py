@@ -116,9 +116,18 @@ def is_mine(folder: int, step: str) -> bool:
 
 def is_live(folder: int, step: str) -> bool:
     """True if the owner of the step folder `step`, in the folder with this descriptor, still runs, and did not give it up."""
-    if _is_left(folder, step):
-        return False
-    name = _PREFIX + _id_of(step)
+    return not _is_left(folder, step) and _is_locked(folder, _PREFIX + _id_of(step))
+
+
+def sweep(folder: int) -> None:
+    """Removes the files of owners that ended, in the folder with this descriptor."""
+    for name in os.listdir(folder):
+        if name.startswith(_PREFIX) and not name.endswith(".part"):
+            _is_locked(folder, name)
+
+
+def _is_locked(folder: int, name: str) -> bool:
+    """True if the owner with the file `name` still runs; removes the file of one that ended."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)

@@ -175,6 +175,7 @@ def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
     except FileNotFoundError:
         return []
     _wait_for_own(folder, rank)
+    _owners.sweep(folder.descriptor)
     found, others = [], []
     for name in os.listdir(folder.descriptor):
         if not name.startswith(f"{rank}-") or not folder.holds(name, stat.S_IFDIR):
