@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -355,6 +356,47 @@ def test_ranks(repository, tmp_path):
     subprocess.run(command, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
     paths = {entry["path"] for entry in repository.show("run-7/step-1").entries}
     assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= paths
+
+
+REFUSED = """
+import sys, torch
+from accelerate import Accelerator
+from towline.accelerate import AccelerateCheckpointer
+
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(2, 2))
+checkpointer = AccelerateCheckpointer(accelerator, sys.argv[1], "run-7", folder=sys.argv[2])
+checkpointer.save(1)
+checkpointer.close()
+
+def refuse(*_):
+    raise PermissionError("the folder belongs to another user")
+
+checkpointer._saver.claim = checkpointer._saver.is_claimed = refuse
+for call in (checkpointer.restore, lambda: checkpointer.save(2)):
+    try:
+        call()
+    except PermissionError:
+        print(f"refused {accelerator.process_index}", flush=True)
+accelerator.end_training()
+"""
+
+
+def test_a_folder_that_the_main_process_cannot_lock_is_an_error_on_all_ranks(repository, tmp_path):
+    (tmp_path / "ranks.py").write_text(REFUSED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
+    command += [tmp_path / "ranks.py", repository.url, tmp_path / "states"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # In a group of its own: if a rank hangs, all are killed.
+    with subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            out, _ = process.communicate(timeout=90)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert sorted(out.split()) == sorted(["refused", "0", "refused", "1"] * 2) and process.returncode == 0
 
 
 def accelerated(folder: Path, monkeypatch) -> Accelerator:

@@ -250,3 +250,19 @@ def test_a_second_trainer_of_a_process_replaces_no_step_of_the_first(repository,
         warnings.filterwarnings("error", message="towline")
         trainer.trained(second, tmp_path / "one", 4)
     assert manifests(repository).keys() == before.keys()
+
+
+def test_steps_of_a_training_do_not_count_as_those_of_the_next_one(repository, tmp_path):
+    """They become durable only when the next one begins, in another folder."""
+    repository._engine = Far(repository._engine)
+    saver = _folders.FolderSaver(repository, "run", "transformers", close_retry=0)
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        saver.begin(str(folder))
+        saver.save_pending(str(folder))
+        if folder == tmp_path / "one":
+            repository._engine.away = True
+            linked(folder, saver, 5)
+            repository._engine.away = False
+    with pytest.raises(towline.SaveConflict, match="run/step-5 was saved by another training"):
+        linked(tmp_path / "two", saver, 5)
+    saver.close()

@@ -15,6 +15,7 @@ import towline  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from towline.lightning import TowlineCheckpointIO  # noqa: E402
 
+from .spooling import far as far  # noqa: E402
 from .test_lightning import Model, data, names  # noqa: E402
 
 
@@ -106,6 +107,43 @@ def test_folders_of_one_name(repository, tmp_path):
     checkpoint_io.teardown()
     assert [torch.load(place)["at"] for place in places] == [0, 1, 2, 3]
     assert {"run/last.ckpt", "run/checkpoints+2Flast.ckpt"} <= set(names(repository)) and len(names(repository)) == 4
+
+
+def test_the_newest_of_the_folders_is_loaded_elsewhere(repository, tmp_path):
+    """As of fits with a logger, each of which goes on from the one before, in a folder of its own."""
+    places = [tmp_path / f"version_{at}" / "checkpoints" / "last.ckpt" for at in range(4)]
+    for at, place in enumerate(places):
+        checkpoint_io = TowlineCheckpointIO(repository, "run")
+        if at:
+            checkpoint_io.load_checkpoint(places[at - 1])
+        checkpoint_io.save_checkpoint({**CHECKPOINT, "at": at}, place)
+        checkpoint_io.teardown()
+    reads = TowlineCheckpointIO(repository, "run")
+    for folder in (tmp_path / "other" / "checkpoints", tmp_path / "other"):
+        assert reads.load_checkpoint(folder / "last.ckpt")["at"] == 3
+    assert reads.load_checkpoint("towline://run/last.ckpt")["at"] == 0
+    for at, place in enumerate(places):
+        place.unlink()
+        assert reads.load_checkpoint(place)["at"] == at
+    reads.teardown()
+
+
+def test_an_outage_renames_no_file(far, tmp_path):
+    first = TowlineCheckpointIO(far, "run")
+    first.save_checkpoint({**CHECKPOINT, "at": 1}, tmp_path / "last.ckpt")
+    first.teardown()
+    again = TowlineCheckpointIO(far, "run")
+    assert again.load_checkpoint(tmp_path / "last.ckpt")["at"] == 1
+    show = far._engine.show
+
+    def away(name, limit=None):
+        raise towline.Unreachable("no answer")
+
+    far._engine.show = away
+    again.save_checkpoint({**CHECKPOINT, "at": 2}, tmp_path / "last.ckpt")
+    far._engine.show = show
+    again.teardown()
+    assert names(far) == ["run/last.ckpt"] and torch.load(tmp_path / "last.ckpt")["at"] == 2
 
 
 def test_a_step_stays_until_its_last_pointer_file_is_removed(repository, tmp_path):

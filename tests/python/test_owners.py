@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +159,17 @@ def test_the_steps_are_taken_once_the_training_is_killed(far, tmp_path, begin):
     assert [path for path in (tmp_path / "spool").rglob("*") if path.is_file()] == []
 
 
+def test_the_lock_of_a_killed_process_without_steps_goes(far, tmp_path, begin):
+    training = begin(LOOP.replace("(2, 3)", "()"), tmp_path / "spool")
+    assert training.says() == "local" and list((tmp_path / "spool").rglob("owner-*"))
+    assert restored(far, tmp_path / "spool") == {"step": 1}
+    assert list((tmp_path / "spool").rglob("owner-*")), "the lock of a running process goes"
+    training.process.kill()
+    training.process.wait()
+    assert restored(far, tmp_path / "spool") == {"step": 1}
+    assert not list((tmp_path / "spool").rglob("owner-*"))
+
+
 def test_a_forked_child_holds_no_lock(far, tmp_path, begin):
     """As a worker that outlives the training."""
     training = begin(FORKS, tmp_path / "spool")
@@ -168,6 +181,35 @@ def test_a_forked_child_holds_no_lock(far, tmp_path, begin):
         assert restored(far, tmp_path / "spool") == {"step": 1}
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+CHILD = """
+    owner, folder = _owners.Owner(), _private.given(sys.argv[1])
+    owner.new_name(folder)
+    child = os.fork()
+    if child == 0:
+        new = _owners.Owner()
+        name = new.new_name(folder)
+        # Only its parent's.
+        del owner
+        gc.collect()
+        os._exit(0 if new.new_name(folder)[:16] == name[:16] and locks(folder) == 2 else 1)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+LOCKS = """
+    import fcntl, gc, os, sys
+    from towline import _owners, _private
+
+    def locks(folder):
+        names = [name for name in os.listdir(folder.descriptor) if name.startswith("owner-")]
+        return sum(_owners.is_live(folder.descriptor, "0-step-1." + name.removeprefix("owner-")) for name in names)
+"""
+
+
+def test_a_forked_child_keeps_its_own_lock(tmp_path):
+    """The descriptor of its lock is that of its parent's, whose object it has, too."""
+    script = textwrap.dedent(LOCKS) + textwrap.dedent(CHILD)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
 
 
 def test_folders_of_a_running_training_are_left_alone(repository, tmp_path, begin):
@@ -223,6 +265,67 @@ def test_a_second_checkpointer_of_a_process_waits_for_the_first(far, tmp_path):
     first.close()
 
 
+def test_a_step_that_failed_for_good_is_taken_although_its_owner_runs(far, tmp_path, monkeypatch):
+    """As in a notebook whose user renews a token, and runs the cell again."""
+    first = towline.Checkpointer(far, "run", spool=tmp_path / "spool", close_retry=0)
+    first.save(4, {"step": 4}).wait()
+    denied_save(far, first, monkeypatch)
+    began = time.monotonic()
+    assert restored(far, tmp_path / "spool") == {"step": 5} and time.monotonic() - began < 10
+    with pytest.raises(towline.SaveFailed, match="expired"):
+        first.close()
+    assert names(far) == ["run/step-4", "run/step-5"]
+    assert [path for path in (tmp_path / "spool").rglob("*") if path.is_file()] == []
+
+
+def test_another_process_takes_a_step_that_failed_for_good(far, tmp_path, monkeypatch, begin):
+    first = towline.Checkpointer(far, "run", spool=tmp_path / "spool", close_retry=0)
+    denied_save(far, first, monkeypatch)
+    other = begin(RESTORE, tmp_path / "spool")
+    assert other.says() == "{'step': 5}"
+    with pytest.raises(towline.SaveFailed, match="expired"):
+        first.close()
+
+
+def denied_save(far, checkpointer, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(far._engine, "begin_save_files", deny, raising=False)
+        with pytest.raises(towline.SaveFailed, match="expired"):
+            checkpointer.save(5, {"step": 5}).wait()
+
+
+def deny(*_):
+    raise towline.Denied("the token is expired")
+
+
+RESTORE = """
+    checkpointer = towline.Checkpointer(repository, "run", spool=place)
+    told(checkpointer.restore())
+"""
+
+
+def test_the_steps_are_released_when_the_saver_ends_after_close(far, tmp_path):
+    """`close` ran out of time before."""
+    first = towline.Checkpointer(far, "run", spool=tmp_path / "spool", close_retry=0)
+    begin_save, goes_on = far._engine.begin_save_files, threading.Event()
+
+    def wait_and_fail(*said):
+        goes_on.wait()
+        raise towline.Unreachable("no answer")
+
+    far._engine.begin_save_files = wait_and_fail
+    first.save(5, {"step": 5}).wait("local")
+    far._engine.away = True
+    with pytest.raises(towline.SaveFailed):
+        first.close(timeout=0)
+    assert first._saver.is_alive()
+    goes_on.set()
+    first._saver.join()
+    far._engine.begin_save_files, far._engine.away = begin_save, False
+    began = time.monotonic()
+    assert restored(far, tmp_path / "spool") == {"step": 5} and time.monotonic() - began < 10
+
+
 def test_where_locks_are_refused_a_remark_says_so_once(far, tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -239,7 +342,7 @@ def test_where_locks_are_refused_a_remark_says_so_once(far, tmp_path, monkeypatc
 def test_a_spool_that_was_removed_meanwhile_is_locked_again(tmp_path):
     owner, place = _owners.Owner(), tmp_path / "spool"
     kept = spool.put(str(place), "run/step-1", {}, [("state.json", [b"{}"])], owner=owner)
-    assert _owners.is_live(kept.run.descriptor, kept.name) and _owners.is_mine(kept.name)
+    assert _owners.is_live(kept.run.descriptor, kept.name) and _owners.is_mine(kept.run.descriptor, kept.name)
     kept.run.remove("owner-" + kept.name.rpartition(".")[2][:16])
     kept = spool.put(str(place), "run/step-2", {}, [("state.json", [b"{}"])], owner=owner)
     assert _owners.is_live(kept.run.descriptor, kept.name)

@@ -272,7 +272,7 @@ def test_folders_are_saved_on_by_the_next_process_if_nobody_went_on(repository, 
         pass
 
     def kill(*said):
-        if "step-6" in str(said[-1]):
+        if any("step-6" in str(one) for one in said):
             raise Killed
         return whole(*said)
 
@@ -303,3 +303,47 @@ def test_a_running_process_drops_its_folders(repository, tmp_path, monkeypatch):
     with pytest.raises(towline.SaveConflict, match="run/step-2 was saved by another process"):
         first.close()
     assert first.steps() == [1, 2] and not list((tmp_path / "out" / "_towline").rglob("*.json"))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_step_whose_version_could_not_be_read_is_replaced_by_its_own_training(
+    repository, tmp_path, monkeypatch, links
+):
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    repository._engine = Forgetful(repository._engine)
+    saver = _folders.FolderSaver(repository, "run", "test")
+    saver.save_pending(str(tmp_path))
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for text in ("first", "second"):
+        (folder / "weights").write_text(text)
+        saver.save(str(folder), 10, None, str(tmp_path))
+        saver.wait()
+        assert repository.read("run/step-10", "weights") == text.encode()
+    # Another process's step is not taken for it.
+    (folder / "weights").write_text("of another")
+    repository.save(folder, "run/step-10")
+    (folder / "weights").write_text("third")
+    with pytest.raises(towline.SaveConflict, match="by another process"):
+        saver.save(str(folder), 10, None, str(tmp_path))
+        saver.wait()
+    assert repository.read("run/step-10", "weights") == b"of another"
+
+
+class Forgetful:
+    """An engine whose store does not answer right after a save."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def find(self, name, limit=None):
+        if limit == _backlog.VERSION:
+            raise towline.Unreachable("no answer")
+        return self._engine.find(name, limit)
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)

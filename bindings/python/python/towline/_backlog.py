@@ -66,7 +66,7 @@ class Backlog:
     def __init__(self, calls: Calls, url: str):
         self._calls, self._url = calls, url
         self._steps: deque[Waiting] = deque()
-        #: Steps that failed for good and stay in the spool for the next process. Their handles, if this process saved them.
+        #: Steps that failed for good and stay in the spool for whoever looks next. Their handles, if this process saved them.
         self.left: list[tuple[spool.SpooledStep, Handle | None]] = []
         self._pause = _PAUSE
         #: Time (of time.monotonic) of the next try.
@@ -154,7 +154,7 @@ class Backlog:
                 self._ended(handle, error)
                 continue
             except BaseException as error:
-                self.left.append((kept, handle))
+                self.leave(kept, handle)
                 self._ended(handle, error)
                 continue
             spool.remove(kept)
@@ -223,6 +223,11 @@ class Backlog:
                 step.handle._fail(error)
             self._steps.clear()
         _logger.warning("%s", dropped_text([step.kept for step in dropped], error, stay))
+
+    def leave(self, kept: spool.SpooledStep, handle: Handle) -> None:
+        """Leaves a step that failed for good in the spool, for whoever looks next."""
+        self.left.append((kept, handle))
+        spool.leave(kept)
 
     def drop_left(self, given_up: GivenUp) -> None:
         """Removes steps that stay in the spool, if the training gave them up: the next process would upload them, and resume the

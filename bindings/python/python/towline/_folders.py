@@ -22,7 +22,7 @@ from ._mixing import Mixing
 from ._origins import Origin, Superseded
 from ._unresumed import UnresumedSteps
 from ._versions import snapshot
-from .errors import Busy, Conflict, Denied, Error, Exhausted, SaveFailed, Unreachable, UsageError
+from .errors import Busy, Conflict, Denied, Error, Exhausted, NotFound, SaveFailed, Unreachable, UsageError
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
@@ -112,6 +112,8 @@ class FolderSaver:
         self._unresumed = UnresumedSteps(self.repository, run, _CURES.get(framework, "restore its latest step first"))
         #: Version of each step that this process knows.
         self._seen: dict[str, int] | None = None
+        #: Ids of the manifests of steps that this training saved, but whose new versions could not be read.
+        self._unsure: dict[str, str] = {}
         #: True while a save waits for those before it.
         self._wanted = False
         self._handles: list[Handle] = []
@@ -160,27 +162,18 @@ class FolderSaver:
     def _save_unlinked(self, source: int, handle: Handle, options: dict[str, Any], given_up: GivenUp | None) -> None:
         """Saves the folder with the descriptor `source` before it returns. Raises SaveConflict if another process has continued
         the run."""
-        engine = self.repository._engine
-
-        def is_own(name: str, version: int) -> bool:
-            return self._seen is not None and self._seen.get(name) == version
-
         self._check_order(handle, given_up)
         try:
-            _origins.check(self.repository, self.run, _origins.known(self._seen, []), is_own)
+            _origins.check(self.repository, self.run, _origins.known(self._seen, []), partial(self._is_own, []))
             self._give_up(given_up)
-            # After the check above, a step of this name is one that this training knows.
+            # The check above found none that this training does not know. One that commits in between is replaced.
             expected = {} if self._seen is None else {"version": self._version(handle.name)}
-            report = engine.save(f"/proc/self/fd/{source}", handle.name, {**options, **expected})
+            report = self.repository._engine.save(f"/proc/self/fd/{source}", handle.name, {**options, **expected})
         except Conflict as error:
             handle._fail(error)
             raise handle._failure() from error
         handle.report = SaveReport.read(json.loads(report))
-        self._unresumed.saved(handle.name)
-        with contextlib.suppress(Error):
-            found = engine.find(handle.name, _backlog.VERSION)
-            if found is not None and found[0] == handle.name and self._seen is not None:
-                self._seen[handle.name] = found[1]
+        self._learn(handle.name, handle.report.manifest)
         self._afterwards.request()
         self._afterwards.wait(_backlog.SILENCE.total_seconds())
         handle._reach("staged", "local", "durable")
@@ -194,6 +187,9 @@ class FolderSaver:
         """Records that `parent` is the folder of the training: in another one than before, another training begins."""
         parent = os.path.realpath(parent)
         if self._parent not in ("", parent):
+            with contextlib.suppress(SaveFailed):
+                # Steps of the one before must not count as the new one's.
+                self._close(retry=0)
             self._unresumed.anew()
         self._parent = parent
 
@@ -265,8 +261,8 @@ class FolderSaver:
                 warnings.warn(f"towline: a step left at {linked} is dropped: {error}", stacklevel=3)
             else:
                 if not is_outdated:
-                    _save_linked(self.repository, linked)
-                    self._made(linked)
+                    report = _save_linked(self.repository, linked)
+                    self._made(linked, report.manifest)
             spool.remove(linked)
         self._left, self._backlog.left = [], []
         self._look()
@@ -343,7 +339,7 @@ class FolderSaver:
                 raise _saved_by_another(waiting.handle.name) from error
             # Not a Conflict, for which the backlog would remove the links: a later process may succeed.
             raise Error(f"{error} (its files stay in {waiting.kept} for the next process)") from error
-        self._made(waiting.kept)
+        self._made(waiting.kept, report.manifest)
         return report
 
     def _patience(self) -> float | None:
@@ -355,21 +351,37 @@ class FolderSaver:
         """Records the current steps of the run, if the store answers: this training goes on from them."""
         with contextlib.suppress(Error):
             self._seen = dict(self.repository._engine.names(self.run, _backlog.SILENCE))
+            self._unsure = {}
         self._mixing.begin(self._seen)
         self._unresumed.begin(self._seen)
 
-    def _made(self, linked: spool.SpooledStep) -> None:
-        """Records that a step is durable, here and for a later process."""
-        self._unresumed.saved(linked.step)
-        with contextlib.suppress(Error, OSError):
-            found = self.repository._engine.find(linked.step, _backlog.VERSION)
-            if found is not None and found[0] == linked.step:
-                self._know(linked, found[1])
+    def _made(self, linked: spool.SpooledStep, manifest: str) -> None:
+        """Records that a step is durable, here and for a later process; `manifest` is the id that the save gave it."""
+        version = self._learn(linked.step, manifest)
+        if version is not None:
+            with contextlib.suppress(OSError):
+                spool.set_known(linked, version)
 
-    def _know(self, linked: spool.SpooledStep, version: int) -> None:
+    def _learn(self, name: str, manifest: str) -> int | None:
+        """Records that this training saved the step `name`. Returns its version; None if it cannot be read."""
+        self._unresumed.saved(name)
+        self._unsure[name] = manifest
+        with contextlib.suppress(Error):
+            found = self.repository._engine.find(name, _backlog.VERSION)
+            if found is not None and found[0] == name:
+                self._see(name, found[1])
+                return found[1]
+        return None
+
+    def _see(self, name: str, version: int) -> None:
+        self._unsure.pop(name, None)
         if self._seen is not None:
-            self._seen[linked.step] = version
-        spool.set_known(linked, version)
+            self._seen[name] = version
+
+    def _is_as_saved(self, name: str) -> bool:
+        """True if the step is the one that this training saved last under its name, although its version is not known."""
+        manifest = self._unsure.get(name)
+        return manifest is not None and _manifest(self.repository, name) == manifest
 
     def _check_origin(self, waiting: Waiting, limit: timedelta) -> None:
         """Raises Superseded for a step of the backlog if another process has continued the run."""
@@ -388,9 +400,13 @@ class FolderSaver:
         after the save."""
         if self._seen is not None and self._seen.get(name) == version:
             return True
+        if self._is_as_saved(name):
+            self._see(name, version)
+            return True
         for linked in waiting:
             if linked.step == name and spool.is_same(self.repository, linked, _backlog.SILENCE):
-                self._know(linked, version)
+                self._see(name, version)
+                spool.set_known(linked, version)
                 return True
         return False
 
@@ -505,6 +521,14 @@ def _locked(above: _private.Folder) -> Iterator[_private.Folder]:
             yield own
         finally:
             os.close(lock)
+
+
+def _manifest(repository: Repository, name: str) -> str:
+    """Id of the manifest of a step; empty if there is none. Raises Unreachable if the store does not answer."""
+    try:
+        return str(json.loads(repository._engine.show(name, _backlog.SILENCE))["manifest"])
+    except NotFound:
+        return ""
 
 
 def _stays(error: BaseException | None) -> bool:

@@ -2,6 +2,7 @@
 kernel releases the lock when the process ends, however it does.
 
 RUN/owner-<id>    locked file of an owner; the random part of the names of its steps begins with the id
+RUN/<step>.left   mark of a step that its owner gave up: it belongs to whoever takes it
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("towline")
 
 _PREFIX = "owner-"
+#: End of the names of marks.
+LEFT = ".left"
 #: Hexadecimal digits of an id.
 _DIGITS = 16
 #: Seconds for which a claim is tried again: others only look at it for a moment.
 _GRACE, _PAUSE = 2.0, 0.05
 
-#: Descriptors of the locks of this process.
-_descriptors: set[int] = set()
+#: Finalizers of the locks of this process, by their descriptors.
+_finalizers: dict[int, weakref.finalize[[int], Lock]] = {}
 #: Ids of the owners in this process that hold locks.
 _ids: set[str] = set()
 #: Folders in which this process was told that locks are refused.
@@ -40,9 +43,8 @@ class Lock:
     """A locked file: until it is released, nothing refers to it, or the process ends."""
 
     def __init__(self, descriptor: int):
-        _descriptors.add(descriptor)
         self.descriptor = descriptor
-        self.release = weakref.finalize(self, _close, descriptor)
+        self.release = _finalizers[descriptor] = weakref.finalize(self, _close, descriptor)
         # At exit, `_shutdown` may finish saves after finalizers ran.
         self.release.atexit = False
 
@@ -97,18 +99,35 @@ class Owner:
         """False if the locked file was removed, with the folder, or this is a forked child, which has no locks."""
         with contextlib.suppress(OSError):
             found = os.stat(_PREFIX + self._id, dir_fd=folder.descriptor, follow_symlinks=False)
-            return lock.descriptor in _descriptors and (found.st_dev, found.st_ino) == _key(lock.descriptor)
+            return lock.release.alive and (found.st_dev, found.st_ino) == _key(lock.descriptor)
         return False
 
 
-def is_mine(step: str) -> bool:
-    """True if an owner in this process has the step folder of this name."""
-    return _id_of(step) in _ids
+def leave(folder: int, step: str) -> None:
+    """Gives up the step folder `step`, in the folder with this descriptor."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(step + LEFT, flags, 0o600, dir_fd=folder))
+
+
+def is_mine(folder: int, step: str) -> bool:
+    """True if an owner in this process has the step folder `step`, in the folder with this descriptor."""
+    return _id_of(step) in _ids and not _is_left(folder, step)
 
 
 def is_live(folder: int, step: str) -> bool:
-    """True if the owner of the step folder `step`, in the folder with this descriptor, still runs."""
-    name = _PREFIX + _id_of(step)
+    """True if the owner of the step folder `step`, in the folder with this descriptor, still runs, and did not give it up."""
+    return not _is_left(folder, step) and _is_locked(folder, _PREFIX + _id_of(step))
+
+
+def sweep(folder: int) -> None:
+    """Removes the files of owners that ended, in the folder with this descriptor."""
+    for name in os.listdir(folder):
+        if name.startswith(_PREFIX) and not name.endswith(".part"):
+            _is_locked(folder, name)
+
+
+def _is_locked(folder: int, name: str) -> bool:
+    """True if the owner with the file `name` still runs; removes the file of one that ended."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
@@ -153,6 +172,12 @@ def claim(folder: Folder, grace: float = _GRACE) -> Lock | None:
     return lock
 
 
+def _is_left(folder: int, step: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.stat(step + LEFT, dir_fd=folder, follow_symlinks=False).st_uid == os.geteuid()
+    return False
+
+
 def _id_of(step: str) -> str:
     return step.rpartition(".")[2][:_DIGITS]
 
@@ -174,15 +199,15 @@ def _tell(folder: str, error: OSError) -> None:
 
 
 def _close(descriptor: int) -> None:
-    if descriptor in _descriptors:
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
+    del _finalizers[descriptor]
+    os.close(descriptor)
 
 
 def _forked() -> None:
-    """Closes the locks in a forked child: it would hold them after the end of its parent."""
-    for descriptor in list(_descriptors):
-        _close(descriptor)
+    """Closes the locks in a forked child: it would hold them after the end of its parent. Their finalizers do not run again, when
+    new files of the child have these descriptors."""
+    for finalizer in list(_finalizers.values()):
+        finalizer()
     _ids.clear()
     _claims.clear()
 

@@ -39,11 +39,11 @@ class AccelerateCheckpointer:
     one, and call its methods together.
 
     States are written to `folder` before they are saved, and restored to it before they are loaded; by default
-    `towline-states/RUN` in the accelerator's `project_dir`. With several nodes it must be a shared folder. Other processes may
-    restore from it, but not save to it, while this one does. `keep_last`, `keep_every`, `keep_min` and
-    `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted),
-    `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close` retries for if the
-    store takes no bytes) are as for `towline.Checkpointer`.
+    `towline-states/RUN` in the accelerator's `project_dir`; for the run `a/b` that is `towline-states/a%2Fb`. With several nodes
+    it must be a shared folder. Other processes may restore from it, but not save to it, while this one does. `keep_last`,
+    `keep_every`, `keep_min` and `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the
+    others is deleted), `compression`, `create` (whether a missing repository is created) and `close_retry` (seconds that `close`
+    retries for if the store takes no bytes) are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class AccelerateCheckpointer:
 
         If a step before the last of the later ones is saved next, the training gives those up: they are removed right before that
         save, so that no restart resumes them, and `Repository.undelete` restores them for 7 days."""
-        told = [(self._find(step), self._name_for_restore()) if self.accelerator.is_main_process else (None, "")]
+        told = [self._told(step) if self.accelerator.is_main_process else (None, "")]
         broadcast_object_list(told)
         found, entry = told[0]
-        if isinstance(found, Error):
+        if isinstance(found, Exception):
             raise found
         if found is None:
             return None
@@ -163,33 +163,37 @@ class AccelerateCheckpointer:
         """Makes `folder` the one of this training until `close`. Raises UsageError on all ranks if it is another process's."""
         if self._is_claimed:
             return
-        told: list[Error | None] = [None]
+        told: list[Exception | None] = [None]
         if self.accelerator.is_main_process:
             try:
                 self._saver.claim(self.folder)
-            except Error as error:
+            except (Error, OSError) as error:
                 told = [error]
         broadcast_object_list(told)
         if told[0] is not None:
             raise told[0]
         self._is_claimed = True
 
+    def _told(self, step: int | str) -> tuple[_folders.Found | Exception | None, str]:
+        """Step to restore, as `_find`, and name of the folder. Returns errors, so that all ranks raise them."""
+        try:
+            return self._find(step), self._name_for_restore()
+        except (Error, OSError) as error:
+            return error, ""
+
     def _name_for_restore(self) -> str:
         """Name of the folder to restore to, beside the states that another process writes; else empty: that of the step."""
         return f"restored-{uuid.uuid4().hex}" if self._saver.is_claimed(self.folder) else ""
 
-    def _find(self, step: int | str) -> _folders.Found | Error | None:
-        """Step to restore; None if nothing is saved. Returns errors, so that all ranks raise them."""
-        try:
-            self._saver.wait()
-            steps = self.steps()
-            if step == "latest" and not steps:
-                return None
-            if not _arguments.is_step(step):
-                return self._saver.found(self.repository._engine.resolve(f"{self.run}@{step}"), step == "latest")
-            step = _arguments.step_number(step)
-            if step not in steps:
-                return NotFound(f"{self.run} has no step {step} (saved are {steps or 'none'})")
-            return self._saver.found(f"{self.run}/step-{step}", False)
-        except Error as error:
-            return error
+    def _find(self, step: int | str) -> _folders.Found | None:
+        """Step to restore; None if nothing is saved."""
+        self._saver.wait()
+        steps = self.steps()
+        if step == "latest" and not steps:
+            return None
+        if not _arguments.is_step(step):
+            return self._saver.found(self.repository._engine.resolve(f"{self.run}@{step}"), step == "latest")
+        step = _arguments.step_number(step)
+        if step not in steps:
+            raise NotFound(f"{self.run} has no step {step} (saved are {steps or 'none'})")
+        return self._saver.found(f"{self.run}/step-{step}", False)

@@ -386,7 +386,6 @@ class Checkpointer:
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
             self._afterwards.close(self._ends, until)
-            self._owner.release()
         _shutdown.forget(self)
         open_ones = [handle for handle in self._handles if "durable" not in handle._reached]
         for handle in open_ones:
@@ -525,6 +524,7 @@ class Checkpointer:
             job = self._work.get()
             if job is None:
                 self._backlog.close(self._ends)
+                self._owner.release()
                 return
             try:
                 if not job.staged:
@@ -589,7 +589,7 @@ class Checkpointer:
             return
         except BaseException:
             if kept is not None:
-                self._backlog.left.append((kept, handle))
+                self._backlog.leave(kept, handle)
             raise
         if kept is not None:
             spool.remove(kept)

@@ -11,7 +11,8 @@ If the file name has a step and no other file of that step was saved, the checkp
 Otherwise it gets the name of the file, such as `RUN/last.ckpt`; a character that is not allowed in names is written as `+` and
 two hexadecimal digits for each of its UTF-8 bytes. If a file of the same name in another folder has that, as with two
 ModelCheckpoints, the folder is put before it, such as `RUN/periodic+2Flast.ckpt`. A path `towline://NAME` is saved as NAME,
-without a pointer file.
+without a pointer file; `towline://RUN/last.ckpt` loads the checkpoint of the first folder that saved a `last.ckpt`, whichever of
+them is newer.
 
 Strategies that write files themselves (FSDP with sharded states, DeepSpeed) do not use a CheckpointIO.
 """
@@ -169,7 +170,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Loads a checkpoint and verifies every byte. If there is a pointer file at `path`, loads its checkpoint, else the
-        checkpoint of the run that was saved under this file name. Ordinary files are loaded by Lightning.
+        checkpoint of the run that was saved under this file name: from this folder, else from one of the same name, else any; of
+        several the newest. Ordinary files are loaded by Lightning.
 
         Devices are not saved: tensors are created on the CPU, or where `map_location` maps the CPU.
         """
@@ -230,22 +232,16 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         else the newest. A checkpoint is skipped with a warning if its file name is a path, such as `../x`, has more than 255
         bytes or does not end in `.ckpt`, or if its file cannot be written. Returns the paths written, the oldest first."""
         os.makedirs(folder, exist_ok=True)
-        try:
-            saved = self.repository.ls(self.run)
-        except NotFound:
-            return []
         chosen: dict[str, tuple[Saved, str]] = {}
-        for one in sorted(saved, key=lambda one: one.saved):
-            labels = self._labels(one.name)
-            file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
-            if file and not _is_checkpoint(file):
+        for one, file, saved_in in self._checkpoints():
+            if not _is_checkpoint(file):
                 warnings.warn(
                     f"towline: {one.name} is left out: {file[:300]!r} is not the name of a checkpoint, one name of at most 255 "
                     "bytes that ends in .ckpt",
                     stacklevel=2,
                 )
                 continue
-            if not file or os.path.lexists(os.path.join(folder, file)):
+            if os.path.lexists(os.path.join(folder, file)):
                 continue
             if file not in chosen or _is_alike(saved_in, folder) or not _is_alike(chosen[file][1], folder):
                 # At its place in the order of time.
@@ -280,18 +276,19 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         are the names that were there when this process began; None if the store did not answer."""
         *names, own = self._names(path)
         record = None if _is_url(path) else _pointer_files.read(path)
-        before = record["name"] if record is not None else ""
+        before = record["name"] if record is not None and record["repository"] == self.repository.id else ""
         for name in sorted(names, key=lambda one: one != before):
-            if self._saved.get(name, _place(path)) == _place(path) and self._is_free(name, path, seen):
+            if self._saved.get(name, _place(path)) == _place(path) and self._is_free(name, path, seen, before):
                 return name
         return own
 
-    def _is_free(self, name: str, path: str, seen: Mapping[str, int] | None) -> bool:
-        """True if no other file was saved as `name`. If the store does not answer, what this process knows decides."""
+    def _is_free(self, name: str, path: str, seen: Mapping[str, int] | None, before: str) -> bool:
+        """True if no other file was saved as `name`. If the store does not answer, what this process knows decides, and the name
+        `before` that the pointer file at `path` has."""
         try:
             labels = _labels(self.repository, name, _backlog.VERSION)
         except Unreachable:
-            return name in self._saved or seen is None or name not in seen
+            return name in self._saved or seen is None or name not in seen or name == before
         if labels.get("lightning.file", _file(path)) != _file(path):
             return False
         # A training that begins anew gets no name of its own beside those of another one: SaveConflict says so.
@@ -326,15 +323,32 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return [f"{self.run}/{name}" for name in names]
 
     def _found(self, path: str) -> str | None:
-        """Name that a file was saved as: from this folder, or else from one of the same name, or any."""
+        """Name that a file was saved as: from this folder, else from one of the same name, else any; of several the newest."""
         file, folder = _file(path), _folder(path)
+        if path.startswith("towline:/"):
+            (name,) = self._names(path)
+            return name if self._labels(name).get("lightning.file") == file else None
+        found = [
+            (saved_in == folder, _is_alike(saved_in, folder), at, one.name)
+            for at, (one, saved_as, saved_in) in enumerate(self._checkpoints())
+            if saved_as == file
+        ]
+        return max(found)[-1] if found else None
+
+    def _checkpoints(self) -> list[tuple[Saved, str, str]]:
+        """Checkpoints of the run, and the files and folders that they were saved as; the oldest first."""
+        versions = dict(self.repository._engine.names(self.run))
+        try:
+            saved = self.repository.ls(self.run)
+        except NotFound:
+            return []
         found = []
-        for name in self._names(path):
-            labels = self._labels(name)
-            if labels.get("lightning.file") == file:
-                saved_in = labels.get("lightning.folder", "")
-                found.append((saved_in != folder, not _is_alike(saved_in, folder), name))
-        return min(found, key=lambda one: one[:2])[2] if found else None
+        # Times are of seconds.
+        for one in sorted(saved, key=lambda one: (one.saved, versions.get(one.name, 0))):
+            labels = self._labels(one.name)
+            if file := labels.get("lightning.file"):
+                found.append((one, file, labels.get("lightning.folder", "")))
+        return found
 
     def _labels(self, name: str) -> dict[str, str]:
         return _labels(self.repository, name)

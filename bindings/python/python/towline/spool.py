@@ -4,6 +4,7 @@ SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
 SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name, options, steps that it replaces ("given_up"), and what its
                                                    process knew of the run ("origin"). Written last: without it the folder is
                                                    incomplete
+SPOOL/<run, escaped>/<rank>-<step>.<random>.left   mark of a step that failed for good: the next process takes it
 SPOOL/<run, escaped>/dropped-<rank>-<step>.<random>/
                                                    files of a step that another process has superseded, for the user
 SPOOL/<run, escaped>/<rank>-known                  version of the last step that was saved from folders of links
@@ -60,6 +61,8 @@ class SpooledStep:
     def __init__(self, run: _private.Folder, name: str):
         self.run, self.name = run, name
         self.record = name + ".json"
+        #: Mark of a step that its process gave up.
+        self.mark = name + _owners.LEFT
 
     @property
     def step(self) -> str:
@@ -172,6 +175,7 @@ def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
     except FileNotFoundError:
         return []
     _wait_for_own(folder, rank)
+    _owners.sweep(folder.descriptor)
     found, others = [], []
     for name in os.listdir(folder.descriptor):
         if not name.startswith(f"{rank}-") or not folder.holds(name, stat.S_IFDIR):
@@ -185,7 +189,9 @@ def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
         else:
             remove(kept)
     if others:
-        _logger.info("%s in %s: left to the running process that saves them", ", ".join(sorted(others)), folder.shown)
+        _logger.warning(
+            "%s in %s: left to the running process that saves them", ", ".join(sorted(others)), folder.shown
+        )
     return [kept for _, _, kept in sorted(found, key=lambda one: one[:2])]
 
 
@@ -194,7 +200,7 @@ def _wait_for_own(folder: _private.Folder, rank: int) -> None:
     for name in os.listdir(folder.descriptor):
         while (
             name.startswith(f"{rank}-")
-            and _owners.is_mine(name)
+            and _owners.is_mine(folder.descriptor, name)
             and folder.holds(name, stat.S_IFDIR)
             and time.monotonic() < until
         ):
@@ -348,9 +354,17 @@ def _call(save: Callable[[str, str, dict[str, Any]], T], kept: SpooledStep, opti
         raise Damaged(f"record of {kept} has options of another version: {error}") from error
 
 
+def leave(kept: SpooledStep) -> None:
+    """Leaves a step that failed for good to whoever looks for steps next, although this process still runs."""
+    try:
+        _owners.leave(kept.run.descriptor, kept.name)
+    except OSError as error:
+        _logger.warning("%s stays at %s until this process ends: %s", kept.step, kept, error)
+
+
 def remove(kept: SpooledStep) -> None:
     """Removes a step from the spool: first the record that marks it as complete."""
-    for file in (kept.record, kept.record + ".part"):
+    for file in (kept.record, kept.record + ".part", kept.mark):
         with contextlib.suppress(FileNotFoundError):
             os.remove(file, dir_fd=kept.run.descriptor)
     kept.run.remove(kept.name)
@@ -361,8 +375,9 @@ def set_aside(kept: SpooledStep) -> str:
     run = kept.run.descriptor
     # First the folder: without its record it would be removed as incomplete.
     os.rename(kept.name, _ASIDE + kept.name, src_dir_fd=run, dst_dir_fd=run)
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(kept.record, dir_fd=run)
+    for file in (kept.record, kept.mark):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(file, dir_fd=run)
     os.fsync(run)
     return os.path.join(kept.run.shown, _ASIDE + kept.name)
 
