@@ -1,5 +1,7 @@
 //! Entries beside a checkpoint, and what is left in the folder by trainings and restores that ended early.
 
+use std::sync::Arc;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
@@ -27,7 +29,7 @@ async fn files_of_single_ranks_are_not_saved_as_a_step() {
         write(fixture.out().join(name), noise(1, 3000));
     }
     let going = fixture.watch(Duration::from_millis(50), |options| options.once = true);
-    let events = going.events.clone();
+    let events = Arc::clone(&going.events);
     let report = going.task.await.unwrap().unwrap();
     assert_eq!((report.saved, report.parted, &report.unsaved[..]), (1, 1, &["step_20_rank0.pt".to_owned()][..]));
     let error = report.error(&fixture.out(), "more time", String::clone).unwrap();
