@@ -1,9 +1,8 @@
 //! Entries beside a checkpoint, and what is left in the folder by trainings and restores that ended early.
 
-use std::sync::Arc;
-
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
 use std::time::Duration;
 
 use towline::error::ErrorKind;
