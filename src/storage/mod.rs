@@ -30,6 +30,7 @@ pub use bucket::{Bucket, LifecycleRule, ObjectLock, UnfinishedUpload, Versioning
 pub use credentials::ChainCredentials;
 pub(crate) use directory::{DirectoryTrial, RESERVE, enclosing_repository, open_object, try_directory};
 pub use directory::{Sharing, StagingFile, staging_files};
+#[cfg(feature = "cli")]
 pub(crate) use endpoint::without_user;
 pub use location::Location;
 pub use metered::Metered;
