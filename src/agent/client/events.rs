@@ -26,7 +26,7 @@ impl Events {
         Self { body, read: BytesMut::new(), searched: 0 }
     }
 
-    /// The next event; None at the end. The error is [`Elapsed`](tokio::time::error::Elapsed) if not even a comment comes.
+    /// The next event; None at the end. The error is [`Elapsed`] if not even a comment comes.
     pub(super) async fn next(&mut self) -> Result<Option<Task>, Box<dyn std::error::Error + Send + Sync>> {
         loop {
             while let Some(end) = end_of_event(&self.read, &mut self.searched) {
