@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Garble(u32),
 }
 
-/// A store in memory with a fault about one object.
+/// A store in memory that fails for one object.
 #[derive(Debug, Default)]
 pub(crate) struct FaultyStore {
     inner: InMemory,
@@ -35,22 +35,22 @@ pub(crate) struct FaultyStore {
 }
 
 impl FaultyStore {
-    /// Has `fault` about the object `key` from now on, and no other.
+    /// Fails with `fault` for the object `key` from now on, and in no other way.
     pub(crate) fn set(&self, key: Path, fault: Fault) {
         *self.fault.lock().unwrap() = Some((key, fault));
     }
 
-    /// Has no fault any more.
+    /// Fails no more.
     pub(crate) fn heal(&self) {
         *self.fault.lock().unwrap() = None;
     }
 
-    /// The fault about `key`.
+    /// Fault for the object `key`.
     fn about(&self, key: &Path) -> Option<Fault> {
         self.fault.lock().unwrap().as_ref().filter(|(of, _)| of == key).map(|(_, fault)| *fault)
     }
 
-    /// The fault of this read of `key`.
+    /// Fault of this read of `key`; counts the read.
     fn of_read(&self, key: &Path) -> Option<Fault> {
         let fault = self.about(key)?;
         match fault {

@@ -245,7 +245,7 @@ async fn labels_of_a_source_bind_no_names_that_do_not_come_from_it() {
     to.tighten(&name("a"), &labels).await.unwrap();
     assert_eq!(synced(&from, &to, &[name("a")]).await.names, 1);
 
-    // What comes from the source has its labels.
+    // Names that come from the source have its labels.
     let to = repository(Store::memory(), &cache).await;
     save(&from, &file, &name("a/b")).await;
     save(&to, &file, &name("a/b")).await;

@@ -452,7 +452,7 @@ def test_another_process_restores_from_the_folder_of_a_training_and_cannot_save_
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as training:
         assert training.stdout.readline() == "saved\n"
-        # What the training is writing.
+        # A state that the training is writing.
         (tmp_path / "states" / "step-1").mkdir()
         (tmp_path / "states" / "step-1" / "half").write_bytes(b"half")
         accelerator = accelerated(tmp_path, monkeypatch)

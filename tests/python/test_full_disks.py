@@ -82,7 +82,7 @@ def test_a_full_disk_under_the_spool_is_no_end(small_disk, far):
             checkpointer.save(3, a_state(3)).wait("local")
         far._engine.away = False
         assert checkpointer.steps() == [1, 2]
-        # Who waited was told, and loses no other step for it.
+        # The caller of `wait` got the error, and later steps are saved.
         checkpointer.save(4, a_state(4, mib=1)).wait()
         assert checkpointer.steps() == [1, 2, 4]
     assert [path for path in small_disk.rglob("*") if path.is_file() and path.name != "ballast"] == []

@@ -49,10 +49,8 @@ impl Events {
             }
         }
     }
-}
 
-impl Events {
-    /// The next frame. It is asked for twice: after a pause of this process, the time is over before what has come is seen.
+    /// The next frame. It is waited for twice: after a pause of this process, such as by Ctrl-Z, the first time is over at once.
     async fn frame(&mut self) -> Result<Option<Result<Frame<Bytes>, hyper::Error>>, Elapsed> {
         match timeout(STUCK_AFTER / 2, self.body.frame()).await {
             Ok(frame) => Ok(frame),

@@ -451,7 +451,7 @@ mod tests {
     use crate::storage::Store;
     use crate::tree::MemoryFile;
 
-    /// It would be tried for ever.
+    /// Without the check of commits, the collect would forget the value again and again, for ever.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_collect_ends_whose_store_loses_what_it_is_to_forget() {
         let (objects, dir) = (Arc::new(FaultyStore::default()), tempfile::tempdir().unwrap());

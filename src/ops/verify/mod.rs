@@ -242,7 +242,7 @@ fn cloned<A: Clone, B: Clone>((a, b): (&A, &B)) -> (A, B) {
     (a.clone(), b.clone())
 }
 
-/// True if a read is to be repeated before what it says counts.
+/// True if a read found damage, which counts only if a second read finds it, too.
 fn is_doubtful<T>(read: &Result<T>) -> bool {
     read.as_ref().is_err_and(is_damage)
 }

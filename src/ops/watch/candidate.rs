@@ -21,7 +21,7 @@ use crate::clock::Timestamp;
 const EXTENSIONS: [&str; 5] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors"];
 /// Words in temporary names, before a rename.
 const TEMPORARY_WORDS: [&str; 6] = ["tmp", "temp", "partial", "incomplete", "writing", "staging"];
-/// A further one, unless it is before a number.
+/// Word in temporary names, unless a number follows it (`model_part1`).
 const PART: &str = "part";
 /// Words before the number of a rank, or of a part of a step.
 const PART_WORDS: [&str; 9] = ["rank", "shard", PART, "dp", "tp", "pp", "worker", "process", "consolidated"];
@@ -276,7 +276,7 @@ fn number(stem: &str) -> Option<Numbered<'_>> {
 pub(super) struct Part {
     /// The name with `*` for its numbers of ranks and parts.
     pub(super) others: String,
-    /// Sum of the numbers of ranks and parts.
+    /// Sum of the numbers of ranks and parts: those of ranks 0 and 1 follow each other, those of models of rank 8 and 16 do not.
     pub(super) number: u64,
     /// True if the name says that there are others.
     pub(super) has_others: bool,

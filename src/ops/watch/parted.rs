@@ -45,7 +45,7 @@ impl PartedStep {
         self.entries.first().map(String::as_str).unwrap_or_default()
     }
 
-    /// Why nothing is saved.
+    /// Reason for which nothing is saved.
     pub(super) fn reason(&self) -> String {
         let mut named: Vec<&str> = self.entries.iter().take(NAMED_MAX).map(String::as_str).collect();
         if self.entries.len() > NAMED_MAX {
@@ -54,11 +54,11 @@ impl PartedStep {
         let named = named.join(", ");
         match self.entries.len() {
             1 => format!(
-                "step {} is NOT saved: this is one rank or part of it, and a watch saves whole steps",
+                "it is one of several parts of step {} by its name, and the others are not here: a watch saves whole steps",
                 self.step
             ),
             parts => format!(
-                "step {} is NOT saved: it is in {parts} parts that are not in a folder of their own ({named})",
+                "it is one of {parts} parts of step {} that are not in a folder of their own ({named}): a watch saves whole steps",
                 self.step
             ),
         }

@@ -45,7 +45,7 @@ fn a_policy_that_changes_during_a_download_breaks_it_off() {
     agent.stop();
 }
 
-/// What the policy keeps from this site is refused whether the command waits for the warm or not.
+/// A warm of a name that the policy keeps from this site is refused, whether the command waits for it or not.
 #[test]
 fn a_warm_that_nobody_waits_for_is_refused_by_the_policy_as_well() {
     let mut lab = PolicyFixture::at("home");

@@ -32,7 +32,7 @@ async fn files_of_single_ranks_are_not_saved_as_a_step() {
     let report = going.task.await.unwrap().unwrap();
     assert_eq!((report.saved, report.parted, &report.unsaved[..]), (1, 1, &["step_20_rank0.pt".to_owned()][..]));
     let error = report.error(&fixture.out(), "more time", String::clone).unwrap();
-    assert!(error.causes()[0].contains("step 20 is NOT saved"), "{error:?}");
+    assert!(error.causes()[0].contains("one of 2 parts of step 20"), "{error:?}");
     assert!(error.help_text().unwrap().contains("one folder for each step"), "{error:?}");
     fixture.holds("run/step-21", &fixture.out().join("step_21.pt")).await;
     let told = passed(events.lock().unwrap().clone());

@@ -256,7 +256,7 @@ class SharedRepository:
     ) -> None:
         written = [*(path for path, _ in put), *(path for _, path in rename)]
         old = _replacing.replaced(lambda: self._current(name), written, self.read)
-        # What it removes, or moves elsewhere, needs no removal.
+        # Paths that the change itself removes or moves are not removed a second time.
         gone = [*remove, *(path for path, _ in rename)]
         old = [path for path in old if not any(f"{path}/".startswith(f"{one}/") for one in gone)]
         with _in_the_way_of(name):

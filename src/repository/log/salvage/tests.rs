@@ -7,12 +7,13 @@ use object_store::memory::InMemory;
 
 use super::*;
 use crate::budget::Budget;
-use crate::clock::{SystemClock, Timestamp};
+use crate::clock::SystemClock;
 use crate::id::{ManifestId, Owned, SessionId};
 use crate::limits::{MEMORY_MIN, MIB};
 use crate::policy::Labels;
 use crate::repository::faults::{Fault, FaultyStore};
-use crate::repository::log::{RefValue, State, StepFacts};
+use crate::repository::log::{RefValue, State};
+use crate::repository::runs::tests::value;
 
 fn log(objects: &Arc<impl ObjectStore>) -> Log {
     Log::new(Arc::clone(objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap())
@@ -21,19 +22,8 @@ fn log(objects: &Arc<impl ObjectStore>) -> Log {
 async fn set(objects: &Arc<impl ObjectStore>, name: &str) {
     let session = SessionId::random();
     let key = Owned::fresh(session);
-    let value = RefValue {
-        version: 0,
-        manifest: ManifestId::of(name.as_bytes()),
-        manifest_key: key,
-        map_key: key,
-        saved: Timestamp(0),
-        logical_bytes: 0,
-        files: 0,
-        chunks: 0,
-        behind: 0,
-        facts: StepFacts::default(),
-        attempt: None,
-    };
+    let manifest = ManifestId::of(name.as_bytes());
+    let value = RefValue { manifest, manifest_key: key, map_key: key, ..value(0, &[]) };
     let log = log(objects);
     log.commit(Some(session), |_| Ok(vec![Action::Open(session)])).await.unwrap();
     let name: Name = name.parse().unwrap();
