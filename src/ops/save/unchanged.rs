@@ -9,6 +9,7 @@ use crate::chunker::Cut;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
+use crate::ops::watch::POINTER_LEN_MAX;
 use crate::repository::StoredChunks;
 use crate::tree::{SavedStats, StatCache, Walk, WalkEntry};
 
@@ -73,7 +74,7 @@ fn matching<'m>(
     (recorded, manifest): (&SavedStats, &'m Manifest),
 ) -> Option<(usize, &'m Content)> {
     let same = |found: &WalkEntry| recorded.unchanged(&found.path, &found.stat);
-    let found = walk.found.get(at).filter(|found| same(found))?;
+    let found = walk.found.get(at).filter(|found| same(found) && !may_be_pointer(found))?;
     let described_by = formats.depends_on(at);
     if let Some(metadata) = described_by {
         walk.found.get(metadata).filter(|found| same(found))?;
@@ -85,6 +86,11 @@ fn matching<'m>(
         }
         _ => None,
     }
+}
+
+/// True for a file that is read again because it may be a pointer file, of which each save warns.
+fn may_be_pointer(found: &WalkEntry) -> bool {
+    found.stat.size <= POINTER_LEN_MAX && found.path.ends_with(b".ckpt")
 }
 
 /// True if a save with `choice` may cut a file as `cut`.

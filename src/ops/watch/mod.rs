@@ -43,7 +43,7 @@ pub use self::events::{WatchEvent, WatchFailure};
 pub use self::handoff::{HandoffTarget, UnsavedCheckpoint};
 pub use self::metrics::LoggedMetric;
 pub(crate) use self::metrics::with_logged;
-pub(super) use self::pointer::is_pointer_content;
+pub(super) use self::pointer::{POINTER_LEN_MAX, is_pointer_content};
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::scan::Scanner;
 use self::settle::{FileMark, Pace};

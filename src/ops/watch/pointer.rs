@@ -7,7 +7,7 @@ use super::metrics::open;
 use super::truncated::ZIP_BEGIN;
 
 /// Longest pointer file (`_LENGTH_MAX` in `bindings/python/python/towline/_pointer_files.py`).
-pub(super) const POINTER_LEN_MAX: u64 = 16 << 10;
+pub(in crate::ops) const POINTER_LEN_MAX: u64 = 16 << 10;
 /// Member of the zip archive that holds the reference (`_ENTRY` there).
 const MEMBER: &[u8] = b"archive/towline.json";
 
