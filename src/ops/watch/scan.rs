@@ -3,7 +3,7 @@
 //! Polling is needed because trainings write to shared file systems, where notifications do not report writes of other machines.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
@@ -269,13 +269,16 @@ impl Scanner {
     }
 }
 
-/// Steps in several of the candidates, links left out.
+/// Steps in several of the candidates of one owner: others may put files in the folder. Links and empty files are left out.
 fn parted(candidates: &[Candidate]) -> Vec<PartedStep> {
-    let steps = candidates.iter().filter_map(|candidate| match candidate.class {
-        Class::Step(step) if !candidate.meta.is_symlink() => Some((candidate.name.as_str(), step)),
-        _ => None,
-    });
-    PartedStep::among(steps)
+    let mut steps: BTreeMap<u32, Vec<(&str, u64)>> = BTreeMap::new();
+    for candidate in candidates.iter().filter(|candidate| !candidate.meta.is_symlink()) {
+        let is_empty = candidate.meta.is_file() && candidate.meta.len() == 0;
+        if let (Class::Step(step), false) = (&candidate.class, is_empty) {
+            steps.entry(candidate.meta.uid()).or_default().push((&candidate.name, *step));
+        }
+    }
+    steps.into_values().flat_map(|steps| PartedStep::among(steps.into_iter())).collect()
 }
 
 /// As [`is_pointer`]; no larger file and no folder is read.
@@ -377,6 +380,24 @@ mod tests {
 
     use super::super::truncated::ZIP_BEGIN;
     use super::*;
+
+    /// Others may write to the folder, but not make parts of its checkpoints.
+    #[test]
+    fn empty_files_and_those_of_others_make_no_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = ["step_40_rank0.pt", "step_40_rank1.pt"].map(|name| dir.path().join(name));
+        fs::write(&first, "weights").unwrap();
+        let is_whole =
+            || Scanner::new(dir.path()).scan().unwrap().unwrap().checkpoints.contains_key("step_40_rank0.pt");
+        File::create(&second).unwrap();
+        assert!(is_whole(), "the other is empty");
+        fs::write(&second, "weights").unwrap();
+        assert!(!is_whole());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&second, Some(65534), None).unwrap();
+            assert!(is_whole(), "the other is somebody else's");
+        }
+    }
 
     /// Others may write to the folder, but not take the place of its checkpoints.
     #[test]
