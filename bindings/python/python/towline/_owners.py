@@ -131,8 +131,11 @@ def _is_locked(folder: int, name: str) -> bool:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        # Nothing is known of the owner, for example with no descriptor left: its steps are left alone.
+        return True
     try:
         # Shared: others may look at the same time.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -381,18 +381,21 @@ class TowlineFileSystem(AbstractFileSystem):
                     raise IsADirectoryError(f"towline://{found}: remove it with recursive=True")
                 self._remove(found)
 
-    def _remove(self, path: str, keep: bool = False) -> None:
+    def _remove(self, path: str, keep: bool = False, trees: list[str] | None = None) -> None:
+        """Removes the file, folder or trees at `path`; with `trees`, of these no others."""
         for made in self._made(path):
             self.shared.made.pop(made, None)
-        tree_path, names = self.shared.find(path), list(self.shared.names(path))
+        tree_path = self.shared.find(path)
+        names = list(self.shared.names(path)) if trees is None else list(trees)
         if tree_path.name and tree_path.inner:
             if self.shared.entry(tree_path) is not None:
                 self._change(tree_path.name, remove=[tree_path.inner], keep=keep)
-        elif tree_path.name:
+        elif tree_path.name and trees is None:
             names.append(tree_path.name)
         if names:
             self._check_outside_transaction()
             below = [path] if path else sorted({name.split("/")[0] for name in names})
+            below = below if trees is None else names
             # In one commit, so that one `undelete --recursive` takes it back.
             with contextlib.suppress(NotFound):
                 self.shared.engine.remove_below(below)
@@ -449,10 +452,12 @@ class TowlineFileSystem(AbstractFileSystem):
         """Moves the file, folder or trees at `path1`, which `source` splits, to another tree."""
         self._check_outside_transaction()
         found = [source] if source.name and self.shared.entry(source) is not None else []
-        for one in [*found, *(TreePath(name, "") for name in self.shared.names(path1))]:
+        found += [TreePath(name, "") for name in self.shared.names(path1)]
+        for one in found:
             inner = posixpath.join(target.inner, one.path[len(path1) :].lstrip("/"))
             self.shared.graft(one, target._replace(inner=inner.rstrip("/")))
-        self._remove(path1, keep=True)
+        # Not what others save there meanwhile.
+        self._remove(path1, keep=True, trees=[one.name for one in found if not one.inner])
 
     def _rename(self, path1: str, path2: str) -> None:
         """Renames the trees at and below `path1` to names that begin with `path2`."""
