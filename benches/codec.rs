@@ -1,11 +1,13 @@
-//! Byte planes and differences by dtype, beside zstd and a copy of the same bytes; one core, chunks as a save cuts them.
+//! Byte planes and differences by dtype, and predicted bundles, beside zstd and a copy of the same bytes; one core, chunks as a
+//! save cuts them.
 
 use std::hint::black_box;
 
 use bytes::Bytes;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use towline::codec::{
-    Codec, Compression, Element, Width, alone_len, decode_into, encode, encode_alone, encode_difference,
+    BundleBase, Codec, Compression, Element, Width, alone_len, decode_into, encode, encode_alone, encode_bundle,
+    encode_difference,
 };
 use towline::id::ChunkId;
 
@@ -13,6 +15,9 @@ use towline::id::ChunkId;
 const ELEMENTS: usize = 256 << 10;
 /// Chunks, so that they come from memory and not from the cache.
 const CHUNKS: usize = 64;
+
+/// Bundles of three chunks.
+const BUNDLES: usize = 16;
 
 /// Normally distributed, as weights are, from a fixed generator.
 fn weights() -> Vec<f32> {
@@ -48,6 +53,58 @@ fn codecs(criterion: &mut Criterion) {
     };
     one_dtype(criterion, "fp32", [&fp32(&weights), &fp32(&later)], Element::Float(Width::W4));
     one_dtype(criterion, "bf16", [&bf16(&weights), &bf16(&later)], Element::Float(Width::W2));
+    bundles(criterion, &weights);
+}
+
+/// State of `AdamW` after a step, and after the next one: bundles of weights, first and second moments.
+fn trained(weights: &[f32]) -> [Vec<Bytes>; 2] {
+    let gradient = |at: usize, step: usize| weights[(at * 31 + step * 7919) % weights.len()] * 0.01;
+    let mut state: Vec<[f32; 3]> = weights.iter().map(|weight| [*weight, 0.0, 0.0]).collect();
+    let mut advance = |step: usize| {
+        for (at, [w, m, v]) in state.iter_mut().enumerate() {
+            let g = gradient(at, step);
+            *m += 0.1 * (g - *m);
+            *v = *v * 0.999 + 0.001 * g * g;
+            *w = *w * 0.999_997 - 2e-5 * (*m / (v.sqrt() + 1e-9));
+        }
+        let member = |piece: &[[f32; 3]], member: usize| {
+            piece.iter().flat_map(move |of| of[member].to_le_bytes()).collect::<Vec<u8>>()
+        };
+        let bundle = |piece: &[[f32; 3]]| Bytes::from([member(piece, 0), member(piece, 1), member(piece, 2)].concat());
+        state.chunks_exact(ELEMENTS).map(bundle).collect()
+    };
+    (0..20).for_each(|step| drop::<Vec<Bytes>>(advance(step)));
+    [advance(20), advance(21)]
+}
+
+/// The next step as predicted from the one before.
+fn bundles(criterion: &mut Criterion, weights: &[f32]) {
+    let [before, now] = trained(&weights[..ELEMENTS * BUNDLES]);
+    let plain: usize = now.iter().map(Bytes::len).sum();
+    let encode = |(before, now): (&Bytes, &Bytes)| {
+        let base = Some(BundleBase { id: ChunkId::of(&[]), steps: 0, plain: before });
+        encode_bundle(black_box(now), 3, base).expect("they are bundles of one length")
+    };
+    let encoded: Vec<_> = before.iter().zip(&now).map(encode).collect();
+    let stored: usize = encoded.iter().map(|encoded| encoded.bytes.len()).sum();
+    let name = format!("{} MiB of AdamW's state, predicted to 1/{:.3}", plain >> 20, plain as f64 / stored as f64);
+    let mut group = criterion.benchmark_group(name);
+    group.throughput(Throughput::Bytes(plain as u64)).sample_size(10);
+    let mut out = vec![0; 3 * 4 * ELEMENTS];
+    group.bench_function("predicted in", |bencher| {
+        bencher.iter(|| before.iter().zip(&now).map(|pair| encode(pair).bytes.len()).sum::<usize>());
+    });
+    group.bench_function("predicted out", |bencher| {
+        bencher.iter(|| {
+            for (encoded, before) in encoded.iter().zip(&before) {
+                let base = Some(black_box(before).as_ref());
+                decode_into(encoded.codec, black_box(&encoded.bytes), base, &mut out).expect("it was just encoded");
+            }
+        });
+    });
+    zstd(&mut group, &now, &mut out);
+    group.bench_function("copy", |bencher| bencher.iter(|| now.iter().for_each(|bundle| out.copy_from_slice(bundle))));
+    group.finish();
 }
 
 fn one_dtype(criterion: &mut Criterion, dtype: &str, [chunks, later]: [&[Bytes]; 2], element: Element) {

@@ -17,6 +17,7 @@ from measure import GIB, Failed, Kept, fresh, note, run, same
 from steps import APART, DATA, changed_bytes, part_of, plain_bytes, safetensors_of, trained
 
 TARGETED = 20  # steps apart that the bounds are about
+EACH = 8  # steps of a run that saves each: a key step and those after it
 ZIPNN, ZIPNN_XOR = "ZipNN", "ZipNN, with xor"
 
 
@@ -225,6 +226,36 @@ def restores_table(reads):
     return report.table(head, rows), ratios
 
 
+def each_step(kind, scratch, steps, part):
+    """Saves EACH steps, one after another: stored bytes of each, CPU seconds of all, and seconds to restore the last (Towline's)."""
+    saver, key = begin(kind, scratch / "each"), min(steps.main)
+    found = [growth(saver, part_of(steps.main[key + at], part), key + at) for at in range(EACH)]
+    last, seconds = key + EACH - 1, None
+    if isinstance(saver, savers.Towline):
+        seconds = median(restored(saver, part_of(steps.main[last], part), last, scratch)[1] for _ in range(3))
+    shutil.rmtree(saver.scratch)
+    sizes = [size for size, _ in found]
+    note(f"  {saver.name}, each step of {part}: " + ", ".join(f"{size / 1e6:.2f}" for size in sizes) + " MB")
+    return sizes, sum(cpu for _, cpu in found), seconds
+
+
+def each_step_table(kinds, scratch, steps, kept):
+    """Table (g): a run that saves each step. Also the ratios with `predict`: of the steps after the key step, and of all."""
+    part, rows, predicted = "fp32 state", [], (None, None)
+    plain = plain_bytes(part_of(steps.main[min(steps.main)], part))
+    kinds = [kind for kind in kinds if kind is not savers.ResticMax]
+    for kind in kinds + [savers.TowlinePredicting] * (savers.Towline in kinds):
+        work = lambda kind=kind: each_step(kind, scratch, steps, part)
+        is_own = issubclass(kind, savers.Towline)
+        sizes, cpu, seconds = work() if is_own else kept.of(f"{kind.name}, each step of {part}", work)
+        after, all_ = sum(sizes[1:]) / (EACH - 1) / plain, sum(sizes) / EACH / plain
+        predicted = (after, all_) if kind is savers.TowlinePredicting else predicted
+        restore = "" if seconds is None else f"{seconds:.2f}"
+        rows.append([kind.name, f"{sizes[0] / plain:.4f}", f"{after:.4f}", f"{all_:.4f}", f"{cpu / (EACH * plain / GIB):.1f}", restore])
+    head = [f"each step saved, {EACH} of {plain / 1e6:.1f} MB: stored / plain", "key step", "the others", "all", "CPU s/GiB"]
+    return report.table([*head, "restore of the last, seconds"], rows), predicted
+
+
 def adapters(kind, scratch, steps):
     """Stored bytes of each step of the LoRA phase."""
     saver = begin(kind, scratch / "lora")
@@ -276,12 +307,15 @@ def section(scratch, present):
     whole, reads = whole_runs(kinds, scratch, steps, kept)
     read, of_reads = restores_table(reads)
     last, of_settled = settled_table(reads)
+    each, of_each = each_step_table(kinds, scratch, steps, kept)
     shutil.rmtree(scratch)
     targets = bounds(of_state, of_weights, copy, of_adapted, of_reads)
     targets.append(("last step settled, bytes read / stored alone", of_settled[0], "<=", 1.05))
     targets.append(("last step settled, run stored / before", of_settled[1], "<=", 1.05))
+    targets.append(("each step saved, predicted steps, stored / plain", of_each[0], "<=", 0.30))
+    targets.append((f"each step saved, all, every {EACH}th a key step, stored / plain", of_each[1], "<=", 0.36))
     what = f"Checkpoints of a trained GPT, {plain / len(steps.spaced) / 1e6:.0f} MB a step, each program's own compression"
-    return report.section(what, "\n\n".join([state, weights, whole, read, last, adapted, codecs]), targets)
+    return report.section(what, "\n\n".join([state, weights, whole, read, last, each, adapted, codecs]), targets)
 
 
 def bounds(of_state, of_weights, copy, of_adapters, reads):

@@ -35,6 +35,13 @@ class Towline(tools.Towline, Saver):
         return self.command("collect", "--grace", "0s")
 
 
+class TowlinePredicting(Towline):
+    name = "towline, predict"
+
+    def keep(self, source, step):
+        return [*super().keep(source, step), "--compression", "predict"]
+
+
 class Restic(tools.Restic, Saver):
     compression = "auto"
     name = "restic, zstd auto"

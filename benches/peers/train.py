@@ -9,7 +9,7 @@ bf16 autocast, the rate warmed up, lowered along a cosine and held at `--late-ra
     OUT/main/step-N/model.safetensors   the weights as torch rounds them to bf16, names without `model.`
     OUT/lora/step-N/state.safetensors   model.* frozen, lora.* and its AdamW state, `step`
 
-`main` saves SERIES steps SPACING apart, and 1 and 10 steps after the first of them; `lora` goes on from its last.
+`main` saves SERIES steps SPACING apart, and 1 to 10 steps after the first of them; `lora` goes on from its last.
 What a step does follows from the state, the seed and the step's number: a run that was stopped goes on from its last
 checkpoint and gives the bytes that it would have given (on the same processor and torch); what is there is left alone.
 """
@@ -30,7 +30,7 @@ from torch.nn import functional
 VOCABULARY = 256
 TEXT_BYTES = 24 << 20
 BETAS, DECAY, CLIP = (0.9, 0.999), 0.1, 1.0
-AFTER_FIRST = (1, 10)
+AFTER_FIRST = range(1, 11)
 WARM_CHECKPOINT_EVERY = 100
 
 
@@ -250,7 +250,7 @@ def go_on(training, run, steps, export=True):
 
 
 def main_run(options, text):
-    """The run itself: key step, 1, 10, 20, 40 after it, and on to the end of the series."""
+    """The run itself: key step, 1 to 10, 20, 40 after it, and on to the end of the series."""
     run, first = options.out / "main", options.warm
     steps = {first + at * options.spacing for at in range(options.series)} | {first + after for after in AFTER_FIRST}
     run.mkdir(parents=True, exist_ok=True)

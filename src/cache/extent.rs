@@ -42,7 +42,7 @@ pub(super) fn weight(len: u64) -> u16 {
 pub(super) fn header(secret: &Secret, frame: &Frame) -> [u8; HEADER_LEN] {
     let mut out = [0; HEADER_LEN];
     out[..5].copy_from_slice(&MAGIC);
-    out[5] = frame.codec() as u8;
+    out[5] = frame.codec().byte();
     out[6] = u8::from(frame.base().is_some());
     out[8..12].copy_from_slice(&frame.plain_len().to_le_bytes());
     out[12..16].copy_from_slice(&u32::try_from(frame.bytes().len()).unwrap_or(u32::MAX).to_le_bytes());
@@ -81,7 +81,7 @@ pub(super) fn open(secret: &Secret, bytes: &Bytes) -> Option<Frame> {
 pub(super) fn is_raw(secret: &Secret, header: &[u8; HEADER_LEN], id: &ChunkId, len: usize) -> bool {
     let Some(len) = u32::try_from(len).ok().map(u32::to_le_bytes) else { return false };
     header[..5] == MAGIC
-        && header[5..8] == [Codec::Raw as u8, 0, 0]
+        && header[5..8] == [Codec::Raw.byte(), 0, 0]
         && header[8..12] == len
         && header[12..16] == len
         && header[16..48] == *id.as_bytes()

@@ -76,8 +76,8 @@ fn head(shown: &ShownTree) -> String {
     );
     if summary.base_bytes > 0 {
         let of = match summary.behind {
-            // Chunks that it shares with a step that is stored as differences.
-            0 => "which shared chunks are differences to".to_owned(),
+            // Chunks that it shares with a step that is stored with bases.
+            0 => "which its chunks are decoded from".to_owned(),
             // Chunks of a settled step, which was saved after the key step, are bases, too.
             saves => format!("of steps up to {} before", counted(saves.into(), "save")),
         };
@@ -230,7 +230,7 @@ mod tests {
         assert!(head(&shown(true, 1)).contains("bases:    1.0 KiB, of steps up to 1 save before"));
         let shared = head(&shown(true, 0));
         assert!(
-            shared.contains("bases:    1.0 KiB, which shared chunks are differences to") && !shared.contains("0 saves"),
+            shared.contains("bases:    1.0 KiB, which its chunks are decoded from") && !shared.contains("0 saves"),
             "{shared}"
         );
         assert!(!head(&shown(false, 3)).contains("bases"));

@@ -27,6 +27,7 @@ fn element(stored: &Encoded) -> Option<Element> {
     match stored.codec {
         Codec::Difference => difference::element(&stored.bytes),
         Codec::Derived => Some(Element::Float(Width::W2)),
+        Codec::Part | Codec::Bundle(_) => Some(Element::Float(Width::W4)),
         Codec::Raw | Codec::Zstd | Codec::Planes => None,
     }
 }

@@ -136,7 +136,7 @@ fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
 }
 
 /// Fills `out` with the zigzag-encoded differences of `numbers` to `base`; all have the same length.
-fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
+pub(super) fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2, which is all that this function asks for.
@@ -146,7 +146,7 @@ fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [
 }
 
 /// Replaces the zigzag-encoded differences `numbers` by the original numbers.
-fn add(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
+pub(super) fn add(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2, which is all that this function asks for.

@@ -1,9 +1,10 @@
 //! Codecs: a reversible transform per chunk, chosen by a probe of a sample, never larger than raw.
 //!
-//! Two of them need the plain bytes of another chunk, the *base*: the difference to the same numbers of an earlier step, and
-//! chunks derived from a base by rounding.
+//! Some of them need the plain bytes of another chunk, the *base*: the difference to the same numbers of an earlier step, chunks
+//! derived from a base by rounding, and bundles, which are predicted from the step before, with their parts.
 
 mod alone;
+mod bundle;
 mod derived;
 mod difference;
 mod huffman;
@@ -16,6 +17,7 @@ use std::str::FromStr;
 use bytes::Bytes;
 
 pub use self::alone::{alone_len, encode_alone};
+pub use self::bundle::{BUNDLE_LEN_MAX, STEPS_MAX};
 pub use self::derived::rounded;
 pub use self::planes::{Element, Width};
 use crate::blocks::Block;
@@ -25,21 +27,46 @@ use crate::limits::CHUNK_LEN_MAX;
 
 /// The transform of one stored chunk. The numbers are part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
 pub enum Codec {
-    /// The plain bytes.
-    Raw = 0,
-    /// One zstd frame (<https://www.rfc-editor.org/rfc/rfc8878>) that states its content size.
-    Zstd = 1,
-    /// Byte planes: [`planes`].
-    Planes = 2,
-    /// The difference to the base, number by number, in byte planes.
-    Difference = 3,
-    /// As [`Codec::Difference`], to the base with its numbers rounded.
-    Derived = 4,
+    /// 0: the plain bytes.
+    Raw,
+    /// 1: one zstd frame (<https://www.rfc-editor.org/rfc/rfc8878>) that states its content size.
+    Zstd,
+    /// 2: byte planes: [`planes`].
+    Planes,
+    /// 3: the difference to the base, number by number, in byte planes.
+    Difference,
+    /// 4: the base with its numbers rounded.
+    Derived,
+    /// 5: a range of the plain bytes of the base, a bundle.
+    Part,
+    /// 6 to 13: a bundle this many steps (at most [`STEPS_MAX`]) after one that is stored whole; each of them is predicted from its
+    /// base, the bundle of the step before.
+    Bundle(u8),
 }
 
+/// Stored number of [`Codec::Bundle`] of no steps.
+const BUNDLE: u8 = 6;
+/// Stored number of [`Codec::Bundle`] of most steps.
+const BUNDLE_LAST: u8 = BUNDLE + STEPS_MAX;
+/// Maximum number of other chunks to decode for one: [`Codec::hops`] of the codec that has most.
+pub const HOPS_MAX: u8 = STEPS_MAX + 2;
+
 impl Codec {
+    /// The number by which the codec is stored.
+    #[must_use]
+    pub const fn byte(self) -> u8 {
+        match self {
+            Self::Raw => 0,
+            Self::Zstd => 1,
+            Self::Planes => 2,
+            Self::Difference => 3,
+            Self::Derived => 4,
+            Self::Part => 5,
+            Self::Bundle(steps) => BUNDLE + steps,
+        }
+    }
+
     /// The codec stored as `byte`.
     ///
     /// # Errors
@@ -51,8 +78,10 @@ impl Codec {
             2 => Ok(Self::Planes),
             3 => Ok(Self::Difference),
             4 => Ok(Self::Derived),
+            5 => Ok(Self::Part),
+            BUNDLE..=BUNDLE_LAST => Ok(Self::Bundle(byte - BUNDLE)),
             _ => Err(Error::unsupported("chunk is stored with an unknown codec")
-                .expected("0 (raw), 1 (zstd), 2 (planes), 3 (difference) or 4 (derived)")
+                .expected("0 (raw), 1 (zstd), 2 (planes), 3 (difference), 4 (derived), 5 (part) or 6 to 13 (bundle)")
                 .got(byte)
                 .help("use a newer towline")),
         }
@@ -67,6 +96,8 @@ impl Codec {
             Self::Planes => "planes",
             Self::Difference => "difference",
             Self::Derived => "derived",
+            Self::Part => "part",
+            Self::Bundle(_) => "bundle",
         }
     }
 
@@ -76,8 +107,20 @@ impl Codec {
         match self {
             Self::Raw | Self::Zstd | Self::Planes => 0,
             Self::Difference => 1,
-            Self::Derived => 2,
+            Self::Bundle(steps) => steps,
+            Self::Part => STEPS_MAX + 1,
+            Self::Derived => HOPS_MAX,
         }
+    }
+
+    /// True if a chunk that is stored so may have a base that is stored as `base`: it has fewer hops, and a part has a bundle.
+    #[must_use]
+    pub fn may_have(self, base: Self) -> bool {
+        let fits = match self {
+            Self::Part | Self::Bundle(_) => matches!(base, Self::Bundle(_)),
+            _ => true,
+        };
+        fits && base.hops() < self.hops()
     }
 
     /// True if it needs a base.
@@ -97,6 +140,10 @@ pub enum Compression {
     /// As [`Compression::Auto`], but only while that makes a save end sooner: chunks are stored raw while the target takes them
     /// clearly faster than they are encoded. For short saves rather than little space.
     IfFaster,
+    /// As [`Compression::Auto`], and weights are predicted from the step before by the optimizer's moments, with which they are stored
+    /// in bundles. For runs that save each step: those steps take less than half the space. Whoever reads weights alone reads their
+    /// moments, too, and both of the steps since the key step.
+    Predict,
     /// Store every chunk raw.
     Off,
 }
@@ -104,13 +151,16 @@ pub enum Compression {
 impl FromStr for Compression {
     type Err = Error;
 
-    /// `auto`, `if-faster` or `off`.
+    /// `auto`, `if-faster`, `predict` or `off`.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "auto" => Ok(Self::Auto),
             "if-faster" => Ok(Self::IfFaster),
+            "predict" => Ok(Self::Predict),
             "off" => Ok(Self::Off),
-            other => Err(Error::usage("there is no such compression").expected("auto, if-faster or off").got(other)),
+            other => {
+                Err(Error::usage("there is no such compression").expected("auto, if-faster, predict or off").got(other))
+            }
         }
     }
 }
@@ -178,6 +228,44 @@ pub fn encode_derived(base: ChunkId) -> Encoded {
     Encoded { codec: Codec::Derived, bytes: Bytes::from_static(derived::FRAME), base: Some(base) }
 }
 
+/// Encodes the bundle `plain`, the pieces of `count` tensors (weights, first moments and, with three, second moments) of 32-bit
+/// floats. `base` is the bundle of the step before; without one it is stored whole. None if the lengths do not fit, the base has
+/// [`STEPS_MAX`] steps, or the frame would be longer than the plain bytes.
+#[must_use]
+pub fn encode_bundle(plain: &[u8], count: usize, base: Option<BundleBase<'_>>) -> Option<Encoded> {
+    let steps = base.map_or(0, |base| base.steps + 1);
+    if steps > STEPS_MAX || plain.len() as u64 > BUNDLE_LEN_MAX {
+        return None;
+    }
+    let frame = bundle::encode(plain, count, base.map(|base| base.plain)).filter(|frame| frame.len() <= plain.len())?;
+    Some(Encoded { codec: Codec::Bundle(steps), bytes: frame.into(), base: base.map(|base| base.id) })
+}
+
+/// Bundle that another one is predicted from.
+#[derive(Clone, Copy, Debug)]
+pub struct BundleBase<'a> {
+    /// Id.
+    pub id: ChunkId,
+    /// Predicted bundles from the one that is stored whole up to this one.
+    pub steps: u8,
+    /// Plain bytes.
+    pub plain: &'a [u8],
+}
+
+/// A chunk that is the part of the bundle `base` from `offset`.
+#[must_use]
+pub fn encode_part(base: ChunkId, offset: u32) -> Encoded {
+    Encoded { codec: Codec::Part, bytes: Bytes::copy_from_slice(&offset.to_le_bytes()), base: Some(base) }
+}
+
+/// Decodes a part of the bundle `base`: one of its two or three members; none if it is none.
+fn decode_part(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()> {
+    let offset = usize::try_from(u32::from_le_bytes(stored.try_into().ok()?)).ok()?;
+    let is_member = [2, 3].map(|count| plain.len() * count).contains(&base.len()) && offset.is_multiple_of(plain.len());
+    plain.copy_from_slice(base.get(offset..offset.checked_add(plain.len())?).filter(|_| is_member)?);
+    Some(())
+}
+
 /// One zstd frame, if a sample predicts that it is shorter than `limit`, and it is.
 fn zstd(plain: &[u8], limit: usize) -> Option<Vec<u8>> {
     let frame = probe(plain).then(|| zstd::bulk::compress(plain, LEVEL).ok()).flatten();
@@ -206,6 +294,10 @@ pub fn decode_into(codec: Codec, stored: &[u8], base: Option<&[u8]>, plain: &mut
         }
         Codec::Difference => return checked(difference::decode(stored, given()?, plain)),
         Codec::Derived => return checked(derived::decode(stored, given()?, plain)),
+        Codec::Part => return checked(decode_part(stored, given()?, plain)),
+        Codec::Bundle(_) if plain.len() as u64 > BUNDLE_LEN_MAX => return checked(None),
+        Codec::Bundle(0) => return checked(bundle::decode(stored, None, plain)),
+        Codec::Bundle(_) => return checked(bundle::decode(stored, Some(given()?), plain)),
     };
     if got == plain.len() {
         return Ok(());
@@ -260,6 +352,22 @@ mod tests {
         assert_eq!(encode(&text, Compression::Off, None).codec, Codec::Raw);
     }
 
+    #[test]
+    fn a_part_is_a_member_of_a_bundle() {
+        let bundle: Vec<u8> = (0..24).collect();
+        let part = |offset: u32, len: u32| {
+            decode(Codec::Part, &encode_part(ChunkId::of(&[]), offset).bytes, Some(&bundle), len)
+        };
+        assert_eq!(part(8, 8).unwrap(), bundle[8..16]);
+        assert_eq!(part(12, 12).unwrap(), bundle[12..]);
+        for (offset, len) in [(4, 8), (24, 8), (u32::MAX, 8), (0, 24), (0, 4), (0, 1)] {
+            assert!(part(offset, len).is_err(), "{offset} {len}");
+        }
+        assert!(Codec::Part.may_have(Codec::Bundle(7)) && Codec::Bundle(2).may_have(Codec::Bundle(1)));
+        assert!(!Codec::Part.may_have(Codec::Raw) && !Codec::Bundle(1).may_have(Codec::Raw));
+        assert!(!Codec::Bundle(1).may_have(Codec::Bundle(1)) && !Codec::Difference.may_have(Codec::Bundle(1)));
+    }
+
     proptest! {
         #[test]
         fn what_is_encoded_decodes_and_is_never_larger(
@@ -287,10 +395,9 @@ mod tests {
         ) {
             let stored = Bytes::from(stored);
             let _ = (decode(Codec::Zstd, &stored, None, len), decode(Codec::Planes, &stored, None, len));
-            let _ = (
-                decode(Codec::Difference, &stored, Some(&base), len),
-                decode(Codec::Derived, &stored, Some(&base), len),
-            );
+            for codec in [Codec::Difference, Codec::Derived, Codec::Part, Codec::Bundle(0), Codec::Bundle(1)] {
+                let _ = decode(codec, &stored, Some(&base), len);
+            }
             prop_assert!(decode(Codec::Difference, &stored, None, len).is_err());
         }
     }

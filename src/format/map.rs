@@ -117,7 +117,7 @@ impl Map {
         }
         for frame in &self.frames {
             out.varint(frame.pack.into()).varint(frame.ordinal.into()).varint(frame.offset);
-            out.varint(frame.stored_len.into()).u8(frame.codec as u8);
+            out.varint(frame.stored_len.into()).u8(frame.codec.byte());
             out.varint(frame.base.map_or(0, NonZeroU32::get).into());
         }
         if self.version() == VERSION_MAX {
@@ -173,7 +173,7 @@ impl Map {
     fn check_bases(&self) -> Result<()> {
         let sound = |frame: &Frame| match frame.base() {
             None => !frame.codec.has_base(),
-            Some(base) => self.frames.get(base as usize).is_some_and(|base| base.codec.hops() < frame.codec.hops()),
+            Some(base) => self.frames.get(base as usize).is_some_and(|base| frame.codec.may_have(base.codec)),
         };
         match self.frames.iter().position(|frame| !sound(frame)) {
             None => Ok(()),

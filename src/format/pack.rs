@@ -129,7 +129,7 @@ impl PackFooter {
         out.each(&self.entries, |out, e| out.u64(e.offset));
         out.each(&self.entries, |out, e| out.u32(e.stored_len));
         out.each(&self.entries, |out, e| out.u32(e.plain_len));
-        out.each(&self.entries, |out, e| out.u8(e.codec as u8));
+        out.each(&self.entries, |out, e| out.u8(e.codec.byte()));
         out.each(&self.entries, |out, e| out.u8(if e.base.is_some() { BASE_LEN } else { 0 }));
         for base in self.entries.iter().filter_map(|e| e.base) {
             out.bytes(base.as_bytes());

@@ -1,7 +1,7 @@
 //! Show: content of a saved tree, and how each part of it is stored.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use serde::{Serialize, Serializer};
@@ -9,8 +9,9 @@ use serde::{Serialize, Serializer};
 use super::subpath::{bases_of, chunks_below};
 use super::subpath::{entry, within};
 use super::{path_text, shown};
+use crate::codec::Codec;
 use crate::error::Result;
-use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
+use crate::format::{Content, EntryKind, Frame, Map, TensorEntry, TreeEntry};
 use crate::name::Name;
 use crate::repository::log::StepFacts;
 use crate::repository::{Repository, Saved};
@@ -21,6 +22,8 @@ use crate::repository::{Repository, Saved};
 pub struct ShownTree {
     summary: TreeSummary,
     saved: Saved,
+    /// Stored bytes of each chunk of the tree.
+    stored: Vec<u64>,
     /// File or folder whose entries are shown; empty for all.
     below: Vec<u8>,
 }
@@ -41,7 +44,7 @@ pub struct TreeSummary {
     pub bytes: u64,
     /// Stored bytes of its chunks, including shared ones.
     pub stored_bytes: u64,
-    /// Stored bytes of further chunks that these are differences to, which are read with it.
+    /// Stored bytes of further chunks that are read with it: bases of differences, and bundles of earlier steps.
     pub base_bytes: u64,
     /// Saves since the key step that its differences are to; 0 if it is one itself.
     pub behind: u32,
@@ -70,7 +73,7 @@ pub struct TreeStorage {
     pub bytes: u64,
     /// Stored bytes of its chunks, including shared ones.
     pub stored_bytes: u64,
-    /// Stored bytes of further chunks that these are differences to, which are read with it.
+    /// Stored bytes of further chunks that are read with it: bases of differences, and bundles of earlier steps.
     pub base_bytes: u64,
     /// Saves since the key step that its differences are to; 0 if it is one itself.
     pub behind: u32,
@@ -187,22 +190,22 @@ impl TreeStorage {
     /// Storage of `saved`.
     #[must_use]
     pub fn of(saved: &Saved) -> Self {
-        let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
+        let stored = stored_lens(&saved.map);
         let mut codecs: BTreeMap<&str, CodecUse> = BTreeMap::new();
-        for (frame, plain) in own.iter().zip(&saved.manifest.chunks.lens) {
+        for ((frame, plain), stored) in saved.map.frames.iter().zip(&saved.manifest.chunks.lens).zip(&stored) {
             let word = frame.codec.word();
             let used = codecs.entry(word).or_insert_with(|| CodecUse { codec: word.to_owned(), ..CodecUse::default() });
             used.chunks += 1;
             used.plain_bytes += u64::from(*plain);
-            used.stored_bytes += u64::from(frame.stored_len);
+            used.stored_bytes += stored;
         }
         Self {
             name: saved.name.to_string(),
             manifest: saved.value.manifest.to_string(),
             saved: saved.value.saved.to_string(),
             bytes: saved.manifest.logical_bytes(),
-            stored_bytes: stored_bytes(own),
-            base_bytes: stored_bytes(bases),
+            stored_bytes: stored.iter().sum(),
+            base_bytes: base_bytes(&saved.map, &stored),
             behind: saved.value.behind,
             files: saved.manifest.files().count() as u64,
             chunks: saved.manifest.chunks.ids.len() as u64,
@@ -211,22 +214,43 @@ impl TreeStorage {
     }
 }
 
-fn stored_bytes(frames: &[Frame]) -> u64 {
-    frames.iter().map(|frame| u64::from(frame.stored_len)).sum()
+/// Stored bytes of each chunk of a tree. A bundle counts for those that are parts of it, in equal shares.
+fn stored_lens(map: &Map) -> Vec<u64> {
+    let own = map.frames.get(..map.chunks()).unwrap_or_default();
+    let mut parts: HashMap<u32, u64> = HashMap::new();
+    let bundle = |frame: &Frame| frame.base().filter(|_| frame.codec == Codec::Part);
+    for bundle in own.iter().filter_map(bundle) {
+        *parts.entry(bundle).or_default() += 1;
+    }
+    let share = |frame: &Frame| {
+        let bundle = bundle(frame)?;
+        Some(u64::from(map.frames.get(bundle as usize)?.stored_len) / parts.get(&bundle)?)
+    };
+    own.iter().map(|frame| u64::from(frame.stored_len) + share(frame).unwrap_or(0)).collect()
+}
+
+/// Stored bytes of all frames but those that count for chunks of the tree, which take `stored`.
+fn base_bytes(map: &Map, stored: &[u64]) -> u64 {
+    let own = map.frames.get(..map.chunks()).unwrap_or_default();
+    let bundles: BTreeSet<u32> =
+        own.iter().filter(|frame| frame.codec == Codec::Part).filter_map(Frame::base).collect();
+    let is_base = |at: &usize| u32::try_from(*at).is_ok_and(|at| !bundles.contains(&at));
+    let bases = (stored.len()..map.frames.len()).filter(is_base);
+    bases.filter_map(|at| map.frames.get(at)).map(|frame| u64::from(frame.stored_len)).sum()
 }
 
 impl ShownTree {
     pub(crate) fn whole(saved: Saved) -> Self {
+        let stored = stored_lens(&saved.map);
         let summary = {
-            let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
             TreeSummary {
                 name: saved.name.to_string(),
                 path: None,
                 manifest: saved.value.manifest.to_string(),
                 saved: saved.value.saved.to_string(),
                 bytes: saved.manifest.logical_bytes(),
-                stored_bytes: stored_bytes(own),
-                base_bytes: stored_bytes(bases),
+                stored_bytes: stored.iter().sum(),
+                base_bytes: base_bytes(&saved.map, &stored),
                 behind: saved.value.behind,
                 files: saved.manifest.files().count() as u64,
                 chunks: saved.manifest.chunks.ids.len() as u64,
@@ -234,7 +258,7 @@ impl ShownTree {
                 labels: saved.manifest.labels.clone(),
             }
         };
-        Self { summary, saved, below: Vec::new() }
+        Self { summary, saved, stored, below: Vec::new() }
     }
 
     /// The file or folder `below` of a tree.
@@ -242,10 +266,13 @@ impl ShownTree {
         entry(&saved, below)?;
         let own = chunks_below(&saved, Some(below))?;
         let bases = bases_of(&saved, &own)?;
-        let stored =
-            |chunks: &[u32]| chunks.iter().filter_map(|&chunk| stored_len(&saved.map.frames, chunk)).sum::<u64>();
-        let (stored_bytes, base_bytes) = (stored(&own), stored(&bases));
         let mut part = Self { below: below.to_vec(), ..Self::whole(saved) };
+        let frames = &part.saved.map.frames;
+        let frame = |chunk: &u32| frames.get(*chunk as usize).map(|frame| u64::from(frame.stored_len));
+        let stored_bytes = own.iter().filter_map(|&chunk| part.stored.get(chunk as usize)).sum();
+        // Bundles count in part for the chunks that are parts of them.
+        let read = own.iter().chain(&bases).filter_map(frame).sum::<u64>();
+        let base_bytes = read.saturating_sub(stored_bytes);
         let (mut bytes, mut files) = (0, 0);
         for entry in part.own_entries() {
             if let EntryKind::File(content) = &entry.kind {
@@ -272,7 +299,32 @@ impl ShownTree {
 
     /// Files, folders and links, by path.
     pub fn entries(&self) -> impl Iterator<Item = ShownEntry<'_>> {
-        self.own_entries().map(|entry| show_entry(&self.saved, entry))
+        self.own_entries().map(|entry| self.show_entry(entry))
+    }
+
+    fn show_entry<'a>(&'a self, entry: &'a TreeEntry) -> ShownEntry<'a> {
+        let content = match &entry.kind {
+            EntryKind::File(content) => Some(content),
+            _ => None,
+        };
+        let target = match &entry.kind {
+            EntryKind::Symlink(target) => Some(String::from_utf8_lossy(target)),
+            _ => None,
+        };
+        let chunks: Vec<(u32, Range<u64>)> =
+            content.map(|content| content.placed(&self.saved.manifest.chunks).collect()).unwrap_or_default();
+        ShownEntry {
+            path: path_text(&entry.path),
+            kind: entry.kind.word(),
+            mode: format!("{:04o}", entry.mode),
+            mtime: entry.mtime.to_string(),
+            bytes: content.map_or(0, |content| content.size),
+            chunks: chunks.len() as u64,
+            stored_bytes: chunks.iter().filter_map(|(chunk, _)| self.stored.get(*chunk as usize)).sum(),
+            cut: content.map(|content| content.cut.word()),
+            target,
+            tensors: ShownTensors::new(self, content, chunks),
+        }
     }
 
     fn own_entries(&self) -> impl Iterator<Item = &TreeEntry> {
@@ -303,10 +355,10 @@ impl Serialize for Entries<'_> {
 }
 
 impl<'a> ShownTensors<'a> {
-    fn new(saved: &'a Saved, content: Option<&'a Content>, chunks: Vec<(u32, Range<u64>)>) -> Self {
+    fn new(shown: &'a ShownTree, content: Option<&'a Content>, chunks: Vec<(u32, Range<u64>)>) -> Self {
         let tensors = content.map_or(&[][..], |content| &*content.tensors);
         let chunks = if tensors.is_empty() { Vec::new() } else { chunks };
-        Self { tensors, stored: StoredRanges::new(&saved.map.frames, chunks) }
+        Self { tensors, stored: StoredRanges::new(shown, chunks) }
     }
 
     /// True if the file was not parsed as a checkpoint, or has no tensors.
@@ -339,36 +391,12 @@ impl Serialize for ShownTensors<'_> {
     }
 }
 
-fn show_entry<'a>(saved: &'a Saved, entry: &'a TreeEntry) -> ShownEntry<'a> {
-    let content = match &entry.kind {
-        EntryKind::File(content) => Some(content),
-        _ => None,
-    };
-    let target = match &entry.kind {
-        EntryKind::Symlink(target) => Some(String::from_utf8_lossy(target)),
-        _ => None,
-    };
-    let chunks: Vec<(u32, Range<u64>)> =
-        content.map(|content| content.placed(&saved.manifest.chunks).collect()).unwrap_or_default();
-    ShownEntry {
-        path: path_text(&entry.path),
-        kind: entry.kind.word(),
-        mode: format!("{:04o}", entry.mode),
-        mtime: entry.mtime.to_string(),
-        bytes: content.map_or(0, |content| content.size),
-        chunks: chunks.len() as u64,
-        stored_bytes: chunks.iter().filter_map(|(chunk, _)| stored_len(&saved.map.frames, *chunk)).sum(),
-        cut: content.map(|content| content.cut.word()),
-        target,
-        tensors: ShownTensors::new(saved, content, chunks),
-    }
-}
-
 /// Prefix sums of the storage of one file, so that ranges need no loop over their chunks: a manifest may have any number of
 /// tensors over the same chunks.
 #[derive(Clone, Debug)]
 struct StoredRanges<'a> {
-    frames: &'a [Frame],
+    /// Stored bytes of each chunk of the tree.
+    stored: &'a [u64],
     /// Chunks of the file and their places in it.
     chunks: Vec<(u32, Range<u64>)>,
     /// Stored bytes of the chunks before each, and of all.
@@ -378,19 +406,20 @@ struct StoredRanges<'a> {
 }
 
 impl<'a> StoredRanges<'a> {
-    fn new(frames: &'a [Frame], chunks: Vec<(u32, Range<u64>)>) -> Self {
+    fn new(shown: &'a ShownTree, chunks: Vec<(u32, Range<u64>)>) -> Self {
+        let (stored, frames) = (shown.stored.as_slice(), &shown.saved.map.frames);
         let mut before = Vec::with_capacity(chunks.len() + 1);
         let mut by_codec: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
         let mut sum = 0;
         before.push(0);
         for (at, (chunk, _)) in chunks.iter().enumerate() {
-            if let Some(frame) = frames.get(*chunk as usize) {
-                sum += u64::from(frame.stored_len);
+            if let (Some(frame), Some(len)) = (frames.get(*chunk as usize), stored.get(*chunk as usize)) {
+                sum += len;
                 by_codec.entry(frame.codec.word()).or_default().push(at);
             }
             before.push(sum);
         }
-        Self { frames, chunks, before, by_codec }
+        Self { stored, chunks, before, by_codec }
     }
 
     /// Stored bytes of the chunks of `range`, those at its ends in proportion; and their codecs, joined by `+`.
@@ -418,10 +447,6 @@ impl<'a> StoredRanges<'a> {
     fn share(&self, at: usize, range: &Range<u64>) -> u64 {
         let Some((chunk, place)) = self.chunks.get(at) else { return 0 };
         let common = place.end.min(range.end).saturating_sub(place.start.max(range.start));
-        stored_len(self.frames, *chunk).unwrap_or(0) * common / (place.end - place.start).max(1)
+        self.stored.get(*chunk as usize).copied().unwrap_or(0) * common / (place.end - place.start).max(1)
     }
-}
-
-fn stored_len(frames: &[Frame], chunk: u32) -> Option<u64> {
-    frames.get(chunk as usize).map(|frame| frame.stored_len.into())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::names::{Replaced, exists};
 use crate::budget::Buffer;
-use crate::codec::{Encoded, encode_alone};
+use crate::codec::{Codec, Encoded, encode_alone};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::name::Name;
@@ -105,11 +105,24 @@ impl Repository {
         Ok((stored_again, places))
     }
 
-    /// Reads for all chunks of the tree with a base outside of it.
+    /// Reads for all chunks of the tree with a base outside of it. A bundle that is stored whole, and is nothing but chunks of the
+    /// tree, counts as inside.
     fn dependent(&self, saved: &Saved, progress: &Progress) -> Result<Vec<PackRead>> {
         let own = saved.map.chunks();
-        let frames = (0u32..).zip(saved.map.frames.iter().take(own));
-        let outside = frames.filter(|(_, frame)| frame.base().is_some_and(|base| base as usize >= own));
+        let frames = || (0u32..).zip(saved.map.frames.iter().take(own));
+        let mut parts: HashMap<u32, u64> = HashMap::new();
+        for (chunk, frame) in frames().filter(|(_, frame)| frame.codec == Codec::Part) {
+            let len = saved.manifest.chunks.lens.get(chunk as usize).copied().unwrap_or(0);
+            *parts.entry(frame.base().unwrap_or(u32::MAX)).or_default() += u64::from(len);
+        }
+        let is_inside = |base: u32| {
+            let bundle = saved.locate(base).map(|bundle| bundle.place);
+            bundle.is_ok_and(|place| {
+                place.codec == Codec::Bundle(0) && parts.get(&base) == Some(&u64::from(place.plain_len))
+            })
+        };
+        let is_outside = |base: u32| base as usize >= own && !is_inside(base);
+        let outside = frames().filter(|(_, frame)| frame.base().is_some_and(is_outside));
         let chunks: Vec<u32> = outside.map(|(chunk, _)| chunk).collect();
         let lens = chunks.iter().filter_map(|&chunk| saved.manifest.chunks.lens.get(chunk as usize));
         progress.phase("storing what depends on others", lens.map(|&len| u64::from(len)).sum());

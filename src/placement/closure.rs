@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::codec::HOPS_MAX;
 use crate::error::Result;
 use crate::format::{Inventory, KeySet};
 use crate::repository::{Held, Saved, Travel, TravelNode, decide};
@@ -161,10 +162,10 @@ impl Closure {
         if self.with_bases.is_empty() || chunks.is_empty() {
             return Travelling { chunks, alone };
         }
-        let hops = |base: Option<u32>| match base {
-            None => 0,
-            Some(base) if self.with_bases.get(base as usize).is_some_and(|base| base.base.is_some()) => 2,
-            Some(_) => 1,
+        let hops = |base: Option<u32>| {
+            let above = |base: &u32| self.with_bases.get(*base as usize)?.base;
+            // Forms of several trees may contradict each other, so that a chunk is its own base.
+            (0..HOPS_MAX).zip(std::iter::successors(base, above)).map(|(hops, _)| hops + 1).last().unwrap_or(0)
         };
         let node = |(place, (&stored, with)): (usize, (&u32, &WithBase))| TravelNode {
             base: with.base,

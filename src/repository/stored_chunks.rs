@@ -119,11 +119,17 @@ impl StoredChunks {
         }
     }
 
-    /// Base of a chunk at `place`, and the place of that, which has fewer hops than the chunk; none if it needs no base.
+    /// Base of a chunk at `place`, and the place of that, which has fewer hops than the chunk; none if it needs no base, or if that or
+    /// one of its bases is not stored.
     #[must_use]
     pub fn base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
+        self.known_base(place).filter(|(_, base)| self.is_whole(base))
+    }
+
+    /// As [`StoredChunks::base`], but that may lack a base itself.
+    fn known_base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
         let base = place.base?;
-        let found = self.near.get(&base).filter(|found| found.codec.hops() < place.codec.hops())?;
+        let found = self.near.get(&base).filter(|found| place.codec.may_have(found.codec))?;
         Some((base, *found))
     }
 
@@ -133,9 +139,18 @@ impl StoredChunks {
         self.near.get(id).is_some_and(|place| place.codec.hops() == 0)
     }
 
+    /// Predicted bundles from the one that is stored whole up to the bundle `id`; None if it is no bundle, or lacks a base.
+    #[must_use]
+    pub fn bundle_steps(&self, id: &ChunkId) -> Option<u8> {
+        match self.near.get(id)? {
+            place @ ChunkPlace { codec: Codec::Bundle(steps), .. } if self.is_whole(place) => Some(*steps),
+            _ => None,
+        }
+    }
+
     /// True if all bases of the chunk at `place` are stored.
     fn is_whole(&self, place: &ChunkPlace) -> bool {
-        place.base.is_none() || self.base(place).is_some_and(|(_, base)| self.is_whole(&base))
+        place.base.is_none() || self.base(place).is_some()
     }
 
     /// The pack `id`, if a place in it was returned.
@@ -170,12 +185,12 @@ impl StoredChunks {
     async fn search_bases(&mut self, mut needing: Vec<ChunkPlace>) -> Result<()> {
         while !needing.is_empty() {
             needing.retain(|place| place.base.is_some());
-            let unknown = needing.iter().filter(|place| self.base(place).is_none());
+            let unknown = needing.iter().filter(|place| self.known_base(place).is_none());
             let unknown: BTreeSet<ChunkId> = unknown.filter_map(|place| place.base).collect();
             for (id, place) in self.search(&unknown.into_iter().collect::<Vec<_>>()).await? {
                 self.insert(id, place);
             }
-            needing = needing.iter().filter_map(|place| Some(self.base(place)?.1)).collect();
+            needing = needing.iter().filter_map(|place| Some(self.known_base(place)?.1)).collect();
         }
         Ok(())
     }

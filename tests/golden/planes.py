@@ -26,22 +26,27 @@ def difference(frame, base, length):
     kind, classes = frame[0], frame[1]
     need(kind & ~11 == 0 and len(base) == length and 1 <= classes <= 4, "kind, base or classes")
     width, bits = 1 << (kind & 3), 8 << (kind & 3)
-    top = 1 << bits - 1
     bounds = frame[2:1 + classes]
     need(list(bounds) == sorted(set(bounds)) and 0 not in bounds, "bounds")
-
-    def order(value):
-        """A float's bits, such that they are in order as integers in two's complement. Its own inverse."""
-        return value ^ (top - 1) if kind & 8 and value & top else value
-
     before = [number(base[at:at + width]) for at in range(0, length // width * width, width)]
     of = [sum(bound <= value << 1 >> bits - 8 & 255 for bound in bounds) for value in before]
     values, rest = numbers(frame[1 + len(bounds):], width, length, of if classes > 1 else None, classes)
+    return moved(values, before, bits, kind & 8) + rest
+
+
+def moved(steps, before, bits, floats):
+    """The numbers that are so many zigzagged steps after those `before`."""
+    top = 1 << bits - 1
+
+    def order(value):
+        """A float's bits, such that they are in order as integers in two's complement. Its own inverse."""
+        return value ^ (top - 1) if floats and value & top else value
+
     plain = bytearray()
-    for value, old in zip(values, before):
+    for value, old in zip(steps, before):
         step = value >> 1 if value % 2 == 0 else -(value >> 1) - 1
-        plain += order((order(old) + step) % (1 << bits)).to_bytes(width, "little")
-    return bytes(plain) + rest
+        plain += order((order(old) + step) % (1 << bits)).to_bytes(bits // 8, "little")
+    return bytes(plain)
 
 
 def derived(frame, base, length):

@@ -15,6 +15,7 @@ import struct
 import sys
 import unicodedata
 
+import bundles
 import planes
 from blake3 import blake3
 from zstandard import ZstdDecompressor
@@ -214,8 +215,12 @@ class Repository:
             plain = planes.decode(frame, length)
         elif codec == 3:
             plain = planes.difference(frame, self.chunk(frames, base - 1), length)
-        else:
+        elif codec == 4:
             plain = planes.derived(frame, self.chunk(frames, base - 1), length)
+        elif codec == 5:
+            plain = bundles.part(frame, self.chunk(frames, base - 1), length)
+        else:
+            plain = bundles.decode(frame, self.chunk(frames, base - 1) if base else None, length)
         need(len(plain) == length and blake3(plain).digest() == wanted, "chunk does not match its id")
         return plain
 
@@ -423,7 +428,7 @@ def read_tensor(wire, size):
         need(all(at + n <= dim for at, n, dim in zip(offsets, shape, whole)), "part lies outside its tensor")
 
 
-HOPS = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}
+HOPS = {0: 0, 1: 0, 2: 0, 3: 1, 4: 9, 5: 8} | {6 + steps: steps for steps in range(8)}
 
 
 def read_map(body, version, wanted, manifest):

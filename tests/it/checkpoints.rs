@@ -85,7 +85,7 @@ async fn parts_are_looked_at_again_when_their_metadata_changes() {
         } else {
             fs::remove_file(source.join(".metadata")).unwrap();
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         let cached = repository.save(&source, &name("dcp"), &SaveOptions::default()).await.unwrap();
         let options = SaveOptions { reread: true, ..SaveOptions::default() };
         let read = repository.save(&source, &name("dcp"), &options).await.unwrap();

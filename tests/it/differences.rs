@@ -26,19 +26,25 @@ const LEN: usize = 256 << 10;
 
 pub(crate) struct Fixture {
     pub(crate) dir: tempfile::TempDir,
-    objects: Arc<dyn ObjectStore>,
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    memory: u64,
 }
 
 impl Fixture {
     pub(crate) fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
+        Self::with_memory(64 << 20)
+    }
+
+    /// Its repositories are opened with so much memory.
+    pub(crate) fn with_memory(memory: u64) -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()), memory }
     }
 
     /// A handle that knows nothing yet.
     pub(crate) async fn open(&self) -> Repository {
         let options = OpenOptions {
             cache: Some(self.dir.path().join("cache")),
-            memory: Some(64 << 20),
+            memory: Some(self.memory),
             ..OpenOptions::default()
         };
         Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
@@ -80,7 +86,7 @@ impl Fixture {
     }
 
     /// Restores a step into an empty folder; returns the stored bytes read.
-    async fn assert_restores(&self, from: &Repository, number: u32) -> u64 {
+    pub(crate) async fn assert_restores(&self, from: &Repository, number: u32) -> u64 {
         let dest = tempfile::tempdir().unwrap();
         let saved = name(&format!("run/step-{number}"));
         let report = from.restore(&saved, None, dest.path(), &RestoreOptions::default()).await.unwrap();
@@ -88,20 +94,20 @@ impl Fixture {
         report.fetched_bytes
     }
 
-    async fn verify(&self, repair: bool) -> VerifyReport {
+    pub(crate) async fn verify(&self, repair: bool) -> VerifyReport {
         let options = VerifyOptions { data: true, repair, ..VerifyOptions::default() };
         self.open().await.verify(None, &options).await.unwrap()
     }
 
     /// Collects until nothing is left to do.
-    async fn collect(&self) {
+    pub(crate) async fn collect(&self) {
         let options = CollectOptions::at_once();
         for _ in 0..2 {
             self.open().await.collect(&options).await.unwrap();
         }
     }
 
-    async fn bytes(&self) -> u64 {
+    pub(crate) async fn bytes(&self) -> u64 {
         let listed: Vec<_> = self.objects.list(None).try_collect().await.unwrap();
         listed.iter().map(|meta| meta.size).sum()
     }

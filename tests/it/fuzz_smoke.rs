@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use towline::audit::{EntryKind, Head, Journal, SignedHead, read_segments};
 use towline::clock::Timestamp;
-use towline::codec::{Codec, Compression, Element, Width, encode};
+use towline::codec::{BundleBase, Codec, Compression, Element, Width, encode, encode_bundle};
 use towline::format::TRAILER_LEN;
 use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, open};
 use towline::id::{AuditLogId, ChunkId, EntryHash, ManifestId, Owned, SessionId};
@@ -24,7 +24,8 @@ use towline::transfer::protocol::{
 
 use self::parsers::PARSERS;
 pub(crate) use self::parsers::memory::peak_of;
-use crate::golden::{objects, objects_with_lengths, second_objects, tail};
+use crate::golden::{objects, objects_with_bundles, objects_with_lengths, second_objects, tail};
+use crate::predictions::Training;
 
 /// Bent inputs for each parser.
 const ROUNDS: u32 = 4_000;
@@ -64,6 +65,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
         objects.insert(format!("{key}-2"), object);
     }
     objects.extend(objects_with_lengths().into_iter().filter(|(key, _)| key.starts_with("map/")));
+    objects.extend(objects_with_bundles().into_iter().filter(|(key, _)| key.starts_with("map/")));
     let bodies = |prefix: &str, kind| {
         objects
             .iter()
@@ -99,7 +101,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
                 let len: Vec<u8> = object[8..12].iter().rev().copied().collect();
                 Bytes::from([&len, &object[HEADER_LEN..object.len() - DIGEST_LEN]].concat())
             };
-            compressed.map(frame).chain(planes()).collect()
+            compressed.map(frame).chain(planes()).chain(bundles()).collect()
         }
         "torch" => checkpoints(&["views.pt", "objects.pth", "training.bin"]),
         "dcp" => checkpoints(&["dcp/.metadata"]),
@@ -170,6 +172,20 @@ fn planes() -> Vec<Bytes> {
     let stored = [3, 5, 40, 200, 70_000].map(|spread| encode(&plain(spread)));
     assert!(stored.iter().all(|stored| stored.codec == Codec::Planes));
     stored.map(|stored| Bytes::from([&8000u32.to_be_bytes(), &*stored.bytes].concat())).to_vec()
+}
+
+/// Bundles, stored whole and predicted; each with its length before it.
+fn bundles() -> Vec<Bytes> {
+    let mut training = Training::of(7, &[600]);
+    let mut plain = || {
+        training.go_on();
+        let optimizer = training.optimizer().into_iter().filter(|(name, ..)| *name != "step");
+        training.model().into_iter().chain(optimizer).flat_map(|(.., bytes)| bytes).collect::<Vec<u8>>()
+    };
+    let [before, now] = [plain(), plain()];
+    let predicted = encode_bundle(&now, 3, Some(BundleBase { id: ChunkId::of(&before), steps: 0, plain: &before }));
+    let stored = [encode_bundle(&before, 3, None), predicted].map(Option::unwrap);
+    stored.map(|stored| Bytes::from([&7200u32.to_be_bytes(), &*stored.bytes].concat())).to_vec()
 }
 
 /// Files that torch wrote.

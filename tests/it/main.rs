@@ -40,6 +40,7 @@ mod peers;
 mod plant;
 mod policy;
 mod ports;
+mod predictions;
 mod probe;
 mod ranks;
 mod redirects;

@@ -247,14 +247,14 @@ def test_a_state_longer_than_a_batch_is_one_step(repository):
     assert len(repository.ls()) == 1 and same(loaded(repository, state), state)
 
 
-@pytest.mark.parametrize("compression", ["auto", "if-faster", "off"])
+@pytest.mark.parametrize("compression", ["auto", "if-faster", "predict", "off"])
 def test_how_small_a_step_is_stored_can_be_said(repository, compression):
     state, writer = {"w": torch.zeros(1 << 18)}, StorageWriter(repository, NAME, compression=compression)
     dcp.save(state, storage_writer=writer)
     assert same(loaded(repository, {"w": torch.ones(1 << 18)}), state)
     if compression != "if-faster":
-        assert (writer.report.stored_bytes < 1 << 18) is (compression == "auto")
-    with pytest.raises(towline.UsageError, match="'if-faster' or 'off'"):
+        assert (writer.report.stored_bytes < 1 << 18) is (compression in ("auto", "predict"))
+    with pytest.raises(towline.UsageError, match="'predict' or 'off'"):
         StorageWriter(repository, NAME, compression="zstd")
 
 

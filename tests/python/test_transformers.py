@@ -186,7 +186,7 @@ def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
     saver.save(str(tmp_path / "out" / "checkpoint-1"), 1, None, str(tmp_path / "out")).wait()
     saver.close()
     assert repository.show("run-7/step-1").stored_bytes >= 1 << 20
-    with pytest.raises(towline.UsageError, match="'if-faster' or 'off'"):
+    with pytest.raises(towline.UsageError, match="'predict' or 'off'"):
         TowlineCallback(repository, "run-7", compression="fast")
 
 

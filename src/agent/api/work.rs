@@ -59,7 +59,7 @@ pub(super) struct Save {
     base: Option<String>,
     /// `auto`, `tensor`, `content` or `fixed`.
     cut: Option<String>,
-    /// `auto`, `if-faster` or `off`.
+    /// `auto`, `if-faster`, `predict` or `off`.
     compression: Option<String>,
     /// Number of saves after which tensors are stored whole again.
     #[schema(value_type = Option<u32>, minimum = 1)]

@@ -364,7 +364,7 @@ pub(super) struct SaveFlags {
     /// How chunks are compressed
     #[arg(long, value_enum, default_value_t = Compress::Auto)]
     pub(super) compression: Compress,
-    /// Store one of every K steps of a run whole, the others as differences to it [default: 8]
+    /// Store one of every K steps of a run whole, the others as differences to it, or predicted [default: 8]
     #[arg(long, value_name = "K", value_parser = positive::<NonZeroU32>)]
     pub(super) key_every: Option<NonZeroU32>,
 }
@@ -514,6 +514,8 @@ pub(super) enum Compress {
     Auto,
     /// Like auto, but raw while the repository accepts bytes faster than they can be compressed: the shortest save
     IfFaster,
+    /// Like auto, and weights are predicted from the step before: for runs that save each step
+    Predict,
     /// No compression
     Off,
 }
@@ -523,6 +525,7 @@ impl From<Compress> for Compression {
         match compress {
             Compress::Auto => Self::Auto,
             Compress::IfFaster => Self::IfFaster,
+            Compress::Predict => Self::Predict,
             Compress::Off => Self::Off,
         }
     }

@@ -224,7 +224,7 @@ impl Amending<'_> {
         if let Some(value) = before.filter(|value| value.manifest == id && value.facts == facts && writer.is_idle()) {
             return Ok(TryOutcome::Done(Box::new(value.clone())));
         }
-        let differs = places.iter().any(|place| place.codec == Codec::Difference);
+        let differs = places.iter().any(|place| matches!(place.codec, Codec::Difference | Codec::Part));
         let grafted = self.changes.graft.iter().map(|graft| &graft.tree.value);
         let behind = grafted.chain(before).filter(|_| differs).map(|value| value.behind).max().unwrap_or_default();
         let grafted_from = self.changes.graft.iter().map(|graft| (&graft.name, graft.tree.value.manifest));
@@ -240,7 +240,7 @@ impl Amending<'_> {
             logical_bytes: tree.logical_bytes(),
             files: tree.files().count() as u64,
             saved: self.repository.clock().now(),
-            behind: behind.max(self.partial.behind(places)),
+            behind: behind.max(self.partial.behind(places, known)),
             facts,
             labels: Labels::default(),
             label_scope: LabelScope::default(),

@@ -1,5 +1,5 @@
-//! Analysis of the files before they are saved: their boundaries, and 16-bit tensors that are roundings of 32-bit tensors of
-//! the same save.
+//! Analysis of the files before they are saved: their boundaries, 16-bit tensors that are roundings of 32-bit tensors of the same
+//! save, and tensors that make bundles.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::bundles::{Bundles, Pieces};
 use super::detect::Formats;
 use super::source::{SMALL, check_unchanged, open};
 use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::chunker::tensor;
 use crate::codec::rounded;
 use crate::error::{Error, Result};
+use crate::ops::shown;
 use crate::tree::{Opened, Walk};
 
 /// Bytes of a 32-bit tensor that are sampled at its start and in its middle, before whole chunks are compared.
@@ -28,18 +30,28 @@ pub(super) struct Contents {
     masters: HashMap<(usize, u64), (usize, u64)>,
     /// Boundaries of files with such 32-bit tensors.
     cuts: HashMap<usize, Vec<u64>>,
+    bundles: Bundles,
+}
+
+/// Relations between tensors to look for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Relations {
+    /// 16-bit roundings of 32-bit tensors.
+    pub(super) derived: bool,
+    /// Weights with their optimizer's moments.
+    pub(super) bundles: bool,
 }
 
 impl Contents {
-    /// Parses the files `to_read`. If they hold 16-bit floats, parses all other files as well, to find the 32-bit tensors that
-    /// these round. Blocking.
+    /// Parses the files `to_read`, and finds `relations`. If they hold 16-bit floats, parses all other files as well, to find the
+    /// 32-bit tensors that these round. Blocking.
     ///
     /// # Errors
     /// A file cannot be read; cancelled, if `stop` is.
     pub(super) fn parse(
         walk: &Walk,
         formats: &Formats,
-        (to_read, derive): (&[usize], bool),
+        (to_read, relations): (&[usize], Relations),
         stop: &CancellationToken,
     ) -> Result<Self> {
         let go_on = || if stop.is_cancelled() { Err(Error::cancelled("interrupted")) } else { Ok(()) };
@@ -48,8 +60,11 @@ impl Contents {
             go_on()?;
             contents.parse_file(walk, formats, file)?;
         }
+        if relations.bundles {
+            contents.bundles = Bundles::find(walk, &contents.layouts)?;
+        }
         let has = |layout: &Arc<Layout>, dtype: Dtype| layout.tensors.iter().any(|tensor| tensor.dtype == dtype);
-        if !derive || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
+        if !relations.derived || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
             return Ok(contents);
         }
         let mut all = Self { layouts: contents.layouts.clone(), ..Self::default() };
@@ -127,17 +142,36 @@ impl Contents {
 
     /// File and byte range of the chunk that the 16-bit floats in `range` of `file` may be the rounding of.
     pub(super) fn master(&self, file: usize, range: &Range<u64>) -> Option<(usize, Range<u64>)> {
-        let tensors = &self.layouts.get(&file)?.tensors;
-        let after = tensors.partition_point(|tensor| tensor.start <= range.start);
-        let tensor = tensors.get(after.checked_sub(1)?)?;
+        let tensor = self.tensor(file, range.start)?;
         let &(master, start) = self.masters.get(&(file, tensor.start))?;
         let start = start + 2 * (range.start - tensor.start);
         let wanted = start..start + 2 * (range.end - range.start);
-        let cuts = self.cuts.get(&master)?;
-        let end = cuts.binary_search(&wanted.end).ok()?;
-        let before = end.checked_sub(1).and_then(|before| cuts.get(before)).copied().unwrap_or(0);
-        (before == wanted.start).then_some((master, wanted))
+        is_chunk(&self.cuts, master, &wanted).then_some((master, wanted))
     }
+
+    /// Tensor of a long file that starts last at or before `at`.
+    fn tensor(&self, file: usize, at: u64) -> Option<&Tensor> {
+        let tensors = &self.layouts.get(&file)?.tensors;
+        tensors.get(tensors.partition_point(|tensor| tensor.start <= at).checked_sub(1)?)
+    }
+
+    /// Chunks that make a bundle with the one in `range` of `file`.
+    pub(super) fn bundle(&self, file: usize, range: &Range<u64>) -> Option<Pieces> {
+        self.bundles.pieces(file, self.tensor(file, range.start)?, range)
+    }
+
+    /// True if some tensors make bundles.
+    pub(super) fn has_bundles(&self) -> bool {
+        !self.bundles.is_empty()
+    }
+}
+
+/// True if `range` of `file` is one chunk, by the boundaries of some files.
+pub(super) fn is_chunk(cuts: &HashMap<usize, Vec<u64>>, file: usize, range: &Range<u64>) -> bool {
+    let Some(cuts) = cuts.get(&file) else { return false };
+    let Ok(end) = cuts.binary_search(&range.end) else { return false };
+    let before = end.checked_sub(1).and_then(|before| cuts.get(before)).copied().unwrap_or(0);
+    before == range.start
 }
 
 /// Tensors of one shape and sample, each by its file and start. There may be very many: a short file can list a tensor very often.
@@ -162,12 +196,17 @@ fn sample(file: &Opened, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads the range that [`Contents::master`] returned; None if it is unreadable or has changed.
-pub(super) fn read_master(walk: &Walk, file: usize, range: Range<u64>) -> Option<Vec<u8>> {
-    let found = walk.found.get(file)?;
-    let opened = open(walk, found).ok()?;
-    let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
-    opened.read_exact_at(&mut bytes, range.start).ok()?;
-    check_unchanged(&opened, found).ok()?;
-    Some(bytes)
+/// Reads a range that [`Contents`] returned.
+///
+/// # Errors
+/// Conflict, if the file has changed; other, if it cannot be read.
+pub(super) fn read_again(walk: &Walk, file: usize, range: Range<u64>) -> Result<Vec<u8>> {
+    let found = walk.found.get(file).ok_or_else(|| Error::other("a chunk is of no file of the save"))?;
+    let opened = open(walk, found)?;
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
+    // A file that shrank reads short; the check below detects the change.
+    let read = opened.read_exact_at(&mut bytes, range.start);
+    check_unchanged(&opened, found)?;
+    read.map_err(|source| Error::other("read a file to save").at(shown(&found.path)).source(source))?;
+    Ok(bytes)
 }

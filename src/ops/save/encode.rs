@@ -1,10 +1,12 @@
-//! Encoding of each new chunk: derived from another chunk of the save, as a difference to a chunk of the parent, or without a base.
+//! Encoding of each new chunk: in a bundle, derived from another chunk of the save, as a difference to a chunk of the parent, or
+//! without a base.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::contents::{Contents, read_master};
+use super::contents::{Contents, read_again};
+use super::encode_bundle::{Bundling, EncodedBundle, NewBundle};
 use super::if_faster::EncodeChoice;
 use super::parent::{BaseCandidate, Parent};
 use super::read::HashedChunk;
@@ -28,6 +30,8 @@ pub(super) struct NewChunk {
     pub(super) file: usize,
     /// Possible base of a difference.
     pub(super) base: BaseCandidate,
+    /// Bundle to store it in, with its other chunks.
+    pub(super) bundle: Option<NewBundle>,
 }
 
 /// Encoded chunk.
@@ -45,6 +49,8 @@ pub(super) struct EncodedChunk {
     pub(super) alone_len: u32,
     /// True if it is stored raw because the repository is faster than the encoder.
     pub(super) faster: bool,
+    /// The bundle that it is part of, if that is stored with it.
+    pub(super) bundle: Option<Box<EncodedBundle>>,
 }
 
 /// Batch of encoded chunks.
@@ -67,6 +73,8 @@ pub(super) struct Encoding {
     pub(super) parent: Option<Arc<Parent>>,
     /// Memory for bases, separate from the chunks' own buffers, which are held meanwhile.
     pub(super) budget: Option<Budget>,
+    /// Memory for bundles; none if there are none.
+    pub(super) bundling: Option<Bundling>,
 }
 
 impl Encoding {
@@ -81,7 +89,16 @@ impl Encoding {
             return Ok(Batch { done: new.into_iter().map(raw).collect(), encoded: None });
         }
         let bytes = new.iter().map(|new| new.chunk.bytes.len() as u64).sum();
-        let new = Arc::new(new);
+        let (mut bundled, mut others) = (Vec::new(), Vec::with_capacity(new.len()));
+        for new in new {
+            match (&new.bundle, &self.bundling) {
+                (Some(bundle), Some(bundling)) => {
+                    bundled.push(Box::pin(self.encode_bundled(&new, bundle, bundling)).await?);
+                }
+                _ => others.push(new),
+            }
+        }
+        let new = Arc::new(others);
         let (this, chunks) = (self.clone(), Arc::clone(&new));
         let derive = move || chunks.iter().map(|new| this.derive(new)).collect::<Vec<_>>();
         let (derived, deriving) = self.timed(derive).await?;
@@ -92,10 +109,11 @@ impl Encoding {
                 let alone = || encode(&new.chunk.bytes, Compression::Auto, new.chunk.number);
                 EncodedChunk::new(new, found.unwrap_or_else(alone))
             };
-            new.iter().enumerate().zip(derived).map(one).collect()
+            new.iter().enumerate().zip(derived).map(one).collect::<Vec<_>>()
         };
         let (done, encoding) = self.timed(encode).await?;
-        Ok(Batch { done, encoded: Some((bytes, deriving + differing + encoding)) })
+        bundled.extend(done);
+        Ok(Batch { done: bundled, encoded: Some((bytes, deriving + differing + encoding)) })
     }
 
     /// Runs on a worker and measures the time.
@@ -118,7 +136,7 @@ impl Encoding {
         }
         let range = new.chunk.start..new.chunk.start + new.chunk.bytes.len() as u64;
         let (file, range) = self.contents.master(new.file, &range)?;
-        let master = read_master(&self.walk, file, range)?;
+        let master = read_again(&self.walk, file, range).ok()?;
         (rounded(&master) == new.chunk.bytes).then(|| encode_derived(ChunkId::of(&master)))
     }
 
@@ -179,6 +197,12 @@ impl Encoding {
 }
 
 impl EncodedChunk {
+    /// True if it is stored with a bundle that is predicted from another one.
+    pub(super) fn is_predicted(&self) -> bool {
+        let whole = self.bundle.as_ref().and_then(|bundle| bundle.whole.as_ref());
+        whole.is_some_and(|whole| whole.encoded.base.is_some())
+    }
+
     fn new(new: &NewChunk, encoded: Encoded) -> Self {
         let alone_len = if encoded.base.is_some() { alone_len(&new.chunk.bytes, &encoded) } else { 0 };
         Self {
@@ -191,6 +215,7 @@ impl EncodedChunk {
             numbers: new.chunk.number.is_some(),
             base: new.base,
             faster: false,
+            bundle: None,
         }
     }
 }

@@ -23,7 +23,7 @@ pub struct Explained {
     pub bytes: u64,
     /// Chunks that were in the repository already.
     pub here_bytes: u64,
-    /// Bytes that the others are stored in.
+    /// Bytes that the others are stored in. A bundle counts for the tensor that was read first.
     pub stored_bytes: u64,
     /// Encodings with reasons, the most frequent first, each with its number of chunks.
     pub reasons: Vec<String>,
@@ -35,6 +35,10 @@ enum Reason {
     Here,
     Derived,
     Difference,
+    /// Part of a bundle that is predicted.
+    Predicted,
+    /// Part of a bundle that is stored whole, or that another chunk was stored with.
+    Bundled,
     Alone(&'static str, NoBaseReason),
 }
 
@@ -85,16 +89,27 @@ impl Explanation {
         *row.reasons.entry(Reason::Here).or_default() += 1;
     }
 
+    /// Records a chunk that is stored in a bundle, whose bytes count for another one.
+    pub(super) fn bundled(&mut self, assembly: &Assembly, file: usize, start: u64, len: u64) {
+        let row = self.rows.entry((file, assembly.tensor_at(file, start))).or_default();
+        row.bytes += len;
+        *row.reasons.entry(Reason::Bundled).or_default() += 1;
+    }
+
     /// Records a chunk that was stored.
     pub(super) fn done(&mut self, assembly: &Assembly, done: &EncodedChunk) {
         let reason = match done.encoded.codec {
             Codec::Derived => Reason::Derived,
             Codec::Difference => Reason::Difference,
+            Codec::Part if done.is_predicted() => Reason::Predicted,
+            Codec::Part => Reason::Bundled,
             codec => Reason::Alone(codec.word(), self.why(done)),
         };
         let row = self.rows.entry((done.file, assembly.tensor_at(done.file, done.start))).or_default();
         row.bytes += u64::from(done.plain_len);
-        row.stored_bytes += done.encoded.bytes.len() as u64;
+        let bundle = done.bundle.as_ref().and_then(|bundle| bundle.whole.as_ref());
+        let bundle = bundle.map_or(0, |whole| whole.encoded.bytes.len());
+        row.stored_bytes += (done.encoded.bytes.len() + bundle) as u64;
         *row.reasons.entry(reason).or_default() += 1;
     }
 
@@ -143,6 +158,8 @@ impl Reason {
             Self::Here => return "here already".to_owned(),
             Self::Derived => return "derived: it is the rounding of another tensor".to_owned(),
             Self::Difference => return format!("difference to {parent}"),
+            Self::Predicted => return format!("in a bundle with its optimizer state, predicted from {parent}"),
+            Self::Bundled => return "in a bundle with its optimizer state".to_owned(),
             Self::Alone(codec, why) => (codec, why),
         };
         match why {

@@ -5,9 +5,11 @@
 //! ```
 
 pub(super) mod assemble;
+mod bundles;
 mod contents;
 mod detect;
 mod encode;
+mod encode_bundle;
 mod explain;
 mod if_faster;
 mod parent;
@@ -315,7 +317,9 @@ impl Repository {
             Err(reason) => return Ok(Err(reason)),
         };
         let view = self.label_view(state);
-        if !view.of(name).joined(labels).imply(&view.of(&parent)) {
+        let own = view.of(name).joined(labels);
+        let sources = parent::sources(state, &parent, value.behind);
+        if !sources.iter().all(|source| own.imply(&view.of(source))) {
             return Ok(Err(NoParent::Stricter));
         }
         match Parent::open(self, &parent, &value).await {
@@ -385,7 +389,7 @@ impl Saving<'_> {
                 value
             }
             None => {
-                let behind = self.behind(&places);
+                let behind = self.behind(&places, &known);
                 let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
                 let manifest = (id, body.clone());
                 let (name, chunks, places, known) = (self.name, ids.as_slice(), places.as_slice(), &known);
@@ -436,8 +440,11 @@ impl Saving<'_> {
     }
 
     /// Number of saves since the key step whose chunks are the bases of those at `places`.
-    fn behind(&self, places: &[ChunkPlace]) -> u32 {
-        let differs = places.iter().any(|place| place.codec == Codec::Difference);
+    fn behind(&self, places: &[ChunkPlace], known: &StoredChunks) -> u32 {
+        let differs = places.iter().any(|place| match place.codec {
+            Codec::Part => known.base(place).is_some_and(|(_, bundle)| bundle.codec.has_base()),
+            codec => codec == Codec::Difference,
+        });
         self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())
     }
 
@@ -572,6 +579,7 @@ impl Saving<'_> {
                 .step_warning()
                 .into_iter()
                 .chain(self.formats.warning())
+                .chain(counts.unpredicted)
                 .chain(self.formats.pointer_warning(&self.walk))
                 .chain(warnings.into_entries())
                 .collect(),

@@ -1,7 +1,7 @@
 //! Parent: an earlier tree with the same tensors, whose chunks are bases of differences.
 //!
-//! The base of a difference is never a difference itself: it is the parent's chunk, or the base of that. So all steps refer to
-//! one key step and are read with one hop.
+//! The base of a difference is never a difference itself: it is the parent's chunk, or the base of that. So all differences refer to
+//! one key step and are read with one hop. Bundles differ: each is predicted from the parent's bundle.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,6 +12,7 @@ use crate::checkpoint::Dtype;
 use crate::codec::{Codec, Element};
 use crate::error::Result;
 use crate::format::{Content, EntryKind, TensorEntry, TensorPart};
+use crate::id::ChunkId;
 use crate::name::Name;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Located, Repository, Run, Saved};
@@ -122,6 +123,17 @@ pub(super) fn choose(
     }
 }
 
+/// Names whose chunks may be bases of a tree with this parent: the parent, and the steps of its run back to its key step, which is so
+/// many saves `behind`.
+pub(super) fn sources(state: &State, parent: &Name, behind: u32) -> Vec<Name> {
+    let mut sources = vec![parent.clone()];
+    let Some((run, number)) = parent.step() else { return sources };
+    let Ok(run) = Run::find(&state.refs, &run) else { return sources };
+    let before = run.counting().rev().skip_while(|step| step.number >= number);
+    sources.extend(before.take(behind as usize).map(|step| step.name.clone()));
+    sources
+}
+
 impl Parent {
     /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files.
     pub(super) async fn open(repository: &Repository, name: &Name, value: &RefValue) -> Result<Option<Self>> {
@@ -211,10 +223,17 @@ impl Parent {
         match (located.place.codec, located.base) {
             (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => BaseCandidate::Far,
             (Codec::Difference, Some(base)) => BaseCandidate::Chunk(base),
-            (Codec::Difference | Codec::Derived, _) => BaseCandidate::Unusable,
+            (Codec::Difference | Codec::Derived | Codec::Part, _) => BaseCandidate::Unusable,
             _ if self.was_not_worth(&located, number) => BaseCandidate::NotWorth,
             _ => BaseCandidate::Chunk(chunk),
         }
+    }
+
+    /// Number and id of the parent's bundle that holds the same range of the same tensor.
+    pub(super) fn bundle(&self, pairs: &Pairs, range: &Range<u64>) -> Option<(u32, ChunkId)> {
+        let (_, located) = self.counterpart(pairs, range)?;
+        let bundle = located.base.filter(|_| located.place.codec == Codec::Part)?;
+        Some((bundle, located.place.base?))
     }
 
     /// Short numbers are usually the weights, which are loaded often, so reading their bases must not cost
@@ -266,6 +285,25 @@ mod tests {
     use crate::repository::OpenOptions;
     use crate::storage::Store;
     use crate::tree::MemoryFile;
+
+    #[tokio::test]
+    async fn bases_come_from_the_parent_and_the_steps_back_to_its_key_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().to_owned()), ..OpenOptions::default() };
+        let repository = Repository::create(Store::memory(), options).await.unwrap().0;
+        for step in ["run/step-1", "run/step-2", "run/step-4", "run/step-7", "run/step-9", "other"] {
+            repository.save(SaveSource::default(), &step.parse().unwrap(), &SaveOptions::default()).await.unwrap();
+        }
+        let state = repository.state().await.unwrap();
+        let sources = |parent: &str, behind| -> Vec<String> {
+            let sources = sources(&state, &parent.parse().unwrap(), behind);
+            sources.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(sources("run/step-7", 2), ["run/step-7", "run/step-4", "run/step-2"]);
+        assert_eq!(sources("run/step-7", 0), ["run/step-7"]);
+        assert_eq!(sources("run/step-2", 5), ["run/step-2", "run/step-1"]);
+        assert_eq!(sources("other", 3), ["other"]);
+    }
 
     #[tokio::test]
     async fn a_tensor_is_paired_with_that_of_its_path_then_of_its_file_name_then_the_first() {

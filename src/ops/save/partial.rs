@@ -53,8 +53,8 @@ impl<'a> PartialSave<'a> {
     }
 
     /// Number of saves since the key step whose chunks are the bases of those at `places`.
-    pub(in crate::ops) fn behind(&self, places: &[ChunkPlace]) -> u32 {
-        self.saving.behind(places)
+    pub(in crate::ops) fn behind(&self, places: &[ChunkPlace], known: &StoredChunks) -> u32 {
+        self.saving.behind(places, known)
     }
 
     /// Report; `value` is the current value of the name.

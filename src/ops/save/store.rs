@@ -1,6 +1,6 @@
 //! Pipeline of a save: units to workers, chunks to the writer, with bounded queues.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,16 +12,17 @@ use tracing::Instrument as _;
 
 use super::Saving;
 use super::assemble::Assembly;
-use super::contents::Contents;
+use super::contents::{Contents, Relations};
 use super::detect::Formats;
 use super::encode::{Batch, Encoding, NewChunk};
+use super::encode_bundle::{Bundling, NewBundle, ParentBundle, StoredForm, bundling_bytes, changed_file};
 use super::explain::{Explained, Explanation};
 use super::if_faster::{EncodeChoice, IfFaster};
 use super::parent::{BaseCandidate, Pairs, Parent};
 use super::read::{HashedChunk, PartContent, ReadPart, Settler, hash, read, view};
 use super::short_list::ShortList;
 use super::units::{FileDetails, Unit, make_units};
-use crate::codec::Compression;
+use crate::codec::{Compression, STEPS_MAX};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
@@ -42,6 +43,8 @@ pub(super) struct Counts {
     pub(super) explained: Vec<Explained>,
     /// Files that indexes of sharded checkpoints name and the tree lacks.
     pub(super) lacking: ShortList,
+    /// Reason why nothing is predicted, though that was asked for.
+    pub(super) unpredicted: Option<String>,
 }
 
 /// The chunks of one unit, by file.
@@ -63,10 +66,10 @@ pub(super) async fn store(
     }
     let depth = workers();
     let encode = begin(saving, &to_read, depth).await?;
+    counts.unpredicted = encode.unpredicted(saving.repository.budget());
     let mut tasks = JoinSet::new();
     let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
-    let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
-    let mut deduplicator = Deduplicator { saving, parent: encode.parent.clone(), pending, pairs };
+    let mut deduplicator = Deduplicator::new(saving, &encode);
     let mut if_faster = (encode.compression == Compression::IfFaster).then(|| IfFaster::new(depth));
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
@@ -95,7 +98,11 @@ pub(super) async fn store(
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(|error| Error::other("a worker stopped").source(error))??;
     }
-    Ok(())
+    // A chunk that was to come with its bundle did not: its file changed after the bundle was read.
+    match deduplicator.pending.values().next() {
+        Some(&file) => Err(changed_file(&saving.walk, file)),
+        None => Ok(()),
+    }
 }
 
 /// Parses the files before any of them is read.
@@ -106,19 +113,27 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     let stop = saving.options.stop.child_token();
     // A dropped save stops the thread, too.
     let _stops = stop.clone().drop_guard();
-    let contents = blocking(move || Contents::parse(&walk, &formats, (&to_read, derive), &stop)).await?;
+    let relations = Relations { derived: derive, bundles: compression == Compression::Predict };
+    let contents = blocking(move || Contents::parse(&walk, &formats, (&to_read, relations), &stop)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
-    let budget = match &parent {
-        // Memory for each concurrent encoding: a base, and the chunk that needs it.
-        Some(_) => {
-            let whole = saving.repository.budget();
-            let bytes = (depth as u64 + 1) * 2 * WINDOW_MAX;
-            Some(whole.carve_beside_buffers(bytes.min(whole.total() / 8)).await?)
+    let whole = saving.repository.budget();
+    // Memory for each concurrent encoding: a base, and the chunk that needs it.
+    let bases = ((depth as u64 + 1) * 2 * WINDOW_MAX).min(whole.total() / 8);
+    let bases = if parent.is_some() { bases } else { 0 };
+    let bundles = if contents.has_bundles() { bundling_bytes(whole, depth) } else { 0 };
+    let both = match bases + bundles {
+        0 => None,
+        bytes => Some(whole.carve_beside_buffers(bytes).await?),
+    };
+    let (budget, bundling) = match both {
+        Some(both) if bundles > 0 => {
+            let budget = if bases > 0 { Some(both.carve(bases).await?) } else { None };
+            (budget, Some(Bundling::carve(&both, bundles).await?))
         }
-        None => None,
+        both => (both, None),
     };
     let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(&saving.walk), Arc::new(contents));
-    Ok(Encoding { repository, walk, contents, compression, derive, parent, budget })
+    Ok(Encoding { repository, walk, contents, compression, derive, parent, budget, bundling })
 }
 
 /// Encodes on workers.
@@ -204,13 +219,23 @@ impl NewChunks {
 struct Deduplicator<'a> {
     saving: &'a Saving<'a>,
     parent: Option<Arc<Parent>>,
-    /// Chunks on their way to the writer.
-    pending: HashSet<ChunkId>,
+    /// Files whose chunks may make bundles.
+    contents: Option<Arc<Contents>>,
+    /// Chunks on their way to the writer, with a file of each.
+    pending: HashMap<ChunkId, usize>,
+    /// File and start of chunks that are on their way with another chunk of their bundle.
+    bundled: HashSet<(usize, u64)>,
     /// Current file, and the places of its tensors in the parent.
     pairs: (usize, Pairs),
 }
 
-impl Deduplicator<'_> {
+impl<'a> Deduplicator<'a> {
+    fn new(saving: &'a Saving<'a>, encoding: &Encoding) -> Self {
+        let contents = encoding.bundling.is_some().then(|| Arc::clone(&encoding.contents));
+        let (pending, bundled, pairs) = (HashMap::new(), HashSet::new(), (0, Pairs::default()));
+        Self { saving, parent: encoding.parent.clone(), contents, pending, bundled, pairs }
+    }
+
     /// Passes every chunk to the assembly; returns the new ones.
     async fn separate_new(
         &mut self,
@@ -231,11 +256,21 @@ impl Deduplicator<'_> {
                 let len = chunk.bytes.len() as u64;
                 fresh.read_bytes += len;
                 assembly.chunk(file, chunk.start, chunk.id, u32::try_from(len).unwrap_or(u32::MAX))?;
-                if places.next().flatten().is_none() && self.pending.insert(chunk.id) {
+                let is_here = places.next().flatten().is_some();
+                if self.bundled.remove(&(file, chunk.start)) {
+                    // It may have been stored by now.
+                    if !is_here {
+                        self.pending.insert(chunk.id, file);
+                    }
+                    if let Some(explanation) = &mut counts.explanation {
+                        explanation.bundled(assembly, file, chunk.start, len);
+                    }
+                } else if !is_here && self.pending.insert(chunk.id, file).is_none() {
                     counts.new_chunks += 1;
                     counts.new_bytes += len;
                     let base = self.base(file, &chunk, known);
-                    fresh.chunks.push(NewChunk { chunk, file, base });
+                    let bundle = self.bundle(file, &chunk, known);
+                    fresh.chunks.push(NewChunk { chunk, file, base, bundle });
                 } else if let Some(explanation) = &mut counts.explanation {
                     explanation.present(assembly, file, chunk.start, len);
                 }
@@ -249,6 +284,24 @@ impl Deduplicator<'_> {
         let found = self.saving.walk.found.get(file);
         let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &details.tensors);
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
+    }
+
+    /// Bundle to store a chunk in; its other chunks then come with it. None between key steps, if the parent has no bundle of it.
+    fn bundle(&mut self, file: usize, chunk: &HashedChunk, known: &StoredChunks) -> Option<NewBundle> {
+        let range = chunk.start..chunk.start + chunk.bytes.len() as u64;
+        let pieces = self.contents.as_ref()?.bundle(file, &range)?;
+        let base = match &self.parent {
+            Some(parent) => {
+                let (of, pairs) = &self.pairs;
+                let (chunk, id) = parent.bundle(pairs, &range).filter(|_| *of == file)?;
+                let steps = known.bundle_steps(&id).filter(|steps| *steps < STEPS_MAX);
+                steps.map(|steps| ParentBundle { chunk, steps })
+            }
+            None => None,
+        };
+        self.bundled.extend(pieces.iter().map(|(file, range)| (*file, range.start)));
+        self.bundled.remove(&(file, chunk.start));
+        Some(NewBundle { pieces, base })
     }
 
     /// Possible base of a chunk; only chunks in live packs qualify.
@@ -265,16 +318,39 @@ impl Deduplicator<'_> {
     }
 }
 
+/// Writes a chunk, unless it is stored already: for another place, or by an attempt that failed. Returns whether it was written.
+async fn write_new(form: StoredForm, known: &mut StoredChunks, writer: &mut Writer) -> Result<bool> {
+    if known.locate(&[form.id]).await? != [None] {
+        return Ok(false);
+    }
+    let place = writer.push(form.id, form.encoded, form.plain_len, false).await?;
+    known.stored(form.id, ChunkPlace { alone_len: form.alone_len, ..place });
+    Ok(true)
+}
+
 async fn write(
     (batch, share): Ready,
     known: &mut StoredChunks,
     writer: &mut Writer,
-    pending: &mut HashSet<ChunkId>,
+    pending: &mut HashMap<ChunkId, usize>,
     (assembly, counts): (&Assembly, &mut Counts),
 ) -> Result<()> {
     for done in batch.done {
         if let Some(explanation) = &mut counts.explanation {
             explanation.done(assembly, &done);
+        }
+        if let Some(bundle) = done.bundle {
+            if let Some(whole) = bundle.whole {
+                write_new(whole, known, writer).await?;
+            }
+            for other in bundle.others {
+                pending.remove(&other.id);
+                let len = other.plain_len;
+                if write_new(other, known, writer).await? {
+                    counts.new_chunks += 1;
+                    counts.new_bytes += u64::from(len);
+                }
+            }
         }
         let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
         known.stored(done.id, ChunkPlace { alone_len: done.alone_len, ..place });

@@ -10,7 +10,7 @@ use super::findings::CHUNKS_MAX;
 use super::groups::grouped;
 use super::{Verifying, is_damage, is_doubtful};
 use crate::budget::{Buffer, GrowingMemory};
-use crate::codec::Codec;
+use crate::codec::{Codec, HOPS_MAX};
 use crate::error::{Error, Result};
 use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN, pack_header};
 use crate::id::ChunkId;
@@ -44,6 +44,8 @@ struct Tile {
     read: PackRead,
     /// Chunks in the read, by their numbers in it.
     chunks: Vec<Located>,
+    /// Numbers of the bases of the chunk that was added last, and of that chunk, bases first.
+    chain: Vec<u32>,
     /// Chunks of the pack in the range.
     ordinals: Range<u32>,
 }
@@ -162,12 +164,17 @@ fn place(bases: &mut Bases, id: ChunkId, place: ChunkPlace, memory: &mut Growing
 /// chunks are short, but their bases are not.
 fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Vec<Tile> {
     let mut stretches: Vec<(Range<u64>, Range<u32>)> = Vec::new();
-    let (mut start, mut beside) = (0, 0);
+    let (mut start, mut beside, mut last) = (0, 0, None);
     for (ordinal, entry) in (0u32..).zip(&footer.entries) {
         let end = entry.offset + u64::from(entry.stored_len);
-        let more = bases_len(entry, bases);
+        // The parts of a bundle follow it, and need nothing else.
+        let is_beside = entry.codec == Codec::Part && entry.base == last;
+        let more = if is_beside { 0 } else { bases_len(entry, bases) };
+        if entry.codec != Codec::Part {
+            last = Some(entry.id);
+        }
         match stretches.last_mut() {
-            Some((range, ordinals)) if end - range.start + beside + more <= longest => {
+            Some((range, ordinals)) if is_beside || end - range.start + beside + more <= longest => {
                 (range.end, ordinals.end, beside) = (end, ordinal + 1, beside + more);
             }
             _ => {
@@ -185,17 +192,17 @@ fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Ve
     stretches.into_iter().map(|(range, ordinals)| Tile::new(pack, footer, bases, range, ordinals)).collect()
 }
 
-/// Approximate bytes that are read in addition to a chunk: its base, and the base of that.
+/// Approximate bytes that are read in addition to a chunk: all of its bases.
 fn bases_len(entry: &FooterEntry, bases: &Bases) -> u64 {
     let base = |base: Option<ChunkId>| bases.get(&base?);
-    let needed = std::iter::successors(base(entry.base), |place| base(place.base)).take(Codec::Derived.hops().into());
+    let needed = std::iter::successors(base(entry.base), |place| base(place.base)).take(HOPS_MAX.into());
     needed.map(|place| u64::from(place.stored_len) + APART).sum()
 }
 
 impl Tile {
     fn new(pack: &PackRef, footer: &PackFooter, bases: &Bases, range: Range<u64>, ordinals: Range<u32>) -> Self {
         let read = PackRead::of(pack.id, range.clone(), []);
-        let mut tile = Self { stretch: range, read, chunks: Vec::new(), ordinals: ordinals.clone() };
+        let mut tile = Self { stretch: range, read, chunks: Vec::new(), chain: Vec::new(), ordinals: ordinals.clone() };
         for ordinal in ordinals {
             if let Some(entry) = footer.entries.get(ordinal as usize) {
                 // A chunk whose base is in none of these packs is not needed by any name.
@@ -205,16 +212,26 @@ impl Tile {
         tile
     }
 
+    /// Number of the chunk at `place`, if it was added last, or is a base of that: then it can be the base of the next chunk, without
+    /// being read again.
+    fn base_in_chain(&self, place: &ChunkPlace) -> Option<u32> {
+        let is_there = |chunk: &u32| self.chunks.get(*chunk as usize).is_some_and(|located| located.place == *place);
+        self.chain.iter().copied().find(is_there)
+    }
+
     /// Adds a chunk, after its base; returns its number.
     fn add(&mut self, id: ChunkId, place: ChunkPlace, bases: &Bases, wanted: bool) -> Option<u32> {
         let base = match place.base {
             None => None,
             Some(base) => {
-                let found = bases.get(&base).filter(|found| found.codec.hops() < place.codec.hops())?;
-                Some(self.add(base, *found, bases, false)?)
+                let found = bases.get(&base).filter(|found| place.codec.may_have(found.codec))?;
+                Some(self.base_in_chain(found).or_else(|| self.add(base, *found, bases, false))?)
             }
         };
+        let above = base.and_then(|base| self.chain.iter().position(|&chunk| chunk == base));
+        self.chain.truncate(above.map_or(0, |above| above + 1));
         let chunk = u32::try_from(self.chunks.len()).ok()?;
+        self.chain.push(chunk);
         let located = Located { id, place, base, repository: 0 };
         self.read.cover(&located);
         self.read.chunks.push(PlannedChunk { chunk, wanted });
@@ -285,6 +302,7 @@ fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<PackFault> 
 mod tests {
     use super::*;
     use crate::budget::Budget;
+    use crate::codec::Codec;
     use crate::error::ErrorKind;
     use crate::id::{Owned, SessionId};
     use crate::limits::MEMORY_MIN;

@@ -71,7 +71,7 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Su
     let base = |number: u32| map.frames.get(number as usize)?.base();
     let (mut needing, mut told): (BTreeMap<u32, BTreeSet<Subject>>, BTreeMap<Subject, usize>) = Default::default();
     for number in 0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX) {
-        // A chunk, its base, and the base of that.
+        // A chunk, and all of its bases.
         for needed in std::iter::successors(Some(number), |&number| base(number)) {
             let Some(frame) = map.frames.get(needed as usize) else { continue };
             let Ok(pack) = map.pack(frame) else { continue };

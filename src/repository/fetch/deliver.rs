@@ -1,6 +1,7 @@
 //! Delivering: taking chunks out of what was read, each decoded, and proven to be what its id says.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -112,6 +113,7 @@ pub fn deliver(
     let mut above: Vec<Decoded> = Vec::new();
     let mut spare = SCRATCH.take();
     let locate = |chunk: u32| read.given.get(&chunk).copied().map_or_else(|| locate(chunk), Ok);
+    let last_uses = last_uses(read, locate)?;
     for (at, brought) in read.chunks.iter().enumerate() {
         let located = locate(brought.chunk)?;
         while above.last().is_some_and(|base| located.base != Some(base.index)) {
@@ -147,6 +149,10 @@ pub fn deliver(
         let copied = chunk.as_ref().ok().filter(|_| is_base && located.place.codec == Codec::Raw);
         let copied = copied.map(|chunk| chunk.bytes().to_vec());
         to.take(Delivered { index: brought.chunk, wanted: brought.wanted, located, stored, chunk })?;
+        // No later chunk needs this base: its buffer is used again, so that a chain takes two of them.
+        if located.base.is_some_and(|base| last_uses.get(&base) == Some(&at)) {
+            spare.extend(above.pop().map(|base| base.plain));
+        }
         if is_base {
             above.push(Decoded { index: brought.chunk, plain: copied.unwrap_or(scratch), sound });
         } else {
@@ -158,6 +164,17 @@ pub fn deliver(
     spare.truncate(SCRATCH_MAX);
     SCRATCH.set(spare);
     Ok(())
+}
+
+/// Index of the last chunk of `read` that needs each base.
+fn last_uses(read: &PackRead, locate: impl Fn(u32) -> Result<Located>) -> Result<HashMap<u32, usize>> {
+    let mut last = HashMap::new();
+    for (at, planned) in read.chunks.iter().enumerate() {
+        if let Some(base) = locate(planned.chunk)?.base {
+            last.insert(base, at);
+        }
+    }
+    Ok(last)
 }
 
 impl Located {

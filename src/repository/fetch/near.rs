@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::plan::{Located, PackPart, PackRead, PlannedChunk};
 use super::source::{ChunkSource, SourceBytes};
 use crate::budget::{Budget, Buffer};
-use crate::codec::Encoded;
+use crate::codec::{Encoded, HOPS_MAX};
 use crate::error::Result;
 use crate::id::{ObjectId, Owned, PackId, SessionId};
 use crate::repository::{ChunkPlace, Repository, Saved};
 
-/// Maximum number of questions: a derived chunk, its source, and the base of that.
-const ROUNDS: usize = 3;
+/// Maximum number of questions: for the requested chunks, and for the bases of what came.
+const ROUNDS: usize = HOPS_MAX as usize + 1;
 /// Share of the budget (one part in this many) that chunks of one read may take in another form.
 const OTHERS_PART: u64 = 16;
 

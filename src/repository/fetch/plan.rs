@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::gaps::{GAP, GapBudget, Gaps};
 use crate::budget::Budget;
+use crate::codec::{Codec, HOPS_MAX};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
 use crate::limits::CHUNK_LEN_MAX;
@@ -15,8 +16,10 @@ use crate::repository::{ChunkPlace, Saved};
 
 /// Maximum number of requests in one read, if a base has many dependents.
 const PARTS: usize = 16;
-/// Chunks that are read together regardless of length: a derived chunk, its source, and the base of that.
-const CHAIN: usize = 3;
+/// Chunks, one without a base and its dependents, that are read together regardless of length.
+const TOGETHER: usize = 3;
+/// Maximum number of chunks to decode for one, including that.
+const CHAIN_MAX: usize = HOPS_MAX as usize + 1;
 
 /// Id and place of a chunk; callers refer to chunks by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,9 +280,14 @@ pub fn plan_anew(
     longest: u64,
     gaps: Gaps,
 ) -> Result<Vec<PackRead>> {
-    let (mut reads, mut some, mut plain) = (Vec::new(), Vec::new(), 0);
+    let mut ordered = Vec::new();
     for chunk in ascending(wanted) {
-        let len = u64::from(locate(chunk)?.place.plain_len);
+        let located = locate(chunk)?;
+        ordered.push((located.base.unwrap_or(chunk), chunk, u64::from(located.place.plain_len)));
+    }
+    ordered.sort_unstable();
+    let (mut reads, mut some, mut plain) = (Vec::new(), Vec::new(), 0);
+    for (_, chunk, len) in ordered {
         if !some.is_empty() && plain + len > ANEW_MAX {
             reads.extend(plan(&locate, std::mem::take(&mut some), longest, gaps)?);
             plain = 0;
@@ -315,7 +323,7 @@ impl Trees {
         let mut trees = Self::default();
         for &chunk in wanted {
             let mut next = Some(chunk);
-            for _ in 0..CHAIN {
+            for _ in 0..CHAIN_MAX {
                 let Some(chunk) = next else { break };
                 let located = locate(chunk)?;
                 let order = trees.order(chunk, &located);
@@ -373,19 +381,24 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
     /// Adds a chunk and its dependents: to the open read, if all of them fit.
     fn add(&mut self, members: &[(Vec<u32>, u32)]) -> Result<()> {
         let mut parts = self.open.parts.clone();
+        let deepest = members.iter().map(|(above, _)| above.len() + 1).max().unwrap_or(1);
+        let most = deepest.max(self.open.parts.len());
         for (_, chunk) in members {
             cover(&mut parts, &(self.locate)(*chunk)?, self.allowed.gap());
-        }
-        let deepest = members.iter().map(|(above, _)| above.len() + 1).max().unwrap_or(1);
-        if stored_len(&parts) > self.longest || parts.len() > deepest.max(self.open.parts.len()) {
-            self.close();
+            if stored_len(&parts) > self.longest || parts.len() > most {
+                self.close();
+                break;
+            }
         }
         for (above, chunk) in members {
             let located = (self.locate)(*chunk)?;
-            if members.len() > CHAIN && self.open.chunks.len() > above.len() {
+            if members.len() > TOGETHER && self.open.chunks.len() > above.len() {
+                let before = self.open.parts.len();
                 let mut parts = self.open.parts.clone();
                 cover(&mut parts, &located, self.allowed.gap());
-                if stored_len(&parts) > self.longest || parts.len() > PARTS {
+                // The frame of a part lies behind that of its bundle, and has four bytes.
+                let is_beside = located.place.codec == Codec::Part && parts.len() == before;
+                if !is_beside && stored_len(&parts) > self.longest || parts.len() > PARTS {
                     self.close();
                     for &chunk in above {
                         self.cover(&(self.locate)(chunk)?);
@@ -509,16 +522,37 @@ mod tests {
     fn what_needs_one_chunk_and_lies_apart_is_read_in_few_requests_at_once() {
         let bases: Vec<Option<u32>> = (0..1000).map(|chunk| (chunk > 0).then_some(0)).collect();
         let bench = Bench::new(&bases);
-        // Short frames, far from each other.
+        for codec in [Codec::Difference, Codec::Part] {
+            // Short frames, far from each other.
+            let locate = |chunk| {
+                let located = bench.locate(chunk);
+                let codec = if chunk == 0 { Codec::Bundle(0) } else { codec };
+                Ok(Located { place: ChunkPlace { stored_len: 1, codec, ..located.place }, ..located })
+            };
+            let reads = plan(locate, 1..1000, 4 * MIB, Gaps::Wide).unwrap();
+            assert!(reads.iter().all(|read| read.parts.len() <= PARTS));
+            let chunks = reads.iter().flat_map(|read| &read.chunks).filter(|chunk| chunk.wanted);
+            let brought: Vec<u32> = chunks.map(|chunk| chunk.chunk).collect();
+            assert_eq!(brought, (1..1000).collect::<Vec<_>>());
+        }
+    }
+
+    /// The parts of a long bundle do not read it again.
+    #[test]
+    fn parts_are_read_with_their_bundle_whatever_its_length() {
+        let bench = Bench::new(&[None, Some(0), Some(1), Some(1), Some(1)]);
         let locate = |chunk| {
             let located = bench.locate(chunk);
-            Ok(Located { place: ChunkPlace { stored_len: 1, ..located.place }, ..located })
+            let (codec, stored_len) = match chunk {
+                0 => (Codec::Bundle(0), LEN),
+                1 => (Codec::Bundle(1), LEN),
+                _ => (Codec::Part, 4),
+            };
+            let offset = if chunk < 2 { located.place.offset } else { u64::from(2 * LEN + 4 * chunk) };
+            Ok(Located { place: ChunkPlace { offset, stored_len, codec, ..located.place }, ..located })
         };
-        let reads = plan(locate, 1..1000, 4 * MIB, Gaps::Wide).unwrap();
-        assert!(reads.iter().all(|read| read.parts.len() <= PARTS));
-        let brought: Vec<u32> =
-            reads.iter().flat_map(|read| &read.chunks).filter(|chunk| chunk.wanted).map(|chunk| chunk.chunk).collect();
-        assert_eq!(brought, (1..1000).collect::<Vec<_>>());
+        let reads = plan(locate, 2..5, 1, Gaps::Wide).unwrap();
+        assert_eq!(reads.len(), 1, "{reads:?}");
     }
 
     /// A pack of short chunks of which every second is wanted: few requests for a tree, few bytes for parts of tensors.

@@ -19,7 +19,7 @@ pub enum Held {
 pub struct TravelNode {
     /// Index of its base.
     pub base: Option<u32>,
-    /// Chunks to decode before it, at most 2; its base has fewer.
+    /// Chunks to decode before it; its base has fewer.
     pub hops: u8,
     /// True if it is wanted itself.
     pub wanted: bool,
@@ -53,9 +53,6 @@ pub enum Travel {
     Alone,
 }
 
-/// Number of hops that no chunk has.
-pub(super) const HOPS_MAX: u8 = 3;
-
 impl TravelNode {
     /// A chunk of `stored` bytes without a base, that is not wanted, and nowhere.
     #[must_use]
@@ -69,7 +66,7 @@ impl TravelNode {
         let stays = match (self.held, self.wanted) {
             (Held::Whole, _) => return (with, Travel::Stays),
             (Held::WithoutBase, _) if has_base => return (with, Travel::Stays),
-            (_, false) => without,
+            (_, false) => without.saturating_add(without / NEARLY),
             (_, true) => IMPOSSIBLE,
         };
         let as_stored = if has_base { u64::from(self.stored) } else { IMPOSSIBLE };
@@ -90,11 +87,21 @@ impl TravelNode {
     }
 }
 
+/// Hops of the chunk that has most.
+pub(super) fn deepest(nodes: &[TravelNode]) -> u8 {
+    nodes.iter().map(|node| node.hops).max().unwrap_or(0)
+}
+
+/// Share of the bytes of dependents (one part in this many) for which their base travels, though they would take that much less without
+/// it: it need not be encoded anew, and later chunks may need it. So a bundle goes that is stored whole.
+const NEARLY: u64 = 1024;
+
 /// Decides how each of `nodes` travels, with the fewest bytes in all; and whether it is at the destination afterwards.
 #[must_use]
 pub fn decide(nodes: &[TravelNode]) -> Vec<(Travel, bool)> {
     let mut dependents = vec![Dependents::default(); nodes.len()];
-    for hops in (1..HOPS_MAX).rev() {
+    let deepest = deepest(nodes);
+    for hops in (1..=deepest).rev() {
         for (at, node) in nodes.iter().enumerate().filter(|(_, node)| node.hops == hops) {
             let own = dependents[at];
             if let Some(base) = node.base.and_then(|base| dependents.get_mut(base as usize)) {
@@ -104,7 +111,7 @@ pub fn decide(nodes: &[TravelNode]) -> Vec<(Travel, bool)> {
         }
     }
     let mut decided = vec![(Travel::Stays, false); nodes.len()];
-    for hops in 0..HOPS_MAX {
+    for hops in 0..=deepest {
         for (at, node) in nodes.iter().enumerate().filter(|(_, node)| node.hops == hops) {
             let has_base = node.base.is_none_or(|base| decided.get(base as usize).is_some_and(|(_, there)| *there));
             let (_, way) = node.choose(dependents[at], has_base);

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use super::in_flight::{Fetch, FetchGuard};
 use super::stats::{Source, SourceCounters};
 use super::{Exchange, FetchPolicy, From, warn_about};
-use crate::codec::Encoded;
+use crate::codec::{Encoded, HOPS_MAX};
 use crate::error::Result;
 use crate::limits::MIB;
 use crate::repository::{Repository, Saved};
@@ -19,8 +19,8 @@ use crate::work::blocking;
 const ROUNDS: usize = 4;
 /// Maximum number of bytes for one read of the cache.
 const READ_MAX: u64 = 4 * MIB;
-/// Maximum length of a chain of bases: derived, difference, key.
-const LEVELS: usize = 3;
+/// Maximum length of a chain of bases, with the chunk that needs them.
+const LEVELS: usize = HOPS_MAX as usize + 1;
 
 /// Request for chunks of a tree.
 #[derive(Clone, Copy, Debug)]
@@ -200,5 +200,10 @@ pub(super) fn levels(saved: &Saved, chunks: &[u32], alone: &HashSet<u32>) -> Vec
         }
     }
     levels.retain(|level| !level.is_empty());
+    // Those with one base together: it is decoded once.
+    let base = |chunk: u32| saved.locate(chunk).ok().and_then(|located| located.base);
+    for level in levels.iter_mut().skip(1) {
+        level.sort_by_key(|&chunk| (base(chunk), chunk));
+    }
     levels
 }

@@ -15,7 +15,7 @@ use super::get::ChunkRequest;
 use super::stats::{SourceCounters, add};
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
-use crate::codec::Encoded;
+use crate::codec::{Codec, Encoded};
 use crate::error::{ErrorKind, Result};
 use crate::id::{ManifestId, MapKey};
 use crate::identity::Identity;
@@ -34,8 +34,10 @@ const SURVEY_MAX: u32 = 1 << 18;
 /// Places that are looked at before other tasks run.
 const SURVEY_TURN: u32 = 1 << 12;
 
-/// Memory to encode a chunk without its base, in chunks: itself, its base, the base of that, and both forms.
+/// Memory to encode a chunk without its base, in chunks of its length: itself, two of its bases at a time, and both forms. A bundle is
+/// as long as three of its parts.
 const TRANSCODING_WEIGHT: u64 = 5;
+const PART_TRANSCODING_WEIGHT: u64 = 9;
 /// Distance in the manifest's list up to which missing chunks are fetched together with one that is asked for.
 const NEAR: u32 = 2_048;
 /// Maximum number of grants that are remembered.
@@ -318,8 +320,12 @@ impl Exchange {
         let AskedChunk { id, alone } = chunk;
         let Some(number) = entry.number(&id).filter(|_| self.cache.contains(&id)) else { return Ok(None) };
         let (verifier, entry) = (self.verifier.clone(), Arc::clone(entry));
-        let frame = blocking(move || verifier.get(&entry.saved, number)).await?;
-        match frame {
+        let get = move || {
+            // The manifest may say another length than the chunk has: who asks for it would take the frame for a violation.
+            let plain_len = entry.saved.locate(number)?.place.plain_len;
+            Ok(verifier.get(&entry.saved, number)?.filter(|frame| frame.plain_len() == plain_len))
+        };
+        match blocking(get).await? {
             Some(frame) if alone && frame.base().is_some() => self.without_base(frame).await,
             frame => Ok(frame.map(|frame| outgoing(&frame))),
         }
@@ -331,7 +337,8 @@ impl Exchange {
         let (budget, encoded) = (self.budget.clone(), Arc::clone(&self.counts.reencoded));
         let encode = move || async move {
             // Read-ahead has a quarter of the budget for good: a wait for more than half might never end.
-            let bytes = u64::from(frame.plain_len()) * TRANSCODING_WEIGHT;
+            let weight = if frame.codec() == Codec::Part { PART_TRANSCODING_WEIGHT } else { TRANSCODING_WEIGHT };
+            let bytes = u64::from(frame.plain_len()) * weight;
             let memory = match budget.carve_beside_buffers(bytes).await {
                 Err(error) if error.kind() == ErrorKind::Exhausted => return Ok(None),
                 memory => memory?,

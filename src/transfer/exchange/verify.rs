@@ -1,19 +1,19 @@
 //! Verifies arriving frames and caches them. Blocking: decoding takes a core, the cache a disk.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
 use super::turns::Turns;
 use crate::cache::{Cache, Frame};
 use crate::chunk::Chunk;
-use crate::codec::{self, Encoded};
+use crate::codec::{self, Codec, Encoded, HOPS_MAX};
 use crate::error::Result;
 use crate::id::ChunkId;
 use crate::repository::Saved;
 
-/// Maximum number of bases of bases.
-const HOPS: usize = 2;
+/// Maximum number of bases of a chunk.
+const HOPS: usize = HOPS_MAX as usize;
 
 /// Verifier of frames.
 #[derive(Clone, Debug)]
@@ -21,11 +21,13 @@ pub(super) struct Verifier {
     cache: Arc<Cache>,
     /// One turn, to encode frames with bases of other trees anew: that takes memory which is not counted.
     replacing: Arc<Turns>,
+    /// The bundle that was decoded last: its other parts usually follow. At most 3 MiB, which are not counted.
+    bundle: Arc<Mutex<Option<(ChunkId, Bytes)>>>,
 }
 
 impl Verifier {
     pub(super) fn new(cache: Arc<Cache>) -> Self {
-        Self { cache, replacing: Arc::new(Turns::new(1)) }
+        Self { cache, replacing: Arc::new(Turns::new(1)), bundle: Arc::default() }
     }
 
     /// Verifies that `encoded` is the chunk numbered `chunk` and puts it into the cache, where it counts for `tenant`; None if its base
@@ -67,12 +69,23 @@ impl Verifier {
 
     /// Decoded chunk of the cache.
     fn plain(&self, id: &ChunkId, hops: usize) -> Option<Bytes> {
+        if let Some((_, plain)) = self.last_bundle().as_ref().filter(|(last, _)| last == id) {
+            return Some(plain.clone());
+        }
         let frame = self.cache.get(id)?;
         let base = match frame.base() {
             Some(base) => Some(self.plain(&base, hops.checked_sub(1)?)?),
             None => None,
         };
-        codec::decode(frame.codec(), frame.bytes(), base.as_deref(), frame.plain_len()).ok()
+        let plain = codec::decode(frame.codec(), frame.bytes(), base.as_deref(), frame.plain_len()).ok()?;
+        if matches!(frame.codec(), Codec::Bundle(_)) {
+            *self.last_bundle() = Some((*id, plain.clone()));
+        }
+        Some(plain)
+    }
+
+    fn last_bundle(&self) -> MutexGuard<'_, Option<(ChunkId, Bytes)>> {
+        self.bundle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `frame`, encoded anew without its base; none if that is missing.

@@ -172,7 +172,7 @@ impl Serving {
         let frame = supply.map(|OutgoingFrame { encoded: Encoded { codec, bytes, base }, plain_len }| Frame {
             request: self.request,
             ordinal,
-            codec: codec as u8,
+            codec: codec.byte(),
             plain_len,
             base,
             stored: bytes,

@@ -11,7 +11,7 @@ use towline::audit::{SegmentText, SignedHead, verify};
 use towline::checkpoint::pickle::{Pickle, Ref, Value};
 use towline::checkpoint::{Layout, dcp, in_memory, sharded, torch};
 use towline::chunker::tensor;
-use towline::codec::{self, Codec, Compression, Element, Width};
+use towline::codec::{self, BundleBase, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, open_within, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{
@@ -265,8 +265,9 @@ pub fn codec_decode(bytes: &[u8]) {
     let (head, frame) = bytes.split_at(bytes.len().min(4));
     let len = head.iter().fold(0, |len, &byte| len << 8 | u32::from(byte)) % (20 << 20);
     let base: Vec<u8> = head.iter().cycle().take(if head.is_empty() { 0 } else { 2 * len as usize }).copied().collect();
-    for codec in [Codec::Raw, Codec::Zstd, Codec::Planes, Codec::Difference, Codec::Derived] {
-        for base in [None, Some(&base[..base.len() / 2]), Some(&base)] {
+    for codec in (0..=Codec::Bundle(1).byte()).filter_map(|byte| Codec::from_byte(byte).ok()) {
+        let bases = [None, Some(&base[..base.len() / 2]), Some(&base)];
+        for base in bases.into_iter().take(if codec.has_base() { 3 } else { 1 }) {
             let frame = bytes.slice_ref(frame);
             let decoded = bounded((frame.len(), 8), 4 * u64::from(len), || codec::decode(codec, &frame, base, len));
             if let Ok(plain) = decoded {
@@ -287,6 +288,19 @@ pub fn codec_decode(bytes: &[u8]) {
         if let Some(stored) = against {
             assert!(stored.bytes.len() <= bytes.len());
             assert_eq!(codec::decode(stored.codec, &stored.bytes, Some(&near), len).unwrap(), bytes);
+        }
+    }
+    for (count, base) in [(2, None), (2, Some(&near)), (3, Some(&near))] {
+        let len = bytes.len() / (4 * count) * (4 * count);
+        let (plain, base) = (bytes.slice(..len), base.map(|base| &base[..len]));
+        if let Some(stored) = codec::encode_bundle(
+            &plain,
+            count,
+            base.map(|plain| BundleBase { id: ChunkId::of(plain), steps: 0, plain }),
+        ) {
+            assert!(stored.bytes.len() <= len);
+            let decoded = codec::decode(stored.codec, &stored.bytes, base, u32::try_from(len).unwrap_or(u32::MAX));
+            assert_eq!(decoded.unwrap(), plain);
         }
     }
 }

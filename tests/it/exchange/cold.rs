@@ -1,7 +1,7 @@
 //! A step at a site that holds nothing of it: it moves as the bytes that it would be stored in for itself. D4 of docs/semantics.md.
 
 use async_trait::async_trait;
-use towline::codec::rounded;
+use towline::codec::{Codec, rounded};
 use towline::error::Result;
 use towline::id::ManifestId;
 use towline::policy::LocalCaller;
@@ -14,7 +14,8 @@ use towline::transfer::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame
 use super::policy::ALL;
 use super::*;
 use crate::data::noise;
-use crate::differences::{file, weights};
+use crate::differences::{file, stored_by, weights};
+use crate::predictions::{Training, predicting};
 
 /// A run whose third step is stored as differences to its first, with 16-bit copies that derive from these.
 pub(super) async fn run(world: &Fixture, home: &Agent) -> PathBuf {
@@ -263,4 +264,32 @@ async fn what_no_peer_can_send_alone_comes_from_the_repository_and_is_kept_alone
     assert!(bases.iter().all(|(id, _)| !cloud.exchange.cache().contains(id)), "no base is kept");
     world.remove_packs().await;
     cloud.restore("run/step-3", &folder).await;
+}
+
+/// D5: "a step is read with the steps back to its key step, at most seven, unless an agent sends it to a site without them"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_predicted_step_moves_without_those_before() {
+    let world = Fixture::new();
+    let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
+    cloud.knows(&[&home]);
+    cloud.is_linked().await;
+    let (folder, mut training) = (world.path("training"), Training::new());
+    for step in 1..=4 {
+        training.go_on();
+        training.write(&folder);
+        home.plain.save(&folder, &name(&format!("run/step-{step}")), &predicting()).await.unwrap();
+    }
+    let saved = home.plain.saved(&name("run/step-4")).await.unwrap();
+    assert_eq!((saved.value.behind, stored_by(&saved, Codec::Part)), (3, 9));
+    assert_eq!(home.warm("run/step-4", From::Anywhere).await.missing, 0);
+    world.remove_packs().await;
+    let dry = WarmOptions { dry_run: true, ..WarmOptions::default() };
+    let planned = warm(&cloud.exchange, &cloud.plain, &name("run/step-4"), &dry).await.unwrap();
+    let warmed = cloud.warm("run/step-4", From::Site("home".to_owned())).await;
+    let (moved, alone) = (cloud.stats().from_remote, stored_alone(&folder).await);
+    assert_eq!((warmed.missing, warmed.estimated, warmed.alone), (0, false, 9), "{warmed:?}");
+    assert!(moved <= alone * 102 / 100, "{moved} moved, {alone} alone");
+    assert!(within(moved, planned.lacking_bytes, 1), "{moved} moved, {} foreseen", planned.lacking_bytes);
+    cloud.restore("run/step-4", &folder).await;
+    home.restore("run/step-4", &folder).await;
 }

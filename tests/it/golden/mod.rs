@@ -1,6 +1,7 @@
 //! The golden repository, tests/golden/v1: what docs/format.md says, in bytes that no later version may fail to read.
 
 mod broken;
+mod bundles;
 mod inventory;
 mod lengths;
 mod listing;
@@ -55,6 +56,11 @@ pub(crate) fn second_objects() -> BTreeMap<String, Bytes> {
 /// Every object of the golden repository of the second version of maps.
 pub(crate) fn objects_with_lengths() -> BTreeMap<String, Bytes> {
     objects_in(&lengths::golden())
+}
+
+/// Every object of the golden repository of bundles.
+pub(crate) fn objects_with_bundles() -> BTreeMap<String, Bytes> {
+    objects_in(&bundles::golden())
 }
 
 /// Every object of the repository in `folder`.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::listing::listing;
-use super::{expected, golden, lengths, second};
+use super::{bundles, expected, golden, lengths, second};
 
 /// The tests' own Python with what tests/golden/requirements.txt asks for; none if it was not set up.
 fn python() -> Option<PathBuf> {
@@ -60,17 +60,19 @@ fn a_reader_written_from_the_specification_restores_every_name() {
 }
 
 #[test]
-fn it_also_reads_maps_with_lengths() {
+fn it_also_reads_maps_with_lengths_and_bundles() {
     let Some(python) = python() else {
         eprintln!("skipped: no .venv with tests/golden/requirements.txt");
         return;
     };
-    let expected = super::expected_in(&lengths::golden());
-    for (name, wanted) in expected["names"].as_object().unwrap() {
-        let dir = tempfile::tempdir().unwrap();
-        read_in(&lengths::golden(), &python, &["restore", name, dir.path().join("dest").to_str().unwrap()]);
-        let file = fs::read_dir(dir.path().join("dest")).unwrap().next().unwrap().unwrap().path();
-        assert_eq!(serde_json::to_value(listing(&file)).unwrap(), wanted["entries"], "{name}");
+    for folder in [lengths::golden(), bundles::golden()] {
+        let expected = super::expected_in(&folder);
+        for (name, wanted) in expected["names"].as_object().unwrap() {
+            let dir = tempfile::tempdir().unwrap();
+            read_in(&folder, &python, &["restore", name, dir.path().join("dest").to_str().unwrap()]);
+            let file = fs::read_dir(dir.path().join("dest")).unwrap().next().unwrap().unwrap().path();
+            assert_eq!(serde_json::to_value(listing(&file)).unwrap(), wanted["entries"], "{name}");
+        }
     }
 }
 

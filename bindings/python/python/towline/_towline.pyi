@@ -12,7 +12,7 @@ ReadRequest = tuple[str, str, tuple[Sequence[int], Sequence[int]] | None, int, i
 
 SaveOptions = dict[str, Any]
 """Options of a save: `metrics`, and some of `world_size`, `framework`, `labels`, `exclude`, `compression` ("auto",
-"if-faster" or "off"), `key_every`, `base`, `part` (a number and an attempt), `parts`, `version` (that the name must have when the
+"if-faster", "predict" or "off"), `key_every`, `base`, `part` (a number and an attempt), `parts`, `version` (that the name must have when the
 save begins; 0: the name must not exist), and `progress`."""
 
 def agent_request(method: str, path: str, body: str | None = None, at: str | None = None) -> tuple[str, str | None]: ...

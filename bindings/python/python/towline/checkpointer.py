@@ -90,7 +90,9 @@ class Checkpointer:
     with delete permission to free the space.
 
     Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"` (as
-    small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or `"off"`.
+    small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed), `"predict"`
+    (for runs that save each step: weights and second moments are predicted from the step before, so that reading a step reads
+    those back to its key step) or `"off"`.
     `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`, else
     `~/.local/state/towline/spool`. States of a running process are left to it: another one may restore meanwhile. It is not
     used if the repository itself is a folder on this node. If the store does not take a step, `close`, the end of a with block

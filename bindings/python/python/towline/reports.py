@@ -284,10 +284,10 @@ class Tree(_Report):
     saved: str
     #: Bytes of all files.
     bytes: int
-    #: Stored bytes of its chunks, and of the chunks of other trees to which they are differences.
+    #: Stored bytes of its chunks, and of the chunks of other trees that they are decoded from.
     stored_bytes: int
     base_bytes: int
-    #: Maximum number of other chunks to decode before a chunk of this tree: 0 if none is a difference.
+    #: Saves since the key step that it is decoded from; 0 if it is a key step.
     behind: int
     files: int
     chunks: int

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     import torch
 
 #: Compression of a save, by the words of the command line: "auto" stores data as small as possible; "if-faster" stores it
-#: uncompressed while the store takes bytes faster than they can be compressed; "off" never compresses.
-Compression = Literal["auto", "if-faster", "off"]
+#: uncompressed while the store takes bytes faster than they can be compressed; "predict" also predicts weights from the step
+#: before, for runs that save each step; "off" never compresses.
+Compression = Literal["auto", "if-faster", "predict", "off"]
 _COMPRESSIONS = typing.get_args(Compression)
 
 #: A call that creates a repository, in messages (`errors.make`).
@@ -162,7 +163,7 @@ def save_options(
 def check_compression(compression: Compression) -> Compression:
     """Raises UsageError unless `compression` is a valid choice."""
     if not isinstance(compression, str) or compression not in _COMPRESSIONS:
-        raise UsageError(f"compression is 'auto', 'if-faster' or 'off', not {compression!r}")
+        raise UsageError(f"compression is 'auto', 'if-faster', 'predict' or 'off', not {compression!r}")
     return compression
 
 
@@ -214,7 +215,8 @@ class Repository:
         skipped.
 
         `compression` is `"auto"` (as small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they
-        can be compressed) or `"off"`. A step is stored as its differences to the step before, or to the tree named `base`; every
+        can be compressed), `"predict"` (for runs that save each step: weights and second moments are predicted from the step before, so
+        that reading a step reads those back to its key step; the optimizer's state must be in the same save) or `"off"`. A step is stored as its differences to the step before, or to the tree named `base`; every
         `key_every`th step (by default every 8th) is stored whole. `progress` is called as `progress(phase, done, total, moved)`,
         in bytes, several times a second; True draws a progress bar, if there is a terminal or a notebook."""
         options = save_options(

@@ -106,8 +106,9 @@ function stepTable(steps, open, chosen) {
     Object.entries(metrics ?? {})
       .map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`)
       .join(", ");
-  const kept = ({ behind, counts }) =>
-    `${behind ? `differences, ${counted(behind, "save")} after their key step` : "in full"}${counts ? "" : ", replaced"}`;
+  const stored = (behind) =>
+    behind ? `differences or predictions, ${counted(behind, "save")} after their key step` : "in full";
+  const kept = ({ behind, counts }) => `${stored(behind)}${counts ? "" : ", replaced"}`;
   return table(
     [
       { title: "Step", cell: ({ name }) => [choice(name, open)] },
@@ -132,7 +133,7 @@ function storageOf(stored) {
       [
         "Needed with it",
         base_bytes
-          ? `${bytes(base_bytes)} of earlier steps, which its differences are to`
+          ? `${bytes(base_bytes)} of earlier steps, which it is decoded from`
           : "nothing: it is read by itself",
       ],
       ["Key step", behind ? `${counted(behind, "save")} before this step` : "this step"],

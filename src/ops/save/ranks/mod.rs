@@ -95,7 +95,7 @@ impl Repository {
         part: &PartOptions,
         options: &SaveOptions,
     ) -> Result<PartReport> {
-        self.save_part_from(source.into(), name, part, options).await
+        Box::pin(self.save_part_from(source.into(), name, part, options)).await
     }
 
     async fn save_part_from(
@@ -277,7 +277,7 @@ impl RankSave<'_> {
                     logical_bytes: own.manifest.logical_bytes(),
                     files: own.manifest.files().count() as u64,
                     chunks: ids.len() as u64,
-                    behind: self.saving.behind(&places),
+                    behind: self.saving.behind(&places, &known),
                     facts: self.saving.options.facts.clone(),
                     attempt: Some(self.attempt.id.clone()),
                 };

@@ -10,7 +10,7 @@ use super::super::limits::{
 };
 use super::super::{EndCode, ErrorCode, Frame, Hello, Kind, Message, Priority, Request, Runs, Wanted};
 use super::bytes_of;
-use crate::codec::Codec;
+use crate::codec::{Codec, STEPS_MAX};
 use crate::id::{ChunkId, ManifestId};
 
 const DOCUMENT: &str = include_str!("../../../../docs/protocol.md");
@@ -81,7 +81,8 @@ fn every_number_of_a_kind_or_code_is_the_documents() {
     assert_table("How a connection ends", &codes);
     let priorities = Priority::ALL.map(|priority| ((priority as u8).to_string(), priority.word().to_owned()));
     assert_table("Priorities", &priorities);
-    let codecs = (0..5).map(|byte| (byte.to_string(), Codec::from_byte(byte).unwrap().word().to_owned()));
+    let codecs = (0..=Codec::Bundle(STEPS_MAX).byte())
+        .map(|byte| (byte.to_string(), Codec::from_byte(byte).unwrap().word().to_owned()));
     assert_table("Codecs", &codecs.collect::<Vec<_>>());
 }
 
@@ -113,7 +114,7 @@ fn every_example_is_what_is_sent() {
     let frame = Frame {
         request: 1,
         ordinal: 3,
-        codec: Codec::Difference as u8,
+        codec: Codec::Difference.byte(),
         plain_len: 300,
         base: Some(ChunkId::from_bytes([0xbb; 32])),
         stored: bytes::Bytes::from_static(b"ab"),

@@ -1,0 +1,236 @@
+//! Encoding of bundles: a chunk with those that its optimizer changes with it, predicted from the bundle of the step before.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+
+use super::bundles::Pieces;
+use super::contents::read_again;
+use super::encode::{EncodedChunk, Encoding, NewChunk};
+use super::read::HashedChunk;
+use crate::budget::{Budget, Buffer};
+use crate::codec::{
+    BUNDLE_LEN_MAX, BundleBase, Compression, Element, Encoded, Width, alone_len, encode, encode_bundle, encode_part,
+};
+use crate::error::{Error, Result};
+use crate::id::ChunkId;
+use crate::limits::MIB;
+use crate::ops::shown;
+use crate::repository::{Delivered, Gaps, PackRead, deliver, plan, read_pack};
+use crate::tree::Walk;
+use crate::work::blocking;
+
+/// Memory to encode one bundle: its plain bytes and frame, its base and the base of that, and what is read of their packs.
+const BUNDLE_MEMORY: u64 = 8 * BUNDLE_LEN_MAX;
+
+/// Share of a save's memory (one part in this many) that bundles may take.
+const SHARE: u64 = 4;
+
+const FLOAT: Element = Element::Float(Width::W4);
+
+/// A bundle to encode with the first of its chunks that is met.
+#[derive(Clone, Debug)]
+pub(super) struct NewBundle {
+    /// All of its chunks.
+    pub(super) pieces: Pieces,
+    /// The bundle of the step before.
+    pub(super) base: Option<ParentBundle>,
+}
+
+/// A bundle of the parent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ParentBundle {
+    /// Its number in the parent's map.
+    pub(super) chunk: u32,
+    /// Predicted bundles from the one that is stored whole up to it.
+    pub(super) steps: u8,
+}
+
+/// Frames of a bundle and of its chunks.
+#[derive(Debug)]
+pub(super) struct EncodedBundle {
+    /// The bundle; none if it would save nothing.
+    pub(super) whole: Option<StoredForm>,
+    /// Its chunks but the first that was met.
+    pub(super) others: Vec<StoredForm>,
+}
+
+/// A chunk as it is stored.
+#[derive(Debug)]
+pub(super) struct StoredForm {
+    pub(super) id: ChunkId,
+    pub(super) encoded: Encoded,
+    pub(super) plain_len: u32,
+    /// Bytes without its base; 0 if it has none.
+    pub(super) alone_len: u32,
+}
+
+/// Memory for bundles, and turns to encode that many at a time.
+#[derive(Clone, Debug)]
+pub(super) struct Bundling {
+    budget: Budget,
+    turns: Arc<Semaphore>,
+    /// The memory that `budget` is a part of.
+    _carved_from: Budget,
+}
+
+/// Plain bytes of a bundle.
+struct Plain {
+    bytes: Vec<u8>,
+    /// Its chunks, in order.
+    chunks: Vec<ChunkId>,
+}
+
+impl Bundling {
+    /// Takes `bytes` of `whole`, for as many bundles as there is room for.
+    pub(super) async fn carve(whole: &Budget, bytes: u64) -> Result<Self> {
+        let budget = whole.carve(bytes).await?;
+        let turns = usize::try_from(budget.total() / BUNDLE_MEMORY).unwrap_or(1).max(1);
+        Ok(Self { budget, turns: Arc::new(Semaphore::new(turns)), _carved_from: whole.clone() })
+    }
+}
+
+impl Encoding {
+    /// Reason why nothing is predicted by a save that has `budget`, though that was asked for.
+    pub(super) fn unpredicted(&self, budget: &Budget) -> Option<String> {
+        if self.compression != Compression::Predict || self.bundling.is_some() {
+            return None;
+        }
+        if self.contents.has_bundles() {
+            let (least, there) = (SHARE * BUNDLE_MEMORY / MIB, budget.total() / MIB);
+            return Some(format!(
+                "nothing is predicted: predictions need a memory budget of {least} MiB, this one has {there} MiB (--memory)"
+            ));
+        }
+        let lacking = "no file above 1 MiB has 32-bit weights and, in the same save, moments of the same shape (exp_avg, \
+                       momentum_buffer)";
+        Some(format!("nothing is predicted: {lacking}"))
+    }
+
+    /// Encodes the chunk `new` as part of its bundle.
+    ///
+    /// # Errors
+    /// Conflict, if another chunk of the bundle cannot be read, or has changed.
+    pub(super) async fn encode_bundled(
+        &self,
+        new: &NewChunk,
+        bundle: &NewBundle,
+        bundling: &Bundling,
+    ) -> Result<EncodedChunk> {
+        let _turn = bundling.turns.acquire().await.map_err(|_| Error::other("no more bundles are encoded"))?;
+        let (walk, chunk, file, pieces) = (Arc::clone(&self.walk), new.chunk.clone(), new.file, bundle.pieces.clone());
+        let plain = Arc::new(blocking(move || Plain::gather(&walk, &chunk, file, pieces)).await?);
+        let predicted = match bundle.base {
+            Some(base) => match self.predict(&plain, base, bundling).await {
+                Ok(predicted) => predicted,
+                Err(error) => {
+                    let chunk = new.chunk.id;
+                    tracing::warn!(%chunk, "a bundle is stored whole, as its base cannot be read: {error:?}");
+                    None
+                }
+            },
+            None => None,
+        };
+        let mut bundle = blocking(move || Ok(EncodedBundle::of(&plain, predicted))).await?;
+        let own = bundle.others.iter().position(|other| other.id == new.chunk.id);
+        let own = own.map(|at| bundle.others.remove(at));
+        let own = own.ok_or_else(|| Error::other("a bundle lacks the chunk that it was made for"))?;
+        Ok(EncodedChunk {
+            id: own.id,
+            encoded: own.encoded,
+            plain_len: own.plain_len,
+            alone_len: own.alone_len,
+            file: new.file,
+            start: new.chunk.start,
+            numbers: new.chunk.number.is_some(),
+            base: new.base,
+            faster: false,
+            bundle: Some(Box::new(bundle)),
+        })
+    }
+
+    /// Encodes a bundle as predicted from the parent's bundle `base`; None if its length differs.
+    async fn predict(&self, plain: &Arc<Plain>, base: ParentBundle, bundling: &Bundling) -> Result<Option<Encoded>> {
+        let Some(parent) = &self.parent else { return Ok(None) };
+        let saved = Arc::clone(&parent.saved);
+        let reads = plan(|chunk| saved.locate(chunk), [base.chunk], BUNDLE_MEMORY, Gaps::Wide)?;
+        let Some(read) = reads.into_iter().next() else { return Ok(None) };
+        let plain = Arc::clone(plain);
+        let work = move |read: &PackRead, buffer: Buffer| {
+            let mut predicted = None;
+            deliver(
+                read,
+                &buffer,
+                |chunk| saved.locate(chunk),
+                |delivered: Delivered<'_>| {
+                    let chunk = delivered.chunk?;
+                    if delivered.wanted {
+                        let base = BundleBase { id: chunk.id(), steps: base.steps, plain: chunk.bytes() };
+                        predicted = encode_bundle(&plain.bytes, plain.chunks.len(), Some(base));
+                    }
+                    Ok(())
+                },
+            )?;
+            Ok(predicted)
+        };
+        read_pack(&[&self.repository], &bundling.budget, read, work).await
+    }
+}
+
+impl Plain {
+    /// Reads the `pieces` of a bundle, of which `chunk` of `file` is one.
+    fn gather(walk: &Walk, chunk: &HashedChunk, file: usize, pieces: Pieces) -> Result<Self> {
+        let mut plain = Self { bytes: Vec::new(), chunks: Vec::new() };
+        for (of, range) in pieces {
+            if (of, range.start) == (file, chunk.start) {
+                plain.bytes.extend_from_slice(&chunk.bytes);
+                plain.chunks.push(chunk.id);
+                continue;
+            }
+            let piece = read_again(walk, of, range)?;
+            plain.chunks.push(ChunkId::of(&piece));
+            plain.bytes.extend_from_slice(&piece);
+        }
+        Ok(plain)
+    }
+}
+
+impl EncodedBundle {
+    /// The bundle as it was `predicted`, or whole, and all of its chunks as parts of it; or each of these for itself.
+    fn of(plain: &Plain, predicted: Option<Encoded>) -> Self {
+        let count = plain.chunks.len();
+        let len = plain.bytes.len() / count.max(1);
+        let members = || plain.chunks.iter().zip(plain.bytes.chunks_exact(len.max(1)));
+        let Some(whole) = predicted.or_else(|| encode_bundle(&plain.bytes, count, None)) else {
+            let alone = |bytes| encode(&Bytes::copy_from_slice(bytes), Compression::Auto, Some(FLOAT));
+            let others = members().map(|(&chunk, bytes)| StoredForm::of(chunk, alone(bytes), bytes));
+            return Self { whole: None, others: others.collect() };
+        };
+        let id = ChunkId::of(&plain.bytes);
+        let offsets = (0..).step_by(len.max(1));
+        let part =
+            |((&chunk, bytes), offset): ((&ChunkId, &[u8]), u32)| StoredForm::of(chunk, encode_part(id, offset), bytes);
+        let others = members().zip(offsets).map(part).collect();
+        Self { whole: Some(StoredForm::of(id, whole, &plain.bytes)), others }
+    }
+}
+
+impl StoredForm {
+    fn of(id: ChunkId, encoded: Encoded, plain: &[u8]) -> Self {
+        let alone_len = if encoded.base.is_some() { alone_len(plain, &encoded) } else { 0 };
+        Self { id, plain_len: u32::try_from(plain.len()).unwrap_or(u32::MAX), encoded, alone_len }
+    }
+}
+
+/// Memory for bundles of a save that has `budget`, on so many workers; 0 if that is too little for one.
+pub(super) fn bundling_bytes(budget: &Budget, workers: usize) -> u64 {
+    let bytes = (BUNDLE_MEMORY * workers as u64).min(budget.total() / SHARE);
+    if bytes < BUNDLE_MEMORY { 0 } else { bytes / MIB * MIB }
+}
+
+/// Error for a file that changed while the save read it.
+pub(super) fn changed_file(walk: &Walk, file: usize) -> Error {
+    let path = walk.found.get(file).map(|found| shown(&found.path)).unwrap_or_default();
+    Error::conflict("file changed while it was read").at(path).help("save when nothing writes to it")
+}
