@@ -11,7 +11,7 @@
 //! ```
 //!
 //! How: 0 raw; 1 byte planes; 2 the difference to the member of the base; 3 and 4 the difference to a prediction, whose rule stands
-//! before it ([`predict`]): as [`difference`] stores it, or as one zstd frame of the zigzag-encoded differences.
+//! before it ([`mod@predict`]): as [`difference`] stores it, or as one zstd frame of the zigzag-encoded differences.
 
 mod fit;
 mod predict;

@@ -11,8 +11,8 @@ ReadRequest = tuple[str, str, tuple[Sequence[int], Sequence[int]] | None, int, i
 """A tensor to read: name, path, offsets and shape of a box (None: whole), and address and length of the target memory."""
 
 SaveOptions = dict[str, Any]
-"""Options of a save: `metrics`, and some of `world_size`, `framework`, `labels`, `exclude`, `compression` ("auto",
-"if-faster", "predict" or "off"), `key_every`, `base`, `part` (a number and an attempt), `parts`, `version` (that the name must have when the
+"""Options of a save: `metrics`, and some of `world_size`, `framework`, `labels`, `exclude`, `compression` ("auto", "if-faster",
+"predict" or "off"), `key_every`, `base`, `part` (a number and an attempt), `parts`, `version` (that the name must have when the
 save begins; 0: the name must not exist), and `progress`."""
 
 def agent_request(method: str, path: str, body: str | None = None, at: str | None = None) -> tuple[str, str | None]: ...

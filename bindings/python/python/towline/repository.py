@@ -214,11 +214,12 @@ class Repository:
         recorded if `name` is a step of a run (`RUN/step-N`), `labels` for any name. Paths that match a pattern in `exclude` are
         skipped.
 
-        `compression` is `"auto"` (as small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they
-        can be compressed), `"predict"` (for runs that save each step: weights and second moments are predicted from the step before, so
-        that reading a step reads those back to its key step; the optimizer's state must be in the same save) or `"off"`. A step is stored as its differences to the step before, or to the tree named `base`; every
-        `key_every`th step (by default every 8th) is stored whole. `progress` is called as `progress(phase, done, total, moved)`,
-        in bytes, several times a second; True draws a progress bar, if there is a terminal or a notebook."""
+        `compression` is `"auto"` (as small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than
+        they can be compressed), `"predict"` (for runs that save each step: weights and second moments are predicted from the
+        step before, so that reading a step reads those back to its key step; the optimizer's state must be in the same save) or
+        `"off"`. A step is stored as its differences to the step before, or to the tree named `base`; every `key_every`th step
+        (by default every 8th) is stored whole. `progress` is called as `progress(phase, done, total, moved)`, in bytes, several
+        times a second; True draws a progress bar, if there is a terminal or a notebook."""
         options = save_options(
             metrics,
             world_size=world_size,
