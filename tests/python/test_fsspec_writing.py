@@ -240,6 +240,20 @@ def test_a_move_to_another_tree_keeps_all_and_can_be_taken_back(fs: Any, tmp_pat
     assert fs.cat("src/c/again/f") == b"f", "nothing is removed"
 
 
+def test_a_move_leaves_what_others_save_at_its_source_meanwhile(fs: Any, monkeypatch: pytest.MonkeyPatch):
+    fs.pipe({"run/step-1/x": b"1", "run/step-2/x": b"2", "dst/b/y": b"y"})
+    graft = fs.shared.graft
+
+    def grafting(source: Any, target: Any) -> None:
+        graft(source, target)
+        fs.pipe("run/step-3/x", b"3")
+
+    monkeypatch.setattr(fs.shared, "graft", grafting)
+    fs.mv("run", "dst/b/moved", recursive=True)
+    assert fs.cat("dst/b/moved/step-2/x") == b"2"
+    assert fs.find("run") == ["run/step-3/x"]
+
+
 def test_files_folders_and_trees_are_removed(fs: Any):
     fs.pipe({"t/a": b"1", "t/d/b": b"2", "t/d/c": b"3", "r/step-1/f": b"4", "r/step-2/f": b"5"})
     fs.rm("towline://t/a")

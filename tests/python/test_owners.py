@@ -150,6 +150,21 @@ def test_a_reader_leaves_a_step_alone_that_is_being_written(far, tmp_path, begin
     assert training.says() == "durable" and names(far) == ["run/step-1"]
 
 
+def test_an_owner_that_cannot_be_looked_at_counts_as_running(tmp_path, monkeypatch):
+    (tmp_path / "owner").touch()
+    folder = os.open(tmp_path, os.O_RDONLY)
+
+    def without_descriptors(*_arguments, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    assert not _owners._is_locked(folder, "nobody")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", without_descriptors)
+        assert _owners._is_locked(folder, "owner")
+    assert not _owners._is_locked(folder, "owner"), "nobody holds it"
+    os.close(folder)
+
+
 def test_the_steps_are_taken_once_the_training_is_killed(far, tmp_path, begin):
     training = begin(LOOP, tmp_path / "spool")
     assert training.says() == "local"

@@ -381,24 +381,26 @@ class TowlineFileSystem(AbstractFileSystem):
                     raise IsADirectoryError(f"towline://{found}: remove it with recursive=True")
                 self._remove(found)
 
-    def _remove(self, path: str, keep: bool = False, trees: list[str] | None = None) -> None:
-        """Removes the file, folder or trees at `path`; with `trees`, of these no others."""
-        for made in self._made(path):
-            self.shared.made.pop(made, None)
-        tree_path = self.shared.find(path)
-        names = list(self.shared.names(path)) if trees is None else list(trees)
+    def _remove(self, path: str) -> None:
+        self._forget_made(path)
+        tree_path, names = self.shared.find(path), list(self.shared.names(path))
         if tree_path.name and tree_path.inner:
             if self.shared.entry(tree_path) is not None:
-                self._change(tree_path.name, remove=[tree_path.inner], keep=keep)
-        elif tree_path.name and trees is None:
+                self._change(tree_path.name, remove=[tree_path.inner])
+        elif tree_path.name:
             names.append(tree_path.name)
         if names:
-            self._check_outside_transaction()
-            below = [path] if path else sorted({name.split("/")[0] for name in names})
-            below = below if trees is None else names
-            # In one commit, so that one `undelete --recursive` takes it back.
-            with contextlib.suppress(NotFound):
-                self.shared.engine.remove_below(below)
+            self._remove_trees([path] if path else sorted({name.split("/")[0] for name in names}))
+
+    def _remove_trees(self, names: list[str]) -> None:
+        """Removes the trees at and below `names` in one commit, which one `undelete --recursive` takes back."""
+        self._check_outside_transaction()
+        with contextlib.suppress(NotFound):
+            self.shared.engine.remove_below(names)
+
+    def _forget_made(self, path: str) -> None:
+        for made in self._made(path):
+            self.shared.made.pop(made, None)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.isdir(path1):
@@ -456,8 +458,14 @@ class TowlineFileSystem(AbstractFileSystem):
         for one in found:
             inner = posixpath.join(target.inner, one.path[len(path1) :].lstrip("/"))
             self.shared.graft(one, target._replace(inner=inner.rstrip("/")))
-        # Not what others save there meanwhile.
-        self._remove(path1, keep=True, trees=[one.name for one in found if not one.inner])
+        self._forget_made(path1)
+        # Only what was moved: others may have saved below `path1` meanwhile.
+        for one in found:
+            if one.inner:
+                self._change(one.name, remove=[one.inner], keep=True)
+        trees = [one.name for one in found if not one.inner]
+        if trees:
+            self._remove_trees(trees)
 
     def _rename(self, path1: str, path2: str) -> None:
         """Renames the trees at and below `path1` to names that begin with `path2`."""
