@@ -115,7 +115,7 @@ impl Codec {
 
     /// True if a chunk that is stored so may have a base that is stored as `base`: it has fewer hops, and a part has a bundle.
     #[must_use]
-    pub fn may_have(self, base: Self) -> bool {
+    pub fn may_have_base(self, base: Self) -> bool {
         let fits = match self {
             Self::Part | Self::Bundle(_) => matches!(base, Self::Bundle(_)),
             _ => true,
@@ -252,6 +252,9 @@ pub struct BundleBase<'a> {
     pub plain: &'a [u8],
 }
 
+/// Maximum bytes in a pack from the end of a frame to that of a part that follows closely: a part has four bytes.
+pub const PART_STRIDE: u64 = 64;
+
 /// A chunk that is the part of the bundle `base` from `offset`.
 #[must_use]
 pub fn encode_part(base: ChunkId, offset: u32) -> Encoded {
@@ -363,9 +366,11 @@ mod tests {
         for (offset, len) in [(4, 8), (24, 8), (u32::MAX, 8), (0, 24), (0, 4), (0, 1)] {
             assert!(part(offset, len).is_err(), "{offset} {len}");
         }
-        assert!(Codec::Part.may_have(Codec::Bundle(7)) && Codec::Bundle(2).may_have(Codec::Bundle(1)));
-        assert!(!Codec::Part.may_have(Codec::Raw) && !Codec::Bundle(1).may_have(Codec::Raw));
-        assert!(!Codec::Bundle(1).may_have(Codec::Bundle(1)) && !Codec::Difference.may_have(Codec::Bundle(1)));
+        assert!(Codec::Part.may_have_base(Codec::Bundle(7)) && Codec::Bundle(2).may_have_base(Codec::Bundle(1)));
+        assert!(!Codec::Part.may_have_base(Codec::Raw) && !Codec::Bundle(1).may_have_base(Codec::Raw));
+        assert!(
+            !Codec::Bundle(1).may_have_base(Codec::Bundle(1)) && !Codec::Difference.may_have_base(Codec::Bundle(1))
+        );
     }
 
     proptest! {

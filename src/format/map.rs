@@ -173,7 +173,7 @@ impl Map {
     fn check_bases(&self) -> Result<()> {
         let sound = |frame: &Frame| match frame.base() {
             None => !frame.codec.has_base(),
-            Some(base) => self.frames.get(base as usize).is_some_and(|base| frame.codec.may_have(base.codec)),
+            Some(base) => self.frames.get(base as usize).is_some_and(|base| frame.codec.may_have_base(base.codec)),
         };
         match self.frames.iter().position(|frame| !sound(frame)) {
             None => Ok(()),

@@ -205,7 +205,7 @@ impl TreeStorage {
             saved: saved.value.saved.to_string(),
             bytes: saved.manifest.logical_bytes(),
             stored_bytes: stored.iter().sum(),
-            base_bytes: base_bytes(&saved.map, &stored),
+            base_bytes: base_bytes(&saved.map),
             behind: saved.value.behind,
             files: saved.manifest.files().count() as u64,
             chunks: saved.manifest.chunks.ids.len() as u64,
@@ -229,13 +229,13 @@ fn stored_lens(map: &Map) -> Vec<u64> {
     own.iter().map(|frame| u64::from(frame.stored_len) + share(frame).unwrap_or(0)).collect()
 }
 
-/// Stored bytes of all frames but those that count for chunks of the tree, which take `stored`.
-fn base_bytes(map: &Map, stored: &[u64]) -> u64 {
+/// Stored bytes of the further chunks of a map. Bundles that chunks of the tree are parts of count for these.
+fn base_bytes(map: &Map) -> u64 {
     let own = map.frames.get(..map.chunks()).unwrap_or_default();
     let bundles: BTreeSet<u32> =
         own.iter().filter(|frame| frame.codec == Codec::Part).filter_map(Frame::base).collect();
     let is_base = |at: &usize| u32::try_from(*at).is_ok_and(|at| !bundles.contains(&at));
-    let bases = (stored.len()..map.frames.len()).filter(is_base);
+    let bases = (own.len()..map.frames.len()).filter(is_base);
     bases.filter_map(|at| map.frames.get(at)).map(|frame| u64::from(frame.stored_len)).sum()
 }
 
@@ -250,7 +250,7 @@ impl ShownTree {
                 saved: saved.value.saved.to_string(),
                 bytes: saved.manifest.logical_bytes(),
                 stored_bytes: stored.iter().sum(),
-                base_bytes: base_bytes(&saved.map, &stored),
+                base_bytes: base_bytes(&saved.map),
                 behind: saved.value.behind,
                 files: saved.manifest.files().count() as u64,
                 chunks: saved.manifest.chunks.ids.len() as u64,

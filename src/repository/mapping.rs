@@ -45,9 +45,9 @@ pub(crate) fn map_of(
         if place.base.is_some() {
             let (id, found) =
                 base(&place).ok_or_else(|| Error::other("a chunk's base is not known").got(place.pack))?;
-            let there = numbers
-                .get(&id)
-                .filter(|&&number| placed.get(number as usize).is_some_and(|there| place.codec.may_have(there.codec)));
+            let there = numbers.get(&id).filter(|&&number| {
+                placed.get(number as usize).is_some_and(|there| place.codec.may_have_base(there.codec))
+            });
             let number = match there {
                 Some(&number) => number,
                 None => {

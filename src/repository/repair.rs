@@ -36,7 +36,7 @@ impl RepairedTree<'_> {
 
     fn base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
         let base = place.base?;
-        self.bases.get(&base).filter(|found| place.codec.may_have(found.codec)).map(|found| (base, *found))
+        self.bases.get(&base).filter(|found| place.codec.may_have_base(found.codec)).map(|found| (base, *found))
     }
 }
 

@@ -129,7 +129,7 @@ impl StoredChunks {
     /// As [`StoredChunks::base`], but that may lack a base itself.
     fn known_base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
         let base = place.base?;
-        let found = self.near.get(&base).filter(|found| place.codec.may_have(found.codec))?;
+        let found = self.near.get(&base).filter(|found| place.codec.may_have_base(found.codec))?;
         Some((base, *found))
     }
 

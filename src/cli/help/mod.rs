@@ -129,7 +129,7 @@ it is stored, and why.
 compressed: the save is shorter, and takes more space.
 
 --compression predict is for runs that save each step: 32-bit weights and second moments are predicted from the step before, as \
-the optimizer (Adam, AdamW, SGD with momentum, Lion) computes them. A predicted step takes less than half of what it takes whole. \
+the optimizer (Adam, AdamW, SGD with momentum, Lion) computes them. A predicted step of Adam takes less than half of what it takes whole. \
 Reading it reads the steps back to the key step, at most seven, and reading weights reads their moments. It needs weights and \
 optimizer state in one save, and --memory of at least 96M; else the save warns.
 

@@ -2,7 +2,7 @@
 //! optimizer.
 
 use super::predict::{Kind, Numbers, Rule};
-use super::{FIRST, Members, SECOND, WEIGHTS};
+use super::{FIRST_MOMENTS, Members, SECOND_MOMENTS, WEIGHTS};
 
 /// Numbers in a sample, and how many of them stand side by side.
 const SAMPLE: usize = 8192;
@@ -25,8 +25,8 @@ struct Sample(Vec<(Numbers, f32)>);
 pub(super) fn rule(member: usize, now: &Members<'_>, before: &Members<'_>) -> Option<Rule> {
     let sample = Sample::of(member, now, before)?;
     let rules = match member {
-        SECOND => second_moments(&sample),
-        WEIGHTS if now.second.is_some() => adam(&sample),
+        SECOND_MOMENTS => second_moments(&sample),
+        WEIGHTS if now.second_moments.is_some() => adam(&sample),
         WEIGHTS => [momentum(&sample), lion(&sample)].concat(),
         _ => Vec::new(),
     };
@@ -46,10 +46,10 @@ impl Sample {
         let sample = places.map(|at| {
             let numbers_at = Numbers {
                 weight: numbers(Some(before.weights), at),
-                first: numbers(before.get(FIRST), at),
-                second: numbers(before.second, at),
-                next_first: numbers(now.get(FIRST), at),
-                next_second: numbers(now.second, at),
+                first_moment: numbers(before.get(FIRST_MOMENTS), at),
+                second_moment: numbers(before.second_moments, at),
+                next_first_moment: numbers(now.get(FIRST_MOMENTS), at),
+                next_second_moment: numbers(now.second_moments, at),
             };
             (numbers_at, numbers(now.get(member), at))
         });
@@ -59,7 +59,7 @@ impl Sample {
 
     /// The rule that leaves the fewest bits; none if none saves some.
     fn best(&self, member: usize, rules: Vec<Rule>) -> Option<Rule> {
-        let before = |numbers: &Numbers| if member == SECOND { numbers.second } else { numbers.weight };
+        let before = |numbers: &Numbers| if member == SECOND_MOMENTS { numbers.second_moment } else { numbers.weight };
         let least = |rule: Rule| (self.bits(|numbers| rule.predict_one(numbers)), rule);
         let (bits, rule) = rules.into_iter().map(least).min_by_key(|(bits, _)| *bits)?;
         (bits + self.0.len() as u64 / GAIN < self.bits(before)).then_some(rule)
@@ -115,7 +115,7 @@ fn eliminate<const N: usize>(mut left: [[f64; N]; N], mut right: [f64; N]) -> Op
 /// `v' = b2 v + (1 - b2) g^2` and `m' = b1 m + (1 - b1) g`: the betas follow from four sums of products.
 fn second_moments(sample: &Sample) -> Vec<Rule> {
     let solved = sample.solve(|of, became| {
-        let (v, m, next) = (f64::from(of.second), f64::from(of.first), f64::from(of.next_first));
+        let (v, m, next) = (f64::from(of.second_moment), f64::from(of.first_moment), f64::from(of.next_first_moment));
         // Each number counts the same, whatever its magnitude.
         ([v, next * next, next * m, m * m].map(|column| column / became), 1.0)
     });
@@ -142,8 +142,8 @@ fn adam(sample: &Sample) -> Vec<Rule> {
     let (mut eps, mut rules) = (EPS, Vec::new());
     for round in 0..ROUNDS {
         let step = |of: &Numbers| {
-            let root = f64::from(of.next_second).sqrt() + eps;
-            (f64::from(of.next_first), root)
+            let root = f64::from(of.next_second_moment).sqrt() + eps;
+            (f64::from(of.next_first_moment), root)
         };
         let linear = sample.solve(|of, became| {
             let (weight, (m, root)) = (f64::from(of.weight), step(of));
@@ -169,11 +169,11 @@ fn adam(sample: &Sample) -> Vec<Rule> {
 fn momentum(sample: &Sample) -> Vec<Rule> {
     let plain = sample.solve(|of, became| {
         let weight = f64::from(of.weight);
-        ([weight, -f64::from(of.next_first)], became - weight)
+        ([weight, -f64::from(of.next_first_moment)], became - weight)
     });
     let nesterov = sample.solve(|of, became| {
         let weight = f64::from(of.weight);
-        ([weight, -f64::from(of.next_first), -f64::from(of.first)], became - weight)
+        ([weight, -f64::from(of.next_first_moment), -f64::from(of.first_moment)], became - weight)
     });
     let plain = plain.map(|[decay, rate]| weights(Kind::Momentum, decay, [rate, 0.0]));
     let nesterov = nesterov.map(|[decay, rate, before]| weights(Kind::Momentum, decay, [rate, before]));
@@ -185,7 +185,7 @@ fn lion(sample: &Sample) -> Vec<Rule> {
     let solved = (0..100u8).filter_map(|hundredths| {
         let mix = f64::from(hundredths) / 100.0;
         let sign = |of: &Numbers| {
-            let direction = f64::from(of.next_first) - mix * f64::from(of.first);
+            let direction = f64::from(of.next_first_moment) - mix * f64::from(of.first_moment);
             f64::from(i8::from(direction > 0.0) - i8::from(direction < 0.0))
         };
         let [decay, rate] = sample.solve(|of, became| {

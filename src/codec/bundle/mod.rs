@@ -1,8 +1,9 @@
 //! Bundles: pieces of a tensor of weights and of its optimizer's moments, at the same place, as one chunk.
 //!
 //! The optimizer computes the next weights from the weights, the moments and the gradient, which follows from the first moments of
-//! two steps. So a bundle is stored as the first moments, and the errors of the predictions of the other members. Its plain bytes are those of its members, one after another, each of the same length: weights, first moments and, for
-//! Adam, second moments, all 32-bit floats.
+//! two steps. So a bundle is stored as the first moments, and the errors of the predictions of the other members. Its plain bytes are
+//! those of its members, one after another, each of the same length: weights, first moments and, for Adam, second moments, all
+//! 32-bit floats.
 //!
 //! ```text
 //! count (1):   members, 2 or 3
@@ -42,10 +43,10 @@ const PREDICTED_SPARSE: u8 = 4;
 
 /// Members, in the order of their bytes.
 const WEIGHTS: usize = 0;
-const FIRST: usize = 1;
-const SECOND: usize = 2;
+const FIRST_MOMENTS: usize = 1;
+const SECOND_MOMENTS: usize = 2;
 /// Order of decoding: predictions need the members before them.
-const ORDER: [usize; 3] = [FIRST, SECOND, WEIGHTS];
+const ORDER: [usize; 3] = [FIRST_MOMENTS, SECOND_MOMENTS, WEIGHTS];
 
 thread_local! {
     /// Predicted numbers of a member.
@@ -58,8 +59,8 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 struct Members<'a> {
     weights: &'a [u8],
-    first: &'a [u8],
-    second: Option<&'a [u8]>,
+    first_moments: &'a [u8],
+    second_moments: Option<&'a [u8]>,
 }
 
 impl<'a> Members<'a> {
@@ -67,14 +68,15 @@ impl<'a> Members<'a> {
     fn of(plain: &'a [u8], count: usize) -> Option<Self> {
         let len = member_len(plain.len(), count)?;
         let mut members = plain.chunks_exact(len);
-        Some(Self { weights: members.next()?, first: members.next()?, second: members.next() })
+        let (weights, first_moments) = (members.next()?, members.next()?);
+        Some(Self { weights, first_moments, second_moments: members.next() })
     }
 
     fn get(&self, member: usize) -> Option<&'a [u8]> {
         match member {
             WEIGHTS => Some(self.weights),
-            FIRST => Some(self.first),
-            _ => self.second,
+            FIRST_MOMENTS => Some(self.first_moments),
+            _ => self.second_moments,
         }
     }
 }
@@ -224,8 +226,8 @@ fn decode_member(
         PREDICTED | PREDICTED_SPARSE => {
             let (rule, body) = body.split_first_chunk::<RULE_LEN>()?;
             let rule = Rule::from_bytes(rule).filter(|rule| rule.member() == member)?;
-            let second = Some(&*decoded[SECOND]).filter(|second| !second.is_empty());
-            let now = Members { weights: &[], first: &*decoded[FIRST], second };
+            let second_moments = Some(&*decoded[SECOND_MOMENTS]).filter(|moments| !moments.is_empty());
+            let now = Members { weights: &[], first_moments: &*decoded[FIRST_MOMENTS], second_moments };
             scratch::with(&PREDICTIONS, target.len(), |predictions| {
                 predict(&rule, &now, before?, predictions)?;
                 if how == PREDICTED {

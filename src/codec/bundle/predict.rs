@@ -17,7 +17,7 @@
 //! subtractions, multiplications, divisions and square roots are used, which IEEE 754 defines to the last bit, so that every
 //! processor computes the same.
 
-use super::{FIRST, Members, SECOND, WEIGHTS};
+use super::{FIRST_MOMENTS, Members, SECOND_MOMENTS, WEIGHTS};
 
 /// Bytes of a rule with its coefficients.
 pub(super) const RULE_LEN: usize = 25;
@@ -68,7 +68,7 @@ impl Rule {
     /// Member that it predicts.
     pub(super) const fn member(&self) -> usize {
         match self.kind {
-            Kind::SecondMoments => SECOND,
+            Kind::SecondMoments => SECOND_MOMENTS,
             Kind::Adam | Kind::Momentum | Kind::Lion => WEIGHTS,
         }
     }
@@ -78,23 +78,23 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Numbers {
     pub(super) weight: f32,
-    pub(super) first: f32,
-    pub(super) second: f32,
-    pub(super) next_first: f32,
-    pub(super) next_second: f32,
+    pub(super) first_moment: f32,
+    pub(super) second_moment: f32,
+    pub(super) next_first_moment: f32,
+    pub(super) next_second_moment: f32,
 }
 
 /// Fills `out` with the predicted numbers. Of `now` only the moments are read. None if the rule does not fit the members.
 pub(super) fn predict(rule: &Rule, now: &Members<'_>, before: &Members<'_>, out: &mut [u8]) -> Option<()> {
     let [c0, c1, c2] = rule.coefficients;
-    let (m, next_m) = (before.get(FIRST)?, now.get(FIRST)?);
+    let (m, next_m) = (before.get(FIRST_MOMENTS)?, now.get(FIRST_MOMENTS)?);
     match rule.kind {
         Kind::SecondMoments => {
-            let v = before.get(SECOND)?;
+            let v = before.get(SECOND_MOMENTS)?;
             fill(out, [v, m, next_m], |[v, m, next_m]| second_moment([c0, c1, c2], v, m, next_m))
         }
         Kind::Adam => {
-            let (w, next_v) = (before.weights, now.get(SECOND)?);
+            let (w, next_v) = (before.weights, now.get(SECOND_MOMENTS)?);
             fill(out, [w, next_m, next_v], |[w, m, v]| adam([c0, c1, c2], w, m, v))
         }
         Kind::Momentum => fill(out, [before.weights, m, next_m], |[w, m, next_m]| momentum([c0, c1, c2], w, m, next_m)),
@@ -105,12 +105,13 @@ pub(super) fn predict(rule: &Rule, now: &Members<'_>, before: &Members<'_>, out:
 impl Rule {
     /// Prediction from `numbers`.
     pub(super) fn predict_one(&self, numbers: &Numbers) -> f32 {
-        let Numbers { weight, first, second, next_first, next_second } = *numbers;
+        let Numbers { weight: w, first_moment: m, second_moment: v, .. } = *numbers;
+        let (next_m, next_v) = (numbers.next_first_moment, numbers.next_second_moment);
         match self.kind {
-            Kind::SecondMoments => second_moment(self.coefficients, second, first, next_first),
-            Kind::Adam => adam(self.coefficients, weight, next_first, next_second),
-            Kind::Momentum => momentum(self.coefficients, weight, first, next_first),
-            Kind::Lion => lion(self.coefficients, weight, first, next_first),
+            Kind::SecondMoments => second_moment(self.coefficients, v, m, next_m),
+            Kind::Adam => adam(self.coefficients, w, next_m, next_v),
+            Kind::Momentum => momentum(self.coefficients, w, m, next_m),
+            Kind::Lion => lion(self.coefficients, w, m, next_m),
         }
     }
 }

@@ -115,9 +115,9 @@ fn predicted(mut state: State, count: usize, step: impl Fn(&mut State)) -> Vec<f
 fn the_next_step_of_each_optimizer_is_predicted() {
     const COUNT: usize = 100_000;
     let adamw = predicted(State::new(COUNT), 3, |state| state.adamw(1e-3, 0.1));
-    assert!(adamw[WEIGHTS] < 0.05 && adamw[SECOND] < 0.05, "{adamw:?}");
+    assert!(adamw[WEIGHTS] < 0.05 && adamw[SECOND_MOMENTS] < 0.05, "{adamw:?}");
     let adam = predicted(State::new(COUNT), 3, |state| state.adamw(1e-3, 0.0));
-    assert!(adam[WEIGHTS] < 0.05 && adam[SECOND] < 0.05, "{adam:?}");
+    assert!(adam[WEIGHTS] < 0.05 && adam[SECOND_MOMENTS] < 0.05, "{adam:?}");
     for nesterov in [false, true] {
         let sgd = predicted(State::new(COUNT), 2, |state| state.sgd(0.1, nesterov));
         assert!(sgd[WEIGHTS] < 0.1, "{nesterov} {sgd:?}");

@@ -14,24 +14,24 @@ use crate::error::Result;
 use crate::tree::Walk;
 
 /// Names of the first moments: of Adam and Lion, and of SGD.
-const FIRST: [&str; 2] = ["exp_avg", "momentum_buffer"];
+const FIRST_MOMENTS: [&str; 2] = ["exp_avg", "momentum_buffer"];
 /// Name of the second moments.
-const SECOND: &str = "exp_avg_sq";
+const SECOND_MOMENTS: &str = "exp_avg_sq";
 /// Minimum length of a tensor; shorter ones share chunks.
 const LEN_MIN: u64 = tensor::SMALL_LEN;
 /// Segments at the start of a name that may differ between the weights and their moments.
 const PREFIX_MAX: usize = 4;
 
 /// File and start of a tensor.
-type Spot = (usize, u64);
+type TensorStart = (usize, u64);
 
 /// Tensors that an optimizer changes together.
 #[derive(Debug, Default)]
 pub(super) struct Bundles {
     /// Tensors of each bundle: weights, first moments and, for Adam, second moments.
-    sets: Vec<Vec<Spot>>,
+    sets: Vec<Vec<TensorStart>>,
     /// Bundle of each tensor.
-    members: HashMap<Spot, usize>,
+    members: HashMap<TensorStart, usize>,
     /// Boundaries of the files.
     cuts: HashMap<usize, Vec<u64>>,
 }
@@ -46,8 +46,8 @@ impl Bundles {
     /// A file cannot be read.
     pub(super) fn find(walk: &Walk, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<Self> {
         let mut bundles = Self::default();
-        for class in Class::all(layouts) {
-            for set in class.pair() {
+        for same_shape in SameShape::all(layouts) {
+            for set in same_shape.sets() {
                 let at = bundles.sets.len();
                 bundles.members.extend(set.iter().map(|spot| (*spot, at)));
                 bundles.sets.push(set);
@@ -82,14 +82,14 @@ impl Bundles {
 
 /// Tensors of 32-bit floats of one shape, in the order of the files.
 #[derive(Default)]
-struct Class<'a> {
-    weights: Vec<(&'a str, Spot)>,
-    first: Vec<(String, Spot)>,
+struct SameShape<'a> {
+    weights: Vec<(&'a str, TensorStart)>,
+    first: Vec<(String, TensorStart)>,
     /// Second moments by the name of what they belong to, of which several files may have some.
-    second: HashMap<String, Vec<Spot>>,
+    second: HashMap<String, Vec<TensorStart>>,
 }
 
-impl<'a> Class<'a> {
+impl<'a> SameShape<'a> {
     fn all(layouts: &'a BTreeMap<usize, Arc<Layout>>) -> Vec<Self> {
         let mut classes: BTreeMap<(&[u64], u64), Self> = BTreeMap::new();
         for (&file, layout) in layouts {
@@ -102,7 +102,8 @@ impl<'a> Class<'a> {
                 }
                 let class = classes.entry((&tensor.shape, len)).or_default();
                 let spot = (file, tensor.start);
-                match (without(&tensor.name, &FIRST), without(&tensor.name, &[SECOND])) {
+                match (without_segment(&tensor.name, &FIRST_MOMENTS), without_segment(&tensor.name, &[SECOND_MOMENTS]))
+                {
                     (Some(of), _) => class.first.push((of, spot)),
                     (_, Some(of)) => class.second.entry(of).or_default().push(spot),
                     _ => class.weights.push((&tensor.name, spot)),
@@ -112,10 +113,10 @@ impl<'a> Class<'a> {
         classes.into_values().collect()
     }
 
-    /// Pairs each first moments with their weights: by their names, or by their order if there are as many.
-    fn pair(self) -> Vec<Vec<Spot>> {
+    /// Tensors of each bundle: first moments with their weights, by name, or by order if there are as many of both.
+    fn sets(self) -> Vec<Vec<TensorStart>> {
         let Self { weights, first, second } = self;
-        let mut named: HashMap<(Option<usize>, &str), Option<Spot>> = HashMap::new();
+        let mut named: HashMap<(Option<usize>, &str), Option<TensorStart>> = HashMap::new();
         for (name, spot) in &weights {
             for suffix in suffixes(name) {
                 for file in [Some(spot.0), None] {
@@ -142,7 +143,7 @@ impl<'a> Class<'a> {
 }
 
 /// `name` without the segment that is one of `words`; none if it has no such segment.
-fn without(name: &str, words: &[&str]) -> Option<String> {
+fn without_segment(name: &str, words: &[&str]) -> Option<String> {
     let segments: Vec<&str> = name.split(SEPARATORS).collect();
     segments.iter().any(|segment| words.contains(segment)).then(|| {
         let others = segments.into_iter().filter(|segment| !words.contains(segment));
@@ -170,13 +171,14 @@ mod tests {
         let spot = |at: u64| (0, at);
         let class = |weights: &[&'static str], first: &[&str], second: &[&str]| {
             let weights: Vec<_> = weights.iter().copied().zip((0..).map(spot)).collect();
-            let first = first.iter().map(|name| without(name, &FIRST).unwrap()).zip((10..).map(spot)).collect();
-            let mut of_name = HashMap::<String, Vec<Spot>>::new();
+            let first =
+                first.iter().map(|name| without_segment(name, &FIRST_MOMENTS).unwrap()).zip((10..).map(spot)).collect();
+            let mut of_name = HashMap::<String, Vec<TensorStart>>::new();
             for (name, spot) in second.iter().zip((20..).map(spot)) {
-                of_name.entry(without(name, &[SECOND]).unwrap()).or_default().push(spot);
+                of_name.entry(without_segment(name, &[SECOND_MOMENTS]).unwrap()).or_default().push(spot);
             }
             let second = of_name;
-            Class { weights, first, second }.pair()
+            SameShape { weights, first, second }.sets()
         };
         let by_order = class(
             &["model.a.weight", "model.b.weight"],
@@ -198,9 +200,9 @@ mod tests {
 
     #[test]
     fn names_have_segments() {
-        assert_eq!(without("optimizer/state/3/momentum_buffer", &FIRST).unwrap(), "optimizer.state.3");
-        assert_eq!(without("exp_avg_sq.h.0.weight", &[SECOND]).unwrap(), "h.0.weight");
-        assert!(without("my_exp_avg.weight", &FIRST).is_none());
+        assert_eq!(without_segment("optimizer/state/3/momentum_buffer", &FIRST_MOMENTS).unwrap(), "optimizer.state.3");
+        assert_eq!(without_segment("exp_avg_sq.h.0.weight", &[SECOND_MOMENTS]).unwrap(), "h.0.weight");
+        assert!(without_segment("my_exp_avg.weight", &FIRST_MOMENTS).is_none());
         assert_eq!(suffixes("a.b.weight").collect::<Vec<_>>(), ["a.b.weight", "b.weight", "weight"]);
         assert_eq!(suffixes("optimizer.state.0").count(), 0);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::contents::{Contents, read_again};
-use super::encode_bundle::{Bundling, EncodedBundle, NewBundle};
+use super::encode_bundle::{BundleMemory, EncodedBundle, NewBundle};
 use super::if_faster::EncodeChoice;
 use super::parent::{BaseCandidate, Parent};
 use super::read::HashedChunk;
@@ -34,23 +34,35 @@ pub(super) struct NewChunk {
     pub(super) bundle: Option<NewBundle>,
 }
 
+impl NewChunk {
+    fn form(&self, encoded: Encoded) -> StoredForm {
+        StoredForm::of(self.chunk.id, encoded, &self.chunk.bytes)
+    }
+}
+
 /// Encoded chunk.
 #[derive(Debug)]
 pub(super) struct EncodedChunk {
-    pub(super) id: ChunkId,
-    pub(super) encoded: Encoded,
-    pub(super) plain_len: u32,
+    pub(super) form: StoredForm,
     pub(super) file: usize,
     pub(super) start: u64,
     /// True if it holds numbers of one type.
     pub(super) numbers: bool,
     pub(super) base: BaseCandidate,
-    /// Bytes of the chunk if it were stored without its base; 0 if it has none.
-    pub(super) alone_len: u32,
     /// True if it is stored raw because the repository is faster than the encoder.
     pub(super) faster: bool,
     /// The bundle that it is part of, if that is stored with it.
     pub(super) bundle: Option<Box<EncodedBundle>>,
+}
+
+/// A chunk as it is stored.
+#[derive(Debug)]
+pub(super) struct StoredForm {
+    pub(super) id: ChunkId,
+    pub(super) encoded: Encoded,
+    pub(super) plain_len: u32,
+    /// Bytes of the chunk if it were stored without its base; 0 if it has none.
+    pub(super) alone_len: u32,
 }
 
 /// Batch of encoded chunks.
@@ -74,7 +86,7 @@ pub(super) struct Encoding {
     /// Memory for bases, separate from the chunks' own buffers, which are held meanwhile.
     pub(super) budget: Option<Budget>,
     /// Memory for bundles; none if there are none.
-    pub(super) bundling: Option<Bundling>,
+    pub(super) bundle_memory: Option<BundleMemory>,
 }
 
 impl Encoding {
@@ -84,16 +96,16 @@ impl Encoding {
             let faster = choice == EncodeChoice::Raw;
             let raw = |new: NewChunk| EncodedChunk {
                 faster,
-                ..EncodedChunk::new(&new, encode(&new.chunk.bytes, Compression::Off, None))
+                ..EncodedChunk::new(&new, new.form(encode(&new.chunk.bytes, Compression::Off, None)))
             };
             return Ok(Batch { done: new.into_iter().map(raw).collect(), encoded: None });
         }
         let bytes = new.iter().map(|new| new.chunk.bytes.len() as u64).sum();
         let (mut bundled, mut others) = (Vec::new(), Vec::with_capacity(new.len()));
         for new in new {
-            match (&new.bundle, &self.bundling) {
-                (Some(bundle), Some(bundling)) => {
-                    bundled.push(Box::pin(self.encode_bundled(&new, bundle, bundling)).await?);
+            match (&new.bundle, &self.bundle_memory) {
+                (Some(bundle), Some(bundle_memory)) => {
+                    bundled.push(Box::pin(self.encode_bundled(&new, bundle, bundle_memory)).await?);
                 }
                 _ => others.push(new),
             }
@@ -107,7 +119,7 @@ impl Encoding {
             let one = |((at, new), derived): ((usize, &NewChunk), Option<Encoded>)| {
                 let found = derived.or_else(|| differences.remove(&at));
                 let alone = || encode(&new.chunk.bytes, Compression::Auto, new.chunk.number);
-                EncodedChunk::new(new, found.unwrap_or_else(alone))
+                EncodedChunk::new(new, new.form(found.unwrap_or_else(alone)))
             };
             new.iter().enumerate().zip(derived).map(one).collect::<Vec<_>>()
         };
@@ -203,19 +215,17 @@ impl EncodedChunk {
         whole.is_some_and(|whole| whole.encoded.base.is_some())
     }
 
-    fn new(new: &NewChunk, encoded: Encoded) -> Self {
-        let alone_len = if encoded.base.is_some() { alone_len(&new.chunk.bytes, &encoded) } else { 0 };
-        Self {
-            alone_len,
-            id: new.chunk.id,
-            plain_len: u32::try_from(new.chunk.bytes.len()).unwrap_or(u32::MAX),
-            encoded,
-            file: new.file,
-            start: new.chunk.start,
-            numbers: new.chunk.number.is_some(),
-            base: new.base,
-            faster: false,
-            bundle: None,
-        }
+    pub(super) fn new(new: &NewChunk, form: StoredForm) -> Self {
+        let NewChunk { chunk, file, base, .. } = new;
+        let (start, numbers) = (chunk.start, chunk.number.is_some());
+        Self { form, file: *file, start, numbers, base: *base, faster: false, bundle: None }
+    }
+}
+
+impl StoredForm {
+    /// Form of the chunk `id` of these plain bytes.
+    pub(super) fn of(id: ChunkId, encoded: Encoded, plain: &[u8]) -> Self {
+        let alone_len = if encoded.base.is_some() { alone_len(plain, &encoded) } else { 0 };
+        Self { id, plain_len: u32::try_from(plain.len()).unwrap_or(u32::MAX), encoded, alone_len }
     }
 }

@@ -7,11 +7,11 @@ use tokio::sync::Semaphore;
 
 use super::bundles::Pieces;
 use super::contents::read_again;
-use super::encode::{EncodedChunk, Encoding, NewChunk};
+use super::encode::{EncodedChunk, Encoding, NewChunk, StoredForm};
 use super::read::HashedChunk;
 use crate::budget::{Budget, Buffer};
 use crate::codec::{
-    BUNDLE_LEN_MAX, BundleBase, Compression, Element, Encoded, Width, alone_len, encode, encode_bundle, encode_part,
+    BUNDLE_LEN_MAX, BundleBase, Compression, Element, Encoded, Width, encode, encode_bundle, encode_part,
 };
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
@@ -56,19 +56,9 @@ pub(super) struct EncodedBundle {
     pub(super) others: Vec<StoredForm>,
 }
 
-/// A chunk as it is stored.
-#[derive(Debug)]
-pub(super) struct StoredForm {
-    pub(super) id: ChunkId,
-    pub(super) encoded: Encoded,
-    pub(super) plain_len: u32,
-    /// Bytes without its base; 0 if it has none.
-    pub(super) alone_len: u32,
-}
-
 /// Memory for bundles, and turns to encode that many at a time.
 #[derive(Clone, Debug)]
-pub(super) struct Bundling {
+pub(super) struct BundleMemory {
     budget: Budget,
     turns: Arc<Semaphore>,
     /// The memory that `budget` is a part of.
@@ -82,7 +72,7 @@ struct Plain {
     chunks: Vec<ChunkId>,
 }
 
-impl Bundling {
+impl BundleMemory {
     /// Takes `bytes` of `whole`, for as many bundles as there is room for.
     pub(super) async fn carve(whole: &Budget, bytes: u64) -> Result<Self> {
         let budget = whole.carve(bytes).await?;
@@ -94,7 +84,7 @@ impl Bundling {
 impl Encoding {
     /// Reason why nothing is predicted by a save that has `budget`, though that was asked for.
     pub(super) fn unpredicted(&self, budget: &Budget) -> Option<String> {
-        if self.compression != Compression::Predict || self.bundling.is_some() {
+        if self.compression != Compression::Predict || self.bundle_memory.is_some() {
             return None;
         }
         if self.contents.has_bundles() {
@@ -116,13 +106,13 @@ impl Encoding {
         &self,
         new: &NewChunk,
         bundle: &NewBundle,
-        bundling: &Bundling,
+        bundle_memory: &BundleMemory,
     ) -> Result<EncodedChunk> {
-        let _turn = bundling.turns.acquire().await.map_err(|_| Error::other("no more bundles are encoded"))?;
+        let _turn = bundle_memory.turns.acquire().await.map_err(|_| Error::other("no more bundles are encoded"))?;
         let (walk, chunk, file, pieces) = (Arc::clone(&self.walk), new.chunk.clone(), new.file, bundle.pieces.clone());
         let plain = Arc::new(blocking(move || Plain::gather(&walk, &chunk, file, pieces)).await?);
         let predicted = match bundle.base {
-            Some(base) => match self.predict(&plain, base, bundling).await {
+            Some(base) => match self.predict(&plain, base, bundle_memory).await {
                 Ok(predicted) => predicted,
                 Err(error) => {
                     let chunk = new.chunk.id;
@@ -136,22 +126,16 @@ impl Encoding {
         let own = bundle.others.iter().position(|other| other.id == new.chunk.id);
         let own = own.map(|at| bundle.others.remove(at));
         let own = own.ok_or_else(|| Error::other("a bundle lacks the chunk that it was made for"))?;
-        Ok(EncodedChunk {
-            id: own.id,
-            encoded: own.encoded,
-            plain_len: own.plain_len,
-            alone_len: own.alone_len,
-            file: new.file,
-            start: new.chunk.start,
-            numbers: new.chunk.number.is_some(),
-            base: new.base,
-            faster: false,
-            bundle: Some(Box::new(bundle)),
-        })
+        Ok(EncodedChunk { bundle: Some(Box::new(bundle)), ..EncodedChunk::new(new, own) })
     }
 
     /// Encodes a bundle as predicted from the parent's bundle `base`; None if its length differs.
-    async fn predict(&self, plain: &Arc<Plain>, base: ParentBundle, bundling: &Bundling) -> Result<Option<Encoded>> {
+    async fn predict(
+        &self,
+        plain: &Arc<Plain>,
+        base: ParentBundle,
+        bundle_memory: &BundleMemory,
+    ) -> Result<Option<Encoded>> {
         let Some(parent) = &self.parent else { return Ok(None) };
         let saved = Arc::clone(&parent.saved);
         let reads = plan(|chunk| saved.locate(chunk), [base.chunk], BUNDLE_MEMORY, Gaps::Wide)?;
@@ -174,7 +158,7 @@ impl Encoding {
             )?;
             Ok(predicted)
         };
-        read_pack(&[&self.repository], &bundling.budget, read, work).await
+        read_pack(&[&self.repository], &bundle_memory.budget, read, work).await
     }
 }
 
@@ -213,13 +197,6 @@ impl EncodedBundle {
             |((&chunk, bytes), offset): ((&ChunkId, &[u8]), u32)| StoredForm::of(chunk, encode_part(id, offset), bytes);
         let others = members().zip(offsets).map(part).collect();
         Self { whole: Some(StoredForm::of(id, whole, &plain.bytes)), others }
-    }
-}
-
-impl StoredForm {
-    fn of(id: ChunkId, encoded: Encoded, plain: &[u8]) -> Self {
-        let alone_len = if encoded.base.is_some() { alone_len(plain, &encoded) } else { 0 };
-        Self { id, plain_len: u32::try_from(plain.len()).unwrap_or(u32::MAX), encoded, alone_len }
     }
 }
 

@@ -98,7 +98,7 @@ impl Explanation {
 
     /// Records a chunk that was stored.
     pub(super) fn done(&mut self, assembly: &Assembly, done: &EncodedChunk) {
-        let reason = match done.encoded.codec {
+        let reason = match done.form.encoded.codec {
             Codec::Derived => Reason::Derived,
             Codec::Difference => Reason::Difference,
             Codec::Part if done.is_predicted() => Reason::Predicted,
@@ -106,10 +106,10 @@ impl Explanation {
             codec => Reason::Alone(codec.word(), self.why(done)),
         };
         let row = self.rows.entry((done.file, assembly.tensor_at(done.file, done.start))).or_default();
-        row.bytes += u64::from(done.plain_len);
+        row.bytes += u64::from(done.form.plain_len);
         let bundle = done.bundle.as_ref().and_then(|bundle| bundle.whole.as_ref());
         let bundle = bundle.map_or(0, |whole| whole.encoded.bytes.len());
-        row.stored_bytes += (done.encoded.bytes.len() + bundle) as u64;
+        row.stored_bytes += (done.form.encoded.bytes.len() + bundle) as u64;
         *row.reasons.entry(reason).or_default() += 1;
     }
 

@@ -14,8 +14,8 @@ use super::Saving;
 use super::assemble::Assembly;
 use super::contents::{Contents, Relations};
 use super::detect::Formats;
-use super::encode::{Batch, Encoding, NewChunk};
-use super::encode_bundle::{Bundling, NewBundle, ParentBundle, StoredForm, bundling_bytes, changed_file};
+use super::encode::{Batch, Encoding, NewChunk, StoredForm};
+use super::encode_bundle::{BundleMemory, NewBundle, ParentBundle, bundling_bytes, changed_file};
 use super::explain::{Explained, Explanation};
 use super::if_faster::{EncodeChoice, IfFaster};
 use super::parent::{BaseCandidate, Pairs, Parent};
@@ -82,7 +82,7 @@ pub(super) async fn store(
                 if let Some(if_faster) = &mut if_faster {
                     if_faster.done(ready.0.encoded, saving.repository.clock().now());
                 }
-                write(ready, known, writer, &mut deduplicator.pending, (assembly, counts)).await?;
+                Box::pin(write(ready, known, writer, &mut deduplicator.pending, (assembly, counts))).await?;
             }
             hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
                 Some(hashed) => {
@@ -125,15 +125,15 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
         0 => None,
         bytes => Some(whole.carve_beside_buffers(bytes).await?),
     };
-    let (budget, bundling) = match both {
+    let (budget, bundle_memory) = match both {
         Some(both) if bundles > 0 => {
             let budget = if bases > 0 { Some(both.carve(bases).await?) } else { None };
-            (budget, Some(Bundling::carve(&both, bundles).await?))
+            (budget, Some(BundleMemory::carve(&both, bundles).await?))
         }
         both => (both, None),
     };
     let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(&saving.walk), Arc::new(contents));
-    Ok(Encoding { repository, walk, contents, compression, derive, parent, budget, bundling })
+    Ok(Encoding { repository, walk, contents, compression, derive, parent, budget, bundle_memory })
 }
 
 /// Encodes on workers.
@@ -231,7 +231,7 @@ struct Deduplicator<'a> {
 
 impl<'a> Deduplicator<'a> {
     fn new(saving: &'a Saving<'a>, encoding: &Encoding) -> Self {
-        let contents = encoding.bundling.is_some().then(|| Arc::clone(&encoding.contents));
+        let contents = encoding.bundle_memory.is_some().then(|| Arc::clone(&encoding.contents));
         let (pending, bundled, pairs) = (HashMap::new(), HashSet::new(), (0, Pairs::default()));
         Self { saving, parent: encoding.parent.clone(), contents, pending, bundled, pairs }
     }
@@ -323,9 +323,15 @@ async fn write_new(form: StoredForm, known: &mut StoredChunks, writer: &mut Writ
     if known.locate(&[form.id]).await? != [None] {
         return Ok(false);
     }
-    let place = writer.push(form.id, form.encoded, form.plain_len, false).await?;
-    known.stored(form.id, ChunkPlace { alone_len: form.alone_len, ..place });
+    write_form(form, false, known, writer).await?;
     Ok(true)
+}
+
+/// Writes a chunk; with `share`, without a copy.
+async fn write_form(form: StoredForm, share: bool, known: &mut StoredChunks, writer: &mut Writer) -> Result<()> {
+    let place = writer.push(form.id, form.encoded, form.plain_len, share).await?;
+    known.stored(form.id, ChunkPlace { alone_len: form.alone_len, ..place });
+    Ok(())
 }
 
 async fn write(
@@ -352,9 +358,8 @@ async fn write(
                 }
             }
         }
-        let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
-        known.stored(done.id, ChunkPlace { alone_len: done.alone_len, ..place });
-        pending.remove(&done.id);
+        pending.remove(&done.form.id);
+        write_form(done.form, share, known, writer).await?;
     }
     Ok(())
 }

@@ -120,6 +120,6 @@ impl View {
     fn here(&self, base: u32, place: &ChunkPlace) -> Option<u32> {
         let number = *self.instead.get(&base)?;
         let here = self.here.get(number.checked_sub(self.saved.located_chunks())? as usize)?;
-        place.codec.may_have(here.place.codec).then_some(number)
+        place.codec.may_have_base(here.place.codec).then_some(number)
     }
 }

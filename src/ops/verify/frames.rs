@@ -10,7 +10,7 @@ use super::findings::CHUNKS_MAX;
 use super::groups::grouped;
 use super::{Verifying, is_damage, is_doubtful};
 use crate::budget::{Buffer, GrowingMemory};
-use crate::codec::{Codec, HOPS_MAX};
+use crate::codec::{Codec, HOPS_MAX, PART_STRIDE};
 use crate::error::{Error, Result};
 use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN, pack_header};
 use crate::id::ChunkId;
@@ -167,8 +167,8 @@ fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Ve
     let (mut start, mut beside, mut last) = (0, 0, None);
     for (ordinal, entry) in (0u32..).zip(&footer.entries) {
         let end = entry.offset + u64::from(entry.stored_len);
-        // The parts of a bundle follow it, and need nothing else.
-        let is_beside = entry.codec == Codec::Part && entry.base == last;
+        // The parts of a bundle follow it closely, and need nothing else.
+        let is_beside = entry.codec == Codec::Part && entry.base == last && end <= start + PART_STRIDE;
         let more = if is_beside { 0 } else { bases_len(entry, bases) };
         if entry.codec != Codec::Part {
             last = Some(entry.id);
@@ -224,7 +224,7 @@ impl Tile {
         let base = match place.base {
             None => None,
             Some(base) => {
-                let found = bases.get(&base).filter(|found| place.codec.may_have(found.codec))?;
+                let found = bases.get(&base).filter(|found| place.codec.may_have_base(found.codec))?;
                 Some(self.base_in_chain(found).or_else(|| self.add(base, *found, bases, false))?)
             }
         };

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::gaps::{GAP, GapBudget, Gaps};
 use crate::budget::Budget;
-use crate::codec::{Codec, HOPS_MAX};
+use crate::codec::{Codec, HOPS_MAX, PART_STRIDE};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
 use crate::limits::CHUNK_LEN_MAX;
@@ -393,11 +393,11 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
         for (above, chunk) in members {
             let located = (self.locate)(*chunk)?;
             if members.len() > TOGETHER && self.open.chunks.len() > above.len() {
-                let before = self.open.parts.len();
+                let near = self.open.stored_len() + PART_STRIDE;
                 let mut parts = self.open.parts.clone();
                 cover(&mut parts, &located, self.allowed.gap());
-                // The frame of a part lies behind that of its bundle, and has four bytes.
-                let is_beside = located.place.codec == Codec::Part && parts.len() == before;
+                // A part follows its bundle closely.
+                let is_beside = located.place.codec == Codec::Part && stored_len(&parts) <= near;
                 if !is_beside && stored_len(&parts) > self.longest || parts.len() > PARTS {
                     self.close();
                     for &chunk in above {
@@ -522,15 +522,15 @@ mod tests {
     fn what_needs_one_chunk_and_lies_apart_is_read_in_few_requests_at_once() {
         let bases: Vec<Option<u32>> = (0..1000).map(|chunk| (chunk > 0).then_some(0)).collect();
         let bench = Bench::new(&bases);
-        for codec in [Codec::Difference, Codec::Part] {
+        for (codec, apart) in [(Codec::Difference, LEN), (Codec::Part, LEN), (Codec::Part, 4 << 10)] {
             // Short frames, far from each other.
             let locate = |chunk| {
                 let located = bench.locate(chunk);
-                let codec = if chunk == 0 { Codec::Bundle(0) } else { codec };
-                Ok(Located { place: ChunkPlace { stored_len: 1, codec, ..located.place }, ..located })
+                let (codec, offset) = (if chunk == 0 { Codec::Bundle(0) } else { codec }, u64::from(chunk * apart));
+                Ok(Located { place: ChunkPlace { offset, stored_len: 1, codec, ..located.place }, ..located })
             };
-            let reads = plan(locate, 1..1000, 4 * MIB, Gaps::Wide).unwrap();
-            assert!(reads.iter().all(|read| read.parts.len() <= PARTS));
+            let reads = plan(locate, 1..1000, MIB, Gaps::Wide).unwrap();
+            assert!(reads.iter().all(|read| read.parts.len() <= PARTS && read.stored_len() <= MIB));
             let chunks = reads.iter().flat_map(|read| &read.chunks).filter(|chunk| chunk.wanted);
             let brought: Vec<u32> = chunks.map(|chunk| chunk.chunk).collect();
             assert_eq!(brought, (1..1000).collect::<Vec<_>>());

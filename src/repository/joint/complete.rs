@@ -52,7 +52,7 @@ impl Repository {
         let found = found.ok_or_else(|| Error::other("a chunk of a step is in none of its parts"))?;
         let base = |place: &ChunkPlace| {
             let base = place.base?;
-            places.get(&base).filter(|found| place.codec.may_have(found.codec)).map(|found| (base, *found))
+            places.get(&base).filter(|found| place.codec.may_have_base(found.codec)).map(|found| (base, *found))
         };
         let placed = PlacedTree { manifest: tree.value.manifest, chunks: tree.chunks, places: &found };
         let map = map_of(placed, |id| packs.get(&id).copied(), base)?;

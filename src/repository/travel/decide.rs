@@ -87,21 +87,21 @@ impl TravelNode {
     }
 }
 
-/// Hops of the chunk that has most.
-pub(super) fn deepest(nodes: &[TravelNode]) -> u8 {
+/// Maximum hops of the chunks.
+pub(super) fn hops_max(nodes: &[TravelNode]) -> u8 {
     nodes.iter().map(|node| node.hops).max().unwrap_or(0)
 }
 
-/// Share of the bytes of dependents (one part in this many) for which their base travels, though they would take that much less without
-/// it: it need not be encoded anew, and later chunks may need it. So a bundle goes that is stored whole.
+/// Tolerance: a base travels if that takes at most one part in this many more bytes than its dependents without it. It need not be encoded
+/// anew, and later chunks may need it. A bundle that is stored whole takes about as many bytes as its parts.
 const NEARLY: u64 = 1024;
 
 /// Decides how each of `nodes` travels, with the fewest bytes in all; and whether it is at the destination afterwards.
 #[must_use]
 pub fn decide(nodes: &[TravelNode]) -> Vec<(Travel, bool)> {
     let mut dependents = vec![Dependents::default(); nodes.len()];
-    let deepest = deepest(nodes);
-    for hops in (1..=deepest).rev() {
+    let hops_max = hops_max(nodes);
+    for hops in (1..=hops_max).rev() {
         for (at, node) in nodes.iter().enumerate().filter(|(_, node)| node.hops == hops) {
             let own = dependents[at];
             if let Some(base) = node.base.and_then(|base| dependents.get_mut(base as usize)) {
@@ -111,7 +111,7 @@ pub fn decide(nodes: &[TravelNode]) -> Vec<(Travel, bool)> {
         }
     }
     let mut decided = vec![(Travel::Stays, false); nodes.len()];
-    for hops in 0..=deepest {
+    for hops in 0..=hops_max {
         for (at, node) in nodes.iter().enumerate().filter(|(_, node)| node.hops == hops) {
             let has_base = node.base.is_none_or(|base| decided.get(base as usize).is_some_and(|(_, there)| *there));
             let (_, way) = node.choose(dependents[at], has_base);

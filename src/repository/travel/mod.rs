@@ -1,8 +1,8 @@
 //! Which chunks travel to a place that lacks some: as stored, without their base, or not at all. Pure.
 //!
-//! A chunk that is stored with a base needs that base where it is decoded. A base that is not wanted itself travels only if it has
-//! fewer bytes than its dependents save by it; else these travel without it. Chunks and their bases form trees; for
-//! each the fewest bytes are found by adding up, from its leaves, what it costs with and without each base.
+//! A chunk that is stored with a base needs that base where it is decoded. A base that is not wanted itself travels only if it has no
+//! more bytes than its dependents save by it, within 0.1 %; else these travel without it. Chunks and their bases form trees; for each
+//! the fewest bytes are found by adding up, from its leaves, what it costs with and without each base.
 
 mod decide;
 #[cfg(test)]
@@ -11,7 +11,7 @@ pub(crate) mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use self::decide::deepest;
+use self::decide::hops_max;
 pub use self::decide::{Held, Travel, TravelNode, decide};
 use super::Saved;
 use crate::error::Result;
@@ -205,7 +205,7 @@ impl Forest {
 /// For each chunk, true if it is wanted, or the base of a needed chunk that does not travel alone.
 fn needed(nodes: &[TravelNode], decided: &[(Travel, bool)]) -> Vec<bool> {
     let mut needed: Vec<bool> = nodes.iter().map(|node| node.wanted).collect();
-    for hops in (1..=deepest(nodes)).rev() {
+    for hops in (1..=hops_max(nodes)).rev() {
         for at in 0..nodes.len() {
             let is_alone = decided[at].0 == Travel::Alone;
             if nodes[at].hops != hops || !needed[at] || is_alone {

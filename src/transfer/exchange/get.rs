@@ -200,7 +200,7 @@ pub(super) fn levels(saved: &Saved, chunks: &[u32], alone: &HashSet<u32>) -> Vec
         }
     }
     levels.retain(|level| !level.is_empty());
-    // Those with one base together: it is decoded once.
+    // Chunks with the same base follow each other, so that it is decoded once.
     let base = |chunk: u32| saved.locate(chunk).ok().and_then(|located| located.base);
     for level in levels.iter_mut().skip(1) {
         level.sort_by_key(|&chunk| (base(chunk), chunk));
