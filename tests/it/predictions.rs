@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use object_store::ObjectStoreExt as _;
 use towline::codec::{Codec, Compression, STEPS_MAX};
@@ -11,10 +12,11 @@ use towline::ops::{PartOptions, RestoreOptions, SaveOptions, SaveReport, SyncOpt
 use towline::progress::Progress;
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
-use towline::storage::{Location, StoreOptions, open};
+use towline::storage::{Location, Store, StoreOptions, open};
 
 use crate::data::{name, noise, tree_digest};
 use crate::differences::{Fixture, file, stored_by};
+use crate::faulty::{Faults, Faulty};
 
 /// Numbers of the tensors: the second is cut in two.
 const LENS: [usize; 2] = [256 << 10, 300_000];
@@ -338,6 +340,41 @@ async fn a_key_step_that_settles_keeps_its_bundles() {
     assert_eq!(settled.chunks, 0, "{settled:?}");
     run.save(&predicting()).await;
     assert_eq!(run.bundles(2).await.last(), Some(&1));
+}
+
+/// Saves that break off at any request, or are never told that one was done: the next one goes on, and nothing is half there.
+#[tokio::test(flavor = "multi_thread")]
+async fn saves_that_break_off_go_on() {
+    let mut injected = 0;
+    for seed in 1..=3 {
+        let mut run = Run::new();
+        for _ in 0..3 {
+            let (folder, step) = (run.next(), name(&format!("run/step-{}", run.step)));
+            let faults = Faults { errors: 150, lost_acks: 150, resets: 50, ..Faults::default() };
+            let store = Faulty::new(Arc::clone(&run.fixture.objects), faults, seed * 100 + u64::from(run.step));
+            for _ in 0..50 {
+                // Each is a process of its own, whose writer is dropped where it failed.
+                let options = OpenOptions {
+                    cache: Some(run.fixture.dir.path().join("cache")),
+                    memory: Some(256 << 20),
+                    ..OpenOptions::default()
+                };
+                let Ok(repository) = Repository::open(Store::from_objects(Arc::new(store.clone())), options).await
+                else {
+                    run.fixture.open().await;
+                    continue;
+                };
+                if repository.save(&folder, &step, &predicting()).await.is_ok() {
+                    break;
+                }
+            }
+            injected += store.injected();
+        }
+        run.assert_restores(1..=3).await;
+        assert_eq!(run.bundles(3).await.last(), Some(&2), "predicted all the same");
+        assert!(run.fixture.verify(false).await.damaged.is_empty());
+    }
+    assert!(injected > 10, "{injected}");
 }
 
 /// Random bits, of which nothing is saved: each tensor is stored for itself.

@@ -14,7 +14,7 @@ use towline::repository::Repository;
 
 use super::listing::listing;
 use super::make::{NOW, directory, options, put};
-use super::{copy_of, expected_in, rewrites};
+use super::{copy_of, expected_in, remade};
 use crate::data::name;
 use crate::differences::file;
 use crate::predictions::{Training, predicting};
@@ -70,15 +70,7 @@ async fn predicted_steps_of_the_golden_run_restore() {
 /// Today's writer makes the same of the same inputs; with `TOWLINE_GOLDEN_WRITE=2-bundle` it replaces the files.
 #[tokio::test(flavor = "multi_thread")]
 async fn inputs_of_the_golden_bundles_still_give_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    if rewrites("2-bundle") {
-        let target = golden().join("repository");
-        if target.exists() {
-            fs::remove_dir_all(&target).unwrap();
-        }
-        let made = make(&target, dir.path()).await;
-        fs::write(golden().join("expected.json"), serde_json::to_string_pretty(&made).unwrap() + "\n").unwrap();
-        return;
+    if let Some(made) = remade("2-bundle", &golden(), make).await {
+        assert_eq!(made, expected_in(&golden()));
     }
-    assert_eq!(make(&dir.path().join("repository"), dir.path()).await, expected_in(&golden()));
 }

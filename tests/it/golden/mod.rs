@@ -211,6 +211,21 @@ fn golden_log_folds_to_its_snapshots() {
 }
 
 /// Whether the files of this version are to be written anew.
+/// What today's writer makes of the inputs of the golden repository in `folder`; none if that is written anew instead.
+async fn remade(version: &str, folder: &Path, make: impl AsyncFnOnce(&Path, &Path) -> Value) -> Option<Value> {
+    let dir = tempfile::tempdir().unwrap();
+    if !rewrites(version) {
+        return Some(make(&dir.path().join("repository"), dir.path()).await);
+    }
+    let target = folder.join("repository");
+    if target.exists() {
+        fs::remove_dir_all(&target).unwrap();
+    }
+    let made = make(&target, dir.path()).await;
+    fs::write(folder.join("expected.json"), serde_json::to_string_pretty(&made).unwrap() + "\n").unwrap();
+    None
+}
+
 fn rewrites(version: &str) -> bool {
     std::env::var("TOWLINE_GOLDEN_WRITE").is_ok_and(|wanted| wanted == version)
 }
@@ -218,17 +233,7 @@ fn rewrites(version: &str) -> bool {
 /// Today's writer makes the same manifests of the same inputs; with `TOWLINE_GOLDEN_WRITE=1` it replaces the files.
 #[tokio::test(flavor = "multi_thread")]
 async fn golden_inputs_still_give_the_golden_manifests() {
-    let dir = tempfile::tempdir().unwrap();
-    if rewrites("1") {
-        let target = golden().join("repository");
-        if target.exists() {
-            fs::remove_dir_all(&target).unwrap();
-        }
-        let made = make(&target, dir.path()).await;
-        let text = serde_json::to_string_pretty(&made).unwrap() + "\n";
-        fs::write(golden().join("expected.json"), text).unwrap();
-        return;
+    if let Some(made) = remade("1", &golden(), make).await {
+        assert_eq!(made["names"], expected()["names"]);
     }
-    let made = make(&dir.path().join("repository"), dir.path()).await;
-    assert_eq!(made["names"], expected()["names"]);
 }

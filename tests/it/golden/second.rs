@@ -18,7 +18,7 @@ use towline::repository::log::{Declassified, LogEntry, State, StepFacts};
 
 use super::listing::listing;
 use super::make::{NOW, directory, options, put};
-use super::{copy_of, expected_in, objects_in, rewrites};
+use super::{copy_of, expected_in, objects_in, remade};
 use crate::data::{name, noise};
 
 pub(super) fn golden() -> PathBuf {
@@ -166,17 +166,8 @@ fn the_second_golden_log_folds_from_its_snapshot() {
 /// Today's writer makes the same of the same inputs; with `TOWLINE_GOLDEN_WRITE=2` it replaces the files.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_golden_inputs_still_give_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    if rewrites("2") {
-        let target = golden().join("repository");
-        if target.exists() {
-            fs::remove_dir_all(&target).unwrap();
-        }
-        let made = make(&target, dir.path()).await;
-        let text = serde_json::to_string_pretty(&made).unwrap() + "\n";
-        fs::write(golden().join("expected.json"), text).unwrap();
-        return;
+    if let Some(made) = remade("2", &golden(), make).await {
+        let expected = expected_in(&golden());
+        assert_eq!((&made["names"], &made["kept"]), (&expected["names"], &expected["kept"]));
     }
-    let made = make(&dir.path().join("repository"), dir.path()).await;
-    assert_eq!((&made["names"], &made["kept"]), (&expected_in(&golden())["names"], &expected_in(&golden())["kept"]));
 }
