@@ -12,10 +12,12 @@ mod encode;
 mod encode_bundle;
 mod explain;
 mod if_faster;
+mod options;
 mod parent;
 mod partial;
 mod ranks;
 mod read;
+mod report;
 mod scan;
 mod sharded;
 mod short_list;
@@ -24,30 +26,26 @@ mod store;
 mod unchanged;
 mod units;
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use self::assemble::Assembly;
 use self::detect::Formats;
 pub use self::explain::Explained;
 use self::explain::Explanation;
+use self::options::moved;
+pub use self::options::{CutChoice, Expected, RootLink, SaveOptions, SaveSource};
 use self::parent::{NoParent, Parent};
 pub(super) use self::partial::PartialSave;
 pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
-use self::short_list::ShortList;
+pub use self::report::SaveReport;
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
 use super::label::BoundOptions;
 use super::names::{Replaced, exists};
-use super::shown;
 use super::stopping::{end_stopped, unless_stopped};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
@@ -56,194 +54,15 @@ use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
 use crate::name::Name;
 use crate::policy::Labels;
-use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
-use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, Run, StoredChunks, Writer};
-use crate::tree::{MemoryFile, StatCache, Walk, WalkKind, coarse_now};
+use crate::repository::{ChunkPlace, Publication, Published, Repository, Run, StoredChunks, Writer};
+use crate::tree::{StatCache, Walk, WalkKind, coarse_now};
 
 /// Limit of restarts of a save after a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
 
 /// Default interval of key steps, in saves of a run.
 pub(super) const KEY_EVERY: u32 = 8;
-
-/// Warning for a repository that is saved as plain files.
-const REPOSITORY_WARNING: &str =
-    "a repository: if it is being written to, a commit may be saved in part; `towline sync` copies one whole";
-
-/// Choice of chunk boundaries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CutChoice {
-    /// Depends on the format: tensor boundaries in checkpoint files, content-defined ones otherwise.
-    #[default]
-    Auto,
-    /// Tensor boundaries; content-defined ones in files without tensors.
-    Tensor,
-    /// Content-defined boundaries.
-    Content,
-    /// Fixed-length chunks.
-    Fixed,
-}
-
-impl FromStr for CutChoice {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "tensor" => Ok(Self::Tensor),
-            "content" => Ok(Self::Content),
-            "fixed" => Ok(Self::Fixed),
-            _ => Err(Error::usage("unknown kind of chunk boundaries")
-                .expected("auto, tensor, content or fixed")
-                .got(text)),
-        }
-    }
-}
-
-/// Source of a save.
-#[derive(Clone, Debug)]
-pub enum SaveSource {
-    /// The file or folder at a path.
-    Path(PathBuf),
-    /// A tree of files in memory.
-    Memory(Vec<MemoryFile>),
-}
-
-impl Default for SaveSource {
-    /// No files.
-    fn default() -> Self {
-        Self::Memory(Vec::new())
-    }
-}
-
-impl<P: AsRef<Path> + ?Sized> From<&P> for SaveSource {
-    fn from(path: &P) -> Self {
-        Self::Path(path.as_ref().to_path_buf())
-    }
-}
-
-impl From<Vec<MemoryFile>> for SaveSource {
-    fn from(files: Vec<MemoryFile>) -> Self {
-        Self::Memory(files)
-    }
-}
-
-/// Options of a save.
-#[derive(Clone, Debug, Default)]
-pub struct SaveOptions {
-    /// Name of a tree that is likely to share much with this one; by default the current value of the saved name. Its tensors
-    /// are the bases of differences, instead of those of the previous step of the run.
-    pub base: Option<Name>,
-    /// Chunk boundaries of files.
-    pub cut: CutChoice,
-    /// Labels of the tree.
-    pub labels: BTreeMap<String, String>,
-    /// Facts for the log, by which runs are listed and steps selected.
-    pub facts: StepFacts,
-    /// Patterns to leave out, in gitignore syntax.
-    pub exclude: Vec<String>,
-    /// Read every file, regardless of the stat cache.
-    pub reread: bool,
-    /// Compression of new chunks.
-    pub compression: Compression,
-    /// Interval of key steps: one of this many saves of a run is stored whole, the others as differences to it (default 8; 1:
-    /// all are stored whole). A key step is read with each of the others, and kept as long as they are.
-    pub key_every: Option<NonZeroU32>,
-    /// Report how each tensor is stored, and why.
-    pub explain: bool,
-    /// Required state of the name at the start of the save; it must not change until the commit. Otherwise the save is a
-    /// conflict.
-    pub expected: Expected,
-    /// Permission bits to record instead of those on the disk, by path in the tree (empty: its root folder).
-    pub modes: Arc<BTreeMap<Vec<u8>, u32>>,
-    /// Treatment of a symbolic link at the path itself.
-    pub root_link: RootLink,
-    /// Save files that ignore files exclude, too.
-    pub no_ignore_files: bool,
-    /// Names that the labels of the save may make stricter.
-    pub label_scope: LabelScope,
-    /// Progress counters.
-    pub progress: Progress,
-    /// Cancelled to stop the save: uploaded data is recorded within seconds, and the next save uses it. A save that is about to
-    /// commit completes.
-    pub stop: CancellationToken,
-}
-
-/// Treatment of a symbolic link at the path that is saved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RootLink {
-    /// Follow the link.
-    #[default]
-    Follow,
-    /// Refuse the link, because another user may have created it.
-    Refuse,
-}
-
-/// Required state of a name when a save begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Expected {
-    /// Any state: the save replaces the current value.
-    #[default]
-    Anything,
-    /// Absent: the name is new.
-    Nothing,
-    /// Unchanged: the name has this version of the log.
-    Version(u64),
-}
-
-impl Expected {
-    /// Compares with the `version` that `name` has.
-    ///
-    /// # Errors
-    /// Conflict, if the version differs.
-    fn check(self, name: &Name, version: Option<u64>) -> Result<()> {
-        match self {
-            Self::Nothing if version.is_some() => Err(exists(name)),
-            Self::Version(expected) if version != Some(expected) => Err(moved(name)),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn moved(name: &Name) -> Error {
-    Error::conflict("name moved since this save began")
-        .at(name)
-        .help("another process saved or removed it; check it (`towline show`), then save again")
-}
-
-/// Result of a save.
-#[derive(Clone, Debug, Serialize)]
-pub struct SaveReport {
-    /// Name.
-    pub name: String,
-    /// Id of the manifest.
-    pub manifest: String,
-    /// Bytes in all files, holes included.
-    pub logical_bytes: u64,
-    /// Plain bytes of newly stored chunks.
-    pub new_bytes: u64,
-    /// Bytes of the packs written.
-    pub stored_bytes: u64,
-    /// Distinct chunks of the tree.
-    pub chunks: u64,
-    /// Chunks that were not in the repository.
-    pub new_chunks: u64,
-    /// Files.
-    pub files: u64,
-    /// Duration in seconds.
-    pub seconds: f64,
-    /// Files that were found but not saved: path and reason.
-    pub skipped: Vec<String>,
-    /// Files that were saved with a warning: path and reason.
-    pub warnings: Vec<String>,
-    /// The previous value of the name, if it was replaced.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub replaced: Option<Replaced>,
-    /// Storage of each tensor with reasons, if requested. Files that look unchanged are not read, so they are not listed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub explained: Vec<Explained>,
-}
 
 impl Repository {
     /// Saves `source`, a path or files in memory, under `name`. Replaces the value that the name had when the save began.
@@ -551,40 +370,6 @@ impl Saving<'_> {
             }
             Err(error) => tracing::warn!("the next save reads every file again: {error}"),
             Ok(()) => {}
-        }
-    }
-
-    fn report(&self, value: &RefValue, counts: Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
-        let (mut skipped, mut warnings) = (ShortList::default(), counts.lacking);
-        for skip in &self.walk.skipped {
-            skipped.push(|| format!("{}: {}", shown(&skip.path), skip.reason));
-        }
-        skipped.and_more(self.walk.more_skipped);
-        for path in &self.walk.repositories {
-            warnings.push(|| format!("{}: {REPOSITORY_WARNING}", shown(path)));
-        }
-        SaveReport {
-            name: self.name.to_string(),
-            manifest: value.manifest.to_string(),
-            logical_bytes: value.logical_bytes,
-            new_bytes: counts.new_bytes,
-            stored_bytes,
-            chunks: value.chunks,
-            new_chunks: counts.new_chunks,
-            files: value.files,
-            seconds,
-            skipped: skipped.into_entries(),
-            warnings: self
-                .name
-                .step_warning()
-                .into_iter()
-                .chain(self.formats.warning())
-                .chain(counts.unpredicted)
-                .chain(self.formats.pointer_warning(&self.walk))
-                .chain(warnings.into_entries())
-                .collect(),
-            replaced: None,
-            explained: counts.explained,
         }
     }
 }

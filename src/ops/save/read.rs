@@ -16,6 +16,7 @@ use crate::chunker::{content, fixed, tensor};
 use crate::codec::Element;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
+use crate::ops::shown;
 use crate::tree::{self, Opened, Walk};
 
 /// A part that was read.
@@ -72,7 +73,7 @@ pub(super) fn view(walk: &Walk, formats: &Formats, unit: Unit) -> Result<Vec<Rea
     let view = |part: FilePart| {
         let (found, file) = opened(walk, &part)?;
         let bytes = file.in_memory(part.range.clone());
-        let bytes = bytes.ok_or_else(|| Error::other("a file is not in memory").at(super::shown(&found.path)))?;
+        let bytes = bytes.ok_or_else(|| Error::other("a file is not in memory").at(shown(&found.path)))?;
         Ok(cut(formats, part, bytes))
     };
     unit.parts.into_iter().map(view).collect()
@@ -90,7 +91,7 @@ fn read_part(walk: &Walk, part: &FilePart, out: &mut [u8]) -> Result<()> {
     // A file that shrank reads short; the check below detects the change.
     let read = file.read_exact_at(out, part.range.start);
     check_unchanged(&file, found)?;
-    read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
+    read.map_err(|source| Error::other("read a file to save").at(shown(&found.path)).source(source))
 }
 
 fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {

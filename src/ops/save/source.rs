@@ -1,6 +1,7 @@
 //! Files to save, checked against the state in which they were found.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::ops::shown;
 use crate::tree::{Opened, Walk, WalkEntry};
 
 /// Length limit of files that are read whole before they are parsed.
@@ -18,12 +19,12 @@ pub(in crate::ops) fn open(walk: &Walk, found: &WalkEntry) -> Result<Opened> {
 pub(in crate::ops) fn check_unchanged(file: &Opened, found: &WalkEntry) -> Result<()> {
     let still = file
         .is_still(&found.stat)
-        .map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
+        .map_err(|source| Error::other("look at a file again").at(shown(&found.path)).source(source))?;
     if still { Ok(()) } else { Err(changed(found)) }
 }
 
 fn changed(found: &WalkEntry) -> Error {
     Error::conflict("file changed while the tree was being saved")
-        .at(super::shown(&found.path))
+        .at(shown(&found.path))
         .help("save again when its writer is done, or leave it out with --exclude")
 }

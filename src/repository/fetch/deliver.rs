@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::plan::{Located, PackRead};
+use super::pack_read::{Located, PackRead};
 use crate::budget::Buffer;
 use crate::chunk::Chunk;
 use crate::codec::scratch::KEPT_MAX;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use object_store::GetResultPayload;
 
 use super::deliver::verified_alone;
-use super::plan::{Located, PackRead};
+use super::pack_read::{Located, PackRead};
 use super::source::ChunkSource;
 use super::{Sink, named};
 use crate::blocks::Block;

@@ -8,6 +8,7 @@ mod deliver;
 mod direct;
 mod gaps;
 mod near;
+mod pack_read;
 mod plan;
 mod source;
 
@@ -24,7 +25,8 @@ pub use self::deliver::{ChunkSink, Delivered, Fill, Stored, StoredChunk, deliver
 use self::direct::{read_direct, read_near};
 pub use self::gaps::Gaps;
 use self::near::NearFrames;
-pub use self::plan::{ANEW_MAX, Located, PackPart, PackRead, PlannedChunk, plan, plan_anew};
+pub use self::pack_read::{Located, PackPart, PackRead, PlannedChunk};
+pub use self::plan::{ANEW_MAX, plan, plan_anew};
 pub use self::source::{ChunkSource, FramePlace, SourceBytes};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};

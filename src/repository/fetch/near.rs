@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::plan::{Located, PackPart, PackRead, PlannedChunk};
+use super::pack_read::{Located, PackPart, PackRead, PlannedChunk};
 use super::source::{ChunkSource, SourceBytes};
 use crate::budget::{Budget, Buffer};
 use crate::codec::{Encoded, HOPS_MAX};
