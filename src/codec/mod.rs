@@ -38,7 +38,7 @@ pub enum Codec {
     Difference,
     /// 4: the base with its numbers rounded.
     Derived,
-    /// 5: a range of the plain bytes of the base, a bundle.
+    /// 5: a range of the plain bytes of the base, those of a bundle.
     Part,
     /// 6 to 13: a bundle this many steps (at most [`STEPS_MAX`]) after one that is stored whole; each of them is predicted from its
     /// base, the bundle of the step before.
@@ -113,14 +113,11 @@ impl Codec {
         }
     }
 
-    /// True if a chunk that is stored so may have a base that is stored as `base`: it has fewer hops, and a part has a bundle.
+    /// True if a chunk that is stored so may have a base that is stored as `base`. Only the hops count: whoever stores the bytes of
+    /// somebody else's base in another way takes nothing from those that depend on it.
     #[must_use]
-    pub fn may_have_base(self, base: Self) -> bool {
-        let fits = match self {
-            Self::Part | Self::Bundle(_) => matches!(base, Self::Bundle(_)),
-            _ => true,
-        };
-        fits && base.hops() < self.hops()
+    pub const fn may_have_base(self, base: Self) -> bool {
+        base.hops() < self.hops()
     }
 
     /// True if it needs a base.
@@ -241,12 +238,12 @@ pub fn encode_bundle(plain: &[u8], count: usize, base: Option<BundleBase<'_>>) -
     Some(Encoded { codec: Codec::Bundle(steps), bytes: frame.into(), base: base.map(|base| base.id) })
 }
 
-/// Bundle that another one is predicted from.
+/// Chunk with the bytes of a bundle, that another bundle is predicted from.
 #[derive(Clone, Copy, Debug)]
 pub struct BundleBase<'a> {
     /// Id.
     pub id: ChunkId,
-    /// Predicted bundles from the one that is stored whole up to this one.
+    /// Its hops, usually those of a bundle: the predicted bundles from the one that is stored whole up to this one.
     pub steps: u8,
     /// Plain bytes.
     pub plain: &'a [u8],
@@ -264,7 +261,9 @@ pub fn encode_part(base: ChunkId, offset: u32) -> Encoded {
 /// Decodes a part of the bundle `base`: one of its two or three members; none if it is none.
 fn decode_part(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()> {
     let offset = usize::try_from(u32::from_le_bytes(stored.try_into().ok()?)).ok()?;
-    let is_member = [2, 3].map(|count| plain.len() * count).contains(&base.len()) && offset.is_multiple_of(plain.len());
+    let is_member = [2, 3].map(|count| plain.len() * count).contains(&base.len())
+        && offset.is_multiple_of(plain.len())
+        && base.len() as u64 <= BUNDLE_LEN_MAX;
     plain.copy_from_slice(base.get(offset..offset.checked_add(plain.len())?).filter(|_| is_member)?);
     Some(())
 }
@@ -366,11 +365,23 @@ mod tests {
         for (offset, len) in [(4, 8), (24, 8), (u32::MAX, 8), (0, 24), (0, 4), (0, 1)] {
             assert!(part(offset, len).is_err(), "{offset} {len}");
         }
+        let longer = vec![0; usize::try_from(BUNDLE_LEN_MAX + 8).unwrap()];
+        let half = u32::try_from(longer.len() / 2).unwrap();
+        assert!(decode(Codec::Part, &encode_part(ChunkId::of(&[]), 0).bytes, Some(&longer), half).is_err());
+    }
+
+    /// The bytes of a bundle may be stored in any way.
+    #[test]
+    fn a_base_has_fewer_hops() {
+        for base in [Codec::Raw, Codec::Zstd, Codec::Planes, Codec::Bundle(0)] {
+            assert!([Codec::Difference, Codec::Bundle(1), Codec::Part].iter().all(|codec| codec.may_have_base(base)));
+            assert!(!Codec::Bundle(0).may_have_base(base));
+        }
         assert!(Codec::Part.may_have_base(Codec::Bundle(7)) && Codec::Bundle(2).may_have_base(Codec::Bundle(1)));
-        assert!(!Codec::Part.may_have_base(Codec::Raw) && !Codec::Bundle(1).may_have_base(Codec::Raw));
         assert!(
-            !Codec::Bundle(1).may_have_base(Codec::Bundle(1)) && !Codec::Difference.may_have_base(Codec::Bundle(1))
+            Codec::Bundle(2).may_have_base(Codec::Difference) && !Codec::Bundle(1).may_have_base(Codec::Difference)
         );
+        assert!(!Codec::Bundle(1).may_have_base(Codec::Bundle(1)) && !Codec::Part.may_have_base(Codec::Derived));
     }
 
     proptest! {

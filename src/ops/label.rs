@@ -229,9 +229,11 @@ impl Repository {
         let own = saved.map.chunks();
         let foreign = saved.map.frames.iter().take(own).filter_map(crate::format::Frame::base);
         if foreign.into_iter().any(|base| base as usize >= own) {
-            return Err(Error::conflict("name needs chunks of other names, which stay classified").at(name).help(
-                format!("make a copy that needs none: towline cp --stand-alone {name} NEW; then declassify that"),
-            ));
+            return Err(Error::conflict("name needs chunks that its files do not have, which stay classified")
+                .at(name)
+                .help(format!(
+                    "make a copy that needs none: towline cp --stand-alone {name} NEW; then declassify that"
+                )));
         }
         let state = self.state().await?;
         let others =

@@ -105,9 +105,13 @@ impl StoredChunks {
         self.near.len()
     }
 
-    /// Adds a chunk that was just stored because it was not completely available; replaces any other place.
+    /// Adds a chunk that was just stored. Replaces another place, unless that has fewer hops and all of its bases: it may be the base of
+    /// chunks that cannot have this one.
     pub fn stored(&mut self, id: ChunkId, place: ChunkPlace) {
-        self.near.insert(id, place);
+        let better = |known: &&ChunkPlace| known.codec.hops() < place.codec.hops() && self.is_whole(known);
+        if self.near.get(&id).filter(better).is_none() {
+            self.near.insert(id, place);
+        }
     }
 
     /// Adds the place of a chunk. Of several places the one with the fewest hops is kept.
@@ -139,13 +143,10 @@ impl StoredChunks {
         self.near.get(id).is_some_and(|place| place.codec.hops() == 0)
     }
 
-    /// Predicted bundles from the one that is stored whole up to the bundle `id`; None if it is no bundle, or lacks a base.
+    /// Hops of the chunk `id`; None if it, or one of its bases, is not stored.
     #[must_use]
-    pub fn bundle_steps(&self, id: &ChunkId) -> Option<u8> {
-        match self.near.get(id)? {
-            place @ ChunkPlace { codec: Codec::Bundle(steps), .. } if self.is_whole(place) => Some(*steps),
-            _ => None,
-        }
+    pub fn hops(&self, id: &ChunkId) -> Option<u8> {
+        self.near.get(id).filter(|place| self.is_whole(place)).map(|place| place.codec.hops())
     }
 
     /// True if all bases of the chunk at `place` are stored.

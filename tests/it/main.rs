@@ -6,6 +6,7 @@
 mod agent;
 mod amend;
 mod bombs;
+mod bundles_of_others;
 mod cache;
 mod checkpoints;
 mod cli;

@@ -7,6 +7,13 @@ use super::{FIRST_MOMENTS, Members, SECOND_MOMENTS, WEIGHTS};
 /// Numbers in a sample, and how many of them stand side by side.
 const SAMPLE: usize = 8192;
 const RUN: usize = 64;
+/// Minimum numbers in a sample of a tensor that has more, and the share (one part in this many) of longer ones: the time of a fit is
+/// in proportion to its bytes.
+const SAMPLE_LEAST: usize = 1024;
+const SAMPLE_SHARE: usize = 4;
+/// Numbers by which mixes of Lion are compared first, and the mixes that are compared by the sample.
+const LION_SAMPLE: usize = 512;
+const LION_MIXES: usize = 6;
 /// Minimum numbers for a fit.
 const SAMPLE_MIN: usize = 64;
 /// Minimum gain of a prediction over the numbers of the step before: one bit for so many numbers.
@@ -40,7 +47,8 @@ impl Sample {
             number.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
         };
         let count = now.get(member)?.len() / 4;
-        let runs = (SAMPLE / RUN).min(count / RUN).max(1);
+        let wanted = (count / SAMPLE_SHARE).clamp(SAMPLE_LEAST, SAMPLE);
+        let runs = (wanted / RUN).min(count / RUN).max(1);
         let stride = (count / runs).max(1);
         let places = (0..runs).flat_map(|run| run * stride..(run * stride + RUN).min(count));
         let sample = places.map(|at| {
@@ -55,6 +63,11 @@ impl Sample {
         });
         let sample: Vec<_> = sample.collect();
         (sample.len() >= SAMPLE_MIN).then_some(Self(sample))
+    }
+
+    /// At most `count` of its numbers.
+    fn thinned(&self, count: usize) -> Self {
+        Self(self.0.iter().step_by(self.0.len().div_ceil(count).max(1)).copied().collect())
     }
 
     /// The rule that leaves the fewest bits; none if none saves some.
@@ -182,19 +195,25 @@ fn momentum(sample: &Sample) -> Vec<Rule> {
 
 /// `w' = a w - k sign(m' - r m)`, where `r = (b2 - b1) / (1 - b1)`.
 fn lion(sample: &Sample) -> Vec<Rule> {
-    let solved = (0..100u8).filter_map(|hundredths| {
-        let mix = f64::from(hundredths) / 100.0;
-        let sign = |of: &Numbers| {
-            let direction = f64::from(of.next_first_moment) - mix * f64::from(of.first_moment);
-            f64::from(i8::from(direction > 0.0) - i8::from(direction < 0.0))
-        };
-        let [decay, rate] = sample.solve(|of, became| {
-            let weight = f64::from(of.weight);
-            ([weight, -sign(of)], became - weight)
-        })?;
-        Some(weights(Kind::Lion, decay, [rate, mix]))
+    let few = sample.thinned(LION_SAMPLE);
+    let bits = |rules: &[Rule]| rules.iter().map(|rule| few.bits(|numbers| rule.predict_one(numbers))).min();
+    let mixes = (0..100u8).map(|hundredths| f64::from(hundredths) / 100.0);
+    let mut best: Vec<(u64, f64)> = mixes.filter_map(|mix| Some((bits(&lion_of(&few, mix))?, mix))).collect();
+    best.sort_by_key(|(bits, _)| *bits);
+    best.iter().take(LION_MIXES).flat_map(|(_, mix)| lion_of(sample, *mix)).collect()
+}
+
+/// Rules of Lion with the mix `r`.
+fn lion_of(sample: &Sample, mix: f64) -> Vec<Rule> {
+    let sign = |of: &Numbers| {
+        let direction = f64::from(of.next_first_moment) - mix * f64::from(of.first_moment);
+        f64::from(i8::from(direction > 0.0) - i8::from(direction < 0.0))
+    };
+    let solved = sample.solve(|of, became| {
+        let weight = f64::from(of.weight);
+        ([weight, -sign(of)], became - weight)
     });
-    solved.flatten().collect()
+    solved.map(|[decay, rate]| weights(Kind::Lion, decay, [rate, mix])).unwrap_or_default()
 }
 
 /// Rules for weights that shrink by `decay`: torch multiplies by a 32-bit number, others may not.

@@ -22,7 +22,7 @@ use super::parent::{BaseCandidate, Pairs, Parent};
 use super::read::{HashedChunk, PartContent, ReadPart, Settler, hash, read, view};
 use super::short_list::ShortList;
 use super::units::{FileDetails, Unit, make_units};
-use crate::codec::{Compression, STEPS_MAX};
+use crate::codec::{Codec, Compression, STEPS_MAX};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
@@ -294,7 +294,7 @@ impl<'a> Deduplicator<'a> {
             Some(parent) => {
                 let (of, pairs) = &self.pairs;
                 let (chunk, id) = parent.bundle(pairs, &range).filter(|_| *of == file)?;
-                let steps = known.bundle_steps(&id).filter(|steps| *steps < STEPS_MAX);
+                let steps = known.hops(&id).filter(|steps| *steps < STEPS_MAX);
                 steps.map(|steps| ParentBundle { chunk, steps })
             }
             None => None,
@@ -316,6 +316,15 @@ impl<'a> Deduplicator<'a> {
             base => base,
         }
     }
+}
+
+/// Writes a bundle, unless it is stored already, in whatever way: as long as its parts can have it as their base.
+async fn write_bundle(form: StoredForm, known: &mut StoredChunks, writer: &mut Writer) -> Result<()> {
+    let stored = known.locate(&[form.id]).await?.pop().flatten();
+    if stored.is_some_and(|place| Codec::Part.may_have_base(place.codec)) {
+        return Ok(());
+    }
+    write_form(form, false, known, writer).await
 }
 
 /// Writes a chunk, unless it is stored already: for another place, or by an attempt that failed. Returns whether it was written.
@@ -347,7 +356,7 @@ async fn write(
         }
         if let Some(bundle) = done.bundle {
             if let Some(whole) = bundle.whole {
-                write_new(whole, known, writer).await?;
+                write_bundle(whole, known, writer).await?;
             }
             for other in bundle.others {
                 pending.remove(&other.id);
