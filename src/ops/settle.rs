@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::stand_alone::has_foreign_bases;
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::progress::Progress;
@@ -64,9 +65,37 @@ impl Repository {
         let mut known = StoredChunks::load(self).await?;
         known.add(&saved);
         let mut writer = Writer::new(self, progress);
-        let (chunks, places) = self.store_alone(&saved, &mut writer, progress).await?;
+        match self.store_settled(&saved, &mut known, &mut writer, progress).await {
+            Ok(None) => Ok(Settled { name: name.clone(), chunks: 0, stored_bytes: 0, read_bytes: [before; 2] }),
+            Ok(Some((chunks, stored_bytes))) => {
+                let now = self.saved(name).await?;
+                // A collector may have moved the chunks meanwhile; then the new map replaced none.
+                if now.value.manifest != saved.value.manifest || has_foreign_bases(&now) {
+                    return Err(Error::conflict("name changed while it was stored again")
+                        .at(name)
+                        .help("run the command again"));
+                }
+                Ok(Settled { name: name.clone(), chunks, stored_bytes, read_bytes: [before, read_bytes(&now)] })
+            }
+            Err(error) => {
+                writer.discard_after(&error).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Stores the chunks of a tree that have a foreign base again, and replaces its map. Returns their number and stored bytes; none if
+    /// there are none.
+    async fn store_settled(
+        &self,
+        saved: &Arc<Saved>,
+        known: &mut StoredChunks,
+        writer: &mut Writer,
+        progress: &Progress,
+    ) -> Result<Option<(u64, u64)>> {
+        let (chunks, places) = self.store_alone(saved, writer, progress).await?;
         if chunks.is_empty() {
-            return Ok(Settled { name: name.clone(), chunks: 0, stored_bytes: 0, read_bytes: [before; 2] });
+            return Ok(None);
         }
         let stored_bytes = chunks.values().map(|place| u64::from(place.stored_len)).sum();
         let count = chunks.len() as u64;
@@ -80,15 +109,8 @@ impl Repository {
             bases: &HashMap::new(),
             packs: &saved.map.packs,
         };
-        self.remap(&mut writer, &known, saved.value.map_key, &tree).await?;
-        let now = self.saved(name).await?;
-        // A collector may have moved the chunks meanwhile; then the new map replaced none.
-        if now.value.manifest != saved.value.manifest || !now.map.further.is_empty() {
-            return Err(Error::conflict("name changed while it was stored again")
-                .at(name)
-                .help("run the command again"));
-        }
-        Ok(Settled { name: name.clone(), chunks: count, stored_bytes, read_bytes: [before, read_bytes(&now)] })
+        self.remap(writer, known, saved.value.map_key, &tree).await?;
+        Ok(Some((count, stored_bytes)))
     }
 }
 

@@ -45,7 +45,13 @@ impl Repository {
         known.add(&saved);
         self.check_copy((from, &saved.value.manifest), to).await?;
         let mut writer = Writer::new(self, progress);
-        let (_, places) = self.store_alone(&saved, &mut writer, progress).await?;
+        let places = match self.store_alone(&saved, &mut writer, progress).await {
+            Ok((_, places)) => places,
+            Err(error) => {
+                writer.discard_after(&error).await;
+                return Err(error);
+            }
+        };
         let (_, body) = self.saved_verbatim(from, &saved.value).await?;
         let publication = Publication {
             name: to,
@@ -64,7 +70,14 @@ impl Repository {
             label_scope: LabelScope::default(),
             from: vec![(from, saved.value.manifest)],
         };
-        match writer.publish(publication).await? {
+        let published = match writer.publish(publication).await {
+            Ok(published) => published,
+            Err(error) => {
+                writer.discard_after(&error).await;
+                return Err(error);
+            }
+        };
+        match published {
             Published::Done(value) => Ok(there.as_ref().map(|old| Replaced::of(old, &value))),
             Published::Moved | Published::Lost(_) => {
                 writer.give_up().await?;
@@ -105,25 +118,9 @@ impl Repository {
         Ok((stored_again, places))
     }
 
-    /// Reads for all chunks of the tree with a base outside of it. A bundle that is stored whole, and is nothing but chunks of the
-    /// tree, counts as inside.
+    /// Reads for all chunks of the tree with a foreign base.
     fn dependent(&self, saved: &Saved, progress: &Progress) -> Result<Vec<PackRead>> {
-        let own = saved.map.chunks();
-        let frames = || (0u32..).zip(saved.map.frames.iter().take(own));
-        let mut parts: HashMap<u32, u64> = HashMap::new();
-        for (chunk, frame) in frames().filter(|(_, frame)| frame.codec == Codec::Part) {
-            let len = saved.manifest.chunks.lens.get(chunk as usize).copied().unwrap_or(0);
-            *parts.entry(frame.base().unwrap_or(u32::MAX)).or_default() += u64::from(len);
-        }
-        let is_inside = |base: u32| {
-            let bundle = saved.locate(base).map(|bundle| bundle.place);
-            bundle.is_ok_and(|place| {
-                place.codec == Codec::Bundle(0) && parts.get(&base) == Some(&u64::from(place.plain_len))
-            })
-        };
-        let is_outside = |base: u32| base as usize >= own && !is_inside(base);
-        let outside = frames().filter(|(_, frame)| frame.base().is_some_and(is_outside));
-        let chunks: Vec<u32> = outside.map(|(chunk, _)| chunk).collect();
+        let chunks = with_foreign_bases(saved);
         let lens = chunks.iter().filter_map(|&chunk| saved.manifest.chunks.lens.get(chunk as usize));
         progress.phase("storing what depends on others", lens.map(|&len| u64::from(len)).sum());
         plan_anew(|chunk| saved.locate(chunk), chunks, longest_read(self, self.budget()), Gaps::Wide)
@@ -149,4 +146,27 @@ impl Repository {
         };
         read_pack(&[self], self.budget(), read, take).await
     }
+}
+
+/// True if a chunk of the tree has a base outside of it.
+pub(super) fn has_foreign_bases(saved: &Saved) -> bool {
+    !with_foreign_bases(saved).is_empty()
+}
+
+/// Chunks of the tree with a base outside of it. A bundle that is stored without a base, and is nothing but chunks of the tree, counts
+/// as inside.
+fn with_foreign_bases(saved: &Saved) -> Vec<u32> {
+    let own = saved.map.chunks();
+    let frames = || (0u32..).zip(saved.map.frames.iter().take(own));
+    let mut parts: HashMap<u32, u64> = HashMap::new();
+    for (chunk, frame) in frames().filter(|(_, frame)| frame.codec == Codec::Part) {
+        let len = saved.manifest.chunks.lens.get(chunk as usize).copied().unwrap_or(0);
+        *parts.entry(frame.base().unwrap_or(u32::MAX)).or_default() += u64::from(len);
+    }
+    let is_inside = |base: u32| {
+        let bundle = saved.locate(base).map(|bundle| bundle.place);
+        bundle.is_ok_and(|place| !place.codec.has_base() && parts.get(&base) == Some(&u64::from(place.plain_len)))
+    };
+    let is_outside = |base: u32| base as usize >= own && !is_inside(base);
+    frames().filter(|(_, frame)| frame.base().is_some_and(is_outside)).map(|(chunk, _)| chunk).collect()
 }

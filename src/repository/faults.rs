@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     Refuse,
     /// Puts are acknowledged and lost.
     Lose,
+    /// Puts are done, but answered by an error, and reads do not find the object.
+    Conceal,
     /// The read after this many others does not find the object.
     Hide(u32),
     /// The read after this many others gets other bytes.
@@ -57,7 +59,7 @@ impl FaultyStore {
             Fault::Hide(0) | Fault::Garble(0) => self.heal(),
             Fault::Hide(more) => self.set(key.clone(), Fault::Hide(more - 1)),
             Fault::Garble(more) => self.set(key.clone(), Fault::Garble(more - 1)),
-            Fault::Refuse | Fault::Lose => {}
+            Fault::Refuse | Fault::Lose | Fault::Conceal => {}
         }
         Some(fault)
     }
@@ -77,6 +79,10 @@ impl ObjectStore for FaultyStore {
                 Err(Error::PermissionDenied { path: location.to_string(), source: "a test refuses it".into() })
             }
             Some(Fault::Lose) => self.lost.put_opts(location, payload, PutOptions::default()).await,
+            Some(Fault::Conceal) => {
+                self.inner.put_opts(location, payload, opts).await?;
+                Err(Error::Generic { store: "test", source: "a test loses the answer".into() })
+            }
             _ => self.inner.put_opts(location, payload, opts).await,
         }
     }
@@ -88,7 +94,7 @@ impl ObjectStore for FaultyStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let got = self.inner.get_opts(location, options).await?;
         match self.of_read(location) {
-            Some(Fault::Hide(0)) => {
+            Some(Fault::Hide(0) | Fault::Conceal) => {
                 Err(Error::NotFound { path: location.to_string(), source: "a test hides it".into() })
             }
             Some(Fault::Garble(0)) => {

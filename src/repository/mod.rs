@@ -10,6 +10,7 @@ pub mod collect;
 #[cfg(test)]
 pub(crate) mod faults;
 mod fetch;
+mod filling;
 mod footers;
 mod guard;
 mod index;

@@ -7,11 +7,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use object_store::{ObjectStoreExt as _, PutPayload};
+use object_store::ObjectStoreExt as _;
 use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
+use super::filling::Filling;
 use super::label_scope::LabelScope;
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
@@ -24,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::codec::Encoded;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
-use crate::format::{Map, PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
+use crate::format::{Map, PackRef, Row, segment_bytes};
 use crate::id::{ChunkId, ManifestId, ManifestKey, MapKey, Owned, PackId, SegmentId, SessionId};
 use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
 use crate::name::Name;
@@ -33,9 +33,6 @@ use crate::progress::Progress;
 
 /// Time that a stopped writer waits for uploads in progress.
 const STOPPING: Duration = Duration::from_secs(3);
-/// Frames shorter than this are copied together, so that a pack has few pieces.
-const GATHER_BELOW: usize = 64 << 10;
-
 /// One writer's session.
 #[derive(Debug)]
 pub struct Writer {
@@ -47,23 +44,13 @@ pub struct Writer {
     uploads: JoinSet<Result<Uploaded>>,
     throughput: Arc<Uploads>,
     unindexed: Unindexed,
-    /// Segment of a commit in progress, over all packs that were unindexed at its start.
+    /// Segment over all unindexed packs whose commit is in progress, or failed with an unclear outcome.
     committing: Option<SegmentId>,
     packs: HashMap<PackId, PackRef>,
     stored_bytes: u64,
     pack_target: u64,
     uploads_max: usize,
     progress: Progress,
-}
-
-/// The pack being filled.
-#[derive(Debug)]
-struct Filling {
-    id: PackId,
-    layout: PackLayout,
-    parts: Vec<Bytes>,
-    gathered: BytesMut,
-    ids: Vec<ChunkId>,
 }
 
 /// Tree to publish.
@@ -192,7 +179,7 @@ impl Writer {
         }
         let Some(filling) = &mut self.filling else { return Err(Error::other("no pack is open")) };
         let place = filling.push(id, stored, plain_len, share);
-        if filling.layout.len() >= self.pack_target || filling.ids.len() as u64 >= PACK_CHUNKS_MAX / 2 {
+        if filling.len() >= self.pack_target || filling.chunks() >= PACK_CHUNKS_MAX / 2 {
             self.seal().await?;
         }
         Ok(place)
@@ -251,7 +238,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a segment over the packs that are not indexed yet.
+    /// Writes a segment over the packs that are not indexed yet, for the commit that follows.
     async fn write_segment(&mut self) -> Result<Option<Action>> {
         let Some(session) = self.session.filter(|_| !self.unindexed.packs().is_empty()) else { return Ok(None) };
         let mut rows = Vec::new();
@@ -260,22 +247,26 @@ impl Writer {
         }
         let packs: Vec<PackRef> = self.unindexed.packs().iter().map(|(pack, _)| *pack).collect();
         let (id, info) = put_segment(&self.repository, session, &packs, rows).await?;
+        self.committing = Some(id);
         Ok(Some(Action::AddSegment(id, info)))
     }
 
     async fn index_uploaded(&mut self) -> Result<()> {
         if let Some(add) = self.write_segment().await? {
-            if let Action::AddSegment(id, _) = &add {
-                self.committing = Some(*id);
-            }
             self.repository.log().commit(self.session, |_| Ok(vec![add.clone()])).await?;
-            self.committing = None;
-            self.unindexed.committed();
+            self.indexed();
         }
         Ok(())
     }
 
-    /// Finds out whether a dropped commit of a segment has happened: a pack must be listed in only one segment.
+    /// Notes that the segment was committed.
+    fn indexed(&mut self) {
+        self.committing = None;
+        self.unindexed.committed();
+    }
+
+    /// Finds out whether a commit of a segment that was dropped or failed has happened: a pack must be listed in only one segment. No
+    /// further pack must have arrived since.
     async fn recall(&mut self) -> Result<()> {
         if let Some(id) = self.committing.take()
             && self.repository.state().await?.segments.contains_key(&id)
@@ -349,6 +340,7 @@ impl Writer {
         });
         let committed = commit.await?;
         let Some(version) = committed.entry else {
+            self.committing = None;
             if moved {
                 return Ok(Published::Moved);
             }
@@ -357,7 +349,7 @@ impl Writer {
         };
         log_forgotten(&kept);
         self.session = None;
-        self.unindexed.committed();
+        self.indexed();
         super::index::merge_if_many(&self.repository, &committed.state).await;
         Ok(Published::Done(Box::new(RefValue { version, ..value })))
     }
@@ -371,6 +363,7 @@ impl Writer {
     /// # Cancel safety
     /// Not safe: the session may stay open.
     pub async fn give_up(&mut self) -> Result<()> {
+        self.recall().await?;
         self.drain().await;
         self.close(|_| Ok(Vec::new())).await
     }
@@ -385,7 +378,16 @@ impl Writer {
     pub(crate) async fn discard(&mut self) -> Result<()> {
         self.drain().await;
         let uploaded = std::mem::take(&mut self.unindexed);
+        let failed = self.committing.take();
         self.close(|_| Ok(Vec::new())).await?;
+        // The session has ended: if a commit that failed has not happened, it cannot any more.
+        if failed.is_some() {
+            let (_, index) = self.repository.indexed_state().await?;
+            let mut listed = index.segments().iter().flat_map(|(_, segment)| segment.packs());
+            if listed.any(|listed| uploaded.packs().iter().any(|(pack, _)| pack.id == listed.id)) {
+                return Ok(());
+            }
+        }
         // Best effort: a collect deletes those that are left, after the grace.
         for (pack, _) in uploaded.packs() {
             let key = layout::owned(Family::Pack, pack.id);
@@ -394,6 +396,13 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// As [`Writer::discard`], after `error`; what cannot be discarded is left to the collector.
+    pub(crate) async fn discard_after(&mut self, error: &Error) {
+        if let Err(left) = self.discard().await {
+            tracing::debug!("the session is left to the collector after {error}: {left:?}");
+        }
     }
 
     /// Discards the current pack, and waits for all uploads.
@@ -454,7 +463,7 @@ impl Writer {
         });
         commit.await?;
         self.session = self.session.filter(|_| lent);
-        self.unindexed.committed();
+        self.indexed();
         Ok(())
     }
 
@@ -490,42 +499,6 @@ impl Writer {
     }
 }
 
-impl Filling {
-    fn new(id: PackId) -> Self {
-        let gathered = BytesMut::from(pack_header().as_slice());
-        Self { id, layout: PackLayout::new(), parts: Vec::new(), gathered, ids: Vec::new() }
-    }
-
-    fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> ChunkPlace {
-        let stored_len = u32::try_from(stored.bytes.len()).unwrap_or(u32::MAX);
-        let ordinal = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
-        let padding = self.layout.push(id, (stored.codec, stored.base), stored_len, plain_len);
-        let offset = self.layout.len() - u64::from(stored_len);
-        self.gathered.resize(self.gathered.len() + usize::try_from(padding).unwrap_or(0), 0);
-        if share && stored.bytes.len() >= GATHER_BELOW {
-            self.parts.push(self.gathered.split().freeze());
-            self.parts.push(stored.bytes);
-        } else {
-            self.gathered.extend_from_slice(&stored.bytes);
-        }
-        self.ids.push(id);
-        let Encoded { codec, base, .. } = stored;
-        ChunkPlace { pack: self.id, ordinal, offset, stored_len, plain_len, codec, base, alone_len: 0 }
-    }
-
-    fn finish(mut self) -> (PackRef, Vec<ChunkId>, PutPayload) {
-        let frames_end = self.layout.len();
-        let chunks = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
-        let (_, tail) = self.layout.finish();
-        let len = frames_end + tail.len() as u64;
-        let footer_len = u32::try_from(tail.len() as u64 - TRAILER_LEN).unwrap_or(u32::MAX);
-        self.gathered.extend_from_slice(&tail);
-        self.parts.push(self.gathered.freeze());
-        let payload = self.parts.into_iter().filter(|part| !part.is_empty()).collect();
-        (PackRef { id: self.id, len, footer_len, chunks }, self.ids, payload)
-    }
-}
-
 /// Writes a manifest and its map under `session`.
 pub(super) async fn put_tree(
     repository: &Repository,
@@ -557,4 +530,50 @@ pub(super) async fn put_segment(
     let info = SegmentInfo { len: object.len() as u64, packs: packs.len() as u64, chunks, built: 0 };
     objects::put(&**repository.store().objects(), &layout::owned(Family::Index, id), object.into()).await?;
     Ok((id, info))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::codec::Codec;
+    use crate::error::ErrorKind;
+    use crate::repository::OpenOptions;
+    use crate::repository::faults::{Fault, FaultyStore};
+    use crate::repository::layout::Numbered;
+    use crate::storage::Store;
+
+    /// A writer whose last commit, of a segment over one pack, was done, but the store never said so.
+    async fn unsure_writer() -> (Repository, Writer) {
+        let objects = Arc::new(FaultyStore::default());
+        let store = Store::from_objects(Arc::clone(&objects) as _);
+        let (repository, _) = Repository::create(store, OpenOptions::default()).await.unwrap();
+        let mut writer = Writer::new(&repository, &Progress::default());
+        let stored = Encoded { codec: Codec::Raw, bytes: Bytes::from_static(b"chunk"), base: None };
+        writer.push(ChunkId::of(b"chunk"), stored, 5, false).await.unwrap();
+        writer.settle().await.unwrap();
+        let next = repository.state().await.unwrap().seq + 1;
+        objects.set(Numbered::Entry.key(next), Fault::Conceal);
+        let error = writer.index_uploaded().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+        objects.heal();
+        (repository, writer)
+    }
+
+    #[tokio::test]
+    async fn a_pack_that_was_indexed_unheard_is_not_indexed_again() {
+        let (repository, mut writer) = unsure_writer().await;
+        writer.give_up().await.unwrap();
+        assert_eq!(repository.state().await.unwrap().segments.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_pack_that_was_indexed_unheard_is_not_deleted() {
+        let (repository, mut writer) = unsure_writer().await;
+        writer.discard().await.unwrap();
+        assert_eq!(repository.state().await.unwrap().segments.len(), 1);
+        let pack = *writer.packs.keys().next().unwrap();
+        repository.store().objects().head(&layout::owned(Family::Pack, pack)).await.unwrap();
+    }
 }
