@@ -148,7 +148,7 @@ async fn the_side_that_replaced_the_others_value_is_newer() {
 }
 
 /// P2: "No byte is handed to a caller before it has been checked against its id." F8: "Readers detect a flipped bit, a
-/// truncated object and a missing object".
+/// truncated object and a missing object". B4: "A name that cannot be copied keeps no other name from it".
 #[tokio::test(flavor = "multi_thread")]
 async fn no_damaged_byte_is_passed_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,6 +165,9 @@ async fn no_damaged_byte_is_passed_on() {
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
     assert!(error.to_string().contains(key.as_ref()), "{error}");
     assert!(to.saved(&name("run/2")).await.is_err());
+    for whole in ["run/1", "other"] {
+        assert_same(&from, &to, &name(whole), dir.path()).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

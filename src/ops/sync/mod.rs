@@ -109,7 +109,7 @@ pub struct PlannedName {
 
 /// Copies the names and prefixes `what`, or all names, from `from` to the repository `to`; only chunks that `to` lacks move.
 /// Names that exist in `to` with another value are replaced as `options.existing` says, if they have not changed since the start of
-/// the sync.
+/// the sync. A name that cannot be copied does not keep the others from it.
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
@@ -148,12 +148,30 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
         reported: 0,
     };
+    let mut failed = Vec::new();
     for name in &names {
-        if let Err(error) = syncing.name(name).await {
+        let Err(error) = syncing.name(name).await else { continue };
+        if !syncing.goes_on_after(&error).await {
             return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
+        tracing::warn!("{name} is not copied: {error:?}");
+        failed.push((name, error));
+    }
+    if let Some(error) = not_copied(failed, names.len()) {
+        return Err(error);
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
+}
+
+/// Error for those of `all` names that were not copied.
+fn not_copied(mut failed: Vec<(&Name, Error)>, all: usize) -> Option<Error> {
+    let count = failed.len();
+    let (first, error) = failed.drain(..).next()?;
+    if count == 1 {
+        return Some(error);
+    }
+    let told = Error::new(error.kind(), format!("{count} of {all} names were not copied")).at(first);
+    Some(told.help("the log has the reason for each; all others were copied").source(error))
 }
 
 /// Checks that `what` may be copied from `from` to a new repository at `location`, before that is made.
@@ -258,6 +276,18 @@ impl Syncing<'_> {
             }
         }
         Err(Error::busy("packs are collected faster than they can be synced").at(name).help("try again"))
+    }
+
+    /// Prepares for the next name after `error` of one; false if that is not about one name only. Whoever may save some names must not
+    /// keep others from being copied.
+    async fn goes_on_after(&mut self, error: &Error) -> bool {
+        let is_of_all =
+            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Cancelled) || error.is_of_full_disk();
+        if is_of_all || self.options.stop.is_cancelled() {
+            return false;
+        }
+        // What was not uploaded yet is discarded, so it is not known any more.
+        self.options.dry_run || (self.writer.give_up().await.is_ok() && self.forget().await.is_ok())
     }
 
     /// Counts the memory of the chunks that are known.
