@@ -3,6 +3,8 @@
 //! A *head* is small, is written again and again, and is signed by its agent. It names *bases*, larger objects that are written
 //! once, and says how each set changed since its base.
 
+use std::time::Duration;
+
 use super::envelope::DIGEST_LEN;
 use super::key_set::{KeySet, Patch};
 use super::wire::{Read, Reader, Writer};
@@ -14,6 +16,9 @@ use crate::limits::AGENT_NAME_LEN_MAX;
 
 /// Version of the head. Version 1 has no outcomes of links.
 const VERSION: u8 = 2;
+
+/// Time without a new inventory after which an agent is taken to have ended: one that runs publishes every ten minutes, at least.
+const ENDED_AFTER: Duration = Duration::from_hours(1);
 
 /// Content of an agent's cache.
 #[derive(Clone, Debug)]
@@ -109,6 +114,14 @@ pub struct BaseSet {
 
 /// The sets of an inventory, in the order of its head.
 pub const INVENTORY_SETS: [&str; 3] = ["held", "pinned", "promised"];
+
+impl Inventory {
+    /// True if its agent is taken to run at the time `now`.
+    #[must_use]
+    pub fn agent_runs(&self, now: Timestamp) -> bool {
+        now.since(self.at) < ENDED_AFTER
+    }
+}
 
 impl InventoryHead {
     /// Its bytes, which the agent signs.

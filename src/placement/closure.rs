@@ -221,8 +221,8 @@ impl Closure {
     /// Bytes of memory that it takes with what `inventories` hold of it, about.
     #[must_use]
     pub fn weight_with(&self, inventories: usize) -> u64 {
-        // Three sets for each, and one for the site.
-        self.weight() + 4 * self.none().weight() * inventories as u64
+        // Three sets for each, and as many for the site.
+        self.weight() + 6 * self.none().weight() * inventories as u64
     }
 
     /// Stored bytes of all chunks.

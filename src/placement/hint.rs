@@ -359,6 +359,9 @@ impl HintQuestion<'_> {
         let seconds = |ms: u64| ms as f64 / 1000.0;
         let is_unknown = self.snapshot.unknown.contains(name);
         let mut reasons = reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity);
+        if held.is_some_and(|held| held.running == 0) {
+            reasons.push("no agent of it runs: it holds that when one runs again, and sends nothing".to_owned());
+        }
         if is_unknown {
             reasons.push("an inventory of it is false: what that lists counts as missing".to_owned());
         }
@@ -409,7 +412,7 @@ impl HintQuestion<'_> {
     fn plan(&self, name: &str, site: &Site, ruled: &Placed) -> SourcePlan {
         let mut options = Vec::new();
         let measured = |from: &str| self.holdings.at(name).and_then(|held| held.links.get(from));
-        for from in self.holdings.holders().filter(|from| *from != name) {
+        for from in self.holdings.senders().filter(|from| *from != name) {
             let links = self.links(from, name);
             // The measured rate is that of the link that is used without a choice.
             let usual = Link::usual(links.iter().copied());

@@ -16,6 +16,8 @@ const SPLITS_MAX: usize = 4096;
 pub struct Holding {
     /// Chunks in the cache of one of its agents, or more.
     held: ChunkBits,
+    /// Chunks that one of its agents could send: one that has not ended.
+    sendable: ChunkBits,
     /// Pinned chunks that no agent of the site has yet.
     promised: ChunkBits,
     /// Stored bytes of them.
@@ -26,10 +28,23 @@ pub struct Holding {
     pub space: CacheSpace,
     /// Agents with an inventory.
     pub agents: usize,
+    /// Those of them that have not ended.
+    pub running: usize,
     /// Time of the oldest inventory.
     pub oldest: Timestamp,
     /// Measured links to the site, by where they come from; empty for the repository.
     pub links: BTreeMap<String, LinkRate>,
+}
+
+/// What an agent tells of the chunks of a closure.
+#[derive(Clone, Copy, Debug)]
+pub struct AgentChunks<'a> {
+    /// Its inventory.
+    pub inventory: &'a Inventory,
+    /// What was found in that.
+    pub found: &'a Found,
+    /// True if the agent runs; else it is at its site when it runs again, but nobody sends it elsewhere.
+    pub runs: bool,
 }
 
 /// Chunks of a job's inputs, and what each site holds of them.
@@ -64,24 +79,30 @@ pub(super) enum Source {
 type SplitKey = (Option<String>, Vec<Source>);
 
 impl Holdings {
-    /// Chunks of `closure` in the `inventories`.
+    /// Chunks of `closure` in the `inventories` at the time `now`.
     #[must_use]
-    pub fn of<'a>(closure: Arc<Closure>, inventories: impl IntoIterator<Item = &'a Inventory>) -> Self {
-        let inventories: Vec<&Inventory> = inventories.into_iter().collect();
-        let found: Vec<Found> = inventories.iter().map(|inventory| closure.found(inventory)).collect();
-        Self::join(closure, inventories.into_iter().zip(&found))
+    pub fn of<'a>(closure: Arc<Closure>, inventories: impl IntoIterator<Item = &'a Inventory>, now: Timestamp) -> Self {
+        let found: Vec<(&Inventory, Found)> =
+            inventories.into_iter().map(|inventory| (inventory, closure.found(inventory))).collect();
+        let agents =
+            found.iter().map(|(inventory, found)| AgentChunks { inventory, found, runs: inventory.agent_runs(now) });
+        Self::join(closure, agents)
     }
 
     /// The same, from what was found in each of the inventories.
     #[must_use]
-    pub fn join<'a>(closure: Arc<Closure>, found: impl IntoIterator<Item = (&'a Inventory, &'a Found)>) -> Self {
+    pub fn join<'a>(closure: Arc<Closure>, agents: impl IntoIterator<Item = AgentChunks<'a>>) -> Self {
         let mut sites: BTreeMap<String, (Holding, [ChunkBits; 2])> = BTreeMap::new();
         let mut links: HashMap<&str, SiteLinks<'_>> = HashMap::new();
-        for (inventory, found) in found {
+        for AgentChunks { inventory, found, runs } in agents {
             let (site, [pinned, promised]) = sites
                 .entry(inventory.agent.site().to_owned())
                 .or_insert_with(|| (Holding::none(&closure, inventory.at), [closure.none(), closure.none()]));
             site.held.add(&found.held);
+            if runs {
+                site.sendable.add(&found.held);
+                site.running += 1;
+            }
             pinned.add(&found.pinned);
             promised.add(&found.promised);
             site.space.capacity = site.space.capacity.saturating_add(inventory.space.capacity);
@@ -115,9 +136,9 @@ impl Holdings {
         self.sites.get(site)
     }
 
-    /// Sites that hold some of the chunks.
-    pub(super) fn holders(&self) -> impl Iterator<Item = &str> {
-        self.sites.iter().filter(|(_, site)| site.held_bytes > 0).map(|(name, _)| name.as_str())
+    /// Sites that can send some of the chunks.
+    pub(super) fn senders(&self) -> impl Iterator<Item = &str> {
+        self.sites.iter().filter(|(_, site)| !site.sendable.is_empty()).map(|(name, _)| name.as_str())
     }
 
     /// Splits the chunks that `site` lacks among `sources`. The work of a new combination is linear in the chunks; it is remembered.
@@ -148,7 +169,7 @@ impl Holdings {
         for source in sources {
             match (source, self.of_source(source)) {
                 (Source::RepositoryByAgents, _) => senders = self.closure.all(),
-                (_, Some(holding)) => senders.add(&holding.held),
+                (_, Some(holding)) => senders.add(&holding.sendable),
                 (_, None) => {}
             }
         }
@@ -159,7 +180,7 @@ impl Holdings {
             let mut taken = left.clone();
             match (source, self.of_source(source)) {
                 (Source::Repository | Source::RepositoryByAgents, _) => {}
-                (Source::Site(_), Some(holding)) => taken.keep(&holding.held),
+                (Source::Site(_), Some(holding)) => taken.keep(&holding.sendable),
                 (Source::Site(_), None) => taken = none.clone(),
             }
             left.remove(&taken);
@@ -189,11 +210,13 @@ impl Holding {
     fn none(closure: &Closure, at: Timestamp) -> Self {
         Self {
             held: closure.none(),
+            sendable: closure.none(),
             held_bytes: 0,
             pinned_bytes: 0,
             promised: closure.none(),
             space: CacheSpace::default(),
             agents: 0,
+            running: 0,
             oldest: at,
             links: BTreeMap::new(),
         }

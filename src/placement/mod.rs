@@ -29,7 +29,7 @@ pub use self::hint::{
     AtRisk, Candidate, CandidateBytes, CandidateCapacity, CandidateDollars, CandidateTime, Hint, Input, Snapshot,
     check_hint_id, hint,
 };
-pub use self::holdings::{Holding, Holdings};
+pub use self::holdings::{AgentChunks, Holding, Holdings};
 pub use self::objective::{Mode, Objective};
 pub use self::price::{BadTiers, MICRO, Price, Tier, Unit};
 pub use self::price_book::{EgressPrice, PriceBook, StoragePrice};

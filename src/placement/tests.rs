@@ -90,7 +90,7 @@ fn asked(request: &HintRequest, inventories: &[Inventory], month: &[(&str, u64)]
         saved: Timestamp(0),
         step_seconds: Some(4.0),
     }];
-    hint(&snapshot, request, &inputs, &Holdings::of(Arc::new(closure), inventories))
+    hint(&snapshot, request, &inputs, &Holdings::of(Arc::new(closure), inventories, snapshot.at))
 }
 
 fn site<'h>(hint: &'h Hint, name: &str) -> &'h Candidate {
@@ -146,6 +146,22 @@ fn a_cache_of_another_site_is_a_source_where_it_is_cheaper() {
     let found = asked(&request, &[at("home", 0..20, 0..0)], &[]).unwrap();
     let sources = &site(&found, "burst").sources;
     assert_eq!((sources.len(), sources[0].repository, sources[0].bytes), (1, false, 20 * GIB));
+}
+
+#[test]
+fn caches_of_agents_that_ended_count_at_their_site_and_are_no_sources() {
+    let mut ended = at("home", 0..20, 0..0);
+    ended.at = Timestamp(90_000_000_000 - 3_600_000_000_000);
+    let from_home = |inventories: &[Inventory]| {
+        let found = asked(&request(), inventories, &[]).unwrap();
+        let home = site(&found, "home");
+        assert_eq!((home.bytes.present, home.bytes.missing), (20 * GIB, 0));
+        let sends_nothing = home.reasons.iter().any(|reason| reason.starts_with("no agent of it runs"));
+        let sources = site(&found, "burst").sources.iter().filter(|source| !source.repository);
+        (sources.map(|source| source.bytes).sum::<u64>(), sends_nothing)
+    };
+    assert_eq!(from_home(&[ended.clone()]), (0, true));
+    assert_eq!(from_home(&[ended, at("home", 0..5, 0..0)]), (5 * GIB, false));
 }
 
 #[test]

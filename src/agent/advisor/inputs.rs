@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 use crate::budget::{Budget, Retained};
+use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::MapKey;
 use crate::name::Name;
-use crate::placement::{Closure, ClosureBuilder, Found, Holdings};
+use crate::placement::{AgentChunks, Closure, ClosureBuilder, Found, Holdings};
 use crate::policy::LocalCaller;
 use crate::repository::Repository;
 use crate::repository::log::{RefValue, State};
@@ -63,12 +64,28 @@ pub(super) struct KnownInputs {
     others: LaneSlots,
 }
 
+/// Inventories at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InventoriesAt<'a> {
+    pub(super) inventories: &'a [Arc<Counted>],
+    pub(super) at: Timestamp,
+}
+
+/// What was found in an inventory.
+#[derive(Clone, Debug)]
+struct FoundIn {
+    inventory: Arc<Counted>,
+    found: Arc<Found>,
+    /// True if its agent ran then.
+    runs: bool,
+}
+
 /// Trees, and what sites hold of their chunks by some inventories.
 #[derive(Debug)]
 struct Known {
     trees: Vec<MapKey>,
     closure: Arc<Closure>,
-    found: Vec<(Arc<Counted>, Arc<Found>)>,
+    found: Vec<FoundIn>,
     holdings: Arc<Holdings>,
     kept: Option<Retained>,
 }
@@ -84,7 +101,7 @@ impl KnownInputs {
         }
     }
 
-    /// Sites that hold chunks of `trees`, by `inventories`. Nothing is begun for a caller that goes away before there is a slot.
+    /// Sites that hold chunks of `trees`, by the inventories. Nothing is begun for a caller that goes away before there is a slot.
     ///
     /// # Errors
     /// As [`Repository::saved_as`]; exhausted, if they take more memory than there is.
@@ -93,7 +110,7 @@ impl KnownInputs {
     /// Safe: work that has begun continues.
     pub(super) async fn holdings(
         self: &Arc<Self>,
-        inventories: &[Arc<Counted>],
+        told: InventoriesAt<'_>,
         reader: &Repository,
         mut trees: Vec<(Name, RefValue)>,
         lane: Lane,
@@ -101,14 +118,14 @@ impl KnownInputs {
         trees.sort_unstable_by_key(|(_, value)| value.map_key);
         trees.dedup_by_key(|(_, value)| value.map_key);
         let maps: Vec<MapKey> = trees.iter().map(|(_, value)| value.map_key).collect();
-        if let Some(known) = self.find(&maps, inventories) {
+        if let Some(known) = self.find(&maps, told) {
             return Ok(Arc::clone(&known.holdings));
         }
         let slots = if lane == Lane::Own { &self.own } else { &self.others };
         let pending = Arc::clone(&slots.pending).acquire_owned().await;
         let reading = Arc::clone(&slots.reading);
         let key = (maps.clone(), reader.caller().cloned(), lane);
-        let (own, reader, inventories) = (Arc::clone(self), reader.clone(), inventories.to_vec());
+        let (own, reader, inventories, at) = (Arc::clone(self), reader.clone(), told.inventories.to_vec(), told.at);
         let read = || async move {
             let (_pending, _reading) = (pending, reading.acquire_owned().await);
             let before = own.closure(&maps);
@@ -116,25 +133,25 @@ impl KnownInputs {
                 Some(closure) => closure,
                 None => Arc::new(closure_of(&reader, trees).await?),
             };
-            own.add(maps, closure, &inventories).await
+            own.add(maps, closure, InventoriesAt { inventories: &inventories, at }).await
         };
         Ok(Arc::clone(&self.reading.get(&key, read).await?.holdings))
     }
 
-    /// Computes anew what `inventories` change, for all inputs that are still saved.
+    /// Computes anew what the inventories change, for all inputs that are still saved.
     ///
     /// # Cancel safety
     /// Safe: the rest is computed when it is asked for.
-    pub(super) async fn update(&self, inventories: &[Arc<Counted>], log: &State) {
+    pub(super) async fn update(&self, told: InventoriesAt<'_>, log: &State) {
         let current: BTreeSet<MapKey> = log.refs.values().map(|value| value.map_key).collect();
         self.lock().retain(|known| known.trees.iter().all(|tree| current.contains(tree)));
-        let outdated: Vec<Arc<Known>> = self.lock().iter().filter(|known| !known.is_of(inventories)).cloned().collect();
+        let outdated: Vec<Arc<Known>> = self.lock().iter().filter(|known| !known.is_of(told)).cloned().collect();
         let begun = Instant::now();
         for known in outdated {
             if begun.elapsed() > UPDATE_MAX {
                 return;
             }
-            if let Err(error) = self.add(known.trees.clone(), Arc::clone(&known.closure), inventories).await {
+            if let Err(error) = self.add(known.trees.clone(), Arc::clone(&known.closure), told).await {
                 tracing::warn!("holdings of inputs are not kept up to date: {error:?}");
             }
         }
@@ -145,9 +162,9 @@ impl KnownInputs {
         self.lock().iter().flat_map(|known| known.trees.iter().copied()).collect()
     }
 
-    fn find(&self, trees: &[MapKey], inventories: &[Arc<Counted>]) -> Option<Arc<Known>> {
+    fn find(&self, trees: &[MapKey], told: InventoriesAt<'_>) -> Option<Arc<Known>> {
         let mut all = self.lock();
-        let at = all.iter().position(|known| known.trees == trees && known.is_of(inventories))?;
+        let at = all.iter().position(|known| known.trees == trees && known.is_of(told))?;
         let found = all.remove(at);
         all.insert(0, Arc::clone(&found));
         Some(found)
@@ -158,20 +175,21 @@ impl KnownInputs {
     }
 
     /// Computes what sites hold of `closure`, and remembers it. Inputs that were not asked for lately are dropped if the memory is short.
-    async fn add(&self, trees: Vec<MapKey>, closure: Arc<Closure>, inventories: &[Arc<Counted>]) -> Result<Arc<Known>> {
+    async fn add(&self, trees: Vec<MapKey>, closure: Arc<Closure>, told: InventoriesAt<'_>) -> Result<Arc<Known>> {
         let before = self.lock().iter().find(|known| known.trees == trees).cloned();
-        let weight = closure.weight_with(inventories.len());
-        let (of, closure) = (inventories.to_vec(), closure);
+        let weight = closure.weight_with(told.inventories.len());
+        let (inventories, at) = (told.inventories.to_vec(), told.at);
         let computed = blocking(move || {
-            let found = of.into_iter().map(|counted| {
+            let found = inventories.into_iter().map(|inventory| {
                 let mut old = before.iter().flat_map(|known| &known.found);
-                let same = old.find(|(other, _)| Arc::ptr_eq(other, &counted)).map(|(_, found)| Arc::clone(found));
-                let found = same.unwrap_or_else(|| Arc::new(closure.found(&counted)));
-                (counted, found)
+                let same = old.find(|old| Arc::ptr_eq(&old.inventory, &inventory)).map(|old| Arc::clone(&old.found));
+                let found = same.unwrap_or_else(|| Arc::new(closure.found(&inventory)));
+                FoundIn { found, runs: inventory.agent_runs(at), inventory }
             });
-            let found: Vec<(Arc<Counted>, Arc<Found>)> = found.collect();
-            let holdings =
-                Holdings::join(Arc::clone(&closure), found.iter().map(|(counted, found)| (&***counted, &**found)));
+            let found: Vec<FoundIn> = found.collect();
+            let agents =
+                found.iter().map(|of| AgentChunks { inventory: &of.inventory, found: &of.found, runs: of.runs });
+            let holdings = Holdings::join(Arc::clone(&closure), agents);
             Ok((closure, found, Arc::new(holdings)))
         });
         let (closure, found, holdings) = computed.await?;
@@ -207,9 +225,12 @@ impl KnownInputs {
 }
 
 impl Known {
-    fn is_of(&self, inventories: &[Arc<Counted>]) -> bool {
-        self.found.len() == inventories.len()
-            && self.found.iter().zip(inventories).all(|((one, _), other)| Arc::ptr_eq(one, other))
+    fn is_of(&self, told: InventoriesAt<'_>) -> bool {
+        let same = |of: &FoundIn, inventory: &Arc<Counted>| {
+            Arc::ptr_eq(&of.inventory, inventory) && of.runs == inventory.agent_runs(told.at)
+        };
+        self.found.len() == told.inventories.len()
+            && self.found.iter().zip(told.inventories).all(|(of, inventory)| same(of, inventory))
     }
 }
 

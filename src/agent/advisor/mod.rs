@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use self::inputs::{KnownInputs, Lane};
+use self::inputs::{InventoriesAt, KnownInputs, Lane};
 use self::month::{MonthSoFar, MonthVolumes};
 use self::samples::Samples;
 use self::sites_files::SitesFiles;
@@ -274,7 +274,7 @@ impl Advisor {
         }
         let mut gaps = epoch.notes(detail);
         let lane = if detail == HintDetail::All { Lane::Own } else { Lane::Others };
-        let reading = self.0.inputs.holdings(&epoch.inventories, reader, trees.clone(), lane);
+        let reading = self.0.inputs.holdings(epoch.told(), reader, trees.clone(), lane);
         let held = match timeout(wait, reading).await {
             Ok(held) => held?,
             Err(_) => {
@@ -351,7 +351,7 @@ impl Shared {
         let month = self.month.at(repository, (self.authority)()?.as_ref(), (&sites, at)).await?;
         gaps.extend(month.gaps.iter().cloned());
         let hash = read.hash(sites.hash);
-        self.inputs.update(&read.inventories, &log).await;
+        self.inputs.update(InventoriesAt { inventories: &read.inventories, at }, &log).await;
         let epoch = Arc::new(Epoch {
             at,
             log,
@@ -386,6 +386,10 @@ impl Shared {
 }
 
 impl Epoch {
+    fn told(&self) -> InventoriesAt<'_> {
+        InventoriesAt { inventories: &self.inventories, at: self.at }
+    }
+
     /// Remarks on data that cannot be read, and so is missing.
     fn notes(&self, detail: HintDetail) -> Vec<String> {
         match detail {
@@ -445,5 +449,5 @@ fn step_seconds(log: &State, name: &Name, value: &RefValue) -> Option<f64> {
 /// Trees whose chunks are not read yet: every byte counts, and is in the repository.
 fn unread(trees: &[(Name, RefValue)]) -> Holdings {
     let logical = trees.iter().map(|(_, value)| value.logical_bytes).fold(0, u64::saturating_add);
-    Holdings::of(Arc::new(Closure::unread(logical)), [])
+    Holdings::join(Arc::new(Closure::unread(logical)), [])
 }
