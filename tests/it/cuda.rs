@@ -400,7 +400,11 @@ fn the_bench_of_gpus_runs_and_says_where_there_is_none() {
     let out = tempfile::tempdir().unwrap();
     let bench = |driver: Option<&Path>| {
         let mut bench = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/gpu/run.sh"));
-        bench.env("TOWLINE", env!("CARGO_BIN_EXE_towline")).env("OUT", out.path()).env("GPU_MIB", "8");
+        bench
+            .env("TOWLINE", env!("CARGO_BIN_EXE_towline"))
+            .env("OUT", out.path())
+            .env("GPU_MIB", "8")
+            .env("GPU_RUNS", "1");
         bench
             .env("HOME", out.path())
             .env_remove("LD_LIBRARY_PATH")

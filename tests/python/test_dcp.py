@@ -393,9 +393,8 @@ def test_an_async_save_that_fails_frees_what_was_staged(repository):
     writer.stage({"w": torch.ones(9)})
     kept.clear()
     gc.collect()
-    begun = time.monotonic()
+    assert not writer._stager._lease.in_use()
     writer.stage({"w": torch.ones(9)})
-    assert time.monotonic() - begun < 5
 
 
 background = pytest.mark.skipif(

@@ -337,14 +337,14 @@ impl Repository {
         })
     }
 
-    /// Removes the names, and those below them, in one commit.
-    fn remove_below(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
+    /// Removes the names in one commit; with `recursive` those below them, too.
+    fn remove_all(&self, py: Python<'_>, names: Vec<String>, recursive: bool) -> PyResult<()> {
         let engine = self.engine(py)?;
-        let below = names.iter().map(|name| parsed::<Name>(py, name)).collect::<PyResult<Vec<_>>>()?;
-        let options = RemoveOptions { recursive: true, now: false };
+        let removed = names.iter().map(|name| parsed::<Name>(py, name)).collect::<PyResult<Vec<_>>>()?;
+        let options = RemoveOptions { recursive, now: false };
         wait(py, async move {
             let recorded = record_all(&engine, Action::Remove, &names, None).await?;
-            recorded.end(engine.remove_with(&below, &options).await, |_| 0).await.map(drop)
+            recorded.end(engine.remove_with(&removed, &options).await, |_| 0).await.map(drop)
         })
     }
 

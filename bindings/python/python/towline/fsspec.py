@@ -396,7 +396,7 @@ class TowlineFileSystem(AbstractFileSystem):
         """Removes the trees at and below `names` in one commit, which one `undelete --recursive` takes back."""
         self._check_outside_transaction()
         with contextlib.suppress(NotFound):
-            self.shared.engine.remove_below(names)
+            self.shared.engine.remove_all(names, True)
 
     def _forget_made(self, path: str) -> None:
         for made in self._made(path):
@@ -459,13 +459,18 @@ class TowlineFileSystem(AbstractFileSystem):
             inner = posixpath.join(target.inner, one.path[len(path1) :].lstrip("/"))
             self.shared.graft(one, target._replace(inner=inner.rstrip("/")))
         self._forget_made(path1)
-        # Only what was moved: others may have saved below `path1` meanwhile.
+        # Only what was moved: others may have saved or removed at and below `path1` meanwhile.
         for one in found:
             if one.inner:
                 self._change(one.name, remove=[one.inner], keep=True)
         trees = [one.name for one in found if not one.inner]
         if trees:
-            self._remove_trees(trees)
+            try:
+                self.shared.engine.remove_all(trees, False)
+            except NotFound:
+                for tree in trees:
+                    with contextlib.suppress(NotFound):
+                        self.shared.repository.remove(tree)
 
     def _rename(self, path1: str, path2: str) -> None:
         """Renames the trees at and below `path1` to names that begin with `path2`."""
