@@ -95,7 +95,7 @@ fn hints(bench: &mut Criterion) {
     for count in [SITES, MANY_SITES] {
         let sites = Sites::read(&sites(count), &book).expect("sites");
         let snapshot = snapshot(&sites, &book);
-        let held = Holdings::of(Arc::clone(&closure), &inventories);
+        let held = Holdings::of(Arc::clone(&closure), &inventories, snapshot.at);
         bench.bench_function(&format!("hint for 1,000,000 chunks at {count} sites"), |bencher| {
             bencher.iter(|| {
                 let found = hint(&snapshot, &request, &inputs, &held).expect("a hint");
@@ -108,10 +108,10 @@ fn hints(bench: &mut Criterion) {
     let mut slow = bench.benchmark_group("at first");
     slow.sample_size(10);
     slow.bench_function("what 20 sites hold of 1,000,000 chunks", |bencher| {
-        bencher.iter(|| Holdings::of(Arc::clone(&closure), &inventories));
+        bencher.iter(|| Holdings::of(Arc::clone(&closure), &inventories, snapshot.at));
     });
     slow.bench_function("hint at 20 sites, nothing remembered", |bencher| {
-        let fresh = || Holdings::of(Arc::clone(&closure), &inventories);
+        let fresh = || Holdings::of(Arc::clone(&closure), &inventories, snapshot.at);
         bencher.iter_batched(fresh, |held| hint(&snapshot, &request, &inputs, &held), BatchSize::PerIteration);
     });
     slow.bench_function("a set of 1,000,000 chunks is made", |bencher| {

@@ -108,8 +108,8 @@ impl StoredChunks {
     /// Adds a chunk that was just stored. Replaces another place, unless that has fewer hops and all of its bases: it may be the base of
     /// chunks that cannot have this one.
     pub fn stored(&mut self, id: ChunkId, place: ChunkPlace) {
-        let better = |known: &&ChunkPlace| known.codec.hops() < place.codec.hops() && self.is_whole(known);
-        if self.near.get(&id).filter(better).is_none() {
+        let is_better = |known: &ChunkPlace| known.codec.hops() < place.codec.hops() && self.is_whole(known);
+        if !self.near.get(&id).is_some_and(is_better) {
             self.near.insert(id, place);
         }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use object_store::ObjectStoreExt as _;
 use towline::codec::Codec;
 use towline::format::Frame;
-use towline::ops::{SaveOptions, SyncOptions, sync};
+use towline::ops::{RestoreOptions, SaveOptions, SyncOptions, sync};
 use towline::repository::LabelScope;
 use towline::repository::layout::{self, Family};
 
@@ -84,7 +84,7 @@ async fn who_stored_the_bytes_of_a_bundle_before_stops_no_save() {
     }
     let saved = run.fixture.saved(3).await;
     assert_eq!(stored_by(&saved, Codec::Part), 6, "{:?}", saved.map.frames);
-    let of_parts = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Part).filter_map(|frame| frame.base());
+    let of_parts = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Part).filter_map(Frame::base);
     let bases = of_parts.map(|base| saved.map.frames[base as usize].codec);
     assert_eq!(bases.filter(|codec| *codec == Codec::Planes).count(), 3, "the copies were not found");
     run.assert_sound(3).await;
@@ -195,7 +195,7 @@ async fn a_bundle_may_travel_alone() {
     for step in [2, 3, 1] {
         sync(&from, &to, &[name(&format!("run/step-{step}"))], &SyncOptions::default()).await.unwrap();
         let dest = tempfile::tempdir().unwrap();
-        to.restore(&name(&format!("run/step-{step}")), None, dest.path(), &Default::default()).await.unwrap();
+        to.restore(&name(&format!("run/step-{step}")), None, dest.path(), &RestoreOptions::default()).await.unwrap();
         assert_eq!(tree_digest(dest.path()), tree_digest(&fixture.path(step)));
     }
     assert!(other.verify(false).await.damaged.is_empty());

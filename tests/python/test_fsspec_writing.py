@@ -254,6 +254,19 @@ def test_a_move_leaves_what_others_save_at_its_source_meanwhile(fs: Any, monkeyp
     assert fs.find("run") == ["run/step-3/x"]
 
 
+def test_a_move_leaves_what_others_save_below_it_meanwhile(fs: Any, monkeypatch: pytest.MonkeyPatch):
+    fs.pipe({"run/step-1/x": b"1", "dst/b/y": b"y"})
+    graft = fs.shared.graft
+
+    def grafting(source: Any, target: Any) -> None:
+        graft(source, target)
+        fs.shared.repository.copy("run/step-1", "run/step-1/more")
+
+    monkeypatch.setattr(fs.shared, "graft", grafting)
+    fs.mv("run/step-1", "dst/b/moved", recursive=True)
+    assert fs.cat("dst/b/moved/x") == b"1" and names(fs) == ["dst/b", "run/step-1/more"]
+
+
 def test_files_folders_and_trees_are_removed(fs: Any):
     fs.pipe({"t/a": b"1", "t/d/b": b"2", "t/d/c": b"3", "r/step-1/f": b"4", "r/step-2/f": b"5"})
     fs.rm("towline://t/a")
