@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::save::SaveOptions;
+use super::stand_alone::has_foreign_bases;
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
 use crate::name::Name;
@@ -226,9 +227,7 @@ impl Repository {
             return Err(error.got(format!("{} bytes", reason.len())));
         }
         let saved = self.saved(name).await?;
-        let own = saved.map.chunks();
-        let foreign = saved.map.frames.iter().take(own).filter_map(crate::format::Frame::base);
-        if foreign.into_iter().any(|base| base as usize >= own) {
+        if has_foreign_bases(&saved) {
             return Err(Error::conflict("name needs chunks that its files do not have, which stay classified")
                 .at(name)
                 .help(format!(

@@ -1,15 +1,16 @@
 //! The bytes of a bundle may also be stored in another way: as zeros of the same tree, or by somebody who saw a step and saves
 //! its content. That must neither stop a save or a sync, nor hide damage.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use object_store::ObjectStoreExt as _;
 use towline::codec::Codec;
 use towline::format::Frame;
-use towline::ops::{RestoreOptions, SaveOptions, SyncOptions, sync};
-use towline::repository::LabelScope;
+use towline::ops::{RemoveOptions, RestoreOptions, SaveOptions, SyncOptions, sync};
 use towline::repository::layout::{self, Family};
+use towline::repository::{LabelScope, Located, Saved};
 
 use crate::data::{name, noise, tree_digest};
 use crate::differences::{Fixture, file, stored_by};
@@ -25,12 +26,11 @@ fn bundle(training: &Training) -> Vec<u8> {
     training.model().into_iter().chain(moments).flat_map(|(_, _, bytes)| bytes[4 * PIECE..].to_vec()).collect()
 }
 
-/// Writes a file that has `bytes` as one chunk.
-fn write_copy(folder: &Path, bytes: &[u8]) {
+/// Writes a file that has `bytes` as one chunk, and `padding`.
+fn write_copy(folder: &Path, bytes: &[u8], padding: Vec<u8>) {
     fs::create_dir_all(folder).unwrap();
-    let padding = noise(5, 2 << 20);
-    fs::write(folder.join("copy.safetensors"), file(&[("copy", "F32", bytes.to_vec()), ("x", "I64", padding)]))
-        .unwrap();
+    let tensors = [("copy", "F32", bytes.to_vec()), ("x", "I64", padding)];
+    fs::write(folder.join("copy.safetensors"), file(&tensors)).unwrap();
 }
 
 /// A run, of which somebody else saves the bundles before each step.
@@ -47,19 +47,39 @@ impl Copied {
     /// Saves a step; the other one saves its content with `copier` before.
     async fn save(&mut self, step: u32, copier: Option<&SaveOptions>) {
         self.training.go_on();
-        let (folder, repository) = (self.fixture.path(step), self.fixture.open().await);
-        self.training.write(&folder);
         if let Some(options) = copier {
             self.copy(step, options).await;
         }
+        self.save_own(step).await;
+    }
+
+    /// Saves the training as it is.
+    async fn save_own(&self, step: u32) {
+        let (folder, repository) = (self.fixture.path(step), self.fixture.open().await);
+        self.training.write(&folder);
         repository.save(&folder, &name(&format!("run/step-{step}")), &predicting()).await.unwrap();
     }
 
     async fn copy(&self, step: u32, options: &SaveOptions) {
         let folder = self.fixture.dir.path().join(format!("copy-{step}"));
-        write_copy(&folder, &bundle(&self.training));
+        write_copy(&folder, &bundle(&self.training), noise(5, 2 << 20));
         let saved = name(&format!("scratch/copy-{step}"));
         self.fixture.open().await.save(&folder, &saved, options).await.unwrap();
+    }
+
+    /// Flips a bit of the first frame of a step for which `is_hit` is true, and asserts that only `names` are found damaged.
+    async fn assert_found(&self, step: u32, names: &[&str], is_hit: impl Fn(&Saved, &Located) -> bool) {
+        let saved = self.fixture.saved(step).await;
+        let frames = (0..saved.located_chunks()).map(|chunk| saved.locate(chunk).unwrap());
+        let frame = frames.into_iter().find(|located| is_hit(&saved, located)).unwrap().place;
+        let pack = layout::owned(Family::Pack, frame.pack);
+        let mut bytes = self.fixture.objects.get(&pack).await.unwrap().bytes().await.unwrap().to_vec();
+        bytes[usize::try_from(frame.offset + u64::from(frame.stored_len) / 2).unwrap()] ^= 4;
+        self.fixture.objects.put(&pack, bytes.into()).await.unwrap();
+        let report = self.fixture.verify(false).await;
+        let found: BTreeSet<&str> =
+            report.damaged.iter().flat_map(|damage| &damage.names).map(String::as_str).collect();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), names, "{report:?}");
     }
 
     async fn assert_sound(&self, steps: u32) {
@@ -104,19 +124,12 @@ async fn damaged_parts_of_a_bundle_that_is_stored_twice_are_found() {
         run.save(step, None).await;
         run.copy(step, &limited()).await;
     }
-    let saved = run.fixture.saved(2).await;
     let len = u32::try_from(bundle(&run.training).len()).unwrap();
-    let is_copied =
-        |frame: &&Frame| frame.base().is_some_and(|base| saved.locate(base).unwrap().place.plain_len == len);
-    let parts = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Part);
-    let frame = parts.clone().find(is_copied).unwrap();
-    let pack = layout::owned(Family::Pack, saved.map.pack(frame).unwrap().id);
-    let mut bytes = run.fixture.objects.get(&pack).await.unwrap().bytes().await.unwrap().to_vec();
-    bytes[usize::try_from(frame.offset).unwrap()] ^= 4;
-    run.fixture.objects.put(&pack, bytes.into()).await.unwrap();
-    let report = run.fixture.verify(false).await;
-    let names: Vec<&String> = report.damaged.iter().flat_map(|damage| &damage.names).collect();
-    assert_eq!(names, ["run/step-2"], "{report:?}");
+    let is_copied = |saved: &Saved, located: &Located| {
+        let base = located.base.filter(|_| located.place.codec == Codec::Part);
+        base.is_some_and(|base| saved.locate(base).unwrap().place.plain_len == len)
+    };
+    run.assert_found(2, &["run/step-2"], is_copied).await;
     // Saved again, it is whole.
     run.fixture.verify(true).await;
     let options = SaveOptions { reread: true, ..SaveOptions::default() };
@@ -124,6 +137,41 @@ async fn damaged_parts_of_a_bundle_that_is_stored_twice_are_found() {
     assert!(again.new_chunks > 0, "{again:?}");
     run.fixture.verify(true).await;
     run.assert_sound(2).await;
+}
+
+/// The bytes of a bundle were also stored as a difference whose base is gone, in a pack that stays for other chunks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_without_its_base_hides_no_damage() {
+    let mut run = Copied::new();
+    for step in 1..=2 {
+        run.save(step, None).await;
+    }
+    run.training.go_on();
+    let (copied, mut similar) = (bundle(&run.training), bundle(&run.training));
+    for (byte, noise) in similar.iter_mut().step_by(4).zip(noise(6, copied.len())) {
+        *byte ^= noise & 15;
+    }
+    let folder = |name: &str| run.fixture.dir.path().join(name);
+    write_copy(&folder("similar"), &similar, noise(7, 3 << 20));
+    write_copy(&folder("copied"), &copied, noise(8, 3 << 20));
+    write_copy(&folder("kept"), &[], noise(8, 3 << 20));
+    let repository = run.fixture.open().await;
+    for (from, to) in [("similar", "c/step-1"), ("copied", "c/step-2"), ("kept", "kept")] {
+        repository.save(&folder(from), &name(to), &SaveOptions::default()).await.unwrap();
+    }
+    let difference = repository.saved(&name("c/step-2")).await.unwrap();
+    assert_eq!(stored_by(&difference, Codec::Difference), 1, "{:?}", difference.map.frames);
+    let options = RemoveOptions { now: true, ..RemoveOptions::default() };
+    repository.remove_with(&[name("c/step-1"), name("c/step-2")], &options).await.unwrap();
+    run.fixture.collect().await;
+    run.save_own(3).await;
+    run.save(4, None).await;
+    run.assert_sound(4).await;
+    let len = u32::try_from(copied.len()).unwrap();
+    let is_predicted = |_: &Saved, located: &Located| {
+        matches!(located.place.codec, Codec::Bundle(1..)) && located.place.plain_len == len
+    };
+    run.assert_found(4, &["run/step-4"], is_predicted).await;
 }
 
 /// A bundle of zeros and a chunk of zeros have the same bytes, whichever comes first.

@@ -9,6 +9,7 @@ use object_store::ObjectStoreExt as _;
 use towline::codec::{Codec, Compression, STEPS_MAX};
 use towline::error::ErrorKind;
 use towline::ops::{PartOptions, RestoreOptions, SaveOptions, SaveReport, SyncOptions, sync};
+use towline::policy::Labels;
 use towline::progress::Progress;
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
@@ -340,6 +341,13 @@ async fn a_key_step_that_settles_keeps_its_bundles() {
     assert_eq!(settled.chunks, 0, "{settled:?}");
     run.save(&predicting()).await;
     assert_eq!(run.bundles(2).await.last(), Some(&1));
+    // Nothing else is in them, so it can be declassified as it is; a predicted step needs other steps.
+    let plan = async |step: u32| {
+        let repository = run.fixture.open().await;
+        repository.plan_declassification(&name(&format!("run/step-{step}")), Labels::default(), "published").await
+    };
+    assert!(plan(1).await.is_ok());
+    assert_eq!(plan(2).await.unwrap_err().kind(), ErrorKind::Conflict);
 }
 
 /// Saves that break off at any request, or are never told that one was done: the next one goes on, and nothing is half there.

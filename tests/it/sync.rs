@@ -168,6 +168,16 @@ async fn no_damaged_byte_is_passed_on() {
     for whole in ["run/1", "other"] {
         assert_same(&from, &to, &name(whole), dir.path()).await;
     }
+    // A tree with many names is read once.
+    for copy in 0..20 {
+        from.copy(&name("run/2"), &name(&format!("copies/{copy}"))).await.unwrap();
+    }
+    let (before, log) = (from.store().counters().get(Metric::GetBytes), to.state().await.unwrap().seq);
+    let error = sync(&from, &to, &[], &SyncOptions::default()).await.unwrap_err();
+    assert!(error.to_string().contains("21 of 23 names were not copied"), "{error}");
+    let read = from.store().counters().get(Metric::GetBytes) - before;
+    assert!(read < 2_000_000, "{read}");
+    assert!(to.state().await.unwrap().seq <= log + 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

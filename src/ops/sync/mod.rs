@@ -150,8 +150,15 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     };
     let mut failed = Vec::new();
     for name in &names {
-        let Err(error) = syncing.name(name).await else { continue };
-        if !syncing.goes_on_after(&error).await {
+        let value = source.refs.get(name);
+        let error = match value.and_then(|value| syncing.shared.failed_before(name, value)) {
+            Some(error) => error,
+            None => match syncing.name(name).await {
+                Ok(()) => continue,
+                Err(error) => error,
+            },
+        };
+        if !syncing.goes_on_after(name, value, &error).await {
             return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
         tracing::warn!("{name} is not copied: {error:?}");
@@ -171,7 +178,7 @@ fn not_copied(mut failed: Vec<(&Name, Error)>, all: usize) -> Option<Error> {
         return Some(error);
     }
     let told = Error::new(error.kind(), format!("{count} of {all} names were not copied")).at(first);
-    Some(told.help("the log has the reason for each; all others were copied").source(error))
+    Some(told.help("a warning has the reason for each").source(error))
 }
 
 /// Checks that `what` may be copied from `from` to a new repository at `location`, before that is made.
@@ -280,14 +287,21 @@ impl Syncing<'_> {
 
     /// Prepares for the next name after `error` of one; false if that is not about one name only. Whoever may save some names must not
     /// keep others from being copied.
-    async fn goes_on_after(&mut self, error: &Error) -> bool {
+    async fn goes_on_after(&mut self, name: &Name, value: Option<&RefValue>, error: &Error) -> bool {
         let is_of_all =
             matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Cancelled) || error.is_of_full_disk();
         if is_of_all || self.options.stop.is_cancelled() {
             return false;
         }
-        // What was not uploaded yet is discarded, so it is not known any more.
-        self.options.dry_run || (self.writer.give_up().await.is_ok() && self.forget().await.is_ok())
+        let is_of_tree = matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Exhausted | ErrorKind::Unsupported);
+        if let Some(value) = value.filter(|_| is_of_tree) {
+            self.shared.failed.entry(TreeKeys::of(value)).or_insert_with(|| (name.clone(), error.kind()));
+        }
+        if self.options.dry_run || self.writer.is_idle() {
+            return true;
+        }
+        // What was copied stays for trees that share it, in packs of a session that has ended.
+        self.writer.close(|_| Ok(Vec::new())).await.is_ok() && self.forget().await.is_ok()
     }
 
     /// Counts the memory of the chunks that are known.

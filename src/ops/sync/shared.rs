@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{Step, Syncing};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestKey, MapKey};
 use crate::name::Name;
 use crate::repository::log::{Action, RefValue, Refusal, log_forgotten};
@@ -30,6 +30,8 @@ pub(super) struct MovedTree {
 pub(super) struct SharedTrees {
     /// By their objects in the source.
     pub(super) moved: HashMap<TreeKeys, MovedTree>,
+    /// Trees that could not be copied, by their objects in the source: the first name, and the kind of the error.
+    pub(super) failed: HashMap<TreeKeys, (Name, ErrorKind)>,
     /// Trees of the destination whose chunks are known: stored bytes of their own chunks, if all are in live packs.
     pub(super) there: HashMap<TreeKeys, Option<u64>>,
 }
@@ -37,6 +39,14 @@ pub(super) struct SharedTrees {
 impl TreeKeys {
     pub(super) fn of(value: &RefValue) -> Self {
         Self { manifest: value.manifest_key, map: value.map_key }
+    }
+}
+
+impl SharedTrees {
+    /// Error for a further name of a tree that could not be copied, which is not read again.
+    pub(super) fn failed_before(&self, name: &Name, value: &RefValue) -> Option<Error> {
+        let (first, kind) = self.failed.get(&TreeKeys::of(value))?;
+        Some(Error::new(*kind, "tree could not be copied for another name, either").at(name).got(first))
     }
 }
 

@@ -96,12 +96,19 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Places of the bases of chunks in `packs`. Their memory counts until the end of the verification.
+    /// Places of the bases of chunks in `packs`. Their memory counts until the end of the verification. Bases with fewer hops are found
+    /// first, so that each is known to have its own when its place is taken.
     async fn bases(&mut self, packs: &[PackRef]) -> Result<Bases> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
+        let mut is_present = [false; HOPS_MAX as usize + 1];
         let repository = self.repository;
-        for looking in [true, false] {
+        for wanted in std::iter::once(None).chain((0..HOPS_MAX).map(Some)) {
+            if let Some(hops) = wanted
+                && (bases.len() == needed.len() || !is_present[usize::from(hops)])
+            {
+                continue;
+            }
             let footers = stream::iter(packs.to_vec());
             let footers =
                 footers.map(|pack| async move { (pack, twice_if(is_doubtful, || repository.footer(&pack)).await) });
@@ -113,16 +120,15 @@ impl Verifying<'_> {
                     Err(error) if is_damage(&error) => continue,
                     Err(error) => return Err(error),
                 };
-                if looking {
+                let Some(hops) = wanted else {
                     need(&mut needed, &footer, &mut self.memory)?;
+                    footer.entries.iter().for_each(|entry| is_present[usize::from(entry.codec.hops())] = true);
                     continue;
-                }
-                for (ordinal, entry) in (0u32..).zip(&footer.entries).filter(|(_, entry)| needed.contains(&entry.id)) {
+                };
+                let is_wanted = |entry: &FooterEntry| entry.codec.hops() == hops && needed.contains(&entry.id);
+                for (ordinal, entry) in (0u32..).zip(&footer.entries).filter(|(_, entry)| is_wanted(entry)) {
                     place(&mut bases, entry.id, ChunkPlace::of(pack.id, ordinal, entry), &mut self.memory)?;
                 }
-            }
-            if needed.is_empty() {
-                break;
             }
         }
         self.memory.subtract((needed.len() * NEEDED_WEIGHT) as u64);
@@ -148,13 +154,12 @@ fn need(needed: &mut HashSet<ChunkId>, footer: &PackFooter, memory: &mut Growing
     Ok(())
 }
 
-/// Adds the place of a base, unless a better one is known, and its memory.
+/// Adds the place of a base, and its memory, unless one is known, or the place lacks a base itself: that one was deleted, and a copy
+/// elsewhere may have all of its bases.
 fn place(bases: &mut Bases, id: ChunkId, place: ChunkPlace, memory: &mut GrowingMemory) -> Result<()> {
-    let known = bases.get(&id);
-    if known.is_none() {
+    let fits = |base: ChunkId| bases.get(&base).is_some_and(|found| place.codec.may_have_base(found.codec));
+    if !bases.contains_key(&id) && place.base.is_none_or(fits) {
         memory.add(BASE_WEIGHT as u64)?;
-    }
-    if known.is_none_or(|best| place.codec.hops() < best.codec.hops()) {
         bases.insert(id, place);
     }
     Ok(())
@@ -330,10 +335,29 @@ mod tests {
         let (mut bases, mut memory) = (Bases::new(), budget.keep_growing());
         let pack = Owned::fresh(SessionId::random());
         let most = u32::try_from(budget.kept_max()).unwrap() / u32::try_from(BASE_WEIGHT).unwrap();
-        let mut add = |chunk| place(&mut bases, id(chunk), ChunkPlace::of(pack, chunk, &entry(chunk)), &mut memory);
+        let mut add = |chunk| {
+            let found = ChunkPlace { base: None, ..ChunkPlace::of(pack, chunk, &entry(chunk)) };
+            place(&mut bases, id(chunk), found, &mut memory)
+        };
         for chunk in (0..most).chain(0..most) {
             add(chunk).unwrap();
         }
         assert_eq!(add(most).unwrap_err().kind(), ErrorKind::Exhausted);
+    }
+
+    #[test]
+    fn a_copy_that_lacks_its_base_is_no_base() {
+        let (pack, id) = (Owned::fresh(SessionId::random()), |chunk: u32| ChunkId::of(&chunk.to_le_bytes()));
+        let mut memory = Budget::new(MEMORY_MIN).unwrap().keep_growing();
+        let mut bases = Bases::new();
+        let mut add = |chunk: u32, codec: Codec, base: Option<ChunkId>| {
+            let entry = FooterEntry { id: id(chunk), offset: 0, stored_len: 1, plain_len: 1, codec, base };
+            place(&mut bases, id(chunk), ChunkPlace::of(pack, chunk, &entry), &mut memory).unwrap();
+            bases.get(&id(chunk)).map(|place| place.codec)
+        };
+        assert_eq!(add(1, Codec::Difference, Some(id(7))), None);
+        assert_eq!(add(2, Codec::Bundle(0), None), Some(Codec::Bundle(0)));
+        assert_eq!(add(1, Codec::Bundle(1), Some(id(2))), Some(Codec::Bundle(1)));
+        assert_eq!(add(1, Codec::Bundle(3), Some(id(2))), Some(Codec::Bundle(1)));
     }
 }
