@@ -334,6 +334,13 @@ fn without_room(source: &std::io::Error, what: Cow<'static, str>) -> Cow<'static
     format!("{lacking}: {what}").into()
 }
 
+impl Serialize for ErrorKind {
+    /// Its word.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
 impl Serialize for Error {
     /// `{kind, message, place, help, causes}`: for programs: on the command line, in the API and in Python.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use super::output::{printable, table};
 use super::sites::{bits, dollars, or_dash};
 use super::verbs::Context;
+use super::warm::Lack;
 use crate::agent::Client;
 use crate::agent::advisor::{Advisor, Authority, HintDetail, SitesPaths};
-use crate::agent::view::Commitment;
+use crate::agent::view::{Commitment, Task};
 use crate::error::{Error, Result};
 use crate::placement::{
     Candidate, CandidateBytes, CandidateDollars, Hint, HintCandidate, HintOutput, HintRequest, HintVerdict, Mode,
@@ -156,7 +157,8 @@ impl Context {
         };
         let committed = self.commit_hint(&found, chosen(&found, site)?, args, &repository).await?;
         let answer = CommittedHint { hint: found, commitment: committed };
-        self.output.answer(&answer, |answer, _| shown(&answer.hint, args.explain) + &committed_line(answer))
+        self.output.answer(&answer, |answer, _| shown(&answer.hint, args.explain) + &committed_line(answer))?;
+        answer.commitment.fetched.as_ref().map_or(Ok(()), |task| check_ready(&answer.commitment.commitment, task))
     }
 
     /// Ends the commitment of the hint `id` at its site.
@@ -169,22 +171,22 @@ impl Context {
     /// Waits until everything of the commitment of the hint `id` is there.
     async fn await_commitment(&self, id: &str, at: &[String]) -> Result<()> {
         let (agent, path) = commitment(id, at)?;
-        let mut followed = None;
+        let mut followed: Option<Task> = None;
         loop {
             let now: Commitment = agent.get(&path).await?;
             if now.ready {
                 tell_start(&agent, &path, &now).await?;
                 return self.output.report(&now, |now, _| format!("{} is there\n", size::show(now.bytes)));
             }
-            match now.task {
-                // Its error is the reason why it never will be.
-                Some(task) if followed.as_ref() != Some(&task) => {
+            match (&now.task, &followed) {
+                (Some(task), Some(ended)) if ended.id == *task => check_ready(&now, ended)?,
+                (Some(task), _) => {
                     let line = self.line();
-                    agent.follow(&task, |view| self.relay(view)).await?;
+                    // Its error is the reason why it never will be.
+                    followed = Some(agent.follow(task, |view| self.relay(view)).await?);
                     drop(line);
-                    followed = Some(task);
                 }
-                _ => tokio::time::sleep(LOOK_EVERY).await,
+                (None, _) => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
     }
@@ -209,7 +211,7 @@ impl Context {
         let agent = Client::required()?.routed_to(Some(candidate.site.parse()?));
         let path = format!("/v1/hints/{}", hint.id);
         let (mut commitment, agent): (Commitment, _) = agent.begin(&format!("{path}/commit"), &body).await?;
-        let (mut seconds, mut fetched_bytes, mut moved_bytes) = (None, None, None);
+        let (mut seconds, mut fetched_bytes, mut moved_bytes, mut fetched) = (None, None, None, None);
         if let Some(task) = commitment.task.clone().filter(|_| args.wait) {
             let line = self.line();
             let ended = agent.follow(&task, |view| self.relay(view)).await?;
@@ -219,8 +221,9 @@ impl Context {
             moved_bytes = ended.report.as_ref().map(moved_by);
             commitment = agent.get(&path).await?;
             tell_start(&agent, &path, &commitment).await?;
+            fetched = Some(ended);
         }
-        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds, fetched_bytes, moved_bytes })
+        Ok(CommittedAt { site: candidate.site.clone(), commitment, seconds, fetched_bytes, moved_bytes, fetched })
     }
 
     /// Authority of this machine, which confirms what agents have signed: that of its certificate, or the one that its user set.
@@ -256,6 +259,18 @@ async fn tell_start(agent: &Client, path: &str, now: &Commitment) -> Result<()> 
     Ok(())
 }
 
+/// Error, if the inputs are not all there although `fetch` has ended.
+fn check_ready(now: &Commitment, fetch: &Task) -> Result<()> {
+    if now.ready {
+        return Ok(());
+    }
+    let why = Lack::of(fetch).map_or("they were evicted again", Lack::words);
+    Err(Error::unreachable("inputs could not all be fetched")
+        .at(&now.hint_id)
+        .got(format!("{} missing", size::show(now.missing_bytes)))
+        .help(format!("{why}; commit the hint again to go on")))
+}
+
 /// Hint, and what came of its commit.
 #[derive(Serialize)]
 struct CommittedHint {
@@ -275,6 +290,9 @@ struct CommittedAt {
     fetched_bytes: Option<u64>,
     /// Bytes that other agents and the repository sent for them.
     moved_bytes: Option<u64>,
+    /// The task that fetched, if it was waited for.
+    #[serde(skip)]
+    fetched: Option<Task>,
 }
 
 /// The candidate `site`, or the best one if that is empty. Only one that the policy allows.

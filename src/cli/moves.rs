@@ -211,7 +211,7 @@ impl Context {
             self.output.remark(&format!("removed in {} before, and {what}: {names}", to.store()));
         }
         self.output.outcome(*dry_run, &report, |report, _| render::sync(report))?;
-        newer_kept(&report, to.store())
+        newer_kept(&report.whole()?, to.store())
     }
 
     /// The repository at `location`; none, if it is to be made.

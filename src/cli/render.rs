@@ -389,6 +389,16 @@ pub(super) fn sync(report: &SyncReport) -> String {
             let _ = writeln!(text, "    and {} more; --json lists all", report.kept.len() - LISTED);
         }
     }
+    if !report.failed.is_empty() {
+        let what = if dry { "cannot copy" } else { "not copied" };
+        let _ = writeln!(text, "  {what}: {}", counted(report.failed.len() as u64, "name"));
+        for failed in report.failed.iter().take(LISTED) {
+            let _ = writeln!(text, "    {}: {}", failed.name, printable(&failed.error));
+        }
+        if report.failed.len() > LISTED {
+            let _ = writeln!(text, "    and {} more; --json lists all", report.failed.len() - LISTED);
+        }
+    }
     text
 }
 

@@ -173,7 +173,7 @@ impl Context {
 
 /// Reason why chunks are missing at the end of a warm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lack {
+pub(super) enum Lack {
     /// The cache had no room for them.
     Room,
     /// They came, and were evicted again.
@@ -184,7 +184,7 @@ enum Lack {
 
 impl Lack {
     /// None if nothing is missing.
-    fn of(task: &Task) -> Option<Self> {
+    pub(super) fn of(task: &Task) -> Option<Self> {
         if !task.is_incomplete() {
             return None;
         }
@@ -199,15 +199,15 @@ impl Lack {
         })
     }
 
-    fn words(self) -> &'static str {
+    pub(super) fn words(self) -> &'static str {
         match self {
             Self::Room => "the cache is full (capacity, free_floor); see the log of the agent",
             Self::Evicted => {
                 "they came and were evicted again: more than the cache, or the quota of their tenant, keeps"
             }
             Self::Source => {
-                "no source that answers has them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the \
-                 policy, --from)"
+                "no source that answers has them (`towline top` shows the agents), none may give them ([[allow]] of other agents, the \
+                 policy, --from), or they are damaged in the repository (`towline verify NAME --data`)"
             }
         }
     }
@@ -292,7 +292,8 @@ mod tests {
         let text = warmed(&begun, None);
         let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
                         (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: no source that answers has \
-                        them (`towline top` shows the agents), or none may give them ([[allow]] of other agents, the policy, --from)\n";
+                        them (`towline top` shows the agents), none may give them ([[allow]] of other agents, the policy, --from), \
+                        or they are damaged in the repository (`towline verify NAME --data`)\n";
         assert_eq!(text, expected);
         let only = warmed(&begun, Some("cloud"));
         assert!(

@@ -48,7 +48,9 @@ pub use settle::Settled;
 pub use show::{CodecUse, ShownEntry, ShownTensor, ShownTensors, ShownTree, TreeStorage, TreeSummary};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
-pub use sync::{Existing, KeptName, KeptReason, PlannedName, SyncOptions, SyncReport, check_new_destination, sync};
+pub use sync::{
+    Existing, FailedName, KeptName, KeptReason, PlannedName, SyncOptions, SyncReport, check_new_destination, sync,
+};
 pub use tensors::{
     DecodeOn, DeviceRange, DeviceRead, DeviceTensors, PINNED_MAX, RestoreTensorsOptions, RestoreTensorsReport,
     TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink, TensorsRead, WantedTensor,

@@ -36,14 +36,14 @@ pub struct Holding {
     pub links: BTreeMap<String, LinkRate>,
 }
 
-/// What an agent tells of the chunks of a closure.
+/// Chunks of a closure that an agent has.
 #[derive(Clone, Copy, Debug)]
 pub struct AgentChunks<'a> {
     /// Its inventory.
     pub inventory: &'a Inventory,
     /// What was found in that.
     pub found: &'a Found,
-    /// True if the agent runs; else it is at its site when it runs again, but nobody sends it elsewhere.
+    /// True if the agent runs; else its cache counts for its own site only.
     pub runs: bool,
 }
 

@@ -255,6 +255,8 @@ async fn what_cannot_be_predicted_is_stored_in_another_way() {
     }
     let report = run.save(&predicting()).await;
     assert!(report.stored_bytes < report.new_bytes * 102 / 100, "{report:?}");
+    // It does not need what it gains nothing from.
+    assert_eq!(run.bundles(3).await.last(), Some(&0));
     run.save(&predicting()).await;
     run.assert_restores(1..=4).await;
 }

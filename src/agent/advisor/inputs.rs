@@ -71,7 +71,7 @@ pub(super) struct InventoriesAt<'a> {
     pub(super) at: Timestamp,
 }
 
-/// What was found in an inventory.
+/// Chunks found in an inventory.
 #[derive(Clone, Debug)]
 struct FoundIn {
     inventory: Arc<Counted>,

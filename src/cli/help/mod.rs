@@ -355,7 +355,7 @@ Examples:
 A step is stored as differences to an earlier one, so a restore reads both: about half more than the step takes for itself (and of a predicted step, up to seven earlier ones). An agent of \
 another site can send it without; a bucket cannot. This stores those chunks again, in byte planes without a base; what they took \
 before is freed by `towline collect` after its grace, once most of their pack is unused. The name, its content and its place in the run stay what they are, and the next \
-step is stored as differences to this one. Of several steps, those that cannot be settled are reported, and the exit code is that of \
+step is stored as differences to this one; in a run that is saved with --compression predict, those up to the next key step are. Of several steps, those that cannot be settled are reported, and the exit code is that of \
 the first.
 
 JSON: settled: name chunks stored_bytes read_bytes: [before, now]; failed: name error";
@@ -380,7 +380,7 @@ A name that cannot be copied, as it is damaged or refused, keeps no other name f
 Removals are not carried: a name that was removed in FROM stays in TO, also a step that a training gave up when it went back, which may be the latest there; and a name that was removed in TO comes back. Both are reported while the removed values are kept.
 
 JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced: [name] if names were, kept: [name reason saved saved_there] \
-if names were (reason: newer, exists), left_behind: [name] if some were removed in FROM, returned: [name] if some had been removed in TO, with --dry-run dry_run, and planned: [name bytes moved_bytes replaces] if something would move";
+if names were (reason: newer, exists), failed: [name kind error] if some of several names could not be copied, left_behind: [name] if some were removed in FROM, returned: [name] if some had been removed in TO, with --dry-run dry_run, and planned: [name bytes moved_bytes replaces] if something would move";
 
 pub(super) const LABEL: &str = "\
 Examples:

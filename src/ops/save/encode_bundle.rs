@@ -186,7 +186,16 @@ impl EncodedBundle {
         let count = plain.chunks.len();
         let len = plain.bytes.len() / count.max(1);
         let members = || plain.chunks.iter().zip(plain.bytes.chunks_exact(len.max(1)));
-        let Some(whole) = predicted.or_else(|| encode_bundle(&plain.bytes, count, None)) else {
+        let whole = || encode_bundle(&plain.bytes, count, None);
+        let stored = match predicted {
+            Some(predicted) if predicted.bytes.len() > plain.bytes.len() / 2 => {
+                // As for a difference: a base is worth an eighth.
+                Some(whole().filter(|whole| predicted.bytes.len() > whole.bytes.len() / 8 * 7).unwrap_or(predicted))
+            }
+            Some(predicted) => Some(predicted),
+            None => whole(),
+        };
+        let Some(stored) = stored else {
             let alone = |bytes| encode(&Bytes::copy_from_slice(bytes), Compression::Auto, Some(FLOAT));
             let others = members().map(|(&chunk, bytes)| StoredForm::of(chunk, alone(bytes), bytes));
             return Self { whole: None, others: others.collect() };
@@ -196,7 +205,7 @@ impl EncodedBundle {
         let part =
             |((&chunk, bytes), offset): ((&ChunkId, &[u8]), u32)| StoredForm::of(chunk, encode_part(id, offset), bytes);
         let others = members().zip(offsets).map(part).collect();
-        Self { whole: Some(StoredForm::of(id, whole, &plain.bytes)), others }
+        Self { whole: Some(StoredForm::of(id, stored, &plain.bytes)), others }
     }
 }
 

@@ -40,6 +40,8 @@ use crate::storage::Location;
 const ATTEMPTS: usize = 5;
 /// Maximum number of chunks remembered between names: about 128 MiB.
 const KNOWN_MAX: usize = 1 << 19;
+/// Maximum number of failed names in an error.
+const FAILED_SHOWN: usize = 5;
 /// Bytes of memory of each.
 const KNOWN_WEIGHT: u64 = 256;
 
@@ -87,6 +89,9 @@ pub struct SyncReport {
     /// Names that the destination had removed, and that are there again, or in a dry run would be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub returned: Vec<Name>,
+    /// Names of several that could not be copied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedName>,
     /// In a dry run, each name that the destination lacks, or has with another value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planned: Vec<PlannedName>,
@@ -107,9 +112,37 @@ pub struct PlannedName {
     pub replaces: bool,
 }
 
+/// A name that could not be copied.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FailedName {
+    /// The name.
+    pub name: Name,
+    /// Kind of the error.
+    pub kind: ErrorKind,
+    /// The error.
+    pub error: String,
+}
+
+impl SyncReport {
+    /// The report, if all names were copied that should be.
+    ///
+    /// # Errors
+    /// Of the kind of the first error, with the names that were not copied.
+    pub fn whole(self) -> Result<Self> {
+        let Some(first) = self.failed.first() else { return Ok(self) };
+        let shown = self.failed.iter().take(FAILED_SHOWN).map(|failed| failed.name.to_string());
+        let mut names = shown.collect::<Vec<_>>().join(", ");
+        if let Some(more @ 1..) = self.failed.len().checked_sub(FAILED_SHOWN) {
+            names = format!("{names} and {more} more");
+        }
+        let what = if self.dry_run { "cannot be copied" } else { "could not be copied" };
+        Err(Error::new(first.kind, format!("{names} {what}")).got(&first.error))
+    }
+}
+
 /// Copies the names and prefixes `what`, or all names, from `from` to the repository `to`; only chunks that `to` lacks move.
 /// Names that exist in `to` with another value are replaced as `options.existing` says, if they have not changed since the start of
-/// the sync. A name that cannot be copied does not keep the others from it.
+/// the sync. One of several names that cannot be copied does not keep the others from it: see [`SyncReport::failed`].
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
@@ -148,7 +181,6 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
         reported: 0,
     };
-    let mut failed = Vec::new();
     for name in &names {
         let value = source.refs.get(name);
         let error = match value.and_then(|value| syncing.shared.failed_before(name, value)) {
@@ -158,27 +190,13 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
                 Err(error) => error,
             },
         };
-        if !syncing.goes_on_after(name, value, &error).await {
+        if names.len() == 1 || !syncing.goes_on_after(name, value, &error).await {
             return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
-        tracing::warn!("{name} is not copied: {error:?}");
-        failed.push((name, error));
-    }
-    if let Some(error) = not_copied(failed, names.len()) {
-        return Err(error);
+        tracing::debug!("{name} is not copied: {error:?}");
+        syncing.report.failed.push(FailedName { name: name.clone(), kind: error.kind(), error: error.to_string() });
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
-}
-
-/// Error for those of `all` names that were not copied.
-fn not_copied(mut failed: Vec<(&Name, Error)>, all: usize) -> Option<Error> {
-    let count = failed.len();
-    let (first, error) = failed.drain(..).next()?;
-    if count == 1 {
-        return Some(error);
-    }
-    let told = Error::new(error.kind(), format!("{count} of {all} names were not copied")).at(first);
-    Some(told.help("a warning has the reason for each").source(error))
 }
 
 /// Checks that `what` may be copied from `from` to a new repository at `location`, before that is made.
@@ -300,7 +318,7 @@ impl Syncing<'_> {
         if self.options.dry_run || self.writer.is_idle() {
             return true;
         }
-        // What was copied stays for trees that share it, in packs of a session that has ended.
+        // Copied chunks stay for trees that share them, in packs of a session that has ended.
         self.writer.close(|_| Ok(Vec::new())).await.is_ok() && self.forget().await.is_ok()
     }
 

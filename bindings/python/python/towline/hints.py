@@ -124,6 +124,11 @@ class Commitment:
             return
         answer, _ = agent_request("GET", f"/v1/tasks/{task}", None, self.at)
         fetch = json.loads(answer)
+        if fetch["state"] == "done" and (missing := self.missing_bytes()):
+            raise Error(
+                f"{missing} bytes of the inputs could not be fetched at {self.at}: no source that answers has them, or they are "
+                "damaged; the log of the agent says which (commit the hint again to go on)"
+            )
         if fetch["state"] in ("failed", "cancelled"):
             reason = (fetch.get("error") or {}).get("message", "it was stopped")
             raise Error(f"the inputs are not fetched at {self.at}: {reason} (commit the hint again to go on)")
