@@ -451,3 +451,28 @@ fn rounded(time: Duration) -> Duration {
         _ => Duration::from_secs(time.as_secs()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_fetch_that_leaves_inputs_missing_is_an_error() {
+        let mut now: Commitment = serde_json::from_value(json!({
+            "hint_id": "h", "inputs": ["run/1"], "bytes": 2048, "missing_bytes": 512, "ready": false, "pin": "p",
+        }))
+        .unwrap();
+        let fetch: Task = serde_json::from_value(json!({
+            "id": "A", "kind": "warm", "name": "run/1", "state": "done", "started": "", "seconds": 1.0,
+            "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
+            "report": { "missing": 3, "missing_bytes": 512, "fetched_bytes": 1024 },
+        }))
+        .unwrap();
+        let error = check_ready(&now, &fetch).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(error.to_string().contains("512 B missing"), "{error}");
+        now.ready = true;
+        check_ready(&now, &fetch).unwrap();
+    }
+}

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::quantity::Span;
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
+use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::ops::is_checkpoint;
@@ -48,6 +49,7 @@ struct WatchSection {
     run: String,
     settle: Option<Span>,
     restore_latest: Option<bool>,
+    compression: Option<String>,
 }
 
 /// Provider of preemption notices, or `none`.
@@ -99,6 +101,8 @@ pub struct WatchedFolder {
     pub settle: Duration,
     /// Restore the run's latest step first, into a folder that holds no checkpoint.
     pub restore_latest: bool,
+    /// Compression of what is saved.
+    pub compression: Compression,
 }
 
 impl SidecarSection {
@@ -130,7 +134,8 @@ impl SidecarSection {
             let restore_latest = section.restore_latest.unwrap_or(true);
             let run: Name = section.run.parse()?;
             run.check_run()?;
-            Ok(WatchedFolder { folder: folder.join(section.folder), run, settle, restore_latest })
+            let compression = section.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+            Ok(WatchedFolder { folder: folder.join(section.folder), run, settle, restore_latest, compression })
         };
         let restore: Vec<_> = self.restore.into_iter().map(restored).collect::<Result<_>>()?;
         let watch: Vec<_> = self.watch.into_iter().map(watched).collect::<Result<_>>()?;

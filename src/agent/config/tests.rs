@@ -11,6 +11,7 @@ use crate::agent::advisor::SitesPaths;
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
 use crate::cache::TenantQuotas;
+use crate::codec::Compression;
 use crate::error::{Error, ErrorKind};
 use crate::identity::Identity;
 use crate::storage::Location;
@@ -43,7 +44,7 @@ fn every_setting_is_taken() {
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [staging]\nmemory = '40G'\nkeep = '1h'\n\
          [sidecar]\nwarm = ['run@latest']\nstage = ['base']\nrestore = [{ name = 'base', to = '/data', overwrite = true }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
-         [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
+         [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\ncompression = 'predict'\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
          [token_pins]\nmax_time = '2h'\n\
          [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
@@ -91,6 +92,7 @@ fn every_setting_is_taken() {
         run: "run".parse().unwrap(),
         settle: Duration::from_secs(2),
         restore_latest: false,
+        compression: Compression::Predict,
     };
     let sidecar = SidecarConfig {
         warm: vec!["run@latest".parse().unwrap()],

@@ -102,7 +102,7 @@ impl Handoffs {
 
 impl Watching {
     async fn run(mut self, target: Option<Arc<dyn HandoffTarget>>, progress: Progress) -> Result<TaskReport> {
-        let WatchedFolder { folder, run, settle, restore_latest } = self.watched.clone();
+        let WatchedFolder { folder, run, settle, restore_latest, compression } = self.watched.clone();
         let repository = self.repository.clone();
         if !restore_latest {
             self.restored.cancel();
@@ -114,7 +114,7 @@ impl Watching {
                 settle,
                 restore_latest: !stopping && !self.restored.is_cancelled(),
                 once: false,
-                save: SaveOptions { progress: progress.clone(), ..SaveOptions::default() },
+                save: SaveOptions { compression, progress: progress.clone(), ..SaveOptions::default() },
                 metrics: Vec::new(),
                 handoff: target.clone(),
                 stop: self.stop.clone(),
