@@ -41,7 +41,7 @@ pub struct Holding {
 pub struct AgentChunks<'a> {
     /// Its inventory.
     pub inventory: &'a Inventory,
-    /// What was found in that.
+    /// Chunks found in that.
     pub found: &'a Found,
     /// True if the agent runs; else its cache counts for its own site only.
     pub runs: bool,
