@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use super::state::AgentState;
 use crate::cache::{Cache, CacheListing};
@@ -30,7 +30,10 @@ const FIRST_AFTER: Duration = Duration::from_secs(15);
 /// Time without further tries after the store has refused one.
 const REFUSED_FOR: Duration = Duration::from_hours(1);
 
-/// Publishes the inventory of `state`'s cache in its repositories every `every`, until the agent leaves.
+/// Time for the last inventory of an agent that ends.
+const LAST_WITHIN: Duration = Duration::from_secs(3);
+
+/// Publishes the inventory of `state`'s cache in its repositories every `every`, and once more when the agent leaves.
 ///
 /// # Cancel safety
 /// Safe: a base that no head names is overwritten by a later one.
@@ -45,14 +48,17 @@ pub(super) async fn run(state: Arc<AgentState>, every: Duration) {
     let mut places: Vec<Place> = state.stores().iter().cloned().map(Place::new).collect();
     let mut ticks = interval_at(Instant::now() + every.min(FIRST_AFTER), every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = state.leaving.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
-        for place in &mut places {
-            place.publish_unless_refused(&state).await;
-        }
+    while state.leaving.run_until_cancelled(ticks.tick()).await.is_some() {
+        publish_in(&mut places, &state).await;
+    }
+    if timeout(LAST_WITHIN, publish_in(&mut places, &state)).await.is_err() {
+        tracing::info!("inventory since the last one is not published: the store does not answer in time");
+    }
+}
+
+async fn publish_in(places: &mut [Place], state: &AgentState) {
+    for place in places {
+        place.publish_unless_refused(state).await;
     }
 }
 

@@ -42,6 +42,8 @@ const ATTEMPTS: usize = 5;
 const KNOWN_MAX: usize = 1 << 19;
 /// Maximum number of failed names in an error.
 const FAILED_SHOWN: usize = 5;
+/// Maximum length of the error of a failed name, in characters.
+const ERROR_LEN: usize = 300;
 /// Bytes of memory of each.
 const KNOWN_WEIGHT: u64 = 256;
 
@@ -182,19 +184,16 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         reported: 0,
     };
     for name in &names {
-        let value = source.refs.get(name);
-        let error = match value.and_then(|value| syncing.shared.failed_before(name, value)) {
-            Some(error) => error,
-            None => match syncing.name(name).await {
-                Ok(()) => continue,
-                Err(error) => error,
-            },
-        };
-        if names.len() == 1 || !syncing.goes_on_after(name, value, &error).await {
+        let Err(error) = syncing.name(name).await else { continue };
+        if names.len() == 1 || !syncing.goes_on_after(&error).await {
             return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
         tracing::debug!("{name} is not copied: {error:?}");
-        syncing.report.failed.push(FailedName { name: name.clone(), kind: error.kind(), error: error.to_string() });
+        syncing.report.failed.push(FailedName {
+            name: name.clone(),
+            kind: error.kind(),
+            error: error.to_string().chars().take(ERROR_LEN).collect(),
+        });
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
 }
@@ -293,10 +292,11 @@ impl Syncing<'_> {
                 // Collected or repacked between two readings: the name tells where its content is now.
                 Step::Gone(_) if failed.as_ref() != Some(&value) => failed = Some(value),
                 Step::Gone(error) => {
-                    return Err(Error::damaged("an object of the source is missing")
+                    let missing = Error::damaged("an object of the source is missing")
                         .at(error.place().unwrap_or(name.as_str()))
                         .help("`towline verify --repair` on the source tells what it hits")
-                        .source(error));
+                        .source(error);
+                    return Err(self.shared.fail(name, &value, missing));
                 }
             }
         }
@@ -305,21 +305,17 @@ impl Syncing<'_> {
 
     /// Prepares for the next name after `error` of one; false if that is not about one name only. Whoever may save some names must not
     /// keep others from being copied.
-    async fn goes_on_after(&mut self, name: &Name, value: Option<&RefValue>, error: &Error) -> bool {
+    async fn goes_on_after(&mut self, error: &Error) -> bool {
         let is_of_all =
             matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Cancelled) || error.is_of_full_disk();
         if is_of_all || self.options.stop.is_cancelled() {
             return false;
         }
-        let is_of_tree = matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Exhausted | ErrorKind::Unsupported);
-        if let Some(value) = value.filter(|_| is_of_tree) {
-            self.shared.failed.entry(TreeKeys::of(value)).or_insert_with(|| (name.clone(), error.kind()));
-        }
         if self.options.dry_run || self.writer.is_idle() {
             return true;
         }
-        // Copied chunks stay for trees that share them, in packs of a session that has ended.
-        self.writer.close(|_| Ok(Vec::new())).await.is_ok() && self.forget().await.is_ok()
+        // Whole packs stay for trees that share their chunks; the chunks of the last one are discarded, and not known any more.
+        self.writer.give_up().await.is_ok() && self.forget().await.is_ok()
     }
 
     /// Counts the memory of the chunks that are known.
@@ -360,15 +356,19 @@ impl Syncing<'_> {
         if let Some(done) = self.further(name, value).await? {
             return Ok(done);
         }
+        if let Some(error) = self.shared.failed_before(name, value) {
+            return Err(error);
+        }
         let (saved, body) = match self.from.saved_verbatim(name, value).await {
             Ok((saved, body)) => (saved.shared(), body),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Step::Gone(error)),
-            Err(error) => return Err(error),
+            Err(error) => return Err(self.shared.fail(name, value, error)),
         };
         let stop = self.options.stop.clone();
-        let skipped = match unless_stopped(&stop, self.fetch(&saved)).await? {
-            Ok(skipped) => skipped,
-            Err(gone) => return Ok(Step::Gone(gone)),
+        let skipped = match unless_stopped(&stop, self.fetch(&saved)).await {
+            Ok(Ok(skipped)) => skipped,
+            Ok(Err(gone)) => return Ok(Step::Gone(gone)),
+            Err(error) => return Err(self.shared.fail(name, value, error)),
         };
         let moved = MovedTree { name: name.clone(), stored: stored_bytes(&saved) };
         if self.options.dry_run {

@@ -43,6 +43,14 @@ impl TreeKeys {
 }
 
 impl SharedTrees {
+    /// Notes that the tree of `name`, its `value`, could not be read, unless others may be able to; returns the error.
+    pub(super) fn fail(&mut self, name: &Name, value: &RefValue, error: Error) -> Error {
+        if matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Exhausted | ErrorKind::Unsupported) {
+            self.failed.entry(TreeKeys::of(value)).or_insert_with(|| (name.clone(), error.kind()));
+        }
+        error
+    }
+
     /// Error for a further name of a tree that could not be copied, which is not read again.
     pub(super) fn failed_before(&self, name: &Name, value: &RefValue) -> Option<Error> {
         let (first, kind) = self.failed.get(&TreeKeys::of(value))?;

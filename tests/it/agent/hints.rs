@@ -337,6 +337,18 @@ fn fetches_are_held_against_what_hints_said_and_rates_survive_a_restart() {
     agent.stop();
 }
 
+#[test]
+fn an_agent_that_ends_publishes_what_it_holds() {
+    let lab = fixture();
+    let text = fs::read_to_string(lab.user.work().join("agent.toml")).unwrap();
+    lab.user.write("agent.toml", text.replace("inventory = '100ms'", "inventory = '30m'").as_bytes());
+    let agent = Running::from_file(&lab.user, "agent.toml");
+    told_json(&lab.user, &agent, &["warm", "open/step-1", "--wait"]);
+    agent.stop();
+    let found = candidate(&lab, "open/step-1", "cloud");
+    assert_eq!(found["bytes"]["missing"], 0, "{found}");
+}
+
 /// Settings of the agent `name`: some of its `own`, the interval of its inventory, `more` sections, and addresses of its peers.
 fn settings(name: &str, (own, more): (&str, &str), inventory: &str, peers: &str) -> String {
     format!(
