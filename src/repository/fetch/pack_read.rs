@@ -67,8 +67,8 @@ impl PackRead {
         stored_len(&self.parts)
     }
 
-    /// Memory of `budget` to encode anew the chunks that a read of [`plan_anew`] brings: for their plain and their new form. The caller
-    /// must hold no buffer of that budget.
+    /// Memory of `budget` to encode anew the chunks that a read of [`plan_anew`](super::plan_anew) brings: for their plain and their
+    /// new form. The caller must hold no buffer of that budget.
     ///
     /// # Errors
     /// Errors of `locate`; exhausted, if a chunk takes more than a quarter of the budget.
