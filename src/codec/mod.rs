@@ -113,8 +113,8 @@ impl Codec {
         }
     }
 
-    /// True if a chunk that is stored so may have a base that is stored as `base`. Only the hops count: whoever stores the bytes of
-    /// somebody else's base in another way takes nothing from those that depend on it.
+    /// True if a chunk that is stored so may have a base that is stored as `base`. Only the hops count: the same bytes may be stored in
+    /// several ways, by others too, and each is as good a base.
     #[must_use]
     pub const fn may_have_base(self, base: Self) -> bool {
         base.hops() < self.hops()

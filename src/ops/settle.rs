@@ -65,23 +65,18 @@ impl Repository {
         let mut known = StoredChunks::load(self).await?;
         known.add(&saved);
         let mut writer = Writer::new(self, progress);
-        match self.store_settled(&saved, &mut known, &mut writer, progress).await {
-            Ok(None) => Ok(Settled { name: name.clone(), chunks: 0, stored_bytes: 0, read_bytes: [before; 2] }),
-            Ok(Some((chunks, stored_bytes))) => {
-                let now = self.saved(name).await?;
-                // A collector may have moved the chunks meanwhile; then the new map replaced none.
-                if now.value.manifest != saved.value.manifest || has_foreign_bases(&now) {
-                    return Err(Error::conflict("name changed while it was stored again")
-                        .at(name)
-                        .help("run the command again"));
-                }
-                Ok(Settled { name: name.clone(), chunks, stored_bytes, read_bytes: [before, read_bytes(&now)] })
-            }
-            Err(error) => {
-                writer.discard_after(&error).await;
-                Err(error)
-            }
+        let stored = self.store_settled(&saved, &mut known, &mut writer, progress).await;
+        let Some((chunks, stored_bytes)) = writer.discard_on_error(stored).await? else {
+            return Ok(Settled { name: name.clone(), chunks: 0, stored_bytes: 0, read_bytes: [before; 2] });
+        };
+        let now = self.saved(name).await?;
+        // A collector may have moved the chunks meanwhile; then the new map replaced none.
+        if now.value.manifest != saved.value.manifest || has_foreign_bases(&now) {
+            return Err(Error::conflict("name changed while it was stored again")
+                .at(name)
+                .help("run the command again"));
         }
+        Ok(Settled { name: name.clone(), chunks, stored_bytes, read_bytes: [before, read_bytes(&now)] })
     }
 
     /// Stores the chunks of a tree that have a foreign base again, and replaces its map. Returns their number and stored bytes; none if

@@ -45,14 +45,9 @@ impl Repository {
         known.add(&saved);
         self.check_copy((from, &saved.value.manifest), to).await?;
         let mut writer = Writer::new(self, progress);
-        let places = match self.store_alone(&saved, &mut writer, progress).await {
-            Ok((_, places)) => places,
-            Err(error) => {
-                writer.discard_after(&error).await;
-                return Err(error);
-            }
-        };
-        let (_, body) = self.saved_verbatim(from, &saved.value).await?;
+        let stored = self.store_alone(&saved, &mut writer, progress).await;
+        let (_, places) = writer.discard_on_error(stored).await?;
+        let (_, body) = writer.discard_on_error(self.saved_verbatim(from, &saved.value).await).await?;
         let publication = Publication {
             name: to,
             expected: there.as_ref().map(|value| value.version),
@@ -70,14 +65,8 @@ impl Repository {
             label_scope: LabelScope::default(),
             from: vec![(from, saved.value.manifest)],
         };
-        let published = match writer.publish(publication).await {
-            Ok(published) => published,
-            Err(error) => {
-                writer.discard_after(&error).await;
-                return Err(error);
-            }
-        };
-        match published {
+        let published = writer.publish(publication).await;
+        match writer.discard_on_error(published).await? {
             Published::Done(value) => Ok(there.as_ref().map(|old| Replaced::of(old, &value))),
             Published::Moved | Published::Lost(_) => {
                 writer.give_up().await?;

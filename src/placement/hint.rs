@@ -360,7 +360,10 @@ impl HintQuestion<'_> {
         let is_unknown = self.snapshot.unknown.contains(name);
         let mut reasons = reasons(&bytes, held.map(|held| self.snapshot.at.since(held.oldest)), &plan, &capacity);
         if held.is_some_and(|held| held.running == 0) {
-            reasons.push("no agent of it runs: it holds that when one runs again, and sends nothing".to_owned());
+            reasons.push(
+                "no agent of it runs: what its caches hold is there when one runs again, and goes nowhere else"
+                    .to_owned(),
+            );
         }
         if is_unknown {
             reasons.push("an inventory of it is false: what that lists counts as missing".to_owned());

@@ -28,7 +28,7 @@ pub struct Holding {
     pub space: CacheSpace,
     /// Agents with an inventory.
     pub agents: usize,
-    /// Those of them that have not ended.
+    /// Agents that run, as their inventories are recent.
     pub running: usize,
     /// Time of the oldest inventory.
     pub oldest: Timestamp,

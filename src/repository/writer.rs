@@ -33,6 +33,7 @@ use crate::progress::Progress;
 
 /// Time that a stopped writer waits for uploads in progress.
 const STOPPING: Duration = Duration::from_secs(3);
+
 /// One writer's session.
 #[derive(Debug)]
 pub struct Writer {
@@ -398,11 +399,14 @@ impl Writer {
         Ok(())
     }
 
-    /// As [`Writer::discard`], after `error`; what cannot be discarded is left to the collector.
-    pub(crate) async fn discard_after(&mut self, error: &Error) {
-        if let Err(left) = self.discard().await {
-            tracing::debug!("the session is left to the collector after {error}: {left:?}");
+    /// Returns `done`; after an error as [`Writer::discard`], where what cannot be discarded is left to the collector.
+    pub(crate) async fn discard_on_error<T>(&mut self, done: Result<T>) -> Result<T> {
+        if done.is_err()
+            && let Err(left) = self.discard().await
+        {
+            tracing::debug!("the session is left to the collector: {left:?}");
         }
+        done
     }
 
     /// Discards the current pack, and waits for all uploads.

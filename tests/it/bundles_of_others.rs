@@ -10,7 +10,8 @@ use towline::codec::Codec;
 use towline::format::Frame;
 use towline::ops::{RemoveOptions, RestoreOptions, SaveOptions, SyncOptions, sync};
 use towline::repository::layout::{self, Family};
-use towline::repository::{LabelScope, Located, Saved};
+use towline::repository::{LabelScope, Located, OpenOptions, Repository, Saved};
+use towline::storage::{Location, StoreOptions, open};
 
 use crate::data::{name, noise, tree_digest};
 use crate::differences::{Fixture, file, stored_by};
@@ -210,6 +211,11 @@ async fn zeros_are_bundles_and_chunks_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bundle_may_travel_alone() {
     let (fixture, other) = (Fixture::with_memory(256 << 20), Fixture::with_memory(256 << 20));
+    // From a directory, a sync need not bring bases.
+    let location = Location::directory(fixture.dir.path().join("repository")).unwrap();
+    let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
+    let options = OpenOptions { cache: Some(fixture.dir.path().join("source")), ..OpenOptions::default() };
+    let from = Repository::create(store, options).await.unwrap().0;
     let numbers = |seed: u64| -> Vec<f32> {
         let bytes = noise(seed, 8192 * 12);
         let uniform = |bytes: &[u8]| f32::from(i16::from_le_bytes([bytes[0], bytes[1]])) / 32768.0;
@@ -231,20 +237,18 @@ async fn a_bundle_may_travel_alone() {
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("state.safetensors"), file(&tensors)).unwrap();
         let saved = name(&format!("run/step-{step}"));
-        fixture.open().await.save(&folder, &saved, &predicting()).await.unwrap();
+        from.save(&folder, &saved, &predicting()).await.unwrap();
     }
-    let step = fixture.saved(2).await;
-    assert_eq!(stored_by(&step, Codec::Part), 2, "{:?}", step.map.frames);
-    let alone = |codec: Codec| -> u32 {
-        step.map.frames.iter().filter(|frame| frame.codec == codec).map(|frame| frame.alone_len).sum()
-    };
-    assert!(alone(Codec::Bundle(1)) < alone(Codec::Part), "{:?}", step.map.frames);
-    let (from, to) = (fixture.open().await, other.open().await);
+    let to = other.open().await;
     for step in [2, 3, 1] {
         sync(&from, &to, &[name(&format!("run/step-{step}"))], &SyncOptions::default()).await.unwrap();
         let dest = tempfile::tempdir().unwrap();
         to.restore(&name(&format!("run/step-{step}")), None, dest.path(), &RestoreOptions::default()).await.unwrap();
         assert_eq!(tree_digest(dest.path()), tree_digest(&fixture.path(step)));
     }
+    let arrived = other.saved(2).await;
+    assert_eq!(stored_by(&arrived, Codec::Part), 2, "{:?}", arrived.map.frames);
+    let bundle = arrived.map.frames.iter().filter(|frame| frame.codec == Codec::Part).find_map(Frame::base).unwrap();
+    assert_eq!(arrived.map.frames[bundle as usize].codec, Codec::Planes, "it did not travel alone");
     assert!(other.verify(false).await.damaged.is_empty());
 }

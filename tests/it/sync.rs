@@ -148,7 +148,7 @@ async fn the_side_that_replaced_the_others_value_is_newer() {
 }
 
 /// P2: "No byte is handed to a caller before it has been checked against its id." F8: "Readers detect a flipped bit, a
-/// truncated object and a missing object". B4: "A name that cannot be copied keeps no other name from it".
+/// truncated object and a missing object". B4: "A name that cannot be copied does not stop the others".
 #[tokio::test(flavor = "multi_thread")]
 async fn no_damaged_byte_is_passed_on() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,8 +13,8 @@ use serde::Serialize;
 use towline::audit::Action;
 use towline::name::Name;
 use towline::ops::{
-    Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, SyncReport,
-    TensorSelector, UndeleteOptions, VerifyOptions, sync,
+    Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
+    UndeleteOptions, VerifyOptions, sync,
 };
 use towline::progress::Progress;
 use towline::repository::Repository as Engine;
@@ -465,8 +465,8 @@ impl Repository {
             let place = Some(to.store().location().to_string());
             let recorded = record_all(&from, Action::Sync, &all, place).await?;
             let options = SyncOptions { dry_run, existing, ..SyncOptions::default() };
-            let report = sync(&from, &to, &names, &options).await.and_then(SyncReport::whole);
-            recorded.end(report, |report| report.moved_bytes).await
+            let report = sync(&from, &to, &names, &options).await;
+            recorded.end(report, |report| report.moved_bytes).await?.whole()
         })
     }
 

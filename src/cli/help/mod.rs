@@ -375,7 +375,7 @@ which every further step will be copied, --as-stored copies fewer bytes in the l
 A name that the destination has with another value is replaced, which is reported, unless that value is newer: then it is kept, all other \
 names are copied, and the exit code is 5. It is newer if it was saved later, or replaced the source's value there; not, if the source \
 had it and replaced it. With --force such names are replaced, too; with --if-absent no existing name is, and the exit code is 0. \
-A name that cannot be copied, as it is damaged or refused, keeps no other name from it; the exit code is that of its error.
+A name that cannot be copied, as it is damaged or refused, does not stop the others; the exit code is that of its error.
 
 Removals are not carried: a name that was removed in FROM stays in TO, also a step that a training gave up when it went back, which may be the latest there; and a name that was removed in TO comes back. Both are reported while the removed values are kept.
 

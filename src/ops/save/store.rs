@@ -318,7 +318,7 @@ impl<'a> Deduplicator<'a> {
     }
 }
 
-/// Writes a bundle, unless it is stored already, in whatever way: as long as its parts can have it as their base.
+/// Writes a bundle, unless its bytes are stored already, in any way that its parts can have as a base.
 async fn write_bundle(form: StoredForm, known: &mut StoredChunks, writer: &mut Writer) -> Result<()> {
     let stored = known.locate(&[form.id]).await?.pop().flatten();
     if stored.is_some_and(|place| Codec::Part.may_have_base(place.codec)) {

@@ -40,12 +40,12 @@ use crate::storage::Location;
 const ATTEMPTS: usize = 5;
 /// Maximum number of chunks remembered between names: about 128 MiB.
 const KNOWN_MAX: usize = 1 << 19;
+/// Bytes of memory of each.
+const KNOWN_WEIGHT: u64 = 256;
 /// Maximum number of failed names in an error.
 const FAILED_SHOWN: usize = 5;
 /// Maximum length of the error of a failed name, in characters.
 const ERROR_LEN: usize = 300;
-/// Bytes of memory of each.
-const KNOWN_WEIGHT: u64 = 256;
 
 /// Options of a sync.
 #[derive(Clone, Debug, Default)]
@@ -126,10 +126,10 @@ pub struct FailedName {
 }
 
 impl SyncReport {
-    /// The report, if all names were copied that should be.
+    /// The report, unless names failed.
     ///
     /// # Errors
-    /// Of the kind of the first error, with the names that were not copied.
+    /// The names that failed, with the first error and its kind.
     pub fn whole(self) -> Result<Self> {
         let Some(first) = self.failed.first() else { return Ok(self) };
         let shown = self.failed.iter().take(FAILED_SHOWN).map(|failed| failed.name.to_string());
@@ -144,7 +144,7 @@ impl SyncReport {
 
 /// Copies the names and prefixes `what`, or all names, from `from` to the repository `to`; only chunks that `to` lacks move.
 /// Names that exist in `to` with another value are replaced as `options.existing` says, if they have not changed since the start of
-/// the sync. One of several names that cannot be copied does not keep the others from it: see [`SyncReport::failed`].
+/// the sync. Of several names, one that cannot be copied does not stop the others: see [`SyncReport::failed`].
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the

@@ -43,7 +43,7 @@ impl TreeKeys {
 }
 
 impl SharedTrees {
-    /// Notes that the tree of `name`, its `value`, could not be read, unless others may be able to; returns the error.
+    /// Remembers that the tree `value` of `name` cannot be copied, if `error` is one of the tree itself. Returns the error.
     pub(super) fn fail(&mut self, name: &Name, value: &RefValue, error: Error) -> Error {
         if matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Exhausted | ErrorKind::Unsupported) {
             self.failed.entry(TreeKeys::of(value)).or_insert_with(|| (name.clone(), error.kind()));

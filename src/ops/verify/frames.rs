@@ -103,6 +103,7 @@ impl Verifying<'_> {
         let mut bases = Bases::new();
         let mut is_present = [false; HOPS_MAX as usize + 1];
         let repository = self.repository;
+        // First the ids of the bases, then the places of those with 0 hops, with 1, and so on.
         for wanted in std::iter::once(None).chain((0..HOPS_MAX).map(Some)) {
             if let Some(hops) = wanted
                 && (bases.len() == needed.len() || !is_present[usize::from(hops)])

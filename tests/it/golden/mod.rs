@@ -210,8 +210,7 @@ fn golden_log_folds_to_its_snapshots() {
     assert_eq!(tags.len(), 14, "{tags:?}");
 }
 
-/// Whether the files of this version are to be written anew.
-/// What today's writer makes of the inputs of the golden repository in `folder`; none if that is written anew instead.
+/// Makes the golden repository in `folder` again, elsewhere, and returns its listing; or writes it anew, if that is asked for.
 async fn remade(version: &str, folder: &Path, make: impl AsyncFnOnce(&Path, &Path) -> Value) -> Option<Value> {
     let dir = tempfile::tempdir().unwrap();
     if !rewrites(version) {
@@ -226,6 +225,7 @@ async fn remade(version: &str, folder: &Path, make: impl AsyncFnOnce(&Path, &Pat
     None
 }
 
+/// True if the files of this version are to be written anew.
 fn rewrites(version: &str) -> bool {
     std::env::var("TOWLINE_GOLDEN_WRITE").is_ok_and(|wanted| wanted == version)
 }

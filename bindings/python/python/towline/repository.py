@@ -361,8 +361,8 @@ class Repository:
         Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there with another value are
         replaced, but not if that value is newer: then it stays, which the report's `kept` says, unless `force` is set. With
         `if_absent` no existing name is replaced. With `create` the repository is created if there is none. With `dry_run` nothing
-        is copied: the report's `planned` says what would be. Names that cannot be copied, such as damaged ones, keep no
-        others from it: the error at the end names them."""
+        is copied: the report's `planned` says what would be. Names that cannot be copied, such as damaged ones, do
+        not stop the others: the error at the end names them."""
         if if_absent and force:
             raise UsageError("if_absent and force exclude each other")
         names = [names] if isinstance(names, str) else list(names)
