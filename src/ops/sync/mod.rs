@@ -138,7 +138,9 @@ impl SyncReport {
             names = format!("{names} and {more} more");
         }
         let what = if self.dry_run { "cannot be copied" } else { "could not be copied" };
-        Err(Error::new(first.kind, format!("{names} {what}")).got(&first.error))
+        let error = Error::new(first.kind, format!("{names} {what}")).source(first.error.clone());
+        Err(error
+            .help("the report has the error of each; mend the cause, and run it again: only what is lacking is copied"))
     }
 }
 

@@ -54,7 +54,7 @@ impl SharedTrees {
     /// Error for a further name of a tree that could not be copied, which is not read again.
     pub(super) fn failed_before(&self, name: &Name, value: &RefValue) -> Option<Error> {
         let (first, kind) = self.failed.get(&TreeKeys::of(value))?;
-        Some(Error::new(*kind, "tree could not be copied for another name, either").at(name).got(first))
+        Some(Error::new(*kind, format!("tree of {name} is that of {first}, which could not be copied")))
     }
 }
 
