@@ -1,7 +1,7 @@
 """Moving a checkpoint between two sites: Towline's agents, rsync, rclone, sendme, and bare transports.
 
 BENCH_LINK_SIZE (1G), BENCH_LINK_RUNS (3), BENCH_LINK_LIMIT (240: seconds, after which a program's rate is what it got
-to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,begin,step,half,gang,cold,estimates),
+to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,begin,step,half,gang,cold,estimates,staged),
 BENCH_LINK_ESTIMATES (23: transfers). `make bench-peers` runs it as the section `links`, and benches/links/selftest.py says that
 the links are what they are asked to be.
 """
@@ -400,8 +400,15 @@ def estimates(scratch, samples):
     return hints.section(scratch, samples)
 
 
+def staged(scratch, samples):
+    """Weights staged into memory at a site that holds nothing of them."""
+    from . import staged as weights
+
+    return weights.section(scratch, samples)
+
+
 SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "begin": begin, "step": step, "half": half}
-SCENARIOS |= {"gang": gang, "cold": cold, "estimates": estimates}
+SCENARIOS |= {"gang": gang, "cold": cold, "estimates": estimates, "staged": staged}
 
 
 def section(disk, folder):

@@ -257,7 +257,7 @@ SECTIONS = {
 
 
 # What is measured, and stands on the page, by itself.
-PARTS = {"links": ["loopback", "wan300", "wan1000", "begin", "step", "half", "gang", "cold", "estimates"]}
+PARTS = {"links": ["loopback", "wan300", "wan1000", "begin", "step", "half", "gang", "cold", "estimates", "staged"]}
 
 
 def main():
