@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::cli::{User, has_members};
 use crate::data::safetensors;
+use crate::stores::missing;
 
 /// Folder with the driver, which is built once for all tests.
 fn driver() -> &'static Path {
@@ -392,6 +393,25 @@ fn an_interrupted_load_leaves_nothing_on_the_device() {
     assert_eq!(running.wait().unwrap().code(), Some(130));
     let log = std::fs::read(user.work().join("cuda.log")).ok();
     is_released(log.map(|log| serde_json::from_slice(&log).unwrap()).as_ref());
+}
+
+/// Valgrind ends with 99 where memory is used that is freed or not allocated, or a decision depends on bytes that nobody wrote.
+#[test]
+fn valgrind_finds_no_wrong_use_of_memory() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return missing("valgrind is not there: tests/servers/setup.sh installs it");
+    }
+    let user = with_encoded_weights();
+    let fault = ("SOFT_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:2:214");
+    for (more, knobs, code) in [(ON_GPU, &[][..], 0), (&[], &[fault], 1)] {
+        let load = command(&user, more, knobs);
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--quiet", "--error-exitcode=99"]).arg(load.get_program()).args(load.get_args());
+        let set = load.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        valgrind.env_clear().envs(set).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(user.work());
+        let output = valgrind.output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 /// benches/gpu/run.sh, which has no GPU here: its figures mean nothing, but it runs.

@@ -27,6 +27,8 @@ packages() {
   command -v openssl >/dev/null || missing+=(openssl)
   # Compares an agent with its unit.
   command -v strace >/dev/null || missing+=(strace)
+  # Watches the use of memory in loads to GPUs.
+  command -v valgrind >/dev/null || missing+=(valgrind)
   # Reads metrics, and checks alerts and queries of the dashboard.
   local prometheus=()
   { command -v prometheus && command -v promtool; } >/dev/null || prometheus=(prometheus)
