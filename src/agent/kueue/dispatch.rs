@@ -33,6 +33,8 @@ const KUEUE: &str = "kueue-admission";
 const MANAGER: &str = "towline-dispatcher";
 /// Time that a hint waits for the chunks of inputs that are new to this agent.
 const HINT_WAIT: Duration = Duration::from_secs(2);
+/// Maximum number of turns in one pass: the next one sees what has changed, and workloads of other namespaces.
+const TURNS_MAX: usize = 4 * WRITES;
 /// Time for the turn of a workload.
 const TURN_MAX: Duration = Duration::from_mins(1);
 /// Pause after a workload has changed meanwhile: the watch shows it soon.
@@ -47,6 +49,16 @@ pub(super) struct Dispatcher {
     round: Duration,
     /// Time from which on a workload may be nominated more clusters, by its uid.
     rounds: BTreeMap<(Key, String), Instant>,
+}
+
+/// Turn of a workload.
+#[derive(Debug)]
+struct Turn {
+    due: Instant,
+    workload: Arc<Workload>,
+    /// Key of the workload, and its uid.
+    round: (Key, String),
+    clusters: Vec<ClusterSite>,
 }
 
 /// A cluster and the site that it is at.
@@ -66,7 +78,7 @@ impl Dispatcher {
         self.rounds.values().min().copied()
     }
 
-    /// Nominates clusters for the workloads whose turn it is.
+    /// Nominates clusters for workloads whose turn it is, of each namespace as many.
     ///
     /// # Cancel safety
     /// Safe: each write stands for itself.
@@ -83,11 +95,12 @@ impl Dispatcher {
             let due = self.rounds.get(&round).copied().unwrap_or(first);
             rounds.insert(round.clone(), due);
             if due <= now {
-                turns.push((round, Arc::clone(workload), clusters_of(check, seen, sites)));
+                let (workload, clusters) = (Arc::clone(workload), clusters_of(check, seen, sites));
+                turns.push(Turn { due, workload, round, clusters });
             }
         }
         let own = &*self;
-        let nominated = iter(turns).map(|(round, workload, clusters)| async move {
+        let nominated = iter(next_turns(turns)).map(|Turn { workload, round, clusters, .. }| async move {
             let late = || Err(Error::unreachable("no answer in time"));
             let nominated = timeout(TURN_MAX, own.nominate(cluster, &workload, &clusters)).await;
             let pause = match nominated.unwrap_or_else(|_| late()) {
@@ -180,6 +193,23 @@ impl Dispatcher {
     }
 }
 
+/// The turns of the next pass: in each namespace those that are due longest come first, and no namespace has a second turn before the
+/// first of another.
+fn next_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
+    turns.sort_by_key(|turn| turn.due);
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut numbered: Vec<(usize, Turn)> = Vec::with_capacity(turns.len());
+    for turn in turns {
+        let (namespace, _) = &turn.round.0;
+        let count = counts.entry(namespace.clone()).or_default();
+        numbered.push((*count, turn));
+        *count += 1;
+    }
+    numbered.sort_by_key(|&(number, _)| number);
+    numbered.truncate(TURNS_MAX);
+    numbered.into_iter().map(|(_, turn)| turn).collect()
+}
+
 /// Check of `MultiKueue` that has not decided on a workload that waits for a cluster, once the others are ready.
 fn undecided<'a>(workload: &'a Workload, seen: &Seen) -> Option<&'a AdmissionCheckState> {
     if !workload.waits() || workload.status.cluster_name.is_some() {
@@ -235,5 +265,28 @@ async fn write(cluster: &Cluster, workload: &Workload, names: &[String]) -> Resu
             let patch = with_status(workload, &json!({ "nominatedClusterNames": names }));
             cluster.patch_status(workload, MANAGER, &Patch::Merge(patch)).await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_with_many_workloads_delays_no_other() {
+        let begun = Instant::now();
+        let turn = |namespace: &str, number: u64| Turn {
+            due: begun + Duration::from_secs(number),
+            workload: Arc::new(serde_json::from_value(json!({})).unwrap()),
+            round: ((namespace.to_owned(), format!("w{number}")), String::new()),
+            clusters: Vec::new(),
+        };
+        let mut turns: Vec<Turn> = (0..1000).rev().map(|number| turn("a", number)).collect();
+        turns.push(turn("b", 2000));
+        turns.push(turn("b", 1500));
+        let next = next_turns(turns);
+        assert_eq!(next.len(), TURNS_MAX);
+        let first: Vec<_> = next.iter().take(5).map(|turn| (&*turn.round.0.0, &*turn.round.0.1)).collect();
+        assert_eq!(first, [("a", "w0"), ("b", "w1500"), ("a", "w1"), ("b", "w2000"), ("a", "w2")]);
     }
 }
