@@ -94,12 +94,12 @@ fn letters(seed: u64, len: usize) -> Vec<u8> {
     noise(seed, len).into_iter().map(|byte| b"etaoinshrdlucmfw"[usize::from(byte & byte >> 4 & 15)]).collect()
 }
 
-/// Saves 96 MB to a store of such a rate, and restores them: what the save told, and how many chunks of a hundred are stored raw.
-async fn saved(rate: Option<u32>, compression: Compression) -> (SaveReport, usize) {
+/// Saves files of 4 MiB to a store of such a rate, and restores them: what the save told, and how many chunks of a hundred are stored raw.
+async fn saved(files: u64, rate: Option<u32>, compression: Compression) -> (SaveReport, usize) {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");
     fs::create_dir(&source).unwrap();
-    (0..24).for_each(|file| fs::write(source.join(format!("{file}.txt")), letters(file, 4 << 20)).unwrap());
+    (0..files).for_each(|file| fs::write(source.join(format!("{file}.txt")), letters(file, 4 << 20)).unwrap());
     let objects = Arc::new(Rated { inner: Arc::default(), rate, on_their_way: Mutex::default() });
     let store = Store::from_objects(Arc::clone(&objects) as Arc<dyn ObjectStore>);
     let options =
@@ -128,17 +128,18 @@ fn told(report: &SaveReport) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_store_gets_few_bytes() {
-    let (report, raw) = saved(Some(20_000_000), Compression::IfFaster).await;
+    // Slower than encoders on a machine however busy.
+    let (report, raw) = saved(2, Some(1_000_000), Compression::IfFaster).await;
     assert_eq!((raw, told(&report)), (0, 0));
     assert!(report.stored_bytes < report.logical_bytes * 3 / 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fast_store_gets_bytes_as_they_are() {
-    let (report, raw) = saved(None, Compression::IfFaster).await;
+    let (report, raw) = saved(24, None, Compression::IfFaster).await;
     assert!(raw > 50, "{raw}");
     assert!(told(&report) >= 10, "{raw} {:?}", report.explained);
     // Only who asks for it: others pay for room.
-    let (report, raw) = saved(None, Compression::Auto).await;
+    let (report, raw) = saved(24, None, Compression::Auto).await;
     assert_eq!((raw, told(&report)), (0, 0));
 }
