@@ -66,6 +66,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/staging/ring/tests.rs",
     "src/staging/sealed.rs",
     "src/staging/upload.rs",
+    "src/tree/change_times.rs",
     "tests/cuda/libcuda.rs",
     "tests/fuzz/src/memory.rs",
 ];

@@ -7,6 +7,7 @@
 //! that neither a planted link nor a `..` in a manifest leads a save or restore out of the root.
 
 mod atomic;
+mod change_times;
 mod clear;
 mod file_stamp;
 mod folders;

@@ -3,7 +3,10 @@
 //! A file counts as unchanged only if its path, device, inode, size, mtime and ctime are what they were when an earlier
 //! save on this host recorded them, and only what was settled by then is recorded: had a file changed after that save
 //! began, its ctime would differ. The kernel alone sets a ctime, so no program can hide a change, save by writing through
-//! a shared memory map that it keeps dirty; `--reread` is for that.
+//! a shared memory map: files that somebody had open for writing are recorded only once their last change is old enough
+//! (change_times.rs), files in memory never.
+//!
+//! All caches of a folder together have a limit; those that were written longest ago make room.
 //!
 //! One file for each repository, root and host, all integers little-endian:
 //!
@@ -30,9 +33,9 @@ use super::stat::Stat;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::{ManifestId, RepositoryId};
-use crate::limits::BODY_LEN_MAX;
+use crate::limits::{BODY_LEN_MAX, GIB};
 
-const MAGIC: &[u8; 8] = b"towseen1";
+const MAGIC: &[u8; 8] = b"towseen2";
 /// Magic and checksum.
 const SEALED_FROM: usize = 40;
 /// Bytes before the root.
@@ -40,6 +43,10 @@ const HEAD_LEN: usize = SEALED_FROM + 16 + 32 + 5 * 8;
 const RECORD_LEN: usize = 48;
 /// Maximum bytes of a cache file: twice those of a manifest's body.
 const CACHE_LEN_MAX: u64 = 2 * BODY_LEN_MAX;
+/// Maximum bytes of all cache files of a folder.
+const FOLDER_LEN_MAX: u64 = GIB;
+/// Maximum number of them.
+const FILES_MAX: usize = 4096;
 
 /// Now, by the clock that local file systems stamp inodes with: behind the precise clock by up to a tick, so that nothing
 /// that changes after this call gets an earlier stamp. Take it before the walk of a save begins.
@@ -86,6 +93,11 @@ impl StatCache {
         Self { file: folder.join(name + ".seen"), repository, root, host }
     }
 
+    #[cfg(test)]
+    pub(super) fn file(&self) -> &Path {
+        &self.file
+    }
+
     /// Record of the last save; none if there was none, or if it is damaged.
     #[must_use]
     pub fn load(&self) -> Option<SavedStats> {
@@ -114,8 +126,37 @@ impl StatCache {
         let head = self.encode(manifest, body.len(), &files);
         let mut hasher = blake3::Hasher::new();
         let sum = hasher.update(&head).update(body).finalize();
-        self.replace(&[MAGIC, sum.as_bytes(), &head, body])
-            .map_err(|error| Error::io("cannot write the stat cache", &self.file, error))
+        let written = self.replace(&[MAGIC, sum.as_bytes(), &head, body]).and_then(|()| self.make_room(FOLDER_LEN_MAX));
+        written.map_err(|error| Error::io("cannot write the stat cache", &self.file, error))
+    }
+
+    /// Removes other cache files of the folder until all together have at most `most` bytes, those written longest ago first.
+    pub(super) fn make_room(&self, most: u64) -> std::io::Result<()> {
+        let Some(folder) = self.file.parent() else { return Ok(()) };
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            // Another save may remove it.
+            if let Ok(meta) = entry.metadata()
+                && meta.is_file()
+            {
+                files.push((meta.modified()?, meta.len(), entry.path()));
+            }
+        }
+        let mut total: u64 = files.iter().map(|(_, len, _)| len).sum();
+        let mut count = files.len();
+        files.sort();
+        for (_, len, path) in files {
+            if total <= most && count <= FILES_MAX {
+                break;
+            }
+            if path != self.file && path.extension().is_some_and(|kind| kind == "seen") {
+                let _ = std::fs::remove_file(path);
+                total -= len;
+                count -= 1;
+            }
+        }
+        Ok(())
     }
 
     /// Everything between the checksum and the body.

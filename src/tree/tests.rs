@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::{any, prop, proptest};
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
@@ -263,6 +264,30 @@ mod seeing {
         let elsewhere = StatCache::new(root.path(), RepositoryId::from_bytes([7; 16]), Path::new("/other"));
         assert!(elsewhere.load().is_none());
         fs::write(root.path().join("x"), b"").unwrap();
+    }
+
+    #[test]
+    fn caches_written_longest_ago_make_room() {
+        let root = folder();
+        let caches = ["/old", "/older", "/new", "/own"].map(|of| {
+            let cache = StatCache::new(root.path(), RepositoryId::from_bytes([7; 16]), Path::new(of));
+            cache.store(ManifestId::of(b"body"), &[7; 1000], STARTED, []).unwrap();
+            cache
+        });
+        let age = |file: &Path, seconds: u64| {
+            let file = File::options().write(true).open(file).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        };
+        let [old, older, new, own] = &caches;
+        for (cache, seconds) in [(old, 20), (older, 10), (new, 30), (own, 5)] {
+            age(cache.file(), seconds);
+        }
+        let one = fs::metadata(own.file()).unwrap().len();
+        own.make_room(4 * one).unwrap();
+        assert_eq!(names(root.path()).len(), 4);
+        own.make_room(2 * one + 100).unwrap();
+        assert!(own.load().is_some() && new.load().is_some());
+        assert!(old.load().is_none() && older.load().is_none());
     }
 
     #[test]

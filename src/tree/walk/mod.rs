@@ -12,12 +12,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinkat, statat};
 use rustix::io::{Errno, Result as SysResult};
 use tokio_util::sync::CancellationToken;
 
+use super::change_times::Doubts;
 use super::folders::{Folders, Listing};
 use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
@@ -83,6 +84,8 @@ pub struct Walk {
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
     place: WalkSource,
+    /// About the files that were opened.
+    doubts: Mutex<Doubts>,
     _memory: Option<GrowingMemory>,
 }
 
@@ -111,6 +114,7 @@ impl Walk {
             more_skipped: 0,
             repositories: Vec::new(),
             place: WalkSource::Memory(tree),
+            doubts: Mutex::default(),
             _memory: None,
         })
     }
@@ -143,11 +147,20 @@ impl Walk {
     pub fn open(&self, found: &WalkEntry) -> Result<Opened> {
         match &self.place {
             WalkSource::Disk { folders, file, .. } => {
-                open_file(folders, file.as_deref().unwrap_or(&found.path), "cannot open a file to save")
-                    .map(Opened::File)
+                let path = file.as_deref().unwrap_or(&found.path);
+                let file = open_file(folders, path, "cannot open a file to save")?;
+                self.doubts.lock().unwrap_or_else(PoisonError::into_inner).look(found, &file);
+                Ok(Opened::File(file))
             }
             WalkSource::Memory(tree) => tree.open(&found.path),
         }
+    }
+
+    /// True if every change of the file `found` sets a new time, from when it was opened on; `started` is before that. Files that were not
+    /// opened count as they did before.
+    #[must_use]
+    pub fn times_tell(&self, found: &WalkEntry, started: Timestamp) -> bool {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner).times_tell(found, started)
     }
 }
 
@@ -190,7 +203,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     }
     let Scan { found, skipped, more_skipped, repositories, memory, .. } = scan;
     let place = WalkSource::Disk { root: real, folders, file };
-    Ok(Walk { found, skipped, more_skipped, repositories, place, _memory: memory })
+    Ok(Walk { found, skipped, more_skipped, repositories, place, doubts: Mutex::default(), _memory: memory })
 }
 
 /// Opened root of a walk.
