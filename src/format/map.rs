@@ -81,6 +81,17 @@ impl Frame {
     pub fn base(&self) -> Option<u32> {
         self.base.map(|base| base.get() - 1)
     }
+
+    /// End in the pack.
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.stored_len.into())
+    }
+
+    /// True if `next`, which does not begin before it, is in part the same bytes; two chunks may have the same frame.
+    fn overlaps(&self, next: &Self) -> bool {
+        let is_same = Self { alone_len: next.alone_len, ..*self } == *next;
+        self.pack == next.pack && next.offset < self.end() && !is_same
+    }
 }
 
 impl Map {
@@ -167,6 +178,31 @@ impl Map {
     #[must_use]
     pub fn chunks(&self) -> usize {
         self.frames.len() - self.further.len()
+    }
+
+    /// Checks the frames by the plain lengths of the manifest's chunks: none is longer than its chunk, and two that overlap are the same.
+    /// So a tree takes at most what its packs hold, wherever it is read to.
+    ///
+    /// # Errors
+    /// Damaged, with the chunk or the pack.
+    pub fn check_frames(&self, lens: &[u32]) -> Result<()> {
+        let lens = lens.iter().chain(self.further.iter().map(|(_, len)| len));
+        for ((chunk, frame), len) in self.frames.iter().enumerate().zip(lens) {
+            if frame.stored_len > *len {
+                return Err(Error::damaged(format!("map has a frame that is longer than its chunk {chunk}"))
+                    .expected(format!("at most {len} bytes"))
+                    .got(frame.stored_len));
+            }
+        }
+        let mut ordered: Vec<&Frame> = self.frames.iter().collect();
+        ordered.sort_unstable_by_key(|frame| (frame.pack, frame.offset, frame.stored_len));
+        let overlap = ordered.array_windows().find(|[frame, next]| frame.overlaps(next));
+        match overlap {
+            None => Ok(()),
+            Some([frame, next]) => Err(Error::damaged("map has frames that overlap in a pack")
+                .expected(format!("chunk {} of the pack to end at {} or before", frame.ordinal, next.offset))
+                .got(frame.end())),
+        }
     }
 
     /// Checks that exactly the frames whose codec needs it have a base, with fewer hops than the frame, which excludes cycles.
@@ -265,6 +301,32 @@ mod tests {
         assert!(Map::decode(1, &map.encode()).is_err());
         map.frames[1] = Frame { pack: 7, ..map.frames[0] };
         assert!(Map::decode(1, &map.encode()).is_err());
+    }
+
+    #[test]
+    fn a_frame_that_is_longer_than_its_chunk_is_refused() {
+        let mut map = sample();
+        assert_eq!(map.check_frames(&[100, 200, 200]), Ok(()));
+        let error = map.check_frames(&[100, 99, 200]).unwrap_err();
+        assert!(error.to_string().contains("longer than its chunk 1"), "{error}");
+        map.further[0].1 = 99;
+        assert!(map.check_frames(&[100, 200, 200]).is_err(), "a base");
+    }
+
+    #[test]
+    fn frames_that_overlap_are_refused() {
+        let check = |change: fn(&mut Map)| {
+            let mut map = sample();
+            change(&mut map);
+            map.check_frames(&[500; 3])
+        };
+        assert_eq!(check(|map| map.frames[1].alone_len = 7), Ok(()));
+        let error = check(|map| map.frames[1].offset = 115).unwrap_err();
+        assert!(error.to_string().contains("overlap"), "{error}");
+        assert!(check(|map| map.frames[0].stored_len = 500).is_err(), "all others");
+        assert_eq!(check(|map| map.frames[0] = map.frames[3]), Ok(()), "one frame");
+        let other = |map: &mut Map| map.frames[0] = Frame { ordinal: 0, ..map.frames[3] };
+        assert!(check(other).is_err(), "another chunk of the pack");
     }
 
     #[test]

@@ -79,6 +79,15 @@ impl PackLayout {
         Self { footer: PackFooter::default(), end: HEADER_LEN as u64 }
     }
 
+    /// True if one more frame of `stored_len` bytes fits into a pack, whatever its codec.
+    #[must_use]
+    pub fn has_room(&self, stored_len: u64) -> bool {
+        let chunks = u32::try_from(self.chunks() + 1).unwrap_or(u32::MAX);
+        let tail = u64::from(footer_len_max(chunks)) + TRAILER_LEN;
+        let end = self.end.saturating_add(PAGE).saturating_add(stored_len);
+        u64::from(chunks) <= PACK_CHUNKS_MAX && end.saturating_add(tail) <= PACK_LEN_MAX
+    }
+
     /// Adds the frame of the chunk `id` with its codec and base; returns the number of zero bytes before it.
     pub fn push(
         &mut self,
@@ -248,6 +257,11 @@ impl<'a> Columns<'a> {
             if entry.plain_len == 0 || u64::from(entry.plain_len) > CHUNK_LEN_MAX {
                 return Err(Error::damaged("chunk's length is impossible").got(entry.plain_len));
             }
+            if entry.stored_len > entry.plain_len {
+                return Err(Error::damaged("frame is longer than its chunk")
+                    .expected(format!("at most {} bytes", entry.plain_len))
+                    .got(entry.stored_len));
+            }
             entries.push(entry);
         }
         Ok(PackFooter { entries })
@@ -297,6 +311,20 @@ mod tests {
             bent[bit / 8] ^= 1 << (bit % 8);
             assert!(PackFooter::decode(&bent, len).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_frame_that_is_longer_than_its_chunk_is_refused() {
+        let decoded = |stored_len| {
+            let mut layout = PackLayout::new();
+            layout.push(ChunkId::of(b"a"), (Codec::Zstd, None), stored_len, 8);
+            let frames = layout.len();
+            let (_, tail) = layout.finish();
+            PackFooter::decode(&tail, frames + tail.len() as u64)
+        };
+        assert_eq!(decoded(8).unwrap().entries.len(), 1);
+        let error = decoded(9).unwrap_err();
+        assert!(error.to_string().contains("longer than its chunk"), "{error}");
     }
 
     #[test]

@@ -46,6 +46,11 @@ impl Filling {
         ChunkPlace { pack: self.id, ordinal, offset, stored_len, plain_len, codec, base, alone_len: 0 }
     }
 
+    /// True if one more frame of `stored_len` bytes fits.
+    pub(super) fn has_room(&self, stored_len: usize) -> bool {
+        self.layout.has_room(stored_len as u64)
+    }
+
     /// Bytes so far, without the footer.
     pub(super) fn len(&self) -> u64 {
         self.layout.len()
@@ -67,5 +72,26 @@ impl Filling {
         self.parts.push(self.gathered.freeze());
         let payload = self.parts.into_iter().filter(|part| !part.is_empty()).collect();
         (PackRef { id: self.id, len, footer_len, chunks }, self.ids, payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Codec;
+    use crate::id::{Owned, SessionId};
+    use crate::limits::{CHUNK_LEN_MAX, PACK_LEN_MAX};
+
+    #[test]
+    fn a_pack_has_no_room_beyond_its_maximum() {
+        let len = u32::try_from(CHUNK_LEN_MAX).unwrap();
+        let bytes = Bytes::from(vec![0; len as usize]);
+        let mut filling = Filling::new(Owned::fresh(SessionId::random()));
+        while filling.has_room(bytes.len()) {
+            let stored = Encoded { codec: Codec::Raw, bytes: bytes.clone(), base: None };
+            filling.push(ChunkId::of(&filling.chunks().to_le_bytes()), stored, len, true);
+        }
+        let (pack, ids, _) = filling.finish();
+        assert!(pack.len <= PACK_LEN_MAX && pack.len + CHUNK_LEN_MAX > PACK_LEN_MAX, "{} in {}", ids.len(), pack.len);
     }
 }

@@ -100,6 +100,8 @@ impl Repository {
         let (body, map) = futures::try_join!(body, self.map(value.map_key))?;
         let manifest = self.decoded(value.manifest_key, &body).await?;
         if map.manifest == value.manifest && map.chunks() == manifest.chunks.ids.len() {
+            let checked = map.check_frames(&manifest.chunks.lens);
+            checked.map_err(|error| error.at(layout::owned(Family::Map, value.map_key)))?;
             return Ok((Saved::ruled_now(name.clone(), value.clone(), manifest, map), body));
         }
         Err(Error::damaged("map belongs to another manifest")

@@ -174,6 +174,9 @@ impl Writer {
     /// # Cancel safety
     /// Not safe: drop the writer.
     pub async fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Result<ChunkPlace> {
+        if self.filling.as_ref().is_some_and(|filling| !filling.has_room(stored.bytes.len())) {
+            self.seal().await?;
+        }
         if self.filling.is_none() {
             let session = self.session().await?;
             self.filling = Some(Filling::new(Owned::fresh(session)));

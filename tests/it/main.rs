@@ -36,6 +36,7 @@ mod fuzz_smoke;
 mod golden;
 mod kubernetes;
 mod links;
+mod malicious_source;
 mod memory;
 mod peers;
 mod plant;

@@ -140,6 +140,7 @@ impl Verifying<'_> {
             let Some(manifest) = self.sound_manifest(value).await? else { continue };
             let ids = manifest.chunks.ids.clone();
             let tree = match self.sound_map(key, &bad_maps).await? {
+                Some(map) if map.check_frames(&manifest.chunks.lens).is_err() => None,
                 Some(map) => {
                     let (name, value) = (name.clone(), value.clone());
                     Some(Arc::new(Saved::ruled_now(name, value, manifest, map)))

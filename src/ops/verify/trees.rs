@@ -37,6 +37,12 @@ impl Verifying<'_> {
                 self.findings.add(Subject::Map(value.map_key), what, error)?;
                 continue;
             }
+            if let Some(manifest) = &manifest {
+                let checked = map.check_frames(&manifest.chunks.lens).map_err(|error| error.at(&what));
+                if self.note(Subject::Map(value.map_key), what, checked)?.is_none() {
+                    continue;
+                }
+            }
             self.compare(&value, manifest.as_ref(), &map).await?;
         }
         Ok(())
