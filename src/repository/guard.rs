@@ -154,7 +154,7 @@ impl LastRulings {
 }
 
 /// True if `state` restricts nobody: it has neither labels nor a policy.
-fn is_open(state: &State) -> bool {
+pub(crate) fn is_open(state: &State) -> bool {
     state.policy.is_none() && state.labels.is_empty()
 }
 

@@ -48,6 +48,7 @@ pub use fetch::{
     ANEW_MAX, ChunkSink, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, PlannedChunk,
     Sink, SourceBytes, Stored, StoredChunk, deliver, fetch, longest_read, plan, plan_anew, read_pack,
 };
+pub(crate) use guard::is_open;
 pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
 pub use joint::{AttemptState, Completed, JointTree, Parts, RankPart};

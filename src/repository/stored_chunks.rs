@@ -1,6 +1,5 @@
 //! Deduplication: finds chunks that are stored already.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -58,6 +57,8 @@ pub struct StoredChunks {
     packs: HashMap<PackId, PackRef>,
     /// Chunks with a base are not taken from the index.
     plain_only: bool,
+    /// Chunks with a base that were added meanwhile.
+    with_base: Vec<ChunkId>,
 }
 
 impl StoredChunks {
@@ -70,14 +71,27 @@ impl StoredChunks {
     /// Safe: it only reads.
     pub async fn load(repository: &Repository) -> Result<Self> {
         let (state, index) = repository.indexed_state().await?;
-        let (near, packs) = Default::default();
-        Ok(Self { repository: repository.clone(), state, index, near, packs, plain_only: false })
+        let (near, packs, with_base) = Default::default();
+        Ok(Self { repository: repository.clone(), state, index, near, packs, plain_only: false, with_base })
     }
 
     /// The same without chunks that are found in the index and stored with a base.
     #[must_use]
-    pub fn without_differences(self) -> Self {
-        Self { plain_only: true, ..self }
+    pub fn without_differences(mut self) -> Self {
+        self.forget_differences();
+        self
+    }
+
+    /// Forgets the chunks that are stored with a base, and takes none from the index any more.
+    pub fn forget_differences(&mut self) {
+        if !std::mem::replace(&mut self.plain_only, true) {
+            self.near.retain(|_, place| place.base.is_none());
+        }
+        for id in std::mem::take(&mut self.with_base) {
+            if self.near.get(&id).is_some_and(|place| place.base.is_some()) {
+                self.near.remove(&id);
+            }
+        }
     }
 
     /// State that it was loaded from; a commit that relies on it must vouch for the packs with this state.
@@ -110,17 +124,23 @@ impl StoredChunks {
     pub fn stored(&mut self, id: ChunkId, place: ChunkPlace) {
         let is_better = |known: &ChunkPlace| known.codec.hops() < place.codec.hops() && self.is_whole(known);
         if !self.near.get(&id).is_some_and(is_better) {
-            self.near.insert(id, place);
+            self.put(id, place);
         }
     }
 
     /// Adds the place of a chunk. Of several places the one with the fewest hops is kept.
     fn insert(&mut self, id: ChunkId, place: ChunkPlace) {
-        match self.near.entry(id) {
-            Entry::Vacant(entry) => drop(entry.insert(place)),
-            Entry::Occupied(mut entry) if place.codec.hops() < entry.get().codec.hops() => drop(entry.insert(place)),
-            Entry::Occupied(_) => {}
+        if self.near.get(&id).is_none_or(|known| place.codec.hops() < known.codec.hops()) {
+            self.put(id, place);
         }
+    }
+
+    /// Sets the place of a chunk.
+    fn put(&mut self, id: ChunkId, place: ChunkPlace) {
+        if self.plain_only && place.base.is_some() {
+            self.with_base.push(id);
+        }
+        self.near.insert(id, place);
     }
 
     /// Base of a chunk at `place`, and the place of that, which has fewer hops than the chunk; none if it needs no base, or if that or
@@ -171,9 +191,6 @@ impl StoredChunks {
     pub async fn locate(&mut self, ids: &[ChunkId]) -> Result<Vec<Option<ChunkPlace>>> {
         let far: Vec<ChunkId> = ids.iter().filter(|id| !self.near.contains_key(id)).copied().collect();
         for (id, place) in self.search(&far).await? {
-            if self.plain_only && place.base.is_some() {
-                continue;
-            }
             self.insert(id, place);
         }
         self.search_bases(ids.iter().filter_map(|id| self.near.get(id)).copied().collect()).await?;
@@ -214,7 +231,7 @@ impl StoredChunks {
         copies.sort_by_key(|(_, place)| place.codec.hops());
         for (id, place) in copies {
             if self.is_whole(&place) && !self.near.get(&id).is_some_and(|place| self.is_whole(place)) {
-                self.near.insert(id, place);
+                self.put(id, place);
             }
         }
         Ok(())
@@ -247,7 +264,8 @@ impl StoredChunks {
                 }
             };
             for (id, ordinal) in listed {
-                if let Some(entry) = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id) {
+                let entry = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id);
+                if let Some(entry) = entry.filter(|entry| !self.plain_only || entry.base.is_none()) {
                     places.push((id, ChunkPlace::of(pack.id, ordinal, entry)));
                     self.packs.insert(pack.id, pack);
                 }

@@ -35,6 +35,7 @@ mod faulty;
 mod fuzz_smoke;
 mod golden;
 mod kubernetes;
+mod labelled_bases;
 mod links;
 mod malicious_source;
 mod memory;

@@ -32,7 +32,7 @@ use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
     ChunkPlace, Gaps, LabelScope, Located, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
-    longest_read, plan, plan_anew, read_pack,
+    is_open, longest_read, plan, plan_anew, read_pack,
 };
 use crate::storage::Location;
 
@@ -164,7 +164,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     options.progress.phase("comparing", 0);
     let look = async {
         let source = from.state().await?;
-        Ok((choose(&source, what)?, source, to.state().await?, stored(to).await?))
+        Ok((choose(&source, what)?, source, to.state().await?, StoredChunks::load(to).await?))
     };
     let (names, source, began, known) = unless_stopped(&options.stop, look).await?;
     let left_behind = left_behind(&source, &began, what);
@@ -180,6 +180,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         known,
         known_bytes: 0,
         known_memory: to.budget().keep_growing(),
+        separates: false,
         writer: Writer::new(to, &options.progress),
         shared: SharedTrees::default(),
         report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
@@ -218,13 +219,6 @@ pub async fn check_new_destination(from: &Repository, what: &[Name], location: &
     from.check_writable_anew(&state, &names, location).await
 }
 
-/// Chunks of the destination. Where some names have labels, chunks stored as differences do not count: a base may be a stricter
-/// name's.
-async fn stored(to: &Repository) -> Result<StoredChunks> {
-    let known = StoredChunks::load(to).await?;
-    Ok(if known.state().labels.is_empty() { known } else { known.without_differences() })
-}
-
 /// The names to sync, in the order in which they were set.
 fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     let missing = what.iter().find(|&selector| !state.refs.keys().any(|name| name.is_under(selector)));
@@ -251,6 +245,8 @@ struct Syncing<'a> {
     /// Memory of them that is counted, in bytes.
     known_bytes: u64,
     known_memory: GrowingMemory,
+    /// True if a name must not rely on what is stored as a difference for another one.
+    separates: bool,
     writer: Writer,
     shared: SharedTrees,
     report: SyncReport,
@@ -277,7 +273,7 @@ impl Syncing<'_> {
             self.forget().await?;
         }
         let mut failed: Option<RefValue> = None;
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             let state = self.from.state().await?;
             let Some(value) = state.refs.get(name).cloned() else { return self.vanished(name) };
             if self.is_kept(name, &value, &state) {
@@ -285,6 +281,9 @@ impl Syncing<'_> {
             }
             let come = self.come_below(name, &state);
             self.to.take_labels((self.from, &state), name, (&come, self.options.dry_run)).await?;
+            if attempt == 0 || !self.separates {
+                self.separate(&state);
+            }
             match self.attempt(name, &value).await? {
                 Step::Done => {
                     self.note_returned(name, &value);
@@ -337,8 +336,21 @@ impl Syncing<'_> {
     /// Forgets which chunks of the destination are known, and reads its state anew.
     async fn forget(&mut self) -> Result<()> {
         self.shared.there.clear();
-        self.known = stored(self.to).await?;
+        self.known = StoredChunks::load(self.to).await?;
+        if self.separates {
+            self.known.forget_differences();
+        }
         Ok(())
+    }
+
+    /// Forgets the differences of other names, if labels or a policy restrict a side: a base may be a stricter name's. `source` is the
+    /// state of the source; that of the destination was just read.
+    fn separate(&mut self, source: &State) {
+        let there = self.to.log().last_seen();
+        self.separates |= !is_open(source) || there.is_some_and(|there| !is_open(&there));
+        if self.separates {
+            self.known.forget_differences();
+        }
     }
 
     /// Handles a removed name: an error if it was requested itself, not if it only matched a prefix.
@@ -478,7 +490,10 @@ impl Syncing<'_> {
     /// are in live packs.
     async fn existing_copy(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
         let Some(there) = self.began.refs.get(name) else { return Ok(None) };
-        let stored = match self.shared.there.get(&TreeKeys::of(there)).copied() {
+        let before = self.shared.there.get(&TreeKeys::of(there)).copied();
+        // The differences of another name are not known any more.
+        let before = before.filter(|_| !self.separates || is_same(there, value));
+        let stored = match before {
             Some(stored) => {
                 self.to.check_readable(name, &there.manifest).await?;
                 stored

@@ -17,7 +17,7 @@ use crate::repository::layout::{self, Family, Numbered};
 use crate::repository::log::{Accepted, Action, RefValue};
 use crate::repository::{
     ChunkPlace, Delivered, Gaps, Located, PackPart, PackRead, RepairedTree, Repository, Saved, StoredChunks, Writer,
-    deliver, plan, read_pack,
+    deliver, is_open, plan, read_pack,
 };
 
 impl Repository {
@@ -131,6 +131,10 @@ impl Verifying<'_> {
             return Ok(());
         }
         let mut known = StoredChunks::load(self.repository).await?;
+        if !is_open(known.state()) {
+            // A base may be a stricter name's.
+            known.forget_differences();
+        }
         let mut writer = Writer::new(self.repository, &self.options.progress);
         let mut lens = BTreeMap::new();
         for pack in &bad {

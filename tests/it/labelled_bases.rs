@@ -1,0 +1,76 @@
+//! Bases beside labels: a sync and a repair make no name rely on what is stored as a difference for another one.
+
+use std::collections::HashSet;
+use std::fs;
+
+use object_store::ObjectStoreExt as _;
+use towline::codec::Codec;
+use towline::ops::{SaveOptions, SyncOptions, sync};
+use towline::policy::Labels;
+use towline::repository::layout::{self, Family};
+use towline::repository::{LabelScope, Repository, Saved};
+
+use crate::data::name;
+use crate::differences::{Fixture, stored_by};
+
+const RELEASE: &str = "pub/release";
+
+/// A run with labels, whose second step is stored as differences, and a release with the same tensors that is stored whole.
+async fn labelled() -> (Fixture, Repository) {
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    let from = fixture.open().await;
+    fs::write(fixture.path(2).join("card.md"), "the second step").unwrap();
+    // A saver with limited rights relies on nobody's bases.
+    let label_scope = LabelScope::only(|name| name.as_str().starts_with("pub/"));
+    let options = SaveOptions { label_scope, ..SaveOptions::default() };
+    from.save(&fixture.path(2), &name(RELEASE), &options).await.unwrap();
+    let labels = Labels::default().with("derived-from", "elsewhere").unwrap();
+    from.tighten(&name("run"), &labels).await.unwrap();
+    assert!(stored_by(&fixture.saved(2).await, Codec::Difference) > 0);
+    assert_whole(&from).await;
+    (fixture, from)
+}
+
+async fn assert_whole(repository: &Repository) -> Saved {
+    let saved = repository.saved(&name(RELEASE)).await.unwrap();
+    assert_eq!(stored_by(&saved, Codec::Difference), 0, "{:?}", saved.map.frames);
+    saved
+}
+
+/// D2: "Where a side has labels or a policy, no name that a sync brings or a repair mends relies on what is stored as a difference for
+/// another name."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_gives_no_name_the_bases_of_another() {
+    let (_fixture, from) = labelled().await;
+    let (at_once, later) = (Fixture::new(), Fixture::new());
+    sync(&from, &at_once.open().await, &[], &SyncOptions::default()).await.unwrap();
+    sync(&from, &later.open().await, &[name("run")], &SyncOptions::default()).await.unwrap();
+    sync(&from, &later.open().await, &[], &SyncOptions::default()).await.unwrap();
+    for to in [&at_once, &later] {
+        assert!(stored_by(&to.saved(2).await, Codec::Difference) > 0, "its own stay");
+        assert_whole(&to.open().await).await;
+        assert!(to.verify(false).await.damaged.is_empty());
+        let again = sync(&from, &to.open().await, &[], &SyncOptions::default()).await.unwrap();
+        assert_eq!(again.moved_bytes, 0, "{again:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_gives_no_name_the_bases_of_another() {
+    let (fixture, from) = labelled().await;
+    let (step, release) = (fixture.saved(2).await, assert_whole(&from).await);
+    let differences = step.map.frames.iter().zip(&step.manifest.chunks.ids);
+    let differences = differences.filter(|(frame, _)| frame.codec == Codec::Difference);
+    let differences: HashSet<_> = differences.map(|(_, id)| *id).collect();
+    let hit = release.manifest.chunks.ids.iter().position(|id| differences.contains(id)).unwrap();
+    let frame = release.map.frames[hit];
+    let pack = layout::owned(Family::Pack, release.map.pack(&frame).unwrap().id);
+    let mut bytes = fixture.objects.get(&pack).await.unwrap().bytes().await.unwrap().to_vec();
+    bytes[usize::try_from(frame.offset + u64::from(frame.stored_len) / 2).unwrap()] ^= 4;
+    fixture.objects.put(&pack, bytes.into()).await.unwrap();
+    let report = fixture.verify(true).await;
+    assert!(!report.damaged.is_empty());
+    assert_whole(&fixture.open().await).await;
+}
