@@ -4,6 +4,9 @@ use bytes::Bytes;
 
 use super::{Codec, Element, Encoded, GAIN, Width, difference, planes};
 
+/// Maximum difference of a length to what was foreseen: four bytes for each of eight planes.
+const OFF_MAX: u32 = 32;
+
 /// Encodes `plain`, which is stored as `stored` with a base, in byte planes; raw, if that gains too little.
 #[must_use]
 pub fn encode_alone(plain: &[u8], stored: &Encoded) -> Encoded {
@@ -20,6 +23,13 @@ pub fn alone_len(plain: &[u8], stored: &Encoded) -> u32 {
     let planes = element(stored).and_then(|element| planes::encoded_len(plain, element));
     let planes = planes.filter(|&len| len < worth(plain.len()));
     u32::try_from(planes.unwrap_or(plain.len())).unwrap_or(u32::MAX)
+}
+
+/// Maximum bytes that [`encode_alone`] makes of `plain_len`, where [`alone_len`] was `foreseen`.
+#[must_use]
+pub const fn alone_len_max(foreseen: u32, plain_len: u32) -> u32 {
+    let most = foreseen.saturating_add(OFF_MAX);
+    if (most as usize) < worth(plain_len as usize) { most } else { plain_len }
 }
 
 /// Type of the numbers in a chunk that is stored with a base.
@@ -64,6 +74,12 @@ mod tests {
             assert_eq!(decode(alone.codec, &alone.bytes, None, len).unwrap(), plain);
             let foreseen = alone_len(&plain, &stored);
             assert!(alone.bytes.len().abs_diff(foreseen as usize) <= 16, "{} is not {foreseen}", alone.bytes.len());
+            assert!(alone.bytes.len() <= alone_len_max(foreseen, len) as usize && alone_len_max(foreseen, len) < len);
+            assert_eq!(
+                alone_len_max(len - len / 32 - 8, len),
+                len,
+                "planes that just miss what they should save are raw"
+            );
         }
     }
 

@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 use bytes::Bytes;
 
-pub use self::alone::{alone_len, encode_alone};
+pub use self::alone::{alone_len, alone_len_max, encode_alone};
 pub use self::bundle::{BUNDLE_LEN_MAX, STEPS_MAX};
 pub use self::derived::rounded;
 pub use self::planes::{Element, Width};

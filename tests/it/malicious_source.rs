@@ -2,15 +2,18 @@
 
 use std::fs;
 
+use object_store::ObjectStoreExt as _;
 use towline::error::ErrorKind;
 use towline::format::{Manifest, Map};
 use towline::id::SessionId;
 use towline::ops::{SaveOptions, SyncOptions, SyncReport, VerifyOptions, sync};
+use towline::repository::layout::{self, Family};
 use towline::repository::log::{Action, RefValue};
 use towline::repository::{OpenOptions, Repository, Saved};
-use towline::storage::Store;
+use towline::storage::{Location, Store, StoreOptions, open};
 
 use crate::data::{name, noise};
+use crate::differences;
 use crate::plant::plant;
 
 /// A source with a sound name, and a destination.
@@ -34,9 +37,9 @@ impl Fixture {
         to.save(&self.dir.path().join("file"), &name(saved), &SaveOptions::default()).await.unwrap();
     }
 
-    /// Names the tree of `sound` in the source as `to`, with other facts.
+    /// Names the tree of `sound` in the source as `to`, with a changed value.
     async fn name(&self, to: &str, change: impl Fn(RefValue) -> RefValue) {
-        let value = change(self.saved().await.value);
+        let value = change(RefValue { version: 0, ..self.saved().await.value });
         let set = Action::SetRef { name: name(to), expected: None, value };
         self.from.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
     }
@@ -79,4 +82,46 @@ async fn frames_that_are_too_long_or_overlap_are_refused() {
     let report = fixture.sync().await;
     assert_eq!((report.names, report.failed.len()), (1, 2), "{report:?}");
     assert!(fixture.to.saved(&name("sound")).await.is_ok());
+}
+
+/// B4: "A name that cannot be copied does not stop the others: one that is damaged, that says another size than its tree has".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_says_another_size_than_its_tree_has_is_refused() {
+    let fixture = Fixture::new().await;
+    fixture.name("few-bytes", |value| RefValue { logical_bytes: 8, ..value }).await;
+    fixture.name("few-files", |value| RefValue { files: 0, ..value }).await;
+    fixture.name("copy", |value| value).await;
+    for evil in ["few-bytes", "few-files"] {
+        let refused = sync(&fixture.from, &fixture.to, &[name(evil)], &SyncOptions::default()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused:?}");
+        assert!(refused.to_string().contains("another size"), "{refused}");
+    }
+    let report = fixture.sync().await;
+    let failed: Vec<_> = report.failed.iter().map(|failed| failed.name.as_str()).collect();
+    assert_eq!((report.names, failed), (2, vec!["few-bytes", "few-files"]));
+}
+
+/// Lengths without a base that are far too short make nothing grow on its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_whose_map_foretells_too_little_comes_as_it_is_stored() {
+    let (steps, as_stored) = (differences::Fixture::new(), differences::Fixture::new());
+    let location = Location::directory(steps.dir.path().join("repository")).unwrap();
+    let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
+    let options = OpenOptions { cache: Some(steps.dir.path().join("source")), ..OpenOptions::default() };
+    let from = Repository::create(store, options).await.unwrap().0;
+    for number in 1..=2 {
+        let path = steps.write(number);
+        from.save(&path, &name(&format!("run/step-{number}")), &SaveOptions::default()).await.unwrap();
+    }
+    let second = [name("run/step-2")];
+    let mut saved = from.saved(&second[0]).await.unwrap();
+    saved.map.frames.iter_mut().filter(|frame| frame.base.is_some()).for_each(|frame| frame.alone_len = 1);
+    let map = layout::owned(Family::Map, saved.value.map_key);
+    from.store().objects().put(&map, saved.map.seal().into()).await.unwrap();
+    let moved = sync(&from, &steps.open().await, &second, &SyncOptions::default()).await.unwrap();
+    let options = SyncOptions { as_stored: true, ..SyncOptions::default() };
+    let expected = sync(&from, &as_stored.open().await, &second, &options).await.unwrap();
+    assert_eq!(moved.moved_bytes, expected.moved_bytes);
+    assert!(!steps.saved(2).await.map.further.is_empty(), "the bases came");
+    steps.assert_restores(&steps.open().await, 2).await;
 }

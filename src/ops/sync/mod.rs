@@ -378,13 +378,14 @@ impl Syncing<'_> {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Step::Gone(error)),
             Err(error) => return Err(self.shared.fail(name, value, error)),
         };
+        let moved = MovedTree::of(&saved);
+        moved.check(name, value)?;
         let stop = self.options.stop.clone();
         let skipped = match unless_stopped(&stop, self.fetch(&saved)).await {
             Ok(Ok(skipped)) => skipped,
             Ok(Err(gone)) => return Ok(Step::Gone(gone)),
             Err(error) => return Err(self.shared.fail(name, value, error)),
         };
-        let moved = MovedTree { name: name.clone(), stored: stored_bytes(&saved) };
         if self.options.dry_run {
             self.shared.moved.insert(TreeKeys::of(value), moved);
             self.report.skipped_bytes += skipped;
@@ -428,15 +429,20 @@ impl Syncing<'_> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
         // Bases that are read from afar may as well be kept.
         let may_lose_bases = !self.options.as_stored && self.from.store().directory().is_some();
-        let view = Arc::new(View::new(saved, &found, &mut self.known, may_lose_bases).await?);
+        let mut view = Arc::new(View::new(saved, &found, &mut self.known, may_lose_bases).await?);
         if self.options.dry_run {
             self.count(saved, &view)?;
         } else {
-            let longest = longest_read(self.from, self.to.budget());
-            let mut reads = plan(|chunk| view.locate(chunk), view.lacking.iter().copied(), longest, Gaps::Wide)?;
-            reads.extend(plan_anew(|chunk| view.locate(chunk), view.alone.iter().copied(), longest, Gaps::Wide)?);
-            if let Some(gone) = self.pull(&view, reads).await? {
+            if let Some(gone) = self.pull(&view).await? {
                 return Ok(Err(gone));
+            }
+            if view.is_longer() {
+                tracing::debug!("{} is copied as it is stored: its map foretold too little", saved.name);
+                let found = self.known.locate(&saved.manifest.chunks.ids).await?;
+                view = Arc::new(View::new(saved, &found, &mut self.known, false).await?);
+                if let Some(gone) = self.pull(&view).await? {
+                    return Ok(Err(gone));
+                }
             }
             self.writer.settle().await?;
         }
@@ -517,8 +523,11 @@ impl Syncing<'_> {
         Ok(stored.filter(|_| is_same(there, value)))
     }
 
-    /// Copies the chunks of `reads`; returns the error if one of their packs was deleted.
-    async fn pull(&mut self, view: &Arc<View>, reads: Vec<PackRead>) -> Result<Option<Error>> {
+    /// Copies the chunks of `view`, until one is longer than foreseen; returns the error if one of their packs was deleted.
+    async fn pull(&mut self, view: &Arc<View>) -> Result<Option<Error>> {
+        let longest = longest_read(self.from, self.to.budget());
+        let mut reads = plan(|chunk| view.locate(chunk), view.lacking.iter().copied(), longest, Gaps::Wide)?;
+        reads.extend(plan_anew(|chunk| view.locate(chunk), view.alone.iter().copied(), longest, Gaps::Wide)?);
         let (repositories, budget) = ([self.from, self.to], self.to.budget());
         let stored = stream::iter(reads).map(|read| {
             let view = Arc::clone(view);
@@ -540,6 +549,9 @@ impl Syncing<'_> {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(error)),
                 Err(error) => return Err(error),
             };
+            if view.is_longer() {
+                break;
+            }
             let share = stored.is_mostly_used();
             for (id, at, frame) in stored.frames() {
                 let (alone_len, len) = (if frame.base.is_some() { at.alone_len } else { 0 }, frame.bytes.len() as u64);

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 
-use super::{Step, Syncing};
+use super::{Step, Syncing, stored_bytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestKey, MapKey};
 use crate::name::Name;
+use crate::repository::Saved;
 use crate::repository::log::{Action, RefValue, Refusal, log_forgotten};
 
 /// A tree by its objects.
@@ -23,6 +24,8 @@ pub(super) struct MovedTree {
     pub(super) name: Name,
     /// Stored bytes of its own chunks.
     pub(super) stored: u64,
+    /// Bytes in all files, and files.
+    size: (u64, u64),
 }
 
 /// Trees that this sync has dealt with.
@@ -34,6 +37,27 @@ pub(super) struct SharedTrees {
     pub(super) failed: HashMap<TreeKeys, (Name, ErrorKind)>,
     /// Trees of the destination whose chunks are known: stored bytes of their own chunks, if all are in live packs.
     pub(super) there: HashMap<TreeKeys, Option<u64>>,
+}
+
+impl MovedTree {
+    pub(super) fn of(saved: &Saved) -> Self {
+        let size = (saved.manifest.logical_bytes(), saved.manifest.files().count() as u64);
+        Self { name: saved.name.clone(), stored: stored_bytes(saved), size }
+    }
+
+    /// Checks that `value`, of `name`, says of the tree what its manifest does: listings and plans rely on that.
+    pub(super) fn check(&self, name: &Name, value: &RefValue) -> Result<()> {
+        let told = (value.logical_bytes, value.files);
+        if told == self.size {
+            return Ok(());
+        }
+        let words = |(bytes, files): (u64, u64)| format!("{bytes} bytes in {files} files");
+        Err(Error::damaged("name says another size than its tree has")
+            .at(name)
+            .expected(words(self.size))
+            .got(words(told))
+            .help("save it again, or remove the name from the source"))
+    }
 }
 
 impl TreeKeys {
@@ -64,6 +88,7 @@ impl Syncing<'_> {
         let keys = TreeKeys::of(value);
         let Some(tree) = self.shared.moved.get(&keys).cloned() else { return Ok(None) };
         self.from.check_readable(name, &value.manifest).await?;
+        tree.check(name, value)?;
         if self.options.dry_run {
             self.plan(name, value, 0);
         } else if self.publish_further(name, value, &tree.name).await? {

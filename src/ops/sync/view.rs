@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::budget::Buffer;
 use crate::codec::encode_alone;
@@ -24,6 +25,8 @@ pub(super) struct View {
     here: Vec<Located>,
     /// Chunks of the source that replace others.
     instead: HashMap<u32, u32>,
+    /// True once a chunk without its base was longer than the map foretold.
+    longer: AtomicBool,
 }
 
 impl View {
@@ -43,8 +46,8 @@ impl View {
         let missing = (0u32..).zip(found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
         let missing: Vec<u32> = missing.collect();
         let (mut needing, lacking) = (missing.clone(), missing.iter().copied().collect());
-        let (alone, here, instead) = Default::default();
-        let mut view = Self { saved: Arc::clone(saved), lacking, alone, here, instead };
+        let (alone, here, instead, longer) = Default::default();
+        let mut view = Self { saved: Arc::clone(saved), lacking, alone, here, instead, longer };
         while !needing.is_empty() {
             let needed = needing.iter().map(|&chunk| saved.locate(chunk)).collect::<Result<Vec<Located>>>()?;
             let bases: BTreeSet<ChunkId> = needed.iter().filter_map(|needed| needed.place.base).collect();
@@ -78,6 +81,11 @@ impl View {
         read.chunks.iter().any(|planned| planned.wanted && self.alone.contains(&planned.chunk))
     }
 
+    /// True if a chunk was longer without its base than the map foretold: then the plan is void.
+    pub(super) fn is_longer(&self) -> bool {
+        self.longer.load(Ordering::Relaxed)
+    }
+
     /// Takes the requested chunks of `read`: as they are stored, or alone. Each is verified.
     ///
     /// # Errors
@@ -88,10 +96,22 @@ impl View {
             read,
             buffer,
             |number, chunk, stored| {
-                let is_alone = self.alone.contains(&number);
-                is_alone.then(|| encode_alone(chunk.bytes(), stored))
+                if !self.alone.contains(&number) {
+                    return None;
+                }
+                let alone = encode_alone(chunk.bytes(), stored);
+                if !self.is_foreseen(number, alone.bytes.len()) {
+                    self.longer.store(true, Ordering::Relaxed);
+                }
+                Some(alone)
             },
         )
+    }
+
+    /// True if the plan counts with `len` bytes, or about that, for a chunk without its base.
+    fn is_foreseen(&self, chunk: u32, len: usize) -> bool {
+        let (Ok(foreseen), Ok(located)) = (self.saved.alone_len(chunk), self.saved.locate(chunk)) else { return false };
+        len <= foreseen.most(located.place.plain_len) as usize
     }
 
     /// Assigns a number to a chunk of the destination, and to its bases.

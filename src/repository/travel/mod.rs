@@ -14,6 +14,7 @@ use std::fmt;
 use self::decide::hops_max;
 pub use self::decide::{Held, Travel, TravelNode, decide};
 use super::Saved;
+use crate::codec::alone_len_max;
 use crate::error::Result;
 use crate::id::ChunkId;
 
@@ -42,6 +43,15 @@ pub struct AloneLen {
     pub bytes: u32,
     /// False if it is an estimate: the save did not record it.
     pub exact: bool,
+}
+
+impl AloneLen {
+    /// Maximum bytes of a chunk of `plain_len` bytes that is encoded without its base. More than that was not foreseen.
+    #[must_use]
+    pub fn most(self, plain_len: u32) -> u32 {
+        let tolerance = if self.exact { 0 } else { self.bytes / 4 };
+        alone_len_max(self.bytes.saturating_add(tolerance), plain_len)
+    }
 }
 
 /// Chunks of a tree that are wanted at one place.
