@@ -5,7 +5,7 @@ use std::fs;
 use object_store::ObjectStoreExt as _;
 use towline::error::ErrorKind;
 use towline::format::{Manifest, Map};
-use towline::id::SessionId;
+use towline::id::{ManifestId, SessionId};
 use towline::ops::{SaveOptions, SyncOptions, SyncReport, VerifyOptions, sync};
 use towline::repository::layout::{self, Family};
 use towline::repository::log::{Action, RefValue};
@@ -124,4 +124,15 @@ async fn a_tree_whose_map_foretells_too_little_comes_as_it_is_stored() {
     assert_eq!(moved.moved_bytes, expected.moved_bytes);
     assert!(!steps.saved(2).await.map.further.is_empty(), "the bases came");
     steps.assert_restores(&steps.open().await, 2).await;
+}
+
+/// B4: "A name that cannot be copied does not stop the others".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_with_the_objects_of_another_and_a_wrong_digest_fails_alone() {
+    let fixture = Fixture::new().await;
+    fixture.name("evil", |value| RefValue { manifest: ManifestId::of(b"another"), ..value }).await;
+    fixture.name("copy", |value| value).await;
+    let report = fixture.sync().await;
+    let failed: Vec<_> = report.failed.iter().map(|failed| failed.name.as_str()).collect();
+    assert_eq!((report.names, failed), (2, vec!["evil"]));
 }

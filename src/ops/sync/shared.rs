@@ -5,14 +5,15 @@ use std::collections::HashMap;
 
 use super::{Step, Syncing, stored_bytes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{ManifestKey, MapKey};
+use crate::id::{ManifestId, ManifestKey, MapKey};
 use crate::name::Name;
 use crate::repository::Saved;
 use crate::repository::log::{Action, RefValue, Refusal, log_forgotten};
 
-/// A tree by its objects.
+/// A tree by its objects, and the digest that a name expects: another name may expect a wrong one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TreeKeys {
+    id: ManifestId,
     manifest: ManifestKey,
     map: MapKey,
 }
@@ -62,7 +63,7 @@ impl MovedTree {
 
 impl TreeKeys {
     pub(super) fn of(value: &RefValue) -> Self {
-        Self { manifest: value.manifest_key, map: value.map_key }
+        Self { id: value.manifest, manifest: value.manifest_key, map: value.map_key }
     }
 }
 
