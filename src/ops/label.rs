@@ -132,27 +132,32 @@ impl Repository {
         commit.await.map(drop)
     }
 
-    /// Gives the name of this repository the labels that it has in `source`, once the policy there lets it come here. Of the names
-    /// below it, which would have them as well, only those that `come` from there may get stricter.
-    pub(super) async fn take_labels(
+    /// The labels that the name has in `source`, if the policy there lets it come here. Of the names below it, which would have them
+    /// as well, only those that `come` from there may get stricter.
+    pub(super) async fn coming_labels(
         &self,
         source: (&Self, &State),
         name: &Name,
-        (come, dry_run): (&BTreeSet<Name>, bool),
-    ) -> Result<()> {
+        come: &BTreeSet<Name>,
+    ) -> Result<Labels> {
         let (from, state) = source;
         let labels = from.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
         from.check_writable(state, name, &labels, self).await?;
         self.check_policy_here(name, &labels).await?;
         let here = self.state().await?;
         check_below(&here, (name, &labels), come)?;
-        if dry_run || labels.is_empty() {
+        self.check_labels(&here, name, &labels)?;
+        Ok(labels)
+    }
+
+    /// Gives the name of this repository the `labels` of a source, just before it gets the tree of that.
+    pub(super) async fn take_labels(&self, name: &Name, labels: &Labels, come: &BTreeSet<Name>) -> Result<()> {
+        if labels.is_empty() {
             return Ok(());
         }
-        self.check_labels(&here, name, &labels)?;
         let commit = self.log().commit(None, |state| {
-            check_below(state, (name, &labels), come)?;
-            Ok(state.label(name, &labels)?.into_iter().collect())
+            check_below(state, (name, labels), come)?;
+            Ok(state.label(name, labels)?.into_iter().collect())
         });
         commit.await.map(drop)
     }

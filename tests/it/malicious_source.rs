@@ -6,7 +6,8 @@ use object_store::ObjectStoreExt as _;
 use towline::error::ErrorKind;
 use towline::format::{Manifest, Map};
 use towline::id::{ManifestId, SessionId};
-use towline::ops::{SaveOptions, SyncOptions, SyncReport, VerifyOptions, sync};
+use towline::ops::{Existing, SaveOptions, SyncOptions, SyncReport, VerifyOptions, sync};
+use towline::policy::Labels;
 use towline::repository::layout::{self, Family};
 use towline::repository::log::{Action, RefValue};
 use towline::repository::{OpenOptions, Repository, Saved};
@@ -135,4 +136,27 @@ async fn a_name_with_the_objects_of_another_and_a_wrong_digest_fails_alone() {
     let report = fixture.sync().await;
     let failed: Vec<_> = report.failed.iter().map(|failed| failed.name.as_str()).collect();
     assert_eq!((report.names, failed), (2, vec!["evil"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_cannot_be_copied_makes_nothing_stricter() {
+    let fixture = Fixture::new().await;
+    let prod = name("prod/x");
+    fixture.save(&fixture.to, "prod/x").await;
+    fs::write(fixture.dir.path().join("file"), noise(2, 1_000_000)).unwrap();
+    fixture.save(&fixture.from, "prod/x").await;
+    let labels = Labels::default().with("derived-from", "elsewhere").unwrap();
+    fixture.from.tighten(&prod, &labels).await.unwrap();
+    let map = fixture.from.saved(&prod).await.unwrap().value.map_key;
+    let (map, objects) = (layout::owned(Family::Map, map), fixture.from.store().objects());
+    let sound = objects.get(&map).await.unwrap().bytes().await.unwrap();
+    let replacing = SyncOptions { existing: Existing::Replace, ..SyncOptions::default() };
+    objects.put(&map, "garbage".into()).await.unwrap();
+    let report = sync(&fixture.from, &fixture.to, &[], &replacing).await.unwrap();
+    assert_eq!(report.failed.len(), 1, "{report:?}");
+    assert!(fixture.to.labels(&prod).await.unwrap().labels.is_empty());
+    objects.put(&map, sound.into()).await.unwrap();
+    let report = sync(&fixture.from, &fixture.to, &[], &replacing).await.unwrap();
+    assert_eq!((report.failed, report.replaced), (vec![], vec![prod.clone()]));
+    assert_eq!(fixture.to.labels(&prod).await.unwrap().labels, labels);
 }

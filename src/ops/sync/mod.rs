@@ -10,6 +10,7 @@ mod removals;
 mod shared;
 mod view;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
@@ -264,6 +265,12 @@ enum Step {
     Gone(Error),
 }
 
+/// Labels that come with a name, and the names below it that come from the source, too.
+struct Coming {
+    labels: Labels,
+    come: BTreeSet<Name>,
+}
+
 impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
         // A dry run records there which chunks would have moved.
@@ -280,11 +287,11 @@ impl Syncing<'_> {
                 return Ok(());
             }
             let come = self.come_below(name, &state);
-            self.to.take_labels((self.from, &state), name, (&come, self.options.dry_run)).await?;
+            let labels = self.to.coming_labels((self.from, &state), name, &come).await?;
             if attempt == 0 || !self.separates {
                 self.separate(&state);
             }
-            match self.attempt(name, &value).await? {
+            match self.attempt(name, &value, &Coming { labels, come }).await? {
                 Step::Done => {
                     self.note_returned(name, &value);
                     return Ok(());
@@ -362,12 +369,13 @@ impl Syncing<'_> {
         Ok(())
     }
 
-    async fn attempt(&mut self, name: &Name, value: &RefValue) -> Result<Step> {
+    async fn attempt(&mut self, name: &Name, value: &RefValue, coming: &Coming) -> Result<Step> {
         if let Some(stored) = self.existing_copy(name, value).await? {
+            self.label(name, coming).await?;
             self.report.skipped_bytes += stored;
             return Ok(self.done(value));
         }
-        if let Some(done) = self.further(name, value).await? {
+        if let Some(done) = self.further(name, value, coming).await? {
             return Ok(done);
         }
         if let Some(error) = self.shared.failed_before(name, value) {
@@ -411,6 +419,7 @@ impl Syncing<'_> {
             label_scope: LabelScope::default(),
             from: Vec::new(),
         };
+        self.label(name, coming).await?;
         match self.writer.publish(publication).await? {
             Published::Done(_) => {
                 self.shared.moved.insert(TreeKeys::of(value), moved);
@@ -421,6 +430,11 @@ impl Syncing<'_> {
             Published::Lost(_) => Ok(Step::Lost),
             Published::Moved => Err(Refusal::RefMoved(name.clone()).into()),
         }
+    }
+
+    /// Gives `name` the labels that come with it: not before its tree is there, as one that cannot be copied makes nothing stricter.
+    async fn label(&self, name: &Name, Coming { labels, come }: &Coming) -> Result<()> {
+        if self.options.dry_run { Ok(()) } else { self.to.take_labels(name, labels, come).await }
     }
 
     /// Copies the missing chunks of a tree, or only counts them. Returns the stored bytes that exist already, or the error if an

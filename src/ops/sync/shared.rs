@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Step, Syncing, stored_bytes};
+use super::{Coming, Step, Syncing, stored_bytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestId, ManifestKey, MapKey};
 use crate::name::Name;
@@ -85,11 +85,12 @@ impl SharedTrees {
 
 impl Syncing<'_> {
     /// Gives `name` the tree that this sync moved for another name, if it has; or only counts it.
-    pub(super) async fn further(&mut self, name: &Name, value: &RefValue) -> Result<Option<Step>> {
+    pub(super) async fn further(&mut self, name: &Name, value: &RefValue, coming: &Coming) -> Result<Option<Step>> {
         let keys = TreeKeys::of(value);
         let Some(tree) = self.shared.moved.get(&keys).cloned() else { return Ok(None) };
         self.from.check_readable(name, &value.manifest).await?;
         tree.check(name, value)?;
+        self.label(name, coming).await?;
         if self.options.dry_run {
             self.plan(name, value, 0);
         } else if self.publish_further(name, value, &tree.name).await? {
