@@ -104,7 +104,11 @@ impl StoredChunks {
     pub fn add(&mut self, saved: &Saved) {
         let live = saved.map.packs.iter().filter(|pack| self.state.is_target(&pack.id));
         self.packs.extend(live.map(|pack| (pack.id, *pack)));
-        for chunk in 0..saved.located_chunks() {
+        let hops = |chunk: &u32| saved.map.frames.get(*chunk as usize).map_or(0, |frame| frame.codec.hops());
+        let mut chunks: Vec<u32> = (0..saved.located_chunks()).collect();
+        // Bases before their dependents.
+        chunks.sort_by_key(hops);
+        for chunk in chunks {
             if let Ok(located) = saved.locate(chunk)
                 && self.state.is_target(&located.place.pack)
             {
@@ -128,9 +132,13 @@ impl StoredChunks {
         }
     }
 
-    /// Adds the place of a chunk. Of several places the one with the fewest hops is kept.
+    /// Adds the place of a chunk. Of several places the one with the fewest hops is kept, but none that lacks a base instead of one
+    /// that has all: other chunks may rely on that.
     fn insert(&mut self, id: ChunkId, place: ChunkPlace) {
-        if self.near.get(&id).is_none_or(|known| place.codec.hops() < known.codec.hops()) {
+        let is_better = |known: &ChunkPlace| {
+            place.codec.hops() < known.codec.hops() && (self.is_whole(&place) || !self.is_whole(known))
+        };
+        if self.near.get(&id).is_none_or(is_better) {
             self.put(id, place);
         }
     }
@@ -272,5 +280,45 @@ impl StoredChunks {
             }
         }
         Ok(places)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Owned, SessionId};
+    use crate::repository::OpenOptions;
+    use crate::storage::Store;
+
+    fn place(codec: Codec, base: Option<&[u8]>) -> ChunkPlace {
+        let pack = Owned::fresh(SessionId::random());
+        let base = base.map(ChunkId::of);
+        ChunkPlace { pack, ordinal: 0, offset: 16, stored_len: 8, plain_len: 8, codec, base, alone_len: 0 }
+    }
+
+    #[tokio::test]
+    async fn a_place_that_has_its_bases_is_not_replaced_by_one_that_lacks_one() {
+        let (repository, _) = Repository::create(Store::memory(), OpenOptions::default()).await.unwrap();
+        let mut known = StoredChunks::load(&repository).await.unwrap();
+        let id = ChunkId::of(b"a");
+        known.insert(ChunkId::of(b"base"), place(Codec::Raw, None));
+        known.insert(id, place(Codec::Bundle(3), Some(b"base")));
+        known.insert(id, place(Codec::Difference, Some(b"gone")));
+        assert_eq!(known.hops(&id), Some(3), "others rely on it");
+        known.insert(id, place(Codec::Difference, Some(b"base")));
+        assert_eq!(known.hops(&id), Some(1));
+    }
+
+    #[tokio::test]
+    async fn differences_are_forgotten_each_time() {
+        let (repository, _) = Repository::create(Store::memory(), OpenOptions::default()).await.unwrap();
+        let mut known = StoredChunks::load(&repository).await.unwrap();
+        known.stored(ChunkId::of(b"base"), place(Codec::Raw, None));
+        for _ in 0..2 {
+            known.stored(ChunkId::of(b"a"), place(Codec::Difference, Some(b"base")));
+            assert_eq!(known.near(), 2);
+            known.forget_differences();
+            assert!(known.near() == 1 && known.is_plain(&ChunkId::of(b"base")));
+        }
     }
 }
