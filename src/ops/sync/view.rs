@@ -56,6 +56,9 @@ impl View {
             needing.clear();
             for needed in needed {
                 let Some(base) = needed.base else { continue };
+                if view.here(base, &needed.place).is_some() {
+                    continue;
+                }
                 match known.base(&needed.place) {
                     Some((id, place)) => {
                         let number = view.add(id, place, known);
@@ -141,5 +144,25 @@ impl View {
         let number = *self.instead.get(&base)?;
         let here = self.here.get(number.checked_sub(self.saved.located_chunks())? as usize)?;
         place.codec.may_have_base(here.place.codec).then_some(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Codec;
+    use crate::repository::travel::tests::tree;
+    use crate::repository::{OpenOptions, Repository};
+    use crate::storage::Store;
+
+    #[tokio::test]
+    async fn a_base_that_is_there_is_listed_once() {
+        let (repository, _) = Repository::create(Store::memory(), OpenOptions::default()).await.unwrap();
+        let mut known = StoredChunks::load(&repository).await.unwrap();
+        let saved = Arc::new(tree(&[(Some(2), 500, 800), (Some(2), 500, 800), (None, 800, 0)], 2));
+        let base = saved.locate(2).unwrap();
+        known.stored(base.id, ChunkPlace { codec: Codec::Raw, ..base.place });
+        let view = View::new(&saved, &[None, None], &mut known, false).await.unwrap();
+        assert_eq!((view.here.len(), view.lacking), (1, BTreeSet::from([0, 1])));
     }
 }
