@@ -284,6 +284,19 @@ def test_files_folders_and_trees_are_removed(fs: Any):
     assert removals[0] == removals[1], "in one commit"
 
 
+@pytest.mark.parametrize("root", ["", "/", "towline://", ["t", ""]])
+def test_the_root_is_not_removed(fs: Any, root: Any):
+    fs.pipe({"t/a": b"1", "r/step-1/f": b"2"})
+    fs.makedirs("made")
+    for recursive in (True, False):
+        with pytest.raises(ValueError, match="names one by one"):
+            fs.rm(root, recursive=recursive)
+    assert names(fs) == ["r/step-1", "t"] and fs.isdir("made")
+    for name in fs.ls("", detail=False):
+        fs.rm(name, recursive=True)
+    assert names(fs) == [] and fs.ls("") == []
+
+
 def test_made_folders_are_there_until_they_are_removed(fs: Any):
     fs.makedirs("towline://a/b/c", exist_ok=True)
     fs.makedirs("a/b/c", exist_ok=True)

@@ -370,8 +370,13 @@ class TowlineFileSystem(AbstractFileSystem):
         self.rm(path)
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Removes files, and with `recursive` folders. To remove a whole tree, its name is removed."""
+        """Removes files, and with `recursive` folders. To remove a whole tree, its name is removed. The root is not removed."""
         paths = path if isinstance(path, list) else [path]
+        if not all(self._strip_protocol(one) for one in paths):
+            raise ValueError(
+                "towline://: the root is not removed, as every name would be: "
+                "remove the names one by one, each by rm(name, recursive=True); ls('') lists them"
+            )
         for one in paths:
             magic = any(char in one for char in "*?[")
             for found in self.expand_path(one) if magic else [self._strip_protocol(one)]:
@@ -390,7 +395,7 @@ class TowlineFileSystem(AbstractFileSystem):
         elif tree_path.name:
             names.append(tree_path.name)
         if names:
-            self._remove_trees([path] if path else sorted({name.split("/")[0] for name in names}))
+            self._remove_trees([path])
 
     def _remove_trees(self, names: list[str]) -> None:
         """Removes the trees at and below `names` in one commit, which one `undelete --recursive` takes back."""
