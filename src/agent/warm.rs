@@ -98,7 +98,7 @@ pub struct Warmed {
 }
 
 /// Fetches the missing chunks of the tree `name` of `repository`, or of a part of it, into the cache of `exchange`. A new pin
-/// replaces an earlier one of the same owner for the same reason.
+/// replaces an earlier one of the same owner for the same reason, and ends no earlier than that would have.
 ///
 /// # Errors
 /// Not found, for a missing name or path, or an unknown source; unreachable, if a required source does not answer; exhausted,
@@ -307,7 +307,8 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
     below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
 }
 
-/// Pins `chunks` of the tree `name` for `pinning` within `limit`, replacing the pin of the same owner for the same reason.
+/// Pins `chunks` of the tree `name` for `pinning` within `limit`, replacing the pin of the same owner for the same reason. The later end
+/// of both counts.
 fn pin(
     (name, chunks): (&Name, &[PinChunk]),
     reason: String,
@@ -316,6 +317,7 @@ fn pin(
     limit: Option<&PinLimit>,
 ) -> Result<Pin> {
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
+    let expires = before.iter().map(|pin| pin.expires).fold(expires, later);
     let request = PinRequest { owner, reason, expires, chunks: chunks.to_vec() };
     match cache.pin_within(request, limit)? {
         Pinned::Kept(pin) => {
@@ -326,6 +328,11 @@ fn pin(
         }
         Pinned::Lacking { bytes, disk_full } => Err(pin_lacking(name, bytes, disk_full)),
     }
+}
+
+/// The later end of two pins; none of them is never.
+fn later(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    Some(one?.max(other?))
 }
 
 /// Error for a pin of `name` that is `bytes` too large for the cache.

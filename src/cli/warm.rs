@@ -61,6 +61,11 @@ impl Context {
             return Err(Error::usage("--wait and --dry-run exclude each other: a dry run fetches nothing to wait for")
                 .help("drop --wait to see what would be fetched, or drop --dry-run to fetch it"));
         }
+        if warm.pin.is_some_and(|lasting| lasting.is_zero()) {
+            return Err(Error::usage("pin would have run out already")
+                .got("--pin 0")
+                .help("give a longer time, such as --pin 24h, or leave --pin out"));
+        }
         let agent = warm.at.clone().agent()?;
         let (mut begun, mut failed) = (Vec::with_capacity(warm.what.len()), Vec::new());
         for what in &warm.what {

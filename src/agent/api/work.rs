@@ -139,7 +139,7 @@ pub(super) struct Warm {
     or_repository: bool,
     /// Duration of the pin.
     pin: Option<Span>,
-    /// Owner of the pin, which replaces an earlier pin of the same owner for the same name.
+    /// Owner of the pin, which replaces an earlier pin of the same owner for the same name, and ends no earlier than that.
     owner: Option<String>,
     /// Repository; the default one if absent.
     repository: Option<String>,

@@ -87,13 +87,19 @@ impl CallerPins {
     /// End and limit of a pin that `caller` asks for; None is this node, which has no limit. `after` adds a span to the current time.
     ///
     /// # Errors
-    /// Denied, for longer than it may.
+    /// Usage, for no time at all; denied, for longer than it may.
     pub(in crate::agent) fn bounds(
         &self,
         caller: Option<&Requester>,
         asked: Option<Duration>,
         after: impl Fn(Duration) -> Timestamp,
     ) -> Result<(Option<Timestamp>, Option<PinLimit>)> {
+        if asked.is_some_and(|asked| asked.is_zero()) {
+            return Err(Error::usage("pin would have run out already")
+                .expected("a time above 0")
+                .got("0s")
+                .help("ask for a longer time, such as 24h"));
+        }
         match caller {
             Some(caller) => Ok((Some(after(self.lasting(caller, asked)?)), Some(self.limit(caller)))),
             None => Ok((asked.map(after), None)),
@@ -122,5 +128,9 @@ mod tests {
         let error = pins.bounds(Some(&caller), Some(TIME + hour), after).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied);
         assert!(error.to_string().contains("expected at most 7d"), "{error}");
+        for whose in [None, Some(&caller)] {
+            let error = pins.bounds(whose, Some(Duration::ZERO), after).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        }
     }
 }

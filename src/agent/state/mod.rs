@@ -315,7 +315,7 @@ impl AgentState {
     /// Expiry and limit of a pin that `asker` requests; None is this node's user, who has no limit.
     ///
     /// # Errors
-    /// Denied, for longer than it may.
+    /// Usage, for no time at all; denied, for longer than it may.
     pub(super) fn pin_bounds(
         &self,
         asker: Option<&Requester>,

@@ -244,7 +244,7 @@ pub(in crate::cli) struct Warm {
     /// Name to fetch, or one file or folder of it: all that its restore needs
     #[arg(value_name = "NAME[:SUBPATH]", required = true, value_parser = target())]
     pub(in crate::cli) what: Vec<Target>,
-    /// Pin it for this time: 24h, 7d; replaces an earlier pin of the same name and owner
+    /// Pin it for this time: 24h, 7d; replaces a pin of the same name and owner that ends earlier
     #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub(in crate::cli) pin: Option<Duration>,
     /// Owner of the pin [default: the user's name]

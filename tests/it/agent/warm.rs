@@ -1,6 +1,6 @@
 //! Warms into a cache that is full or too small.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::sidecar::until;
 use super::{Running, configure, told, told_json};
@@ -66,6 +66,27 @@ fn names_that_do_not_fit_together_are_not_all_warm() {
     let text = String::from_utf8(warm.out).unwrap();
     assert!(text.contains("warm: data/0, 20.0 MiB") && text.contains("warm: data/1, 20.0 MiB"), "{text}");
     assert_eq!((lacking(&user, &agent, "data/0"), lacking(&user, &agent, "data/1")), (0.into(), 0.into()));
+    agent.stop();
+}
+
+#[test]
+fn a_pin_of_no_time_is_refused() {
+    let user = User::with_repository();
+    user.write("file", &noise(1, 1 << 20));
+    user.ok(&["save", "file", "data/1"]);
+    let agent = start(&user, "");
+    told(&user, &agent, &["warm", "data/1", "--pin", "1h", "--wait"]);
+    let pins = agent.get("/v1/pins");
+    for verb in [["warm", "data/1", "--pin", "0"], ["pin", "data/1", "--for", "0"]] {
+        let refused = run(&user, &agent, &verb);
+        assert!(refused.code == Some(2) && refused.err.contains("run out already"), "{}", refused.err);
+    }
+    for (path, body) in
+        [("/v1/warm", json!({ "name": "data/1", "pin": "0s" })), ("/v1/pins", json!({ "name": "data/1", "for": 0 }))]
+    {
+        assert_eq!(agent.ask("POST", path, "", &body.to_string()).refuses(400), "usage");
+    }
+    assert_eq!(agent.get("/v1/pins"), pins);
     agent.stop();
 }
 

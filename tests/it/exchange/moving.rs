@@ -193,6 +193,22 @@ async fn pins_are_renewed_and_refused_with_what_they_lack() {
     assert_eq!(agent.stats(), before);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_never_shortens_a_pin_of_the_same_owner() {
+    let world = Fixture::new();
+    let agent = world.agent("west", "a").await;
+    world.save(&agent.plain, "run/step-1", 13, 12).await;
+    let now = agent.plain.clock().now();
+    let end = |hours: u64| Some(now.after(Duration::from_hours(hours)));
+    for (expires, expected) in [(end(2), end(2)), (end(1), end(2)), (end(3), end(3)), (None, None), (end(4), None)] {
+        let pin = Some(Pinning { owner: "me".to_owned(), expires });
+        let options = WarmOptions { pin, ..WarmOptions::default() };
+        warm(&agent.exchange, &agent.plain, &name("run/step-1"), &options).await.unwrap();
+        let ends: Vec<_> = agent.exchange.cache().pins().iter().map(|pin| pin.expires).collect();
+        assert_eq!(ends, [expected]);
+    }
+}
+
 /// A tree of more chunks than one request may name.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_small_chunks_are_asked_for_in_pieces() {
