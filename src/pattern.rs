@@ -1,6 +1,7 @@
 //! Patterns of names, agents and paths: `*`, `**`, `?`, `[a-z]` and `{a,b}`.
 //!
-//! Segments end at `/`. `*`, `?` and `[a-z]` stay within one; `**` as a whole segment stands for any number of them.
+//! Segments end at `/`. `*`, `?` and `[a-z]` stay within one; `**` as a whole segment stands for any number of them. In names of
+//! tensors a `/` is a character like others, which they take, too.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -27,6 +28,18 @@ impl Pattern {
     /// # Errors
     /// Usage, if `text` is malformed.
     pub fn new(text: &str) -> Result<Self> {
+        Self::built(text, true)
+    }
+
+    /// The pattern of names of tensors that `text` spells: its `*`, `?` and classes take a `/` as well.
+    ///
+    /// # Errors
+    /// As [`Pattern::new`].
+    pub fn of_tensor(text: &str) -> Result<Self> {
+        Self::built(text, false)
+    }
+
+    fn built(text: &str, has_segments: bool) -> Result<Self> {
         if !Self::has_wildcard(text) {
             return Ok(Self::exact(text));
         }
@@ -40,8 +53,12 @@ impl Pattern {
                 .at(format!("{text:.80}"))
                 .expected(format!("at most {BRACES_DEPTH_MAX}")));
         }
-        let apart = classes_within_segments(text).map_err(|what| Error::usage(what).at(text))?;
-        let built = GlobBuilder::new(&apart).literal_separator(true).backslash_escape(true).build();
+        let apart = if has_segments {
+            classes_within_segments(text).map_err(|what| Error::usage(what).at(text))?
+        } else {
+            text.to_owned()
+        };
+        let built = GlobBuilder::new(&apart).literal_separator(has_segments).backslash_escape(true).build();
         let glob = built.map_err(|error| Error::usage("malformed pattern").at(text).source(error))?;
         Ok(Self { text: text.to_owned(), glob: Some(glob.compile_matcher()) })
     }
@@ -250,6 +267,24 @@ mod tests {
         }
         for malformed in ["[", "a[/]b", "a[+-9]b", "a[!b-]"] {
             assert_eq!(Pattern::of_path(malformed).unwrap_err().kind(), crate::error::ErrorKind::Usage, "{malformed}");
+        }
+    }
+
+    #[test]
+    fn a_slash_is_a_character_of_names_of_tensors() {
+        for (pattern, name, expected) in [
+            ("*", "params/dense/kernel", true),
+            ("**", "params/dense/kernel", true),
+            ("params/*", "params/dense/kernel", true),
+            ("params*", "params/dense/kernel", true),
+            ("*kernel", "params/dense/kernel", true),
+            ("a?b", "a/b", true),
+            ("a[./]b", "a/b", true),
+            ("a[!.]b", "a/b", true),
+            ("a[!/]b", "a/b", false),
+            ("params/*/bias", "params/dense/kernel", false),
+        ] {
+            assert_eq!(Pattern::of_tensor(pattern).unwrap().takes(name.as_bytes()), expected, "{pattern} {name}");
         }
     }
 

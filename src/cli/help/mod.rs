@@ -197,7 +197,7 @@ nothing.
 and nothing is written.
 
 With --tensor, only the chunks of the selected tensors are fetched, and one file is written: tensors.safetensors in DEST, or \
-DEST itself if it ends in .safetensors. GLOB is a tensor's name or a pattern (* matches dots, but not slashes). PATH, a file or \
+DEST itself if it ends in .safetensors. GLOB is a tensor's name or a pattern (* matches dots and slashes, too). PATH, a file or \
 folder or a pattern, selects among tensors of one name. BOX is as in numpy: [0:128, :, -2:]. A tensor that ranks saved in parts \
 (DCP) is one tensor. --shard splits rows as torch.chunk and FSDP do: if they do not divide, the last parts are shorter, or \
 empty. An existing file is replaced only with --overwrite.

@@ -12,7 +12,7 @@ use crate::pattern::Pattern;
 /// A selection of tensors by name, with an optional box of each. As text `[PATH:]GLOB[BOX]`, such as
 /// `layers.*.weight[0:128, :]` or `model-0*.safetensors:lm_head.weight`:
 ///
-/// - GLOB is a name, or a [pattern](crate::pattern); a `*` stands for dots, too.
+/// - GLOB is a name, or a [pattern](crate::pattern); a `*` stands for dots and slashes, too.
 /// - PATH, up to the first colon, is a file or folder, or a pattern of one; for a tensor in parts, the folder of the files.
 /// - BOX is a bracket at the end that contains a colon: [`Slices`].
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ impl TensorSelector {
     /// # Errors
     /// Usage, if that is no pattern.
     pub fn new(glob: &str) -> Result<Self> {
-        Ok(Self { name: Pattern::new(glob)?, path: None, slices: Slices::default(), shard: None })
+        Ok(Self { name: Pattern::of_tensor(glob)?, path: None, slices: Slices::default(), shard: None })
     }
 
     /// Selects whole tensors with exactly this `name`.

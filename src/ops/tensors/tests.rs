@@ -97,6 +97,30 @@ fn texts_select_by_name_and_path() {
     }
 }
 
+/// As JAX names them.
+#[test]
+fn patterns_of_names_take_slashes_and_those_of_paths_do_not() {
+    let tensors: &[Named<'_>] = &[("params/dense/kernel", None), ("params/dense/bias", None), ("step", None)];
+    let tree = manifest(&[("a.bin", tensors), ("sub/b.bin", tensors)]);
+    let globals = globals(&tree);
+    for (text, expected) in [
+        ("*", &[0, 1, 2, 3, 4, 5][..]),
+        ("**", &[0, 1, 2, 3, 4, 5]),
+        ("*[0:1]", &[0, 1, 2, 3, 4, 5]),
+        ("params/*", &[0, 1, 3, 4]),
+        ("params/dense/*[0:2]", &[0, 1, 3, 4]),
+        ("params/dense/kernel[0:2]", &[0, 3]),
+        ("*kernel", &[0, 3]),
+        ("*.bin:*kernel[:]", &[0]),
+        ("sub/*:params*", &[3, 4]),
+        ("sub/b.bin:params/dense/bias", &[4]),
+    ] {
+        let selector: TensorSelector = text.parse().unwrap();
+        let found = Index::default().matching(&globals, &selector, &"n".parse().unwrap(), None);
+        assert_eq!(found.unwrap_or_default(), expected, "{text}");
+    }
+}
+
 /// Hours, if each selector looks at all tensors of its name.
 #[test]
 fn a_tensor_of_each_of_very_many_files_is_selected() {

@@ -380,11 +380,12 @@ class Repository:
         progress: _progress.Progress = None,
     ) -> dict[str, torch.Tensor]:
         """Loads the tensors of the tree `name` (or `RUN@latest`, ...), by name; a name that several files have becomes
-        `FILE:NAME`. `tensors` selects some: names or patterns such as `"layers.*"`, each perhaps with a box, `"embed[0:128, :]"`;
-        `path` a file or folder. They are moved to `device`, if given: to an NVIDIA GPU through pinned memory, while others are
-        read. Without `tensors`, Damaged is raised if an index of shards (`*.safetensors.index.json`) names tensors that are not
-        there, or a safetensors file is not valid, and NotFound if the tree does not list the tensors of one, or has no file of
-        tensors. Valid safetensors files without tensors are an empty dict.
+        `FILE:NAME`. `tensors` selects some: names or patterns such as `"layers.*"`, whose `*` takes slashes, too, each perhaps
+        with a box, `"embed[0:128, :]"`; `path` a file or folder. They are moved to `device`, if given: to an NVIDIA GPU through
+        pinned memory, while others are read. Without `tensors`, Damaged is raised if an index of shards
+        (`*.safetensors.index.json`) names tensors that are not there, or a safetensors file is not valid, and NotFound if the
+        tree does not list the tensors of one, or has no file of tensors. Valid safetensors files without tensors are an empty
+        dict.
 
         If this node's agent keeps tensors in memory (`[staging]` in its settings), they are verified once, when the agent reads
         them, and every process maps that memory without a copy. Writes are private to the process: a page is copied when it is
