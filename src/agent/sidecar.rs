@@ -15,7 +15,8 @@ use super::user::user_name;
 use super::view::TaskKind;
 use super::warm::Pinning;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::HandoffTarget;
+use crate::name::Name;
+use crate::ops::{HandoffTarget, RemovedFiles};
 use crate::policy::LocalCaller;
 use crate::selector::Selector;
 use crate::transfer::exchange::From;
@@ -23,6 +24,8 @@ use crate::work::blocking;
 
 /// Owner of the pins of warmed inputs.
 const PIN_OWNER: &str = "sidecar";
+/// Paths beside a restored step that a warning names, at most.
+const OTHERS_NAMED: usize = 3;
 
 /// Starts the background jobs of `config` in `api`.
 ///
@@ -89,8 +92,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                 stage_once(&state, name, by.clone()).await;
             }
             for input in restore {
-                let start = || tasks::restore(&state, None, restore_request(&input, by.as_ref()));
-                run_until_done(&state, &input.name, start).await;
+                restore_input(&state, &input, by.as_ref()).await;
             }
             for restored in restored {
                 restored.cancelled().await;
@@ -134,6 +136,14 @@ async fn stage_once(state: &AgentState, name: Selector, by: Option<LocalCaller>)
     }
 }
 
+/// Restores `input`, and warns of what stays beside a step.
+async fn restore_input(state: &AgentState, input: &RestoredInput, by: Option<&LocalCaller>) {
+    let start = || tasks::restore(state, None, restore_request(input, by));
+    if let Some(outcome) = run_until_done(state, &input.name, start).await {
+        warn_of_others(state, input, &outcome, by.cloned()).await;
+    }
+}
+
 /// Restore of all of `input`.
 fn restore_request(input: &RestoredInput, by: Option<&LocalCaller>) -> RestoreRequest {
     RestoreRequest {
@@ -141,9 +151,32 @@ fn restore_request(input: &RestoredInput, by: Option<&LocalCaller>) -> RestoreRe
         below: None,
         to: input.to.clone(),
         overwrite: input.overwrite,
-        delete: false,
+        delete: input.delete,
         only: Vec::new(),
         by: by.cloned(),
+    }
+}
+
+/// Warns of files beside a restored step that it lacks: they may be an earlier step's, which a reader would take for one with it.
+async fn warn_of_others(state: &AgentState, input: &RestoredInput, outcome: &Outcome, by: Option<LocalCaller>) {
+    let Outcome::Done(report) = outcome else { return };
+    let (Selector::Step { .. }, false, TaskReport::Restore(restored)) = (&input.name, input.delete, &**report) else {
+        return;
+    };
+    let (Ok(name), Ok(repository)) = (restored.name.parse::<Name>(), state.repository(None)) else { return };
+    let to = input.to.display();
+    match repository.for_caller(by).surplus_of(&name, &input.to).await {
+        Ok(RemovedFiles { files: 0, .. }) => {}
+        Ok(others) => {
+            let first: Vec<String> = others.paths.iter().take(OTHERS_NAMED).map(|path| format!("{path:?}")).collect();
+            tracing::warn!(
+                "{to}: files that {name} lacks stay there, as those of an earlier step would: {}, such as {}; \
+                 `delete = true` in this `restore` of [sidecar] removes them",
+                others.files,
+                first.join(", ")
+            );
+        }
+        Err(error) => tracing::warn!("{to}: files that {name} lacks are not known: {error:?}"),
     }
 }
 
@@ -153,20 +186,24 @@ async fn has_no_step(state: &AgentState, name: &Selector) -> bool {
     repository.resolve(name).await.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Runs tasks for `name` until one succeeds. A run without the selected step has not begun yet, so there is nothing to prepare.
-async fn run_until_done(state: &AgentState, name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
+/// Runs tasks for `name` until one succeeds, and returns its outcome. A run without the selected step has not begun yet, so there is nothing to prepare.
+async fn run_until_done(state: &AgentState, name: &Selector, start: impl Fn() -> Result<Arc<Task>>) -> Option<Outcome> {
     while !has_no_step(state, name).await {
         let failed = match start() {
-            Ok(task) => match failure(name, &task.ended().await) {
-                None => return,
-                Some(failed) => failed,
-            },
+            Ok(task) => {
+                let outcome = task.ended().await;
+                match failure(name, &outcome) {
+                    None => return Some(outcome),
+                    Some(failed) => failed,
+                }
+            }
             Err(error) => error,
         };
         tracing::warn!("not ready yet: {failed:?}");
         tokio::time::sleep(AGAIN_AFTER).await;
     }
     tracing::info!("{name} has no step yet: nothing to prepare");
+    None
 }
 
 /// Error of a task that has not prepared all of `name`; None if it has.

@@ -40,6 +40,8 @@ struct RestoreSection {
     to: PathBuf,
     #[serde(default)]
     overwrite: bool,
+    #[serde(default)]
+    delete: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -88,6 +90,8 @@ pub struct RestoredInput {
     pub to: PathBuf,
     /// Replace files that differ there, as those of an earlier step.
     pub overwrite: bool,
+    /// Remove what the tree lacks there.
+    pub delete: bool,
 }
 
 /// A folder that a training writes its checkpoints to.
@@ -126,8 +130,8 @@ impl SidecarSection {
     /// Resolves relative paths from `folder`.
     pub(super) fn settle(self, folder: &Path) -> Result<SidecarConfig> {
         let restored = |section: RestoreSection| {
-            let (to, overwrite) = (folder.join(section.to), section.overwrite);
-            Ok(RestoredInput { name: section.name.parse()?, to, overwrite })
+            let RestoreSection { name, to, overwrite, delete } = section;
+            Ok(RestoredInput { name: name.parse()?, to: folder.join(to), overwrite, delete })
         };
         let watched = |section: WatchSection| {
             let settle = section.settle.map_or(SETTLE, |span| span.0);
@@ -140,6 +144,7 @@ impl SidecarSection {
         let restore: Vec<_> = self.restore.into_iter().map(restored).collect::<Result<_>>()?;
         let watch: Vec<_> = self.watch.into_iter().map(watched).collect::<Result<_>>()?;
         restore.iter().try_for_each(|input| keeps_out_of_checkpoints(&input.to, &watch))?;
+        keeps_other_folders(&restore, &watch)?;
         for (at, watched) in watch.iter().enumerate() {
             if watch[..at].iter().any(|earlier| earlier.run == watched.run) {
                 return Err(Error::usage(
@@ -163,6 +168,21 @@ impl SidecarSection {
             },
         })
     }
+}
+
+/// Refuses to remove the folders of other settings, which the tree of a restore lacks.
+fn keeps_other_folders(restore: &[RestoredInput], watch: &[WatchedFolder]) -> Result<()> {
+    for (at, input) in restore.iter().enumerate().filter(|(_, input)| input.delete) {
+        let others = restore.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, other)| &other.to);
+        let mut folders = others.chain(watch.iter().map(|watched| &watched.folder));
+        if let Some(within) = folders.find(|folder| folder.starts_with(&input.to)) {
+            return Err(Error::usage("[sidecar] restore with `delete` would remove another folder of [sidecar]")
+                .at(input.to.display())
+                .got(within.display())
+                .help("restore to a folder of its own, or leave `delete` out"));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses to restore into a watched folder or one of its checkpoints: the training's next step changes the files there, and

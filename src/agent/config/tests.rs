@@ -43,7 +43,7 @@ fn every_setting_is_taken() {
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [staging]\nmemory = '40G'\nkeep = '1h'\n\
-         [sidecar]\nwarm = ['run@latest']\nstage = ['base']\nrestore = [{ name = 'base', to = '/data', overwrite = true }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
+         [sidecar]\nwarm = ['run@latest']\nstage = ['base']\nrestore = [{ name = 'base', to = '/data', overwrite = true, delete = true }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\ncompression = 'predict'\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
          [token_pins]\nmax_time = '2h'\n\
@@ -97,7 +97,12 @@ fn every_setting_is_taken() {
     let sidecar = SidecarConfig {
         warm: vec!["run@latest".parse().unwrap()],
         stage: vec!["base".parse().unwrap()],
-        restore: vec![RestoredInput { name: "base".parse().unwrap(), to: "/data".into(), overwrite: true }],
+        restore: vec![RestoredInput {
+            name: "base".parse().unwrap(),
+            to: "/data".into(),
+            overwrite: true,
+            delete: true,
+        }],
         watch: vec![watched],
         handoff_to: Some(AgentSelector::Site("cloud".into())),
         preemption: Some(Provider::Aws),
@@ -197,6 +202,14 @@ fn what_makes_no_sense_is_named() {
         (
             "repository = '/r'\n[sidecar]\nrestore = [{ name = 'b', to = 'c/step-1/b' }]\nwatch = [{ folder = 'c', run = 'r' }]",
             "expected a folder outside of /etc/towline/c",
+        ),
+        (
+            "repository = '/r'\n[sidecar]\nrestore = [{ name = 'b', to = 'd', delete = true }]\nwatch = [{ folder = 'd/ckpt', run = 'r' }]",
+            "would remove another folder",
+        ),
+        (
+            "repository = '/r'\n[sidecar]\nrestore = [{ name = 'a', to = 'd/a' }, { name = 'b', to = 'd', delete = true }]",
+            "would remove another folder",
         ),
         (
             "repository = '/r'\n[sidecar]\nwatch = [{ folder = 'c', run = 'r' }, { folder = 'd', run = 'r' }]",

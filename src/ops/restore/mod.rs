@@ -202,6 +202,23 @@ impl Repository {
         Ok(())
     }
 
+    /// Entries of the folder `dest` that the tree `name` lacks: those that a restore to it with `delete` removes.
+    ///
+    /// # Errors
+    /// Not found, for the name; usage, for a malformed ignore file in `dest`; exhausted, for more entries than the budget holds.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn surplus_of(&self, name: &Name, dest: &Path) -> Result<RemovedFiles> {
+        let saved = self.saved(name).await?.shared();
+        let items = Arc::new(Items::choose(&saved, None, &[], dest)?);
+        let folder = items.folder.clone();
+        match blocking(move || Target::there(&folder, Durability::Process)).await? {
+            Some(target) if items.is_folder => Ok(self.surplus(&items, &Arc::new(target)).await?.into_removed()),
+            _ => Ok(RemovedFiles::default()),
+        }
+    }
+
     /// Entries of the target that are not among the items, except a repository there.
     async fn surplus(&self, items: &Arc<Items>, target: &Arc<Target>) -> Result<Surplus> {
         let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();

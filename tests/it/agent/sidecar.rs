@@ -69,6 +69,38 @@ fn it_brings_the_inputs_and_saves_what_is_written() {
     agent.stop();
 }
 
+/// operations.md: "`delete = true` removes what the step lacks."
+#[test]
+fn files_of_an_earlier_step_are_told_or_removed() {
+    let user = User::with_repository();
+    user.write("model/a", b"weights of step 3");
+    user.write("model/b", b"more weights of step 3");
+    user.ok(&["save", "model", "two/step-3"]);
+    let restored = |more: &str| {
+        let agent = Running::start(
+            &user,
+            &format!("[sidecar]\nrestore = [{{ name = 'two@latest', to = 'data', overwrite = true{more} }}]\n"),
+        );
+        ready(&agent);
+        agent.signal(Signal::TERM);
+        let (code, log) = agent.ended();
+        assert_eq!(code, Some(0), "{log}");
+        log
+    };
+    let log = restored("");
+    assert!(!log.contains("stay there"), "{log}");
+    fs::remove_file(user.work().join("model/b")).unwrap();
+    user.write("model/a", b"weights of step 4");
+    user.ok(&["save", "model", "two/step-4"]);
+    let log = restored("");
+    assert!(log.contains("files that two/step-4 lacks stay there") && log.contains("1, such as \"b\""), "{log}");
+    assert_eq!(log.matches("stay there").count(), 1, "{log}");
+    assert!(user.exists("data/b"));
+    let log = restored(", delete = true");
+    assert!(!log.contains("stay there"), "{log}");
+    assert_eq!((user.read("data/a"), user.exists("data/b")), (b"weights of step 4".to_vec(), false));
+}
+
 /// An agent whose run has a latest step that cannot be restored: its packs are damaged.
 fn with_a_damaged_step(user: &User) -> Running {
     user.ok(&["save", "tree", "run/step-1"]);
