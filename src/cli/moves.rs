@@ -186,7 +186,7 @@ impl Context {
             let to = match there {
                 Some(there) => there,
                 None => {
-                    // Nothing is made for names that may not be moved.
+                    // Nothing is made if no name may be moved.
                     ops::check_new_destination(&from, &names, to).await?;
                     self.make_destination(to, *dry_run).await?
                 }

@@ -309,35 +309,41 @@ impl Repository {
         self.check_access(state, &Access { repository: self.id(), name, labels, to }).await
     }
 
-    /// Checks that `names` may be copied to a new repository at `location`, which has no policy of its own.
+    /// Refusals of those of `names` that may not be copied to a new repository at `location`, which has no policy of its own: denied,
+    /// with the rule; or conflict, if a name has labels under which nobody could read it there.
     ///
     /// # Errors
-    /// Denied, with the rule; conflict, if a name has labels under which nobody could read it there.
+    /// Errors of the store.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn check_writable_anew<'n>(
+    pub async fn refused_anew<'n>(
         &self,
         state: &State,
         names: impl IntoIterator<Item = &'n Name> + Send,
         location: &Location,
-    ) -> Result<()> {
+    ) -> Result<Vec<(&'n Name, Error)>> {
+        let mut refused = Vec::new();
         if is_open(state) {
-            return Ok(());
+            return Ok(refused);
         }
         let (view, place) = (self.label_view(state), location.to_string());
         for name in names.into_iter().collect::<Vec<_>>() {
             let labels = view.of(name);
             let to = Destination::Repository(&place, RepositoryId::random());
-            self.check_access(state, &Access { repository: self.id(), name, labels: &labels, to }).await?;
+            match self.check_access(state, &Access { repository: self.id(), name, labels: &labels, to }).await {
+                Err(refusal) if refusal.kind() == ErrorKind::Denied => refused.push((name, refusal)),
+                checked => checked?,
+            }
             if labels.restrict() {
-                return Err(Error::conflict("a new repository has no policy, so nobody could read what has labels")
+                let refusal = Error::conflict("a new repository has no policy, so nobody could read what has labels")
                     .at(format!("{name}, to {place}"))
                     .got(format!("labels {labels}"))
-                    .help(format!("make it and set its policy first: towline init {place}; towline policy set FILE")));
+                    .help(format!("make it and set its policy first: towline init {place}; towline policy set FILE"));
+                refused.push((name, refusal));
             }
         }
-        Ok(())
+        Ok(refused)
     }
 
     /// Checks `access` under the policy of `state`.

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use crate::cli::{User, noise};
+use crate::policy::PolicyFixture;
 
 /// Every file below `folder`, with its length and time: what a dry run must leave as it is.
 fn snapshot(folder: &Path) -> BTreeMap<String, (u64, SystemTime)> {
@@ -422,4 +423,25 @@ fn an_explanation_of_nothing_says_so() {
         user.run(&["save", "tree", &format!("run/{nth}"), "--explain"]).err
     });
     assert!(again.into_iter().any(|err| err.contains("nothing to explain: no file has changed")));
+}
+
+/// B4: "With `--init` the destination is made unless a policy refuses every name."
+#[test]
+fn a_refused_name_does_not_stop_the_others_on_their_way_to_a_new_repository() {
+    let user = PolicyFixture::at("home").user;
+    user.write("data/file", b"labelled");
+    for name in ["raw/a", "raw/b"] {
+        user.ok(&["save", "data", name, "--label", "sensitivity=restricted"]);
+    }
+    user.write("data/file", b"without labels");
+    user.ok(&["save", "data", "free/set"]);
+    user.fails(&["sync", "../repo", "../raw", "raw", "--init"], 7);
+    assert!(!user.exists("../raw"), "every name is refused");
+    for dry_run in [&["--dry-run"][..], &[]] {
+        let synced = user.run(&[&["sync", "../repo", "../mixed", "--init"], dry_run].concat());
+        assert!(synced.code == Some(7) && synced.err.contains("raw/a, raw/b"), "{:?} {}", synced.code, synced.err);
+        assert_eq!(user.exists("../mixed"), dry_run.is_empty());
+    }
+    let copied = user.ok(&["ls", "--repo", "../mixed"]);
+    assert!(copied.contains("free/set") && !copied.contains("raw"), "{copied}");
 }

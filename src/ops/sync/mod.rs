@@ -202,11 +202,11 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
 }
 
-/// Checks that `what` may be copied from `from` to a new repository at `location`, before that is made.
+/// Checks that some name of `what` may be copied from `from` to a new repository at `location`, before that is made.
 ///
 /// # Errors
-/// Not found, if nothing is under one of `what`; denied, with the rule, if one of the names may not come here or be stored there;
-/// conflict, if it has labels under which nobody could read it there.
+/// Not found, if nothing is under one of `what`; denied, with the rule, or conflict, for labels under which nobody could read a name
+/// there, if every name is refused.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
@@ -214,10 +214,14 @@ pub async fn check_new_destination(from: &Repository, what: &[Name], location: &
     let state = from.state().await?;
     let names = choose(&state, what)?;
     let trees = names.iter().filter_map(|name| state.refs.get_key_value(name));
-    if let Some(denied) = from.denied_here(&state, trees).await?.into_iter().next() {
-        return Err(denied.refusal);
+    let denied = from.denied_here(&state, trees).await?;
+    let refused = from.refused_anew(&state, &names, location).await?;
+    let all: BTreeSet<&Name> = denied.iter().map(|one| one.name).chain(refused.iter().map(|(name, _)| *name)).collect();
+    if all.len() < names.len() {
+        return Ok(());
     }
-    from.check_writable_anew(&state, &names, location).await
+    let mut refusals = denied.into_iter().map(|one| one.refusal).chain(refused.into_iter().map(|(_, refusal)| refusal));
+    refusals.next().map_or(Ok(()), Err)
 }
 
 /// The names to sync, in the order in which they were set.
