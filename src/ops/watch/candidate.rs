@@ -50,7 +50,7 @@ pub(super) enum Class {
 const BESIDE: [&str; 1] = ["training_args.bin"];
 
 /// First words of the names of files with other states than that of a model.
-const STATE_WORDS: [&str; 7] = ["optimizer", "optim", "scheduler", "sched", "rng", "scaler", "sampler"];
+const STATE_WORDS: [&str; 8] = ["optimizer", "optim", "scheduler", "sched", "rng", "scaler", "sampler", "ema"];
 
 /// Words after the step in names that users give to copies of checkpoints.
 const COPY_WORDS: [&str; 10] =

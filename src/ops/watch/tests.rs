@@ -65,6 +65,8 @@ fn names_tell_what_an_entry_is() {
         ("optimizer_0.pt", false, Class::Beside),
         ("optimizer-step-5.pt", false, Class::Beside),
         ("optimizer=adamw-step=100.ckpt", false, Class::Step(100)),
+        ("ema_5.safetensors", false, Class::Beside),
+        ("ema_model_step_100.pt", false, Class::Step(100)),
         ("lr_scheduler.pt", false, Class::Beside),
         ("random_states_0.bin", false, Class::Beside),
         ("optimized_5.pt", false, Class::Step(5)),
