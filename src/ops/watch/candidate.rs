@@ -11,6 +11,8 @@
 //!   (<https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py>, `save_checkpoint`);
 //! - Megatron: `iter_NNNNNNN/`, then `latest_checkpointed_iteration.txt` beside it holds N
 //!   (<https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/checkpointing.py>);
+//! - Orbax: `N/`, renamed from `N.orbax-checkpoint-tmp-T`
+//!   (<https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html>);
 //! - Lightning (`epoch=E-step=N.ckpt`), accelerate (`checkpoint_N/`) and plain `torch.save` write no marker.
 
 use std::ops::Range;
@@ -77,13 +79,24 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
     // `DIR/model-00001-of-00005.safetensors` is a part of the checkpoint DIR.
     let is_part = words(stem).any(|word| word == "of");
     match number(stem) {
-        // A folder with a number is a checkpoint only with a suitable word: `version_0` and `runs-2` are none.
+        Some(found) if folder && is_number(name) => Class::Step(found.step),
+        // With other words a folder with a number is none: `version_0` and `runs-2`.
         Some(found) if (folder || is_part) && found.rank == Rank::Bare => Class::Other,
         Some(found) if found.is_of_copy() => Class::Copy,
         Some(found) => Class::Step(found.step),
         None if folder || is_part => Class::Other,
         None => Class::Unnumbered,
     }
+}
+
+/// True for a name that is a number alone, as Orbax names the folders of steps.
+pub(super) fn is_number(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// True for the files that mark the folder that they are in as a checkpoint, or a part of one.
+pub(super) fn is_within_checkpoint(name: &str) -> bool {
+    [METADATA, "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"].contains(&name)
 }
 
 /// True for `optimizer_1`, `lr_scheduler`, `random_states_0`, but not for `optimizer=adamw-step=5`.

@@ -21,7 +21,7 @@ use ulid::Ulid;
 use super::candidate::{Class, Tracker, classify, is_set_aside, set_aside_name};
 use super::events::WatchEvent;
 use super::metrics::best_step;
-use super::scan::Scanner;
+use super::scan::{NUMBER_ALONE, Scanner};
 use super::state::{FolderScan, ObservedCheckpoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
@@ -250,7 +250,8 @@ impl Held {
             }
         }
         let parted = scan.parted.iter().map(|step| step.first().to_owned());
-        for entry in scan.others.into_keys().filter(|entry| !is_set_aside(entry)).chain(parted) {
+        let others = scan.others.into_iter().filter(|(entry, reason)| !is_set_aside(entry) && reason != NUMBER_ALONE);
+        for entry in others.map(|(entry, _)| entry).chain(parted) {
             held.latest = held.latest.max(Some((None, entry)));
         }
         held

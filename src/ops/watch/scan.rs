@@ -11,7 +11,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::candidate::{Class, Marker, MarkerSearch, Tracker, classify, has_checkpoint_ending, is_temporary};
+use super::candidate::{
+    Class, Marker, MarkerSearch, Tracker, classify, has_checkpoint_ending, is_number, is_temporary,
+    is_within_checkpoint,
+};
 use super::metrics::open;
 use super::parted::PartedStep;
 use super::pointer::{POINTER_LEN_MAX, is_pointer};
@@ -34,6 +37,11 @@ const FILES_MAX: usize = 4_000_000;
 const ENDS_MAX: usize = 10_000;
 /// Maximum bytes of a tracker.
 const TRACKER_LEN_MAX: u64 = 4096;
+
+/// Reason for which a folder named by a number alone is none of a watch's checkpoints: it may be that of a rank, or belong to another
+/// checkpoint.
+pub(super) const NUMBER_ALONE: &str =
+    "its name is only a number, and entries beside it are checkpoints by other names, or parts of one";
 
 /// Poller of one folder.
 #[derive(Debug)]
@@ -127,9 +135,13 @@ impl Scanner {
             Err(error) => return Err(fault(error)),
         };
         let (mut scan, mut candidates, mut trackers) = (FolderScan::default(), Candidates::default(), Vec::new());
+        let mut within = HashSet::new();
         for entry in listed {
             let entry = entry.map_err(fault)?;
             let Some((name, kind)) = entry.file_name().into_string().ok().zip(entry.file_type().ok()) else { continue };
+            if is_within_checkpoint(&name) {
+                within.extend(entry.metadata().map(|meta| meta.uid()));
+            }
             let mut class = classify(&name, kind.is_dir());
             if class == Class::Other && kind.is_symlink() {
                 // Links are not followed: this one may be to a folder.
@@ -153,6 +165,7 @@ impl Scanner {
         (self.ends, self.files_left) = (FileEnds::default(), FILES_MAX);
         let tracked = self.trackers(&trackers);
         let (candidates, left_out) = candidates.chosen();
+        let candidates = without_numbers(candidates, within, &mut scan);
         let parted = parted(&candidates);
         let parts: HashSet<&String> = parted.iter().flat_map(|step| &step.entries).collect();
         for candidate in candidates.into_iter().filter(|candidate| !parts.contains(&candidate.name)) {
@@ -267,6 +280,16 @@ impl Scanner {
         }
         Ok(paths.iter().find_map(|path| self.ends.lacking(path)))
     }
+}
+
+/// `candidates` without those named by a number alone whose owner is one of `within`, or has others beside them: these are told.
+fn without_numbers(candidates: Vec<Candidate>, mut within: HashSet<u32>, scan: &mut FolderScan) -> Vec<Candidate> {
+    let others = candidates.iter().filter(|one| matches!(one.class, Class::Step(_)) && !is_number(&one.name));
+    within.extend(others.map(|one| one.meta.uid()));
+    let is_left_out = |one: &Candidate| is_number(&one.name) && within.contains(&one.meta.uid());
+    let (numbers, rest) = candidates.into_iter().partition::<Vec<_>, _>(is_left_out);
+    scan.others.extend(numbers.into_iter().map(|one| (one.name, NUMBER_ALONE.to_owned())));
+    rest
 }
 
 /// Steps in several of the candidates of one owner: others may put files in the folder. Links and empty files are left out.
@@ -503,6 +526,29 @@ mod tests {
         let others: Vec<&str> = scan.others.keys().map(String::as_str).collect();
         assert_eq!(others, ["optimizer_40.pt", "rng_state_0.pth", "step_30_rank0.pt"]);
         assert_eq!(scan.others["step_30_rank0.pt"], "checkpoint-30 is step 30 already");
+    }
+
+    /// As Orbax writes them.
+    #[test]
+    fn folders_named_by_numbers_alone_are_steps() {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["8/9", "010/d", ".11", "12.orbax-checkpoint-tmp-123", "runs-13", "14-15"] {
+            fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        fs::write(dir.path().join("16"), "no folder").unwrap();
+        fs::write(dir.path().join("8/9/weights"), "weights").unwrap();
+        let scanned = || Scanner::new(dir.path()).scan().unwrap().unwrap();
+        let steps = |scan: &FolderScan| scan.checkpoints.values().map(|one| one.step).collect::<Vec<_>>();
+        let scan = scanned();
+        assert_eq!((steps(&scan), scan.others.len(), scan.temporaries.len()), (vec![10, 8], 0, 2));
+        // Ranks beside checkpoints, or parts of one.
+        for (entry, expected) in [("model_5.pt", vec![5]), ("_CHECKPOINT_METADATA", vec![])] {
+            fs::write(dir.path().join(entry), "content").unwrap();
+            let scan = scanned();
+            assert_eq!((steps(&scan), scan.others["8"].as_str(), scan.others.len()), (expected, NUMBER_ALONE, 2));
+            fs::remove_file(dir.path().join(entry)).unwrap();
+        }
+        assert_eq!(steps(&scanned()), [10, 8]);
     }
 
     #[test]
