@@ -59,6 +59,24 @@ pub(in crate::agent) struct Sender {
     log_state: OnceCell<Option<Arc<State>>>,
     /// Copies sent, by name, the latest last. Earlier ones are released once a later one is complete.
     sent: Mutex<BTreeMap<Name, Vec<SentCopy>>>,
+    refusals: Refusals,
+}
+
+/// Refusals that the log has, by checkpoint and receiver. Each is tried again several times a second.
+#[derive(Debug, Default)]
+struct Refusals(Mutex<BTreeMap<Name, BTreeMap<String, ErrorKind>>>);
+
+impl Refusals {
+    /// Notes that `receiver` did not take `name`; true unless it said so before, for an error of the same kind.
+    fn is_new(&self, name: &Name, receiver: String, kind: ErrorKind) -> bool {
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.entry(name.clone()).or_default().insert(receiver, kind) != Some(kind)
+    }
+
+    /// Forgets those of `name`, which an agent or the repository has.
+    fn forget(&self, name: &Name) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
 }
 
 /// Copy that another agent has, or may have.
@@ -81,7 +99,14 @@ struct Receiver {
 impl Sender {
     pub(in crate::agent) fn new(state: Arc<AgentState>, to: AgentSelector) -> Result<Self> {
         let repository = state.repository(None)?.id();
-        Ok(Self { state, to, repository, log_state: OnceCell::new(), sent: Mutex::default() })
+        Ok(Self {
+            state,
+            to,
+            repository,
+            log_state: OnceCell::new(),
+            sent: Mutex::default(),
+            refusals: Refusals::default(),
+        })
     }
 
     /// Sends `contents` to `receiver`.
@@ -272,14 +297,20 @@ impl HandoffTarget for Sender {
             let receiver = Receiver { who, address };
             match self.send_to(&receiver, checkpoint, &contents).await {
                 Ok(()) => {
+                    self.refusals.forget(checkpoint.name);
                     let before = self.complete(checkpoint.name);
                     self.release_copies(checkpoint.name, before).await;
                     return Ok(receiver.who.path());
                 }
                 Err(error) if error.kind() == ErrorKind::Conflict => return Err(error),
                 Err(error) => {
-                    tracing::warn!("{} did not take {}: {error:?}", receiver.who.path(), checkpoint.name);
-                    refused.push(format!("{}: {error}", receiver.who.path()));
+                    let who = receiver.who.path();
+                    if self.refusals.is_new(checkpoint.name, who.clone(), error.kind()) {
+                        tracing::warn!("{who} did not take {}, and is asked again: {error:?}", checkpoint.name);
+                    } else {
+                        tracing::debug!("{who} did not take {} again: {error:?}", checkpoint.name);
+                    }
+                    refused.push(format!("{who}: {error}"));
                 }
             }
         }
@@ -291,6 +322,7 @@ impl HandoffTarget for Sender {
     }
 
     async fn release(&self, name: &Name) {
+        self.refusals.forget(name);
         let copies = self.sent().remove(name).unwrap_or_default();
         self.release_copies(name, copies).await;
     }
@@ -341,4 +373,20 @@ fn parse_answer<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<
     let kind = of("kind").map_or(ErrorKind::Other, |kind| ErrorKind::from_word(&kind));
     let error = Error::new(kind, of("message").unwrap_or_else(|| "refused without a message".to_owned()));
     Err(of("help").into_iter().fold(error, Error::help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_logged_once_until_it_changes() {
+        let (refusals, step) = (Refusals::default(), "run/step-1".parse().unwrap());
+        let is_new = |who: &str, kind| refusals.is_new(&step, who.to_owned(), kind);
+        assert!(is_new("cloud/a", ErrorKind::Exhausted) && is_new("cloud/b", ErrorKind::Exhausted));
+        assert!(!is_new("cloud/a", ErrorKind::Exhausted) && !is_new("cloud/b", ErrorKind::Exhausted));
+        assert!(is_new("cloud/a", ErrorKind::Denied) && is_new("cloud/a", ErrorKind::Exhausted));
+        refusals.forget(&step);
+        assert!(is_new("cloud/a", ErrorKind::Exhausted));
+    }
 }
