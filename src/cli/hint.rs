@@ -137,6 +137,11 @@ impl Context {
         if let Some(id) = &args.awaited {
             return self.await_commitment(id, &args.at).await;
         }
+        if args.commit.is_some() && args.lease.is_zero() {
+            return Err(Error::usage("lease would have run out already")
+                .got("--lease 0")
+                .help("give a longer time, such as --lease 1h"));
+        }
         let request = args.request();
         request.check()?;
         let paths = SitesPaths { sites: args.sites.clone(), prices: args.prices.clone() };

@@ -320,9 +320,6 @@ impl HintQuestion<'_> {
     /// Names of the candidates, each once.
     fn candidates(&self) -> Result<BTreeSet<&str>> {
         let sites = self.snapshot.sites;
-        if self.request.candidates.is_empty() {
-            return Ok(sites.sites().map(|(name, _)| name).collect());
-        }
         let listed = self.request.candidates.iter().map(|candidate| candidate.site.as_str());
         let returns = self.request.outputs.iter().map(|output| output.return_to.as_str());
         for name in listed.clone().chain(returns) {
@@ -332,6 +329,9 @@ impl HintQuestion<'_> {
                     .at(name)
                     .expected(format!("one of {}", known.join(", "))));
             }
+        }
+        if self.request.candidates.is_empty() {
+            return Ok(sites.sites().map(|(name, _)| name).collect());
         }
         Ok(listed.collect())
     }

@@ -98,6 +98,17 @@ fn site<'h>(hint: &'h Hint, name: &str) -> &'h Candidate {
 }
 
 #[test]
+fn a_site_to_return_to_must_be_known_whatever_is_compared() {
+    let mut request = request();
+    request.outputs = vec![HintOutput { bytes: 1, every_s: 1800, return_to: "nowhere".to_owned() }];
+    for candidates in [Vec::new(), vec![HintCandidate { site: "home".to_owned() }]] {
+        request.candidates = candidates;
+        let error = asked(&request, &[], &[]).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (ErrorKind::NotFound, Some("nowhere")), "{error}");
+    }
+}
+
+#[test]
 fn bytes_time_and_dollars_are_those_computed_by_hand() {
     let mut request = request();
     request.workload = Workload { gpus: 64, gpu_usd_h: None, runtime_s: 4 * 3600, deadline: None };
