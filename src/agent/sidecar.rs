@@ -186,7 +186,8 @@ async fn has_no_step(state: &AgentState, name: &Selector) -> bool {
     repository.resolve(name).await.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Runs tasks for `name` until one succeeds, and returns its outcome. A run without the selected step has not begun yet, so there is nothing to prepare.
+/// Runs tasks for `name` until one succeeds, and returns its outcome. A run without the selected step has not begun yet, so there is
+/// nothing to prepare.
 async fn run_until_done(state: &AgentState, name: &Selector, start: impl Fn() -> Result<Arc<Task>>) -> Option<Outcome> {
     while !has_no_step(state, name).await {
         let failed = match start() {

@@ -307,8 +307,8 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
     below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
 }
 
-/// Pins `chunks` of the tree `name` for `pinning` within `limit`, replacing the pin of the same owner for the same reason. The later end
-/// of both counts.
+/// Pins `chunks` of the tree `name` for `pinning` within `limit`, replacing the pin of the same owner for the same reason. The later
+/// end of both counts.
 fn pin(
     (name, chunks): (&Name, &[PinChunk]),
     reason: String,

@@ -309,8 +309,8 @@ impl Repository {
         self.check_access(state, &Access { repository: self.id(), name, labels, to }).await
     }
 
-    /// Refusals of those of `names` that may not be copied to a new repository at `location`, which has no policy of its own: denied,
-    /// with the rule; or conflict, if a name has labels under which nobody could read it there.
+    /// Refusals of those of `names` that may not be copied to a new repository at `location`, which has no policy of its own:
+    /// denied, with the rule; or conflict, if a name has labels under which nobody could read it there.
     ///
     /// # Errors
     /// Errors of the store.

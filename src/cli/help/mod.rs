@@ -149,7 +149,8 @@ Examples:
 
 Each checkpoint is saved as RUN/step-N, once, and again if it is written again: the folders checkpoint-N (Hugging Face, \
 accelerate), step-N (torchtitan), global_stepN (DeepSpeed), iter_N (Megatron) and such, N alone (Orbax) unless entries beside it \
-have other names of checkpoints, and the files *.pt *.pth *.bin *.ckpt *.safetensors with a number. Files without a number (last.ckpt) are skipped and reported.
+have other names of checkpoints, and the files *.pt *.pth *.bin *.ckpt *.safetensors with a number. \
+Files without a number (last.ckpt) are skipped and reported.
 
 A checkpoint is finished when its framework marked it finished (trainer_state.json, .metadata, a file `latest` beside it) and \
 nothing changed for a fifth of --settle; when it was renamed from a temporary name; or when nothing changed for all of --settle. \

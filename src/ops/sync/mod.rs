@@ -205,8 +205,8 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
 /// Checks that some name of `what` may be copied from `from` to a new repository at `location`, before that is made.
 ///
 /// # Errors
-/// Not found, if nothing is under one of `what`; denied, with the rule, or conflict, for labels under which nobody could read a name
-/// there, if every name is refused.
+/// Not found, if nothing is under one of `what`; denied, with the rule, or conflict, for labels under which nobody could read a
+/// name there, if every name is refused.
 ///
 /// # Cancel safety
 /// Safe: it only reads.

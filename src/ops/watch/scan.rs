@@ -38,8 +38,7 @@ const ENDS_MAX: usize = 10_000;
 /// Maximum bytes of a tracker.
 const TRACKER_LEN_MAX: u64 = 4096;
 
-/// Reason for which a folder named by a number alone is none of a watch's checkpoints: it may be that of a rank, or belong to another
-/// checkpoint.
+/// Reason for which a folder named by a number alone is no checkpoint: it may be that of a rank, or belong to another checkpoint.
 pub(super) const NUMBER_ALONE: &str =
     "its name is only a number, and entries beside it are checkpoints by other names, or parts of one";
 
