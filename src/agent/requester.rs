@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::tokens::Grant;
+use crate::error::Result;
 use crate::identity::Identity;
 
 /// Requester with limited rights.
@@ -23,6 +24,8 @@ impl PartialEq for Requester {
         }
     }
 }
+
+impl Eq for Requester {}
 
 impl Requester {
     /// Its text, which is also the prefix of the owners of its pins: `SITE/AGENT`, or `token:TENANT/ID`. Names of agents have no
@@ -46,6 +49,17 @@ impl Requester {
         }
     }
 
+    /// As [`Grant::holding`], for a token; makes it at once for an agent.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn holding<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self {
+            Self::Agent(_) => make(),
+            Self::Token(grant) => grant.holding(make),
+        }
+    }
+
     /// True if it is the owner of a pin, by the owner's text.
     pub(super) fn owns(&self, owner: &str) -> bool {
         owner.strip_prefix(&self.path()).is_some_and(|rest| rest.starts_with('/'))
@@ -66,7 +80,7 @@ mod tests {
         let token = |tenant: Option<&str>| {
             let scopes = Scopes::of(&["read=**", "pins"]).unwrap();
             let spec = TokenSpec { scopes, name: None, tenant: tenant.map(str::to_owned), lasting: None };
-            Requester::Token(tokens.find(&tokens.make(spec).unwrap().secret).unwrap())
+            Requester::Token(tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap())
         };
         let (one, other) = (token(Some("team-a")), token(Some("team-a")));
         let (alone, longer) = (token(None), token(Some("team-a.b")));

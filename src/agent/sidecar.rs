@@ -79,7 +79,7 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                         from: From::Anywhere,
                         or_repository: true,
                         // One input must not evict another one.
-                        pin: Some(Pinning { owner: PIN_OWNER.to_owned(), expires: None }),
+                        pin: Some(Pinning::new(PIN_OWNER, None)),
                         dry_run: false,
                         caller: None,
                         by: by.clone(),

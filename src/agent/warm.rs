@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::requester::Requester;
 use crate::cache::{Cache, Hold, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -46,6 +47,16 @@ pub struct Pinning {
     pub owner: String,
     /// Expiry, if it expires.
     pub expires: Option<Timestamp>,
+    /// Other agent or token that requested it: one that was revoked pins nothing more.
+    pub(super) by: Option<Requester>,
+}
+
+impl Pinning {
+    /// A pin of this node's own.
+    #[must_use]
+    pub fn new(owner: impl Into<String>, expires: Option<Timestamp>) -> Self {
+        Self { owner: owner.into(), expires, by: None }
+    }
 }
 
 /// Result of a warm or of its dry run. The requested chunks are `hits + fetched + missing`, in bytes as well. `lacking` is
@@ -211,7 +222,13 @@ async fn pinned(
     let (name, cache, chunks) = (name.clone(), Arc::clone(exchange.cache()), Arc::clone(chunks));
     let (reason, limit) = (reason(&name, options.below.as_deref()), options.limit.clone());
     let _turn = exchange.cache().limit_turn(limit.as_ref()).await;
-    let pin = blocking(move || pin((&name, &chunks), reason, &cache, pinning, limit.as_ref())).await?;
+    let by = pinning.by.clone();
+    let make = move || pin((&name, &chunks), reason, &cache, pinning, limit.as_ref());
+    let pin = blocking(move || match by {
+        Some(by) => by.holding(make),
+        None => make(),
+    });
+    let pin = pin.await?;
     Ok(pin.id.to_string())
 }
 
@@ -313,7 +330,7 @@ fn pin(
     (name, chunks): (&Name, &[PinChunk]),
     reason: String,
     cache: &Cache,
-    Pinning { owner, expires }: Pinning,
+    Pinning { owner, expires, by: _ }: Pinning,
     limit: Option<&PinLimit>,
 ) -> Result<Pin> {
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();

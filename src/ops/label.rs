@@ -13,7 +13,7 @@ use crate::id::ManifestId;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::{Action, Declassified, REASON_LEN_MAX, State, labelled_name};
-use crate::repository::{LabelScope, Repository, StoredChunks};
+use crate::repository::{NameScope, Repository, StoredChunks};
 
 /// Labels of a name.
 #[derive(Clone, Debug, Serialize)]
@@ -69,7 +69,7 @@ impl Repository {
     /// Not safe: it may have happened.
     pub async fn tighten(&self, name: &Name, labels: &Labels) -> Result<Labelled> {
         self.check_residency(&*self.state().await?, name, labels)?;
-        self.add_labels(name, labels, &LabelScope::default()).await?;
+        self.add_labels(name, labels, &NameScope::default()).await?;
         self.labels(name).await
     }
 
@@ -91,7 +91,7 @@ impl Repository {
         .help("`residency=-` forbids it everywhere; only `towline declassify` undoes that"))
     }
 
-    pub(super) async fn add_labels(&self, name: &Name, labels: &Labels, scope: &LabelScope) -> Result<()> {
+    pub(super) async fn add_labels(&self, name: &Name, labels: &Labels, scope: &NameScope) -> Result<()> {
         if labels.is_empty() {
             return Ok(());
         }
@@ -277,7 +277,7 @@ impl Repository {
 
     /// The chunks that a save under `name` may rely on. Where some name has stricter labels, or the saver has limited rights, those that
     /// are stored as differences are not among them: whoever reads a chunk may read its base, which may be another name's.
-    pub(super) async fn stored_for(&self, name: &Name, scope: &LabelScope) -> Result<StoredChunks> {
+    pub(super) async fn stored_for(&self, name: &Name, scope: &NameScope) -> Result<StoredChunks> {
         let known = StoredChunks::load(self).await?;
         let stricter = {
             let view = self.label_view(known.state());

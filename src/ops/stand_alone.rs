@@ -12,7 +12,7 @@ use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::{
-    ChunkPlace, Delivered, Gaps, LabelScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
+    ChunkPlace, Delivered, Gaps, NameScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
     deliver, longest_read, plan_anew, read_pack,
 };
 
@@ -62,7 +62,7 @@ impl Repository {
             behind: 0,
             facts: saved.value.facts.clone(),
             labels: Labels::default(),
-            label_scope: LabelScope::default(),
+            label_scope: NameScope::default(),
             from: vec![(from, saved.value.manifest)],
         };
         let published = writer.publish(publication).await;

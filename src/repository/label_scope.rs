@@ -1,4 +1,4 @@
-//! Limit of the names that the labels of a save may make stricter.
+//! Limits of a saver: the names that the labels of a save may make stricter, and those that it may read.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,14 +14,19 @@ use crate::name::Name;
 /// Predicate on names.
 type Names = dyn Fn(&Name) -> bool + Send + Sync;
 
-/// Names that a commit may make stricter, by labels that it gives or by content that it shares with them. The default is all.
+/// Names to which a right of a saver extends. The default is all.
 #[derive(Clone, Default)]
-pub struct LabelScope(Option<Arc<Names>>);
+pub struct NameScope(Option<Arc<Names>>);
 
-impl LabelScope {
+impl NameScope {
     /// Only names for which `names` is true: for savers with limited rights.
     pub fn only(names: impl Fn(&Name) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(names)))
+    }
+
+    /// True for a name that it has.
+    pub(crate) fn includes(&self, name: &Name) -> bool {
+        self.0.as_ref().is_none_or(|names| names(name))
     }
 
     /// True if it is not all names.
@@ -30,9 +35,9 @@ impl LabelScope {
     }
 }
 
-impl fmt::Debug for LabelScope {
+impl fmt::Debug for NameScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "LabelScope(some names)" } else { "LabelScope(all names)" })
+        f.write_str(if self.0.is_some() { "NameScope(some names)" } else { "NameScope(all names)" })
     }
 }
 
@@ -46,7 +51,7 @@ impl Repository {
         &self,
         state: &State,
         (session, actions): (Option<SessionId>, &[Action]),
-        scope: &LabelScope,
+        scope: &NameScope,
     ) -> Result<()> {
         let Some(within) = &scope.0 else { return Ok(()) };
         let mut after = state.clone();

@@ -52,7 +52,7 @@ pub(crate) use guard::is_open;
 pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
 pub use joint::{AttemptState, Completed, JointTree, Parts, RankPart};
-pub use label_scope::LabelScope;
+pub use label_scope::NameScope;
 pub(crate) use missing::absent_name;
 pub use missing::no_such_name;
 pub(crate) use objects::twice_if;

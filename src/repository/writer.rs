@@ -12,7 +12,7 @@ use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
 use super::filling::Filling;
-use super::label_scope::LabelScope;
+use super::label_scope::NameScope;
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
 use super::mapping::{PlacedTree, map_of};
@@ -84,7 +84,7 @@ pub struct Publication<'a> {
     /// Labels that are given to the name, or to the run that it is a step of, in the same commit.
     pub labels: Labels,
     /// Names that it may make stricter.
-    pub label_scope: LabelScope,
+    pub label_scope: NameScope,
     /// Names and trees that content is from: the name gets the labels that bind them when it is set.
     pub from: Vec<(&'a Name, ManifestId)>,
 }

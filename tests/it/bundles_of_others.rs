@@ -10,7 +10,7 @@ use towline::codec::Codec;
 use towline::format::Frame;
 use towline::ops::{RemoveOptions, RestoreOptions, SaveOptions, SyncOptions, sync};
 use towline::repository::layout::{self, Family};
-use towline::repository::{LabelScope, Located, OpenOptions, Repository, Saved};
+use towline::repository::{Located, NameScope, OpenOptions, Repository, Saved};
 use towline::storage::{Location, StoreOptions, open};
 
 use crate::data::{name, noise, tree_digest};
@@ -93,7 +93,7 @@ impl Copied {
 
 /// Options of a saver with limited rights, who relies on nobody's bases.
 fn limited() -> SaveOptions {
-    let label_scope = LabelScope::only(|name| name.as_str().starts_with("scratch/"));
+    let label_scope = NameScope::only(|name| name.as_str().starts_with("scratch/"));
     SaveOptions { label_scope, ..SaveOptions::default() }
 }
 

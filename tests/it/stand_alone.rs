@@ -3,7 +3,7 @@
 use towline::codec::Codec;
 use towline::error::ErrorKind;
 use towline::ops::{CollectOptions, RestoreOptions, SaveOptions, VerifyOptions};
-use towline::repository::{LabelScope, Saved};
+use towline::repository::{NameScope, Saved};
 
 use crate::data::{name, tree_digest};
 use crate::differences::{Fixture, stored_by};
@@ -46,7 +46,7 @@ async fn a_limited_saver_gets_no_bases_of_other_names() {
     world.save(1).await;
     world.save(2).await;
     assert!(stored_by(&world.saved(2).await, Codec::Difference) > 0);
-    let scope = || LabelScope::only(|name| name.as_str().starts_with("other/"));
+    let scope = || NameScope::only(|name| name.as_str().starts_with("other/"));
     let options = SaveOptions { label_scope: scope(), ..SaveOptions::default() };
     let repository = world.open().await;
     repository.save(&world.path(2), &name("other/step-2"), &options).await.unwrap();

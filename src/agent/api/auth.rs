@@ -21,7 +21,7 @@ use crate::agent::AT;
 use crate::agent::config::Accepts;
 use crate::agent::page::is_page;
 use crate::agent::state::AgentState;
-use crate::agent::tokens::{Grant, RequestSlot, Tokens};
+use crate::agent::tokens::{Grant, RequestSlot, Tokens, not_valid};
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::log_limit::LogLimit;
@@ -261,10 +261,28 @@ impl Auth {
             let file = token.file.display();
             format!("the token is in the file {file}, which changes when the agent starts; ")
         });
-        let error = Error::denied("request has no valid token")
-            .expected("Authorization: Bearer TOKEN")
-            .help(format!("{file}the agent's socket needs no token"));
+        let error = not_valid().help(format!("{file}the agent's socket needs no token"));
         ApiError::new(StatusCode::UNAUTHORIZED, error)
+    }
+}
+
+/// Token of a request, which may end while the body arrives.
+#[derive(Clone, Debug)]
+pub(super) struct ShownToken {
+    auth: Arc<Auth>,
+    grant: Arc<Grant>,
+}
+
+impl ShownToken {
+    /// Checks that it still holds.
+    ///
+    /// # Errors
+    /// The answer to an unknown token, if it has ended.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        match &self.auth.tokens {
+            Some(tokens) if !tokens.is_over(&self.grant) => Ok(()),
+            _ => Err(self.auth.no_token()),
+        }
     }
 }
 
@@ -336,6 +354,9 @@ pub(super) async fn check(
             }
             let limited = caller.limited();
             request.extensions_mut().insert(caller);
+            if let Some(grant) = grant.clone() {
+                request.extensions_mut().insert(ShownToken { auth: Arc::clone(&auth), grant });
+            }
             let response = next.run(request).await;
             let response = match limited {
                 Some(limited) => counted(response, &state.answers, &limited).await,
@@ -472,7 +493,7 @@ mod tests {
         let tokens = Arc::new(tokens);
         let make = |scopes: &[&str], lasting| {
             let spec = TokenSpec { scopes: Scopes::of(scopes).unwrap(), name: None, tenant: None, lasting };
-            tokens.make(spec).unwrap().secret
+            tokens.make(None, spec).unwrap().secret
         };
         let hour = Duration::from_hours(1);
         let (reads, admin) = (make(&["read=**"], Some(hour)), make(&["admin"], None));

@@ -176,10 +176,10 @@ async fn pin_whole(
     let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
     let chunks = needed_chunks(state.exchange()?, repository, &[saved]).await?.concat();
     let _turn = cache.limit_turn(limit.as_ref()).await;
-    let pinning = Arc::clone(&cache);
+    let (pinning, caller) = (Arc::clone(&cache), caller.clone());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks };
-        pinning.pin_within(request, limit.as_ref())
+        caller.holding(|| pinning.pin_within(request, limit.as_ref()))
     });
     match pinned.await? {
         Pinned::Kept(pin) => Ok(pin),

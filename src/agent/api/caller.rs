@@ -47,6 +47,25 @@ impl Caller {
         }
     }
 
+    /// Token of the request, if it can be revoked.
+    pub(super) fn token(&self) -> Option<&Arc<Grant>> {
+        match self {
+            Self::Token(grant) | Self::Admin(grant) => Some(grant),
+            Self::Socket(_) | Self::Loopback | Self::Remote(_) => None,
+        }
+    }
+
+    /// As [`Grant::holding`], for a token; makes it at once for others.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn holding<T>(&self, make: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        match self.token() {
+            Some(grant) => grant.holding(make),
+            None => make(),
+        }
+    }
+
     /// Caller with limited rights; None for this node's user, who has all rights.
     pub(super) fn requester(&self) -> Option<Requester> {
         match self {

@@ -338,13 +338,15 @@ impl Committing<'_> {
         };
         let commitments = self.state.commitments()?;
         let _turn = self.state.cache()?.limit_turn(request.limit.as_ref()).await;
-        blocking(move || commitments.commit(&request)).await
+        let caller = self.caller.clone();
+        blocking(move || caller.holding(|| commitments.commit(&request))).await
     }
 
     /// Begins to fetch what is missing. A commitment that was made for it is undone if that cannot begin.
     async fn begin(&self, hint: &str, pending: Pending, requests: Vec<Request>) -> Result<()> {
+        let inputs = (hint, pending.inputs.clone());
         let begun =
-            warm_commitment(self.state, self.repository, (hint, pending.inputs.clone()), self.caller.requester());
+            self.caller.holding(|| warm_commitment(self.state, self.repository, inputs, self.caller.requester()));
         let commitments = self.state.commitments()?;
         let mut requests = requests.into_iter();
         match follow_with(requests.next(), requests.collect(), begun) {

@@ -11,6 +11,7 @@ use axum::{Json, body::Bytes};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use super::auth::ShownToken;
 use crate::agent::redact::redact;
 use crate::error::{Error, ErrorKind};
 
@@ -109,7 +110,7 @@ pub(super) fn parse_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<
     query.map(|Query(parsed)| parsed).map_err(malformed)
 }
 
-/// The body of a request.
+/// The body of a request, whose token still holds when all of it has arrived.
 ///
 /// # Errors
 /// The rejection, such as a wrong length.
@@ -123,13 +124,14 @@ pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<
 /// As [`body`].
 async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duration) -> Result<Bytes, ApiError> {
     use axum::RequestExt as _;
+    let token = request.extensions().get::<ShownToken>().cloned();
     let read = timeout(limit, Bytes::from_request(request.with_limited_body(), state)).await;
     let late = |_| {
         let error =
             Error::unreachable("request did not arrive in time").expected(format!("all of it within {limit:?}"));
         ApiError::new(StatusCode::REQUEST_TIMEOUT, error)
     };
-    read.map_err(late)?.map_err(|rejection| {
+    let read = read.map_err(late)?.map_err(|rejection| {
         let status = rejection.status();
         let error = Error::usage(if status == StatusCode::PAYLOAD_TOO_LARGE {
             "request is too long"
@@ -137,7 +139,9 @@ async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duratio
             "cannot read the request"
         });
         ApiError::new(status, error.source(rejection.body_text()))
-    })
+    })?;
+    token.map_or(Ok(()), |token| token.check())?;
+    Ok(read)
 }
 
 /// The limit that [`body`] needs to be set for every route.

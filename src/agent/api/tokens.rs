@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use crate::agent::config::Span;
 use crate::agent::state::AgentState;
@@ -53,12 +54,13 @@ pub(super) async fn list(State(state): State<Arc<AgentState>>) -> Result<Json<vi
 )]
 pub(super) async fn make(
     State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<TokenRequest>,
 ) -> Result<(StatusCode, Json<view::MadeToken>), ApiError> {
     let tokens = Arc::clone(state.tokens()?);
     let TokenRequest { scopes, name, tenant, expires } = asked;
     let spec = TokenSpec { scopes: Scopes::of(&scopes)?, name, tenant, lasting: expires.map(|span| span.0) };
-    let made = blocking(move || tokens.make(spec)).await?;
+    let made = blocking(move || tokens.make(caller.token().map(|by| &**by), spec)).await?;
     tracing::info!(id = %made.token.id, scopes = ?made.token.scopes, "created a token");
     Ok((StatusCode::CREATED, Json(made)))
 }

@@ -36,7 +36,7 @@ use crate::name::Name;
 use crate::ops::{RootLink, SaveOptions};
 use crate::policy::{Labels, Scope};
 use crate::repository::log::StepFacts;
-use crate::repository::{LabelScope, Repository};
+use crate::repository::{NameScope, Repository};
 use crate::selector::Selector;
 use crate::transfer::exchange::FetchPolicy;
 use crate::work::blocking;
@@ -148,10 +148,15 @@ pub(super) struct Warm {
     dry_run: bool,
 }
 
-/// Names that saves with a token may make stricter: those that it may save.
-fn label_scope(grant: &Arc<Grant>) -> LabelScope {
-    let grant = Arc::clone(grant);
-    LabelScope::only(move |name| grant.scopes().may_save(name))
+/// Names that saves with a token may make stricter: those that it may save. Then those whose chunks may be bases: those that it may
+/// read.
+fn name_scopes(grant: Option<&Arc<Grant>>) -> (NameScope, NameScope) {
+    let Some(grant) = grant else { return (NameScope::default(), NameScope::default()) };
+    let (saves, reads) = (Arc::clone(grant), Arc::clone(grant));
+    (
+        NameScope::only(move |name| saves.scopes().may_save(name)),
+        NameScope::only(move |name| reads.scopes().may_read(name)),
+    )
 }
 
 /// Checks that a token may read the names in the label `derived-from` of a save: their labels would reveal them.
@@ -207,6 +212,7 @@ pub(super) async fn save(
     if let Some(grant) = caller.grant() {
         check_origins(grant, &body.labels)?;
     }
+    let (label_scope, readable) = name_scopes(caller.grant());
     let mut options = SaveOptions {
         cut: body.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         labels: body.labels,
@@ -216,7 +222,8 @@ pub(super) async fn save(
         compression: body.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         key_every: body.key_every,
         root_link,
-        label_scope: caller.grant().map_or_else(LabelScope::default, label_scope),
+        label_scope,
+        readable,
         ..SaveOptions::default()
     };
     let about = TaskSpec {
@@ -228,7 +235,7 @@ pub(super) async fn save(
     let grant = caller.grant().cloned();
     let request = recorded.allow(&state, &name).await?;
     let ledger = state.ledger();
-    let begun = state.tasks.begin_stoppable(about, move |progress, stop| async move {
+    let work = move |progress, stop| async move {
         (options.progress, options.stop) = (progress, stop);
         if let Some(base) = base {
             options.base = Some(resolve_for(&repository, grant.as_ref(), &base).await?);
@@ -238,8 +245,8 @@ pub(super) async fn save(
             count_saved(&ledger, &repository, &saved);
         }
         Ok(TaskReport::Save(Box::new(saved)))
-    });
-    let begun = follow(request, begun)?;
+    };
+    let begun = follow(request, caller.holding(|| state.tasks.begin_stoppable(about, work)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.requester().as_ref()))))
 }
 
@@ -282,7 +289,7 @@ pub(super) async fn restore(
     let repository = state.repository(body.repository.as_deref())?;
     let request =
         AccessRequest::separate(&caller, Action::Restore, Some(repository)).allow(&state, &restoring.name).await?;
-    let begun = follow(request, tasks::restore(&state, body.repository.as_deref(), restoring))?;
+    let begun = follow(request, caller.holding(|| tasks::restore(&state, body.repository.as_deref(), restoring)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
@@ -323,7 +330,7 @@ pub(super) async fn fetch(
         by: caller.local(),
     };
     let request = recorded.allow(&state, &warming.name).await?;
-    let begun = follow(request, tasks::warm(&state, body.repository.as_deref(), warming))?;
+    let begun = follow(request, caller.holding(|| tasks::warm(&state, body.repository.as_deref(), warming)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
@@ -351,7 +358,7 @@ pub(super) async fn warm(
                 check_scope(grant, Need::Scope(Scope::Pins))?;
             }
             match state.pin_bounds(requester.as_ref(), Some(span)) {
-                Ok((expires, _)) => Some(Pinning { owner: caller.owner(body.owner), expires }),
+                Ok((expires, _)) => Some(Pinning { owner: caller.owner(body.owner), expires, by: requester.clone() }),
                 Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
             }
         }
@@ -400,8 +407,8 @@ pub(super) async fn warm(
         }
         _ => None,
     };
-    let begun =
-        follow_with(request, Vec::from_iter(pinning), tasks::warm(&state, body.repository.as_deref(), warming))?;
+    let begun = caller.holding(|| tasks::warm(&state, body.repository.as_deref(), warming));
+    let begun = follow_with(request, Vec::from_iter(pinning), begun)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 

@@ -25,7 +25,7 @@ use crate::name::Name;
 use crate::ops::{self, RestoreOptions, SaveOptions};
 use crate::policy::LocalCaller;
 use crate::repository::log::{State, StepFacts, labelled_name};
-use crate::repository::{LabelScope, Repository, TravelPlan};
+use crate::repository::{NameScope, Repository, TravelPlan};
 use crate::selector::Selector;
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::protocol::Priority;
@@ -300,7 +300,7 @@ pub(in crate::agent) fn save_handoff(
             expected,
             root_link: ops::RootLink::Refuse,
             no_ignore_files: true,
-            label_scope: LabelScope::only(move |other| own.iter().any(|own| other.is_under(own))),
+            label_scope: NameScope::only(move |other| own.iter().any(|own| other.is_under(own))),
             ..SaveOptions::default()
         };
         let written = last_written(&path, &repository).await?;

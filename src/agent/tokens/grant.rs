@@ -1,7 +1,7 @@
 //! A token: its rights, its expiry, and a hash of its secret.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -33,6 +33,8 @@ pub(in crate::agent) struct Grant {
     expires: Option<Timestamp>,
     used: AtomicI64,
     revoked: CancellationToken,
+    /// Read while something is made with it, written to revoke it.
+    making: RwLock<()>,
     /// Permits of its requests in progress.
     requests: Arc<Semaphore>,
 }
@@ -55,6 +57,7 @@ impl Grant {
             expires: record.expires.map(Timestamp),
             used: AtomicI64::new(NEVER),
             revoked: CancellationToken::new(),
+            making: RwLock::new(()),
             requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
         })
     }
@@ -112,8 +115,22 @@ impl Grant {
         self.revoked.is_cancelled() || self.expires.is_some_and(|at| at <= now)
     }
 
+    /// Makes something, unless it was revoked; a revocation waits meanwhile. So what was made is there once it is revoked, and nothing is
+    /// made later. Calls must not be nested. Blocking, as `make` is.
+    ///
+    /// # Errors
+    /// Denied, if it was revoked; those of `make`.
+    pub(in crate::agent) fn holding<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _making = self.making.read().unwrap_or_else(PoisonError::into_inner);
+        if self.is_revoked() {
+            return Err(not_valid());
+        }
+        make()
+    }
+
     /// Ends it now, even if its file cannot be written.
     pub(super) fn revoke(&self) {
+        let _making = self.making.write().unwrap_or_else(PoisonError::into_inner);
         self.revoked.cancel();
     }
 
@@ -166,4 +183,9 @@ impl Grant {
             used: (used != NEVER).then(|| Timestamp(used).to_string()),
         }
     }
+}
+
+/// Error for a request whose token does not hold, whatever the reason.
+pub(in crate::agent) fn not_valid() -> Error {
+    Error::denied("request has no valid token").expected("Authorization: Bearer TOKEN")
 }

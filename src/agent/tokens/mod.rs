@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use ulid::Ulid;
 
 use self::file::Record;
-pub(super) use self::grant::Grant;
+pub(super) use self::grant::{Grant, not_valid};
 pub(super) use self::paths::check_named;
 use super::socket::random_secret;
 use super::view;
@@ -114,6 +114,11 @@ impl Tokens {
         Some(found)
     }
 
+    /// True if `grant` holds no more.
+    pub(super) fn is_over(&self, grant: &Grant) -> bool {
+        grant.is_over(self.clock.now())
+    }
+
     /// Returns once `grant` holds no more, at most a second later.
     ///
     /// # Cancel safety
@@ -127,16 +132,19 @@ impl Tokens {
         self.all().iter().map(|grant| grant.view()).collect()
     }
 
-    /// Creates a token; only the returned value has its secret. Blocking.
+    /// Creates a token at the request of a holder of `by`, if a token requests it; only the returned value has its secret. Blocking.
     ///
     /// # Errors
-    /// Usage, for a malformed label, tenant or time; exhausted, if there are too many, or the disk is full; the file system's. Nothing
-    /// has changed then.
-    pub(super) fn make(&self, spec: TokenSpec) -> Result<view::MadeToken> {
+    /// Usage, for a malformed label, tenant or time; denied, if `by` has ended; exhausted, if there are too many, or the disk is full; the
+    /// file system's. Nothing has changed then.
+    pub(super) fn make(&self, by: Option<&Grant>, spec: TokenSpec) -> Result<view::MadeToken> {
         check_spec(&spec)?;
         let TokenSpec { scopes, name, tenant, lasting } = spec;
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
+        if by.is_some_and(|by| by.is_over(now)) {
+            return Err(not_valid());
+        }
         let mut grants: Vec<_> = self.all().into_iter().filter(|grant| !grant.is_over(now)).collect();
         if grants.len() >= TOKENS_MAX {
             return Err(Error::exhausted("agent has too many tokens")

@@ -24,8 +24,8 @@ fn a_token_holds_until_it_expires_or_is_revoked_and_through_restarts() {
     let open = || Tokens::open(&file, Arc::<ManualClock>::clone(&clock)).unwrap();
     let tokens = open();
     assert!(tokens.list().is_empty() && !file.exists());
-    let short = tokens.make(spec(&["read=a/**"], Some(SECOND))).unwrap();
-    let long = tokens.make(spec(&["admin"], None)).unwrap();
+    let short = tokens.make(None, spec(&["read=a/**"], Some(SECOND))).unwrap();
+    let long = tokens.make(None, spec(&["admin"], None)).unwrap();
     assert!(short.secret.starts_with(PREFIX) && short.secret.len() == PREFIX.len() + 64);
     assert_ne!(short.secret, long.secret);
     let text = fs::read_to_string(&file).unwrap();
@@ -50,7 +50,7 @@ fn a_token_holds_until_it_expires_or_is_revoked_and_through_restarts() {
     let tokens = open();
     assert!(tokens.find(&long.secret).is_none());
     // One that expired is forgotten when the next is made.
-    tokens.make(spec(&["metrics"], None)).unwrap();
+    tokens.make(None, spec(&["metrics"], None)).unwrap();
     assert_eq!(tokens.list().len(), 1);
 }
 
@@ -59,7 +59,7 @@ fn a_file_that_others_could_have_written_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens");
     let open = || Tokens::open(&file, clock());
-    open().unwrap().make(spec(&["admin"], None)).unwrap();
+    open().unwrap().make(None, spec(&["admin"], None)).unwrap();
     let good = fs::read_to_string(&file).unwrap();
     for mode in [0o666, 0o620, 0o602] {
         fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
@@ -94,11 +94,11 @@ fn what_cannot_be_written_is_said_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("own/tokens");
     let tokens = Tokens::open(&file, clock()).unwrap();
-    let kept = tokens.make(spec(&["read=a"], None)).unwrap();
+    let kept = tokens.make(None, spec(&["read=a"], None)).unwrap();
     let before = fs::read_to_string(&file).unwrap();
     // A folder that is gone refuses root, too.
     fs::rename(dir.path().join("own"), dir.path().join("away")).unwrap();
-    let error = tokens.make(spec(&["admin"], None)).unwrap_err();
+    let error = tokens.make(None, spec(&["admin"], None)).unwrap_err();
     assert_eq!(error.help_text(), Some("no token was made; those that there were hold as before"));
     assert!(tokens.find(&kept.secret).is_some() && tokens.list().len() == 1);
     let error = tokens.revoke(&kept.token.id).unwrap_err();
@@ -114,7 +114,7 @@ fn what_cannot_be_written_is_said_and_changes_nothing() {
 fn tokens_together_leave_connections_to_others() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();
-    let grants = [(); 4].map(|()| tokens.find(&tokens.make(spec(&["read=a"], None)).unwrap().secret).unwrap());
+    let grants = [(); 4].map(|()| tokens.find(&tokens.make(None, spec(&["read=a"], None)).unwrap().secret).unwrap());
     let slots: Vec<_> = grants.iter().flat_map(|grant| (0..64).map(|_| tokens.begin_request(grant))).collect();
     let (admitted, refused): (Vec<_>, Vec<_>) = slots.into_iter().partition(Result::is_ok);
     assert_eq!((admitted.len(), refused.len()), (REQUESTS_MAX, 64));
@@ -129,7 +129,7 @@ fn malformed_labels_and_tenants_are_refused() {
     let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();
     let with = |name: &str, tenant: &str, lasting| {
         let (name, tenant) = (Some(name.to_owned()), Some(tenant.to_owned()));
-        tokens.make(TokenSpec { name, tenant, lasting, ..spec(&["metrics"], None) }).map_err(|error| error.kind())
+        tokens.make(None, TokenSpec { name, tenant, lasting, ..spec(&["metrics"], None) }).map_err(|error| error.kind())
     };
     assert!(with("the CI of team a", "team-a", Some(SECOND)).is_ok());
     let long = "x".repeat(200);
@@ -150,14 +150,28 @@ async fn whoever_waits_for_its_end_is_told_of_either() {
     let dir = tempfile::tempdir().unwrap();
     let clock = clock();
     let tokens = Tokens::open(&dir.path().join("tokens"), Arc::<ManualClock>::clone(&clock)).unwrap();
-    let short = tokens.make(spec(&["read=a"], Some(SECOND))).unwrap();
+    let short = tokens.make(None, spec(&["read=a"], Some(SECOND))).unwrap();
     let ended = tokio::spawn(tokens.ended(tokens.find(&short.secret).unwrap()));
     tokio::time::sleep(SECOND / 50).await;
     assert!(!ended.is_finished(), "the agent's clock counts");
     clock.set(Timestamp(2_000_000_000));
     ended.await.unwrap();
-    let long = tokens.make(spec(&["read=a"], None)).unwrap();
+    let long = tokens.make(None, spec(&["read=a"], None)).unwrap();
     let ended = tokio::spawn(tokens.ended(tokens.find(&long.secret).unwrap()));
     tokens.revoke(&long.token.id).unwrap();
     ended.await.unwrap();
+}
+
+#[test]
+fn nothing_is_made_with_a_token_that_was_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();
+    let made = tokens.make(None, spec(&["admin"], None)).unwrap();
+    let grant = tokens.find(&made.secret).unwrap();
+    assert_eq!(grant.holding(|| Ok(1)).unwrap(), 1);
+    tokens.make(Some(&grant), spec(&["metrics"], None)).unwrap();
+    tokens.revoke(&made.token.id).unwrap();
+    assert_eq!(grant.holding(|| Ok(1)).unwrap_err().kind(), ErrorKind::Denied);
+    let error = tokens.make(Some(&grant), spec(&["admin"], None)).unwrap_err();
+    assert_eq!((error.kind(), tokens.list().len()), (ErrorKind::Denied, 1));
 }

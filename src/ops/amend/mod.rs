@@ -26,7 +26,7 @@ use crate::id::{ChunkId, WriteId};
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::RefValue;
-use crate::repository::{ChunkPlace, LabelScope, Publication, Published, Repository, Saved, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, NameScope, Publication, Published, Repository, Saved, StoredChunks, Writer};
 
 /// Maximum retries because others changed the name; each time one of them has succeeded.
 const RACES: u32 = 1000;
@@ -148,7 +148,7 @@ impl Amending<'_> {
     }
 
     async fn attempt(&mut self, writer: &mut Writer) -> Result<TryOutcome> {
-        let mut known = self.repository.stored_for(self.name, &LabelScope::default()).await?;
+        let mut known = self.repository.stored_for(self.name, &NameScope::default()).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {
             Some(value) => match self.repository.saved_as(self.name, value).await {
@@ -243,7 +243,7 @@ impl Amending<'_> {
             behind: behind.max(self.partial.behind(places, known)),
             facts,
             labels: Labels::default(),
-            label_scope: LabelScope::default(),
+            label_scope: NameScope::default(),
             from: before.map(|value| (self.name, value.manifest)).into_iter().chain(grafted_from).collect(),
         };
         Ok(match writer.publish(publication).await? {

@@ -26,7 +26,6 @@ mod store;
 mod unchanged;
 mod units;
 
-use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -101,7 +100,9 @@ impl Repository {
                     let replaced = before.filter(|before| before.version != value.version);
                     let replaced = replaced.map(|before| Replaced::of(before, &value));
                     let mut report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
-                    if before.is_none() && Run::find(&state.refs, name).is_ok() {
+                    if before.is_none()
+                        && Run::find_among(&state.refs, name, |step| options.readable.includes(step)).is_some()
+                    {
                         report
                             .warnings
                             .push(format!("{name} is a run, and this is none of its steps: they are {name}/step-N"));
@@ -130,8 +131,7 @@ impl Repository {
         if options.compression == Compression::Off {
             return Ok(Err(NoParent::Off));
         }
-        let key_every = options.key_every.map_or(KEY_EVERY, NonZeroU32::get);
-        let (parent, value) = match parent::choose(state, name, options.base.as_ref(), key_every) {
+        let (parent, value) = match parent::choose(state, name, options) {
             Ok(chosen) => chosen,
             Err(reason) => return Ok(Err(reason)),
         };

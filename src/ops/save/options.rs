@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::ops::names::exists;
 use crate::progress::Progress;
-use crate::repository::LabelScope;
+use crate::repository::NameScope;
 use crate::repository::log::StepFacts;
 use crate::tree::MemoryFile;
 
@@ -107,8 +107,10 @@ pub struct SaveOptions {
     pub root_link: RootLink,
     /// Save files that ignore files exclude, too.
     pub no_ignore_files: bool,
-    /// Names that the labels of the save may make stricter.
-    pub label_scope: LabelScope,
+    /// Names that the labels of the save may make stricter, or its content, if they have the same.
+    pub label_scope: NameScope,
+    /// Names that the saver may read: chunks of no other name are bases, since the size of a difference tells what its base is.
+    pub readable: NameScope,
     /// Progress counters.
     pub progress: Progress,
     /// Cancelled to stop the save: uploaded data is recorded within seconds, and the next save uses it. A save that is about to

@@ -4,9 +4,11 @@
 //! one key step and are read with one hop. Bundles differ: each is predicted from the parent's bundle.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::{KEY_EVERY, SaveOptions};
 use crate::budget::GrowingMemory;
 use crate::checkpoint::Dtype;
 use crate::codec::{Codec, Element};
@@ -100,20 +102,22 @@ pub(super) enum NoParent {
     Stricter,
 }
 
-/// Name of the parent of the tree `name`: `base` if given, else the previous step of its run.
+/// Name of the parent of the tree `name`: the base if one is given, else the previous step of its run. What the saver may not read is
+/// as if it were absent.
 pub(super) fn choose(
     state: &State,
     name: &Name,
-    base: Option<&Name>,
-    key_every: u32,
+    options: &SaveOptions,
 ) -> std::result::Result<(Name, RefValue), NoParent> {
+    let key_every = options.key_every.map_or(KEY_EVERY, NonZeroU32::get);
+    let may = |name: &Name| options.readable.includes(name);
     let before = |(run, number): (Name, u64)| {
-        let run = Run::find(&state.refs, &run).ok()?;
+        let run = Run::find_among(&state.refs, &run, may)?;
         let before = run.counting().take_while(|step| step.number < number).last()?;
         Some((before.name.clone(), before.value.clone()))
     };
-    let parent = match base {
-        Some(base) => state.refs.get(base).map(|value| (base.clone(), value.clone())),
+    let parent = match &options.base {
+        Some(base) => state.refs.get(base).filter(|_| may(base)).map(|value| (base.clone(), value.clone())),
         None => name.step().and_then(before),
     };
     match parent {
@@ -281,7 +285,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::ops::{SaveOptions, SaveSource};
+    use crate::ops::SaveSource;
     use crate::repository::OpenOptions;
     use crate::storage::Store;
     use crate::tree::MemoryFile;

@@ -32,7 +32,7 @@ use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
-    ChunkPlace, Gaps, LabelScope, Located, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
+    ChunkPlace, Gaps, Located, NameScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
     is_open, longest_read, plan, plan_anew, read_pack,
 };
 use crate::storage::Location;
@@ -420,7 +420,7 @@ impl Syncing<'_> {
             behind: value.behind,
             facts: value.facts.clone(),
             labels: Labels::default(),
-            label_scope: LabelScope::default(),
+            label_scope: NameScope::default(),
             from: Vec::new(),
         };
         self.label(name, coming).await?;

@@ -62,7 +62,7 @@ impl<'a> Run<'a> {
     }
 
     /// Finds the run `name` in those of `refs` that `may` be read. Looks at its steps alone.
-    pub(super) fn find_among(
+    pub(crate) fn find_among(
         refs: &'a BTreeMap<Name, RefValue>,
         name: &Name,
         may: impl Fn(&Name) -> bool,

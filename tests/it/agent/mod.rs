@@ -23,6 +23,7 @@ mod slurm;
 mod staged;
 mod strangers;
 mod together;
+mod token_rights;
 mod tokens;
 mod trust;
 mod usage;

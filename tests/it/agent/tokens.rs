@@ -17,13 +17,13 @@ use crate::data::noise;
 use crate::policy::PolicyFixture;
 use crate::semantics::Tmpfs;
 
-const SETTINGS: &str = "http = '127.0.0.1:0'\ntokens = 'own/tokens'\n";
+pub(super) const SETTINGS: &str = "http = '127.0.0.1:0'\ntokens = 'own/tokens'\n";
 
 /// A token as a process that has its secret uses it.
 pub(super) struct Holder<'a> {
     agent: &'a Running,
-    secret: String,
-    id: String,
+    pub(super) secret: String,
+    pub(super) id: String,
 }
 
 impl Holder<'_> {
@@ -40,12 +40,12 @@ impl Holder<'_> {
         self.ask("GET", path, "").json(200)
     }
 
-    fn post(&self, path: &str, body: &Value, status: u16) -> Value {
+    pub(super) fn post(&self, path: &str, body: &Value, status: u16) -> Value {
         self.ask("POST", path, &body.to_string()).json(status)
     }
 
     /// How a task ended that it began.
-    fn ended(&self, begun: &Value) -> Value {
+    pub(super) fn ended(&self, begun: &Value) -> Value {
         let path = format!("/v1/tasks/{}/events", begun["id"].as_str().unwrap());
         let answer = self.ask("GET", &path, "");
         let text = String::from_utf8(answer.body).unwrap();
@@ -54,7 +54,7 @@ impl Holder<'_> {
     }
 }
 
-fn connect(agent: &Running) -> TcpStream {
+pub(super) fn connect(agent: &Running) -> TcpStream {
     let stream = TcpStream::connect(agent.http.as_ref().unwrap()).unwrap();
     stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
     stream

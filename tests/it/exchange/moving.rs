@@ -172,10 +172,7 @@ async fn pins_are_renewed_and_refused_with_what_they_lack() {
     let world = Fixture::new();
     let agent = world.agent("west", "a").await;
     world.save(&agent.plain, "run/step-1", 11, 12).await;
-    let pinned = |owner: &str| WarmOptions {
-        pin: Some(Pinning { owner: owner.to_owned(), expires: None }),
-        ..WarmOptions::default()
-    };
+    let pinned = |owner: &str| WarmOptions { pin: Some(Pinning::new(owner, None)), ..WarmOptions::default() };
     let mut pins = Vec::new();
     for _ in 0..2 {
         let warmed = warm(&agent.exchange, &agent.plain, &name("run/step-1"), &pinned("me")).await.unwrap();
