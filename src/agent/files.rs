@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::file_windows::{FileWindows, WINDOW, Window};
 use super::folders::Folder;
 use super::state::AgentState;
-use super::tasks::{resolve_for, without_offers};
+use super::tasks::resolve_for;
 use super::tokens::Grant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Content, EntryKind};
@@ -66,11 +66,7 @@ impl TreeNode {
         mut path: Vec<u8>,
     ) -> Result<Self> {
         let name = resolve_for(repository, grant, selector).await?;
-        let saved = match state.open_trees.open(repository, &name).await {
-            Ok(saved) => saved,
-            Err(error) if grant.is_some() => return Err(without_offers(repository, &name, error).await),
-            Err(error) => return Err(error),
-        };
+        let saved = state.open_trees.open_for(repository, &name, grant.is_some()).await?;
         if path.last() == Some(&b'/') {
             path.pop();
         }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::Semaphore;
 
+use super::tasks::without_offers;
 use crate::error::{Error, Result};
 use crate::id::MapKey;
 use crate::name::Name;
@@ -95,6 +96,23 @@ impl OpenTrees {
     }
 }
 
+impl OpenTrees {
+    /// As [`Self::open`], for a caller who may not read all names, if it `is_limited`: the error about a name that was removed since it
+    /// was resolved offers no others.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::open`].
+    pub(super) async fn open_for(&self, repository: &Repository, name: &Name, is_limited: bool) -> Result<Arc<Saved>> {
+        match self.open(repository, name).await {
+            Err(error) if is_limited => Err(without_offers(repository, name, error).await),
+            opened => opened,
+        }
+    }
+}
+
 impl Trees {
     fn keep(&self, saved: &Arc<Saved>) {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +171,6 @@ mod tests {
     use futures::future::join_all;
 
     use super::*;
-    use crate::agent::tasks::without_offers;
     use crate::error::ErrorKind;
     use crate::metrics::Metric;
     use crate::ops::SaveOptions;
@@ -245,7 +262,9 @@ mod tests {
         let (trees, name) = (OpenTrees::default(), "secret-2".parse().unwrap());
         let error = trees.open(&repository, &name).await.unwrap_err();
         assert!(error.to_string().contains("secret-1"), "{error:?}");
-        let error = without_offers(&repository, &name, error).await;
+        let error = trees.open_for(&repository, &name, false).await.unwrap_err();
+        assert!(error.to_string().contains("secret-1"), "{error:?}");
+        let error = trees.open_for(&repository, &name, true).await.unwrap_err();
         assert_eq!((error.kind(), error.to_string().contains("secret-1")), (ErrorKind::NotFound, false), "{error:?}");
     }
 }

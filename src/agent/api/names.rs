@@ -136,7 +136,7 @@ pub(super) async fn tree(
     let reader = served.for_caller(caller.local());
     let saved = async {
         let name = resolve_for(&reader, caller.grant(), &selector).await?;
-        state.open_trees.open(&reader, &name).await
+        state.open_trees.open_for(&reader, &name, caller.grant().is_some()).await
     };
     match saved.await {
         Ok(saved) => {
