@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::attempt::{Attempt, Joint};
 use super::entry::{Action, LogEntry};
-use super::labels::{Declassified, Places, PolicyMark};
+use super::labels::{Declassified, Places, PolicyMark, labelled_name};
 use super::removed::{KeptKey, KeptValue};
 use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
@@ -192,6 +192,19 @@ impl State {
         let maps = [all(&self.refs), all(&self.segments), all(&self.sessions), all(&self.condemned), all(&self.purged)];
         let besides = self.removed_weight() + self.labels_weight() + self.places.weight();
         (names.sum::<usize>() + maps.iter().sum::<usize>() + besides) as u64
+    }
+
+    /// Approximate bytes of memory of the names for which `counts` is true: their values, kept ones too, and their labels.
+    pub(crate) fn weight_of(&self, counts: impl Fn(&Name) -> bool) -> u64 {
+        let (mut bytes, mut labelled) = (0, HashSet::new());
+        for (name, value) in self.refs.iter().chain(self.removed_values()).filter(|(name, _)| counts(name)) {
+            bytes += name.as_str().len() + size_of::<(Name, RefValue)>() + value.facts.weight();
+            labelled.insert(labelled_name(name));
+        }
+        for (name, labels) in self.labels.iter().filter(|(name, _)| counts(name) || labelled.contains(*name)) {
+            bytes += name.as_str().len() + size_of::<(Name, Labels)>() + labels.weight();
+        }
+        bytes as u64
     }
 
     /// Checks `entry` as number `self.seq + 1`.
