@@ -116,10 +116,11 @@ pub struct BaseSet {
 pub const INVENTORY_SETS: [&str; 3] = ["held", "pinned", "promised"];
 
 impl Inventory {
-    /// True if its agent is taken to run at the time `now`.
+    /// True if its agent is taken to run at the time `now`. Clocks differ, but one that is ahead by more is wrong, or the agent wants to
+    /// be taken to run for ever.
     #[must_use]
     pub fn agent_runs(&self, now: Timestamp) -> bool {
-        now.since(self.at) < ENDED_AFTER
+        now.since(self.at) < ENDED_AFTER && self.at.since(now) < ENDED_AFTER
     }
 }
 
@@ -243,4 +244,31 @@ pub fn decode_base(body: &[u8], digest: &[u8; DIGEST_LEN], memory: u64) -> Resul
     let set = KeySet::read(&mut reader)?;
     reader.finish()?;
     Ok(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_of_the_far_future_is_not_taken_to_run() {
+        let now = Timestamp(0).after(10 * ENDED_AFTER);
+        let runs = |at: Timestamp| {
+            let inventory = Inventory {
+                agent: Identity::new("home", "a").unwrap(),
+                sequence: 1,
+                at,
+                space: CacheSpace::default(),
+                held: KeySet::default(),
+                pinned: KeySet::default(),
+                promised: KeySet::default(),
+                links: Vec::new(),
+            };
+            inventory.agent_runs(now)
+        };
+        assert!(runs(now) && runs(now.after(ENDED_AFTER / 2)), "its clock is a little ahead");
+        for at in [Timestamp(0), now.after(ENDED_AFTER), Timestamp(i64::MAX)] {
+            assert!(!runs(at), "{at}");
+        }
+    }
 }
