@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::name::Name;
 use crate::ops::{self, RestoreOptions, SaveOptions};
-use crate::policy::LocalCaller;
+use crate::policy::{LocalCaller, Scope};
 use crate::repository::log::{State, StepFacts, labelled_name};
 use crate::repository::{NameScope, Repository, TravelPlan};
 use crate::selector::Selector;
@@ -83,13 +83,17 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
     let spec = TaskSpec { caller: caller.clone(), ..spec(kind, &called, &repository) };
     let priority = if kind == TaskKind::Fetch { Priority::Restore } else { Priority::Warm };
     let (_, limit) = state.pin_bounds(caller.as_ref(), None)?;
+    let hides_agents = match &caller {
+        Some(Requester::Token(grant)) => !grant.scopes().has(Scope::Metrics),
+        Some(Requester::Agent(_)) | None => false,
+    };
     let large_trees = Arc::clone(&state.large_trees);
     state.tasks.begin(spec, move |progress| async move {
         let begun = Instant::now();
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let warmed = async {
             let (tree, _place) = large_trees.opened(&repository, &name, (kind, caller.is_some()), begun).await?;
-            let policy = FetchPolicy { from, or_repository, priority };
+            let policy = FetchPolicy { from, or_repository, priority, hides_agents };
             let (below, tree) = (below.map(String::into_bytes), Some(tree));
             let options = WarmOptions { below, tree, policy, pin, limit, plan: None, dry_run, progress };
             Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await

@@ -167,11 +167,14 @@ pub struct FetchPolicy {
     pub or_repository: bool,
     /// Priority of the requests to peers.
     pub priority: Priority,
+    /// Names no other agent in errors about the source: the caller may not know them.
+    pub hides_agents: bool,
 }
 
 impl FetchPolicy {
     /// Fetch from the nearest source, for a caller that waits.
-    const FOR_READER: Self = Self { from: From::Anywhere, or_repository: true, priority: Priority::Restore };
+    const FOR_READER: Self =
+        Self { from: From::Anywhere, or_repository: true, priority: Priority::Restore, hides_agents: false };
 
     /// True if the repository may be read.
     fn reads_repository(&self) -> bool {

@@ -30,6 +30,13 @@ pub(super) fn check(
     if live.iter().any(fits) {
         return Ok(());
     }
+    if policy.hides_agents {
+        if policy.or_repository {
+            return Ok(());
+        }
+        return Err(Error::unreachable(format!("{kind} `{}` is not known here, or does not answer", policy.from))
+            .help("leave the source out, or read from the repository what it lacks (or_repository)"));
+    }
     if known.iter().any(fits) {
         if policy.or_repository {
             return Ok(());
@@ -117,5 +124,20 @@ mod tests {
         assert!(error.to_string().contains("127.0.0.1:7171, which may be of other sites"), "{error}");
         named.or_repository = true;
         assert_eq!(checked(&named), Ok(()));
+    }
+
+    #[test]
+    fn who_may_not_know_the_agents_is_told_none() {
+        let known = BTreeSet::from([agent("home", "a"), agent("cloud", "b")]);
+        let nameless = ["127.0.0.1:7171".to_owned()];
+        for from in ["nowhere", "cloud", "cloud/b", "nowhere/a"] {
+            for (known, nameless) in [(&known, &[][..]), (&BTreeSet::new(), &nameless[..])] {
+                let policy = FetchPolicy { from: from.parse().unwrap(), hides_agents: true, ..FetchPolicy::default() };
+                let error = check(&policy, &[agent("home", "a")], (known, nameless)).unwrap_err();
+                let kind = if from.contains('/') { "agent" } else { "site" };
+                assert_eq!(error.to_string(), format!("{kind} `{from}` is not known here, or does not answer"));
+                assert_eq!(error.kind(), ErrorKind::Unreachable);
+            }
+        }
     }
 }
