@@ -8,7 +8,7 @@ use towline::codec::Codec;
 use towline::ops::{SaveOptions, SyncOptions, sync};
 use towline::policy::Labels;
 use towline::repository::layout::{self, Family};
-use towline::repository::{LabelScope, Repository, Saved};
+use towline::repository::{NameScope, Repository, Saved};
 
 use crate::data::name;
 use crate::differences::{Fixture, stored_by};
@@ -23,7 +23,7 @@ async fn labelled() -> (Fixture, Repository) {
     let from = fixture.open().await;
     fs::write(fixture.path(2).join("card.md"), "the second step").unwrap();
     // A saver with limited rights relies on nobody's bases.
-    let label_scope = LabelScope::only(|name| name.as_str().starts_with("pub/"));
+    let label_scope = NameScope::only(|name| name.as_str().starts_with("pub/"));
     let options = SaveOptions { label_scope, ..SaveOptions::default() };
     from.save(&fixture.path(2), &name(RELEASE), &options).await.unwrap();
     let labels = Labels::default().with("derived-from", "elsewhere").unwrap();
