@@ -283,7 +283,7 @@ mod seeing {
             age(cache.file(), seconds);
         }
         let one = fs::metadata(own.file()).unwrap().len();
-        own.make_room(4 * one).unwrap();
+        own.make_room(4 * one + 100).unwrap();
         assert_eq!(names(root.path()).len(), 4);
         own.make_room(2 * one + 100).unwrap();
         assert!(own.load().is_some() && new.load().is_some());

@@ -198,7 +198,7 @@ async fn a_warm_never_shortens_a_pin_of_the_same_owner() {
     let now = agent.plain.clock().now();
     let end = |hours: u64| Some(now.after(Duration::from_hours(hours)));
     for (expires, expected) in [(end(2), end(2)), (end(1), end(2)), (end(3), end(3)), (None, None), (end(4), None)] {
-        let pin = Some(Pinning { owner: "me".to_owned(), expires });
+        let pin = Some(Pinning::new("me", expires));
         let options = WarmOptions { pin, ..WarmOptions::default() };
         warm(&agent.exchange, &agent.plain, &name("run/step-1"), &options).await.unwrap();
         let ends: Vec<_> = agent.exchange.cache().pins().iter().map(|pin| pin.expires).collect();
