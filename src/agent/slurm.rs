@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustix::process::getuid;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::advisor::{Advisor, Epoch, HintDetail};
+use super::advisor::{Advisor, Epoch, HintCaller};
 use super::state::AgentState;
 use super::user::user_name;
 use super::user_rules::{ALL, UserRules};
@@ -115,7 +115,7 @@ async fn write(state: &AgentState, hints: &SlurmHints) -> Result<()> {
 async fn hint_of(advisor: &Advisor, epoch: &Arc<Epoch>, origin: &Repository, selector: &Selector) -> Result<Hint> {
     let reader = origin.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
     let name = selector.resolve(epoch.log())?;
-    advisor.hint(epoch, &reader, &HintRequest::about([selector]), &[name], (WAIT, HintDetail::All)).await
+    advisor.hint(epoch, &reader, &HintRequest::about([selector]), &[name], (WAIT, HintCaller::User)).await
 }
 
 /// Names, and `RUN@latest` of runs, with the users who may ask about them. Rules take turns, each with those that were saved last, so

@@ -13,7 +13,7 @@ use super::sites::{bits, dollars, or_dash};
 use super::verbs::Context;
 use super::warm::Lack;
 use crate::agent::Client;
-use crate::agent::advisor::{Advisor, Authority, HintDetail, SitesPaths};
+use crate::agent::advisor::{Advisor, Authority, HintCaller, SitesPaths};
 use crate::agent::view::{Commitment, Task};
 use crate::error::{Error, Result};
 use crate::placement::{
@@ -153,7 +153,7 @@ impl Context {
         for selector in &args.names {
             names.push(self.resolve(&repository, selector).await?);
         }
-        let found = advisor.hint(&epoch, &repository, &request, &names, (Duration::MAX, HintDetail::All)).await?;
+        let found = advisor.hint(&epoch, &repository, &request, &names, (Duration::MAX, HintCaller::User)).await?;
         for note in &found.notes {
             self.output.remark(&printable(note));
         }

@@ -9,6 +9,7 @@
 
 mod inputs;
 mod month;
+mod remembered;
 pub(super) mod samples;
 mod site_list;
 mod sites_files;
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use self::inputs::{InventoriesAt, KnownInputs, Lane};
+use self::inputs::{InventoriesAt, KnownInputs};
 use self::month::{MonthSoFar, MonthVolumes};
 use self::samples::Samples;
 use self::sites_files::SitesFiles;
@@ -69,6 +70,33 @@ pub enum HintDetail {
     All,
     /// Only that something is lacking: for other agents and tokens.
     Little,
+}
+
+/// Requester of a hint. What hints of one take is limited together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HintCaller {
+    /// User of the advisor.
+    User,
+    /// Another agent, a token, the pods of a namespace: a hash of its name.
+    Other(blake3::Hash),
+}
+
+impl HintCaller {
+    /// The requester `name` of a `kind`, such as a namespace.
+    #[must_use]
+    pub fn other(kind: &str, name: &str) -> Self {
+        Self::Other(blake3::hash(format!("{kind} {name}").as_bytes()))
+    }
+
+    /// The pods of `namespace`.
+    #[must_use]
+    pub fn namespace(namespace: &str) -> Self {
+        Self::other("namespace", namespace)
+    }
+
+    fn detail(self) -> HintDetail {
+        if self == Self::User { HintDetail::All } else { HintDetail::Little }
+    }
 }
 
 /// Answers requests for hints about one repository. Clones share everything.
@@ -252,9 +280,10 @@ impl Advisor {
         reader: &Repository,
         request: &HintRequest,
         names: &[Name],
-        (wait, detail): (Duration, HintDetail),
+        (wait, caller): (Duration, HintCaller),
     ) -> Result<Hint> {
         request.check()?;
+        let detail = caller.detail();
         self.0.samples.asked();
         let mut inputs = Vec::with_capacity(names.len());
         let mut trees = Vec::with_capacity(names.len());
@@ -273,8 +302,7 @@ impl Advisor {
             trees.push((name.clone(), value.clone()));
         }
         let mut gaps = epoch.notes(detail);
-        let lane = if detail == HintDetail::All { Lane::Own } else { Lane::Others };
-        let reading = self.0.inputs.holdings(epoch.told(), reader, trees.clone(), lane);
+        let reading = self.0.inputs.holdings(epoch.told(), reader, trees.clone(), caller);
         let held = match timeout(wait, reading).await {
             Ok(held) => held?,
             Err(_) => {

@@ -14,7 +14,7 @@ use utoipa::IntoParams;
 use super::caller::Caller;
 use super::error::{ApiError, JsonBody, parse_query};
 use super::recorded::AccessRequest;
-use crate::agent::advisor::{Epoch, HintDetail, WAIT};
+use crate::agent::advisor::{Epoch, HintCaller, WAIT};
 use crate::agent::config::Span;
 use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
@@ -79,8 +79,9 @@ pub(super) async fn hint(
         Err((at, error)) => return Err(asked.refuse(&state, &selectors[at], error).await.into()),
     };
     let wait = wait.map_or(WAIT, |span| span.0.min(WAIT_MAX));
-    let detail = if caller.requester().is_some() { HintDetail::Little } else { HintDetail::All };
-    match advisor.hint(&epoch, &reader, &request, &names, (wait, detail)).await {
+    let requester = caller.requester();
+    let by = requester.map_or(HintCaller::User, |one| HintCaller::other("requester", &one.limited_owners()));
+    match advisor.hint(&epoch, &reader, &request, &names, (wait, by)).await {
         Ok(hint) => Ok(Json(hint)),
         Err(error) if error.kind() == ErrorKind::Denied && !selectors.is_empty() => {
             Err(asked.refuse(&state, &selectors[0], error).await.into())

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::error::ApiError;
 use super::unauthenticated::{UnauthenticatedCall, hint_for_caller};
+use crate::agent::advisor::HintCaller;
 use crate::agent::kube::{ExtenderArgs, ExtenderFilterResult, HostPriority, KubeQuestion};
 use crate::agent::state::AgentState;
 use crate::error::{Error, Result};
@@ -107,5 +108,5 @@ async fn hint(state: &AgentState, question: &KubeQuestion, wait: Duration) -> Re
         return Ok(None);
     }
     let may = |name: &Name| state.kube.allow(&question.namespace, name);
-    hint_for_caller(state, &question.request(), may, wait).await.map(Some)
+    hint_for_caller(state, HintCaller::namespace(&question.namespace), &question.request(), may, wait).await.map(Some)
 }

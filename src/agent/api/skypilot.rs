@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 use super::unauthenticated::{UnauthenticatedCall, hint_for_caller};
+use crate::agent::advisor::HintCaller;
 use crate::agent::skypilot::{SkyPilotTask, memory_of};
 use crate::agent::state::AgentState;
 use crate::budget::Retained;
@@ -62,7 +63,8 @@ async fn answer(state: &AgentState, task: &SkyPilotTask) -> Result<(String, Opti
         return Ok((task.unchanged()?, None));
     }
     let may = |name: &Name| state.skypilot.allow(task.user(), name);
-    let hint = hint_for_caller(state, &task.hint_request(), may, WAIT).await?;
+    let caller = HintCaller::other("skypilot", task.user().unwrap_or_default());
+    let hint = hint_for_caller(state, caller, &task.hint_request(), may, WAIT).await?;
     let origin = state.origin(None)?;
     let sites = state.advisor(origin)?.sites();
     let memory = origin.budget().keep(task.memory_with_places(&sites.sites))?;

@@ -19,7 +19,7 @@ use super::error::ApiError;
 use super::kube::KUBE_BODY_LEN_MAX;
 use super::slots::ConnectionEnd;
 use super::transit::{InTransit, Transit};
-use crate::agent::advisor::{Epoch, HintDetail};
+use crate::agent::advisor::{Epoch, HintCaller};
 use crate::agent::state::AgentState;
 use crate::agent::user::user_name;
 use crate::budget::Retained;
@@ -191,12 +191,13 @@ fn too_many(what: &str) -> ApiError {
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
 }
 
-/// The hint for `request`, to a caller that may ask about the names that `may` permits; others are as absent.
+/// The hint for `request`, to a `caller` that may ask about the names that `may` permits; others are as absent.
 ///
 /// # Errors
 /// Not found, for an absent name; else as [`Advisor::hint`](crate::agent::advisor::Advisor::hint).
 pub(in crate::agent) async fn hint_for_caller(
     state: &AgentState,
+    caller: HintCaller,
     request: &HintRequest,
     may: impl Fn(&Name) -> bool + Copy,
     wait: Duration,
@@ -216,7 +217,7 @@ pub(in crate::agent) async fn hint_for_caller(
         names = choose(&epoch);
     }
     let names = names?;
-    advisor.hint(&epoch, &reader, request, &names, (wait, HintDetail::Little)).await
+    advisor.hint(&epoch, &reader, request, &names, (wait, caller)).await
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::finding::{Finding, SiteFinding, absence};
 use super::holds::{Holds, Wanted};
+use crate::agent::advisor::HintCaller;
 use crate::agent::api::hint_for_caller;
 use crate::agent::pods::{AccountRights, PodNames, ResolvedNames, ServiceAccount};
 use crate::agent::state::AgentState;
@@ -271,7 +272,8 @@ impl Lookup {
         let about =
             HintRequest { candidates: vec![HintCandidate { site: need.site.clone() }], ..HintRequest::about(names) };
         let may = |name: &Name| self.rights.allow(&need.account, name);
-        let hint = hint_for_caller(&self.agent, &about, may, HINT_WAIT).await?;
+        let caller = HintCaller::namespace(&need.account.namespace);
+        let hint = hint_for_caller(&self.agent, caller, &about, may, HINT_WAIT).await?;
         let complete = hint.complete;
         let candidate = hint.candidates.into_iter().next();
         let candidate = candidate.ok_or_else(|| Error::other("hint has no candidate").at(&need.site))?;

@@ -16,6 +16,7 @@ use super::checks::WRITES;
 use super::cluster::{Cluster, Seen, with_status};
 use super::managed::owned_by;
 use super::objects::{API_VERSION, AdmissionCheckState, CheckState, MULTIKUEUE, Workload};
+use crate::agent::advisor::HintCaller;
 use crate::agent::api::hint_for_caller;
 use crate::agent::controller::Key;
 use crate::agent::counts::KueueCounts;
@@ -178,7 +179,7 @@ impl Dispatcher {
         };
         // Each name was allowed for the account whose pods name it.
         let may = |name: &Name| names.contains(name);
-        let hint = hint_for_caller(&self.agent, &about, may, HINT_WAIT).await?;
+        let hint = hint_for_caller(&self.agent, HintCaller::namespace(namespace), &about, may, HINT_WAIT).await?;
         let order = in_order(&hint, clusters);
         if order.is_empty() && hint.candidates.iter().any(|candidate| candidate.verdict == HintVerdict::Unknown) {
             return Err(Error::denied("no policy can be read that decides on the data"));

@@ -22,6 +22,7 @@ use super::certificates::Issuer;
 use super::config::SidecarTemplate;
 use super::inject::{add, annotate, inject};
 use super::pod::{Pod, PodHead};
+use crate::agent::advisor::HintCaller;
 use crate::agent::api::hint_for_caller;
 use crate::agent::counts::ReviewOutcome;
 use crate::agent::kube::job_of_text;
@@ -287,7 +288,7 @@ impl Webhook {
         }
         let wait = if hint_use == HintUse::Required { Duration::ZERO } else { HINT_WAIT };
         let may = |name: &Name| self.rights.allow(account, name);
-        match hint_for_caller(&self.agent, about, may, wait).await {
+        match hint_for_caller(&self.agent, HintCaller::namespace(&account.namespace), about, may, wait).await {
             Ok(hint) => {
                 let own = OwnAffinity::of(pod.spec.affinity.as_deref())?;
                 let _memory = self.agent.origin(None)?.budget().keep(own.memory())?;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::Webhook;
 use super::inject::{add, annotate};
 use super::pod::Pod;
+use crate::agent::advisor::HintCaller;
 use crate::agent::api::hint_for_caller;
 use crate::agent::kube::site_of_labels;
 use crate::agent::pods::{GATE, GATED, PodAnnotations, ServiceAccount, WARM_AT};
@@ -42,7 +43,8 @@ impl Webhook {
         let about = HintRequest { candidates: vec![HintCandidate { site: site.clone() }], ..HintRequest::about(names) };
         let may = |name: &Name| self.rights.allow(account, name);
         // The verdict follows from the policy alone; what is missing is the controller's to find out.
-        match hint_for_caller(&self.agent, &about, may, Duration::ZERO).await {
+        let caller = HintCaller::namespace(&account.namespace);
+        match hint_for_caller(&self.agent, caller, &about, may, Duration::ZERO).await {
             Ok(hint) => check(&hint, &site)?,
             Err(error) if error.kind() == ErrorKind::Usage => return Err(error.at(WARM_AT)),
             Err(error) => return Err(error),
