@@ -23,7 +23,7 @@ use crate::work::blocking;
 const ROOM_PART: u64 = 4;
 /// Sets of inputs that are read at a time, in each lane.
 const READING_MAX: usize = 1;
-/// Sets of inputs that are read or wait for it, in each lane, and of one caller. Further ones are not begun before one of them is done.
+/// Sets of inputs that are read or wait for it, in each lane and of one caller. Further ones are not begun before one is done.
 const PENDING_MAX: usize = 32;
 const PENDING_EACH: usize = 8;
 /// Time that an epoch takes at most for the inputs that are known. The rest is computed when it is asked for.

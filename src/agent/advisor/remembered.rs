@@ -1,5 +1,5 @@
-//! Inputs that are remembered, in memory of their own: each caller has half of it at most, the oldest make room for new ones, and those
-//! that nobody uses go.
+//! Inputs that are remembered, in memory of their own: each caller has half of it at most, the oldest make room for new ones, and
+//! those that nobody uses go.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,8 +76,8 @@ impl<T> Remembered<T> {
         self.entries.retain(|entry| now.saturating_duration_since(entry.used) < UNUSED_MAX && wanted(entry));
     }
 
-    /// Remembers `entry` in the place of what was known of its trees. The oldest sets make room: those of its caller until this has its
-    /// share, then those of all. False, if it takes more than the share of a caller: it is not remembered.
+    /// Remembers `entry` in the place of what was known of its trees. The oldest sets make room: those of its caller until this has
+    /// its share, then those of all. False, if it takes more than the share of a caller: it is not remembered.
     pub(super) fn put(&mut self, entry: Entry<T>) -> bool {
         self.entries.retain(|known| known.trees != entry.trees);
         if entry.weight > self.room / 2 {

@@ -259,7 +259,7 @@ fn trimmed<K: Trim>(mut object: K) -> Arc<K> {
 }
 
 /// The beginning of a text, at most `len` bytes.
-fn cut(text: &str, len: usize) -> String {
+pub(in crate::agent) fn cut(text: &str, len: usize) -> String {
     let end = (0..=len.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     text.get(..end).unwrap_or_default().to_owned()
 }

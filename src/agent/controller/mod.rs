@@ -29,7 +29,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub use self::access::ClusterAccess;
-pub(super) use self::api_server::{ApiServer, Key, Mirror, Objects, Role, Told, Trim, in_time, key, managed, name};
+pub(super) use self::api_server::{
+    ApiServer, Key, Mirror, Objects, Role, Told, Trim, cut, in_time, key, managed, name,
+};
 use self::election::Election;
 #[cfg(test)]
 pub(super) use self::finding::Progress;

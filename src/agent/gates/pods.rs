@@ -79,6 +79,8 @@ impl Trim for PendingPod {
         // Also for a pod whose gate is open: its data is held until it has a node.
         self.wanted = wait_of(annotations).transpose();
         self.metadata.labels = None;
+        // Others choose their gates, and how many.
+        self.spec.scheduling_gates = self.is_gated().then(|| vec![SchedulingGate { name: GATE.to_owned() }]);
     }
 }
 
@@ -128,6 +130,26 @@ mod tests {
         let other = json!({ "metadata": { "name": "other", "namespace": "ml", "labels": null }, "spec": {} });
         let pods = json!([{ "metadata": metadata, "spec": { "schedulingGates": [{ "name": GATE }] } }, other]);
         serde_json::from_value(json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods })).unwrap()
+    }
+
+    #[test]
+    fn of_long_pods_little_is_kept() {
+        let mut gates: Vec<Value> = (0..20_000).map(|n| json!({ "name": format!("example.com/{n:0>40}") })).collect();
+        gates.push(json!({ "name": GATE }));
+        let labels: BTreeMap<String, String> = (0..1000).map(|n| (format!("l{n}"), "x".repeat(60))).collect();
+        let annotations = json!({
+            "towline.dev/gate": "warm", "towline.dev/inputs": "a", "other": "x".repeat(200 << 10),
+        });
+        let metadata = json!({ "name": "long", "namespace": "ml", "labels": labels, "annotations": annotations });
+        let pod = json!({ "metadata": metadata, "spec": { "schedulingGates": gates } });
+        assert!(pod.to_string().len() > 1 << 20);
+        let mut pod: PendingPod = serde_json::from_value(pod).unwrap();
+        pod.trim();
+        assert!(pod.waits() && matches!(pod.wanted, Some(Ok(_))));
+        assert!(format!("{pod:?}").len() < 4 << 10);
+        pod.spec.scheduling_gates = Some(vec![SchedulingGate { name: "example.com/other".to_owned() }]);
+        pod.trim();
+        assert!(!pod.waits() && pod.spec.scheduling_gates.is_none());
     }
 
     #[test]

@@ -183,6 +183,11 @@ pub(super) fn site_of_labels<'a>(labels: &'a BTreeMap<String, String>, sites: &S
     }
 }
 
+/// True if [`site_of_labels`] reads the label.
+pub(super) fn is_site_label(key: &str) -> bool {
+    key == SITE || ZONES.contains(&key)
+}
+
 /// A node by its name, and its labels if they are known.
 fn place(node: String, labels: Option<&BTreeMap<String, String>>, sites: &Sites) -> Place {
     let labelled = |labels: &BTreeMap<String, String>| labels.contains_key(SITE);

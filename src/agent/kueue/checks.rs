@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, Seen};
 use super::decision::{Decision, Limits, decide};
-use super::objects::{AdmissionCheck, AdmissionCheckState, CheckState, Condition, PodSet, Workload};
+use super::objects::{AdmissionCheck, AdmissionCheckState, CheckState, Condition, PodSet, QUOTA_RESERVED, Workload};
 use crate::agent::controller::{Finding, Key, Need, Needs, Objects, SiteFinding, key};
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::site_of_labels;
@@ -261,7 +261,7 @@ async fn write(cluster: &Cluster, change: &Change, counts: &KueueCounts) -> bool
 /// Time since which a workload has its quota.
 fn since(workload: &Workload) -> Option<Timestamp> {
     let mut conditions = workload.status.conditions.iter().flatten();
-    let reserved = conditions.find(|condition| condition.kind == "QuotaReserved")?;
+    let reserved = conditions.find(|condition| condition.kind == QUOTA_RESERVED)?;
     reserved.last_transition_time.as_deref()?.parse().ok()
 }
 

@@ -9,7 +9,8 @@ use kube::core::{ClusterResourceScope, NamespaceResourceScope, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::agent::controller::{Trim, metadata};
+use crate::agent::controller::{Trim, cut, metadata};
+use crate::agent::kube::{is_site_label, job_of_object};
 use crate::agent::pods::PodAnnotations;
 use crate::error::{Error, Result};
 
@@ -19,6 +20,22 @@ const GROUP: &str = "kueue.x-k8s.io";
 const VERSION: &str = "v1beta2";
 /// `apiVersion` of the objects.
 pub(super) const API_VERSION: &str = "kueue.x-k8s.io/v1beta2";
+/// Conditions of workloads that count here.
+const CONDITIONS: [&str; 3] = [QUOTA_RESERVED, FINISHED, EVICTED];
+pub(super) const QUOTA_RESERVED: &str = "QuotaReserved";
+const FINISHED: &str = "Finished";
+const EVICTED: &str = "Evicted";
+/// Bytes that are kept of a workload, at most, besides the states of its checks.
+const KEPT_MAX: usize = 32 << 10;
+/// Bytes of memory of a text or an entry of a list, beside the length of the text.
+const ENTRY_LEN: usize = 64;
+/// Checks of a workload, and bytes of the message of each: that of this controller has 1000 characters.
+const CHECKS_MAX: usize = 64;
+const MESSAGE_LEN_MAX: usize = 4000;
+/// Bytes of other texts: a label, a time.
+const TEXT_LEN_MAX: usize = 253;
+/// Resource that stands for all GPUs of the containers of a pod.
+const GPUS: &str = "nvidia.com/gpu";
 /// `controllerName` of the admission checks of `MultiKueue`.
 pub(super) const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
@@ -96,7 +113,7 @@ pub(super) struct PodTemplate {
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct TemplateMetadata {
     annotations: Option<BTreeMap<String, String>>,
-    /// The reason why the annotations were not kept.
+    /// The reason why the annotations, or all of the workload, were not kept.
     #[serde(skip)]
     too_long: Option<String>,
 }
@@ -261,14 +278,44 @@ impl Trim for Workload {
             if let Some(metadata) = &mut pod_set.template.metadata {
                 metadata.trim();
             }
+            if let Some(spec) = &mut pod_set.template.spec {
+                spec.trim();
+            }
+        }
+        self.status.trim();
+        let kept = self.len();
+        if kept > KEPT_MAX {
+            self.refuse(format!("what counts of the workload is longer than {KEPT_MAX} bytes: {kept} bytes"));
         }
     }
 }
 
 impl Workload {
+    /// Bytes of what is kept of it, besides the states of its checks, about.
+    fn len(&self) -> usize {
+        let pod_sets = self.pod_sets().iter().map(PodSet::len);
+        let Admission { pod_set_assignments } = self.status.admission.as_ref().unwrap_or(&Admission::NONE);
+        let assigned = pod_set_assignments.iter().flatten();
+        let assigned = assigned.map(|one| text_len(&one.name) + one.flavors.as_ref().map_or(0, map_len));
+        let nominated = self.status.nominated_cluster_names.iter().flatten().map(|name| text_len(name));
+        let cluster = self.status.cluster_name.iter().map(|name| text_len(name));
+        pod_sets.chain(assigned).chain(nominated).chain(cluster).sum()
+    }
+
+    /// Keeps nothing of its pods but the `reason` why, which decisions about it tell.
+    fn refuse(&mut self, reason: String) {
+        let name = self.pod_sets().first().map(|pod_set| cut(&pod_set.name, TEXT_LEN_MAX)).unwrap_or_default();
+        let metadata = TemplateMetadata { annotations: None, too_long: Some(reason) };
+        let template = PodTemplate { metadata: Some(metadata), spec: None };
+        self.spec.pod_sets = Some(vec![PodSet { name, count: 1, template }]);
+        (self.status.admission, self.status.nominated_cluster_names) = (None, None);
+        // It may have been given to a cluster, whatever its name.
+        self.status.cluster_name = self.status.cluster_name.as_deref().map(|name| cut(name, TEXT_LEN_MAX));
+    }
+
     /// True if it has quota and has not ended: its pods may run.
     pub(super) fn is_active(&self) -> bool {
-        self.is("QuotaReserved") && !self.is("Finished") && self.metadata.deletion_timestamp.is_none()
+        self.is(QUOTA_RESERVED) && !self.is(FINISHED) && self.metadata.deletion_timestamp.is_none()
     }
 
     /// True if the condition is there and true.
@@ -278,8 +325,8 @@ impl Workload {
 
     /// True if it has quota and waits for its checks.
     pub(super) fn waits(&self) -> bool {
-        let over = self.metadata.deletion_timestamp.is_some() || self.is("Finished") || self.is("Evicted");
-        self.spec.active != Some(false) && self.is("QuotaReserved") && !over
+        let over = self.metadata.deletion_timestamp.is_some() || self.is(FINISHED) || self.is(EVICTED);
+        self.spec.active != Some(false) && self.is(QUOTA_RESERVED) && !over
     }
 
     /// States of its checks.
@@ -312,6 +359,66 @@ impl MultiKueueCluster {
     /// True if Kueue is connected to it.
     pub(super) fn is_active(&self) -> bool {
         is_true(self.status.conditions.as_deref(), "Active")
+    }
+}
+
+impl Admission {
+    const NONE: Self = Self { pod_set_assignments: None };
+}
+
+impl PodSet {
+    fn len(&self) -> usize {
+        let PodTemplate { metadata, spec } = &self.template;
+        let annotations = metadata.as_ref().and_then(|metadata| metadata.annotations.as_ref()).map_or(0, map_len);
+        let spec = spec.as_ref().map_or(0, |spec| {
+            let account = spec.service_account_name.as_deref().map_or(0, text_len);
+            account + spec.node_selector.as_ref().map_or(0, map_len)
+        });
+        size_of::<Self>() + text_len(&self.name) + annotations + spec
+    }
+}
+
+impl TemplateSpec {
+    /// Drops all but the account, the labels that name a site, and the number of GPUs: users choose the rest.
+    fn trim(&mut self) {
+        if let Some(labels) = &mut self.node_selector {
+            labels.retain(|key, _| is_site_label(key));
+            labels.values_mut().for_each(|value| *value = cut(value, TEXT_LEN_MAX));
+        }
+        let count =
+            |container| Some(job_of_object(&serde_json::json!({ "spec": { "containers": [container] } })).ok()?.0.gpus);
+        let gpus = self.containers.iter().flatten().filter_map(count).fold(0, u64::saturating_add);
+        let limits = BTreeMap::from([(GPUS.to_owned(), gpus.into())]);
+        self.containers = (gpus > 0).then(|| vec![Container { resources: Resources { limits: Some(limits) } }]);
+    }
+}
+
+impl WorkloadStatus {
+    /// Drops what is not read.
+    fn trim(&mut self) {
+        let known = |kind: &&str| {
+            let condition = self.conditions.iter().flatten().find(|condition| condition.kind == **kind)?;
+            Some(Condition {
+                kind: condition.kind.clone(),
+                status: cut(&condition.status, TEXT_LEN_MAX),
+                reason: String::new(),
+                message: String::new(),
+                observed_generation: condition.observed_generation,
+                last_transition_time: condition.last_transition_time.as_deref().map(|time| cut(time, TEXT_LEN_MAX)),
+            })
+        };
+        self.conditions = Some(CONDITIONS.iter().filter_map(known).collect());
+        let checks = self.admission_checks.take().unwrap_or_default().into_iter().take(CHECKS_MAX);
+        let checks = checks.map(|check| AdmissionCheckState {
+            name: cut(&check.name, TEXT_LEN_MAX),
+            state: check.state,
+            last_transition_time: cut(&check.last_transition_time, TEXT_LEN_MAX),
+            message: cut(&check.message, MESSAGE_LEN_MAX),
+        });
+        // Collected anew: items of the same type would stay in the memory of all.
+        let mut kept = Vec::new();
+        kept.extend(checks);
+        self.admission_checks = Some(kept);
     }
 }
 
@@ -364,6 +471,15 @@ fn is_true(conditions: Option<&[Condition]>, kind: &str) -> bool {
     conditions.into_iter().flatten().any(|condition| condition.kind == kind && condition.status == "True")
 }
 
+/// Bytes of memory of a text, about.
+fn text_len(text: &str) -> usize {
+    text.len() + ENTRY_LEN
+}
+
+fn map_len(map: &BTreeMap<String, String>) -> usize {
+    map.iter().map(|(key, value)| text_len(key) + text_len(value)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -382,6 +498,63 @@ mod tests {
         .unwrap();
         workload.trim();
         workload
+    }
+
+    /// A workload of more than a megabyte, trimmed.
+    fn long_workload(pod_sets: &Value, status: &Value) -> Workload {
+        let metadata = json!({ "name": "w", "namespace": "ml", "labels": { "l": "x".repeat(2000) } });
+        let object = json!({ "metadata": metadata, "spec": { "podSets": pod_sets }, "status": status });
+        assert!(object.to_string().len() > 1 << 20);
+        let mut workload: Workload = serde_json::from_value(object).unwrap();
+        workload.trim();
+        workload
+    }
+
+    #[test]
+    fn of_a_long_workload_little_is_kept() {
+        let mut selector: BTreeMap<String, String> = (0..5000).map(|n| (format!("l{n}"), "x".repeat(60))).collect();
+        selector.insert("towline.dev/site".to_owned(), "burst".to_owned());
+        let mut limits: BTreeMap<String, Value> = (0..5000).map(|n| (format!("x/{n:0>60}"), "1".into())).collect();
+        limits.insert("amd.com/gpu".to_owned(), "2".into());
+        let containers =
+            vec![json!({ "resources": { "limits": limits } }), json!({ "resources": { "limits": { GPUS: 1 } } })];
+        let spec = json!({ "nodeSelector": selector, "containers": containers });
+        let time = "2026-11-01T00:00:00Z";
+        let conditions: Vec<Value> = (0..1000)
+            .map(|n| format!("Other{n}"))
+            .chain([QUOTA_RESERVED.to_owned()])
+            .map(|kind| json!({ "type": kind, "status": "True", "message": "x".repeat(300), "lastTransitionTime": time }))
+            .collect();
+        let checks = json!([{ "name": "data", "state": "Pending", "message": "x".repeat(32 << 10) }]);
+        let status = json!({ "conditions": conditions, "admissionChecks": checks });
+        let pod_set = json!({ "name": "main", "count": 1, "template": { "spec": spec } });
+        let kept = long_workload(&json!([pod_set]), &status);
+        let size = format!("{kept:?}").len();
+        assert!(size < 8 << 10, "{size}");
+        let template = &kept.pod_sets()[0].template;
+        assert_eq!(template.node_selector().map(BTreeMap::len), Some(1));
+        assert_eq!(job_of_object(&template.pod()).unwrap().0.gpus, 3);
+        assert!(kept.waits() && template.requests().is_ok());
+        assert_eq!(
+            kept.status.conditions.as_deref().and_then(|all| all[0].last_transition_time.as_deref()),
+            Some(time)
+        );
+    }
+
+    #[test]
+    fn a_workload_that_is_long_all_the_same_is_refused() {
+        let quota = json!({ "conditions": [{ "type": QUOTA_RESERVED, "status": "True" }] });
+        let long = "x".repeat(1 << 20);
+        let many: Vec<Value> = (0..50_000).map(|n| json!({ "name": format!("a-pod-set-{n}") })).collect();
+        let account = json!([{ "name": "main", "template": { "spec": { "serviceAccountName": long } } }]);
+        for pod_sets in [many.into(), account, json!([{ "name": long }])] {
+            let kept = long_workload(&pod_sets, &quota);
+            assert!(kept.waits() && kept.metadata.name.as_deref() == Some("w"));
+            assert_eq!(kept.pod_sets().len(), 1);
+            let reason = kept.pod_sets()[0].template.requests().unwrap_err().to_string();
+            assert!(reason.starts_with("what counts of the workload is longer than 32768 bytes: "), "{reason}");
+            assert!(format!("{kept:?}").len() < 4 << 10);
+        }
     }
 
     #[test]
