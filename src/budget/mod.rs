@@ -19,6 +19,9 @@ use crate::limits::{KIB, MEMORY_MIN, MIB};
 
 /// Permits are counted in units of this many bytes.
 const UNIT: u64 = 4 * KIB;
+/// Part of what [`Budget::keep_published`] counts that is of one agent, at most: what it has, and the next version of that beside it,
+/// leave as much to others.
+const PUBLISHED_PART: u64 = 4;
 /// Structures that [`Budget::keep`] counts, in errors.
 const PLANS: &str = "plans and marks";
 /// Buffers smaller than this are not worth keeping.
@@ -37,6 +40,8 @@ struct Shared {
     kept: Arc<Semaphore>,
     /// Half of the budget: see [`Budget::keep_state`].
     states: Arc<Semaphore>,
+    /// Half of the budget: see [`Budget::keep_published`].
+    published: Arc<Semaphore>,
     /// Half of the budget: see [`Budget::carve_beside_buffers`].
     beside: Arc<Semaphore>,
     /// Half of the budget: see [`Budget::tree_memory`].
@@ -71,9 +76,20 @@ impl Budget {
     fn of(total: u64, units: usize, carved: Vec<OwnedSemaphorePermit>) -> Self {
         let semaphore = |units| Arc::new(Semaphore::new(units));
         let (permits, structures) = (semaphore(units), semaphore(units));
-        let [kept, states, beside, trees] = [units / 2; 4].map(semaphore);
+        let [kept, states, published, beside, trees] = [units / 2; 5].map(semaphore);
         let pool = Mutex::default();
-        Self(Arc::new(Shared { total, permits, structures, kept, states, beside, trees, pool, _carved: carved }))
+        Self(Arc::new(Shared {
+            total,
+            permits,
+            structures,
+            kept,
+            states,
+            published,
+            beside,
+            trees,
+            pool,
+            _carved: carved,
+        }))
     }
 
     /// A quarter of the cgroup's limit, or of the machine's memory if there is none; at most 2 GiB, because more does not make it
@@ -198,6 +214,23 @@ impl Budget {
     /// As [`Budget::keep`].
     pub fn keep_state(&self, bytes: u64) -> Result<Retained> {
         self.keep_in(&self.0.states, "names and sessions", bytes)
+    }
+
+    /// As [`Budget::keep`], from another half of the budget, for what `agent` publishes for others, such as its inventory, of which
+    /// `before` bytes are kept. No agent makes plans, or what others publish, wait.
+    ///
+    /// # Errors
+    /// Exhausted, if all that is published would take more than half of the budget, or that of the agent more than a quarter of this.
+    pub fn keep_published(&self, agent: impl fmt::Display, before: u64, bytes: u64) -> Result<Retained> {
+        let most = self.kept_max() / PUBLISHED_PART;
+        if before.saturating_add(bytes) > most {
+            return Err(Error::exhausted("what an agent publishes takes more memory than it may")
+                .at(agent)
+                .expected(format!("at most {} MiB, an eighth of the memory budget", most / MIB))
+                .got(format!("{} MiB", before.saturating_add(bytes).div_ceil(MIB)))
+                .help("raise --memory"));
+        }
+        self.keep_in(&self.0.published, "inventories and reports of usage", bytes)
     }
 
     fn keep_in(&self, pool: &Arc<Semaphore>, what: &str, bytes: u64) -> Result<Retained> {
@@ -484,6 +517,18 @@ mod tests {
         }
         drop(first);
         drop(budget.keep(1).unwrap());
+    }
+
+    #[test]
+    fn what_an_agent_publishes_leaves_room_for_that_of_others_and_for_plans() {
+        let budget = budget();
+        let most = budget.kept_max() / PUBLISHED_PART;
+        let first = budget.keep_published("home/a", 0, most).unwrap();
+        assert!(budget.keep_published("home/a", most, 1).is_err(), "it has its share");
+        let next = budget.keep_published("home/a", 0, most).unwrap();
+        let other = budget.keep_published("home/b", most / 2, most / 2).unwrap();
+        assert!(budget.keep(budget.kept_max()).is_ok());
+        drop((first, next, other));
     }
 
     #[tokio::test]

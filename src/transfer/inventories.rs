@@ -217,15 +217,17 @@ async fn read_one(
             .expected(format!("a sequence number above {}", known.inventory.sequence))
             .got(head.sequence));
     }
-    let mut sets = Vec::with_capacity(3);
+    let (mut sets, mut own) = (Vec::with_capacity(3), 0);
     for (place, (set, changed)) in
         INVENTORY_SETS.into_iter().zip([&head.held, &head.pinned, &head.promised]).enumerate()
     {
         let known = known.as_ref().map(|known| &known.sets[place]).filter(|set| set.base == changed.base);
-        sets.push(match known {
+        let set = match known {
             Some(known) => Arc::clone(known),
-            None => Arc::new(stored_set(repository, agent, set, changed.base).await?),
-        });
+            None => Arc::new(stored_set(repository, agent, (set, changed.base), own).await?),
+        };
+        own += set.set.weight();
+        sets.push(set);
     }
     let sets: [Arc<StoredSet>; 3] =
         sets.try_into().map_err(|_| Error::other("an inventory has three sets, and another number was read"))?;
@@ -244,7 +246,7 @@ async fn read_one(
             links: head.links,
         };
         let weight = [&inventory.held, &inventory.pinned, &inventory.promised].iter().map(|set| set.weight()).sum();
-        Ok(Counted { _kept: budget.keep(weight)?, inventory })
+        Ok(Counted { _kept: budget.keep_published(inventory.agent.path(), own, weight)?, inventory })
     });
     Ok(Some(Known { digest, sets, inventory: Arc::new(inventory.await?) }))
 }
@@ -272,7 +274,13 @@ fn verified(
     Ok(head)
 }
 
-async fn stored_set(repository: &Repository, agent: &Identity, set: &str, base: Option<BaseSet>) -> Result<StoredSet> {
+/// A set of an agent whose other sets take `own` bytes.
+async fn stored_set(
+    repository: &Repository,
+    agent: &Identity,
+    (set, base): (&str, Option<BaseSet>),
+    own: u64,
+) -> Result<StoredSet> {
     let set = match base {
         None => KeySet::default(),
         Some(base) => {
@@ -281,5 +289,6 @@ async fn stored_set(repository: &Repository, agent: &Identity, set: &str, base: 
             blocking(move || decode_base(&body, &base.digest, memory)).await?
         }
     };
-    Ok(StoredSet { base, _kept: repository.budget().keep(set.weight())?, set })
+    let kept = repository.budget().keep_published(agent.path(), own, set.weight())?;
+    Ok(StoredSet { base, _kept: kept, set })
 }

@@ -28,6 +28,7 @@ pub struct UsageReports(Mutex<BTreeMap<Path, Known>>);
 /// A report at its last version.
 #[derive(Clone, Debug)]
 struct Known {
+    agent: Identity,
     version: String,
     report: Result<Arc<CountedUsage>, Arc<Error>>,
 }
@@ -90,7 +91,11 @@ impl UsageReports {
         stored: &StoredUsage,
         month: Month,
     ) -> Result<Arc<CountedUsage>, Arc<Error>> {
-        let report = read(repository, trusted, stored, month).await.map(Arc::new).map_err(Arc::new);
+        let report = read(repository, trusted, stored, month).await.and_then(|report| {
+            let kept = repository.budget().keep_published(stored.agent.path(), self.others(stored), weight(&report))?;
+            Ok(CountedUsage { report, _kept: kept })
+        });
+        let report = report.map(Arc::new).map_err(Arc::new);
         let before = self.lock().get(&stored.key).and_then(|known| known.report.clone().ok());
         let report = match (&report, before) {
             (Ok(now), Some(before)) if now.report.sequence < before.report.sequence => Err(Arc::new(
@@ -104,10 +109,17 @@ impl UsageReports {
         let gone = |error: &Arc<Error>| matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Exhausted);
         // Errors that say nothing of the report itself are tried again.
         if !report.as_ref().is_err_and(gone) {
-            let known = Known { version: stored.version.clone(), report: report.clone() };
+            let known = Known { agent: stored.agent.clone(), version: stored.version.clone(), report: report.clone() };
             self.lock().insert(stored.key.clone(), known);
         }
         report
+    }
+
+    /// Bytes of the other reports of the agent of `stored`.
+    fn others(&self, stored: &StoredUsage) -> u64 {
+        let known = self.lock();
+        let others = known.iter().filter(|(key, known)| known.agent == stored.agent && **key != stored.key);
+        others.filter_map(|(_, known)| Some(weight(&known.report.as_ref().ok()?.report))).sum()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Path, Known>> {
@@ -115,14 +127,17 @@ impl UsageReports {
     }
 }
 
-async fn read(repository: &Repository, trusted: &Trusted, stored: &StoredUsage, month: Month) -> Result<CountedUsage> {
+/// Bytes of memory of a report.
+fn weight(report: &UsageReport) -> u64 {
+    report.lines.len() as u64 * LINE_WEIGHT
+}
+
+async fn read(repository: &Repository, trusted: &Trusted, stored: &StoredUsage, month: Month) -> Result<UsageReport> {
     let body = repository.usage(stored).await?;
     let body = body.ok_or_else(|| Error::not_found("report was removed meanwhile").at(&stored.key))?;
     let (agent, trusted, id, started) = (stored.agent.clone(), trusted.clone(), repository.id(), stored.started);
     let memory = repository.budget().kept_max() / READS as u64;
-    let report = blocking(move || verified(&body, &trusted, &agent, (id, month, started), memory)).await?;
-    let kept = repository.budget().keep(report.lines.len() as u64 * LINE_WEIGHT)?;
-    Ok(CountedUsage { report, _kept: kept })
+    blocking(move || verified(&body, &trusted, &agent, (id, month, started), memory)).await
 }
 
 /// The report in `body`, if `agent` signed it for the repository and the month of its key, with a certificate that was valid then.
