@@ -106,6 +106,7 @@ impl<T> Remembered<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::{ObjectId, SessionId};
 
     struct Sets {
         sets: Remembered<()>,
@@ -124,7 +125,7 @@ mod tests {
     }
 
     fn key(number: u8) -> MapKey {
-        MapKey::from_bytes([number; 32])
+        MapKey { session: SessionId::from_bytes([number; 16]), object: ObjectId::from_bytes([number; 16]) }
     }
 
     fn sets(room: u64) -> Sets {
