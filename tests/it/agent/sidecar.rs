@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::{PATIENCE, Running, with_tree};
+use super::{PATIENCE, Running, configure, with_tree};
 use crate::cli::User;
 use crate::data::noise;
 
@@ -77,10 +77,10 @@ fn files_of_an_earlier_step_are_told_or_removed() {
     user.write("model/b", b"more weights of step 3");
     user.ok(&["save", "model", "two/step-3"]);
     let restored = |more: &str| {
-        let agent = Running::start(
-            &user,
-            &format!("[sidecar]\nrestore = [{{ name = 'two@latest', to = 'data', overwrite = true{more} }}]\n"),
-        );
+        let restore = format!("restore = [{{ name = 'two@latest', to = 'data', overwrite = true{more} }}]");
+        configure(&user, &format!("[sidecar]\n{restore}\n"));
+        let mut command = user.command(&["agent", "--json", "--config", "agent.toml"]);
+        let agent = Running::from_command(command.env("RUST_LOG", "towline=warn"));
         ready(&agent);
         agent.signal(Signal::TERM);
         let (code, log) = agent.ended();
