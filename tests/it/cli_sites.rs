@@ -42,9 +42,9 @@ fn the_documents_example_is_read_and_shown_as_it_says() {
         assert!(ran.err.contains("a price is not known for: home, burst"), "{}", ran.err);
     }
     let error = user.fails(&["hint", "run-7/step-1", "--returns", "nowhere:1G:30m"], 3);
-    assert_eq!(
-        (&error["message"], &error["place"]),
-        (&"the sites file does not describe the site".into(), &"nowhere".into())
+    assert!(
+        error["message"].as_str().unwrap().starts_with("the sites file does not describe the site at nowhere"),
+        "{error}"
     );
     let error = user.fails(&["hint", "run-7/step-1", "--commit", "--lease", "0"], 2);
     assert!(error["message"].as_str().unwrap().starts_with("lease would have run out already"), "{error}");
