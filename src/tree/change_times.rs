@@ -1,5 +1,5 @@
-//! What the times of a file tell of its changes. Writes through a shared memory map set them only when a page is written to for the first
-//! time since it went to the disk; in memory file systems never.
+//! Doubts about the times of files. A write through a shared memory map sets them only if it is the first one to its page since that went
+//! to the disk; in memory file systems none does.
 #![expect(unsafe_code, reason = "no crate has leases of files")]
 
 use std::collections::BTreeSet;

@@ -93,11 +93,6 @@ impl StatCache {
         Self { file: folder.join(name + ".seen"), repository, root, host }
     }
 
-    #[cfg(test)]
-    pub(super) fn file(&self) -> &Path {
-        &self.file
-    }
-
     /// Record of the last save; none if there was none, or if it is damaged.
     #[must_use]
     pub fn load(&self) -> Option<SavedStats> {
@@ -131,7 +126,7 @@ impl StatCache {
     }
 
     /// Removes other cache files of the folder until all together have at most `most` bytes, those written longest ago first.
-    pub(super) fn make_room(&self, most: u64) -> std::io::Result<()> {
+    fn make_room(&self, most: u64) -> std::io::Result<()> {
         let Some(folder) = self.file.parent() else { return Ok(()) };
         let mut files = Vec::new();
         for entry in std::fs::read_dir(folder)? {
@@ -339,3 +334,6 @@ fn host_id() -> Vec<u8> {
 fn number(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,9 @@
-//! Tests of trees on a real file system: walks, the stat cache, and that no entry is placed outside.
+//! Tests of trees on a real file system: walks, and that no entry is placed outside.
 
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
 
 use proptest::prelude::{any, prop, proptest};
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
@@ -14,7 +13,6 @@ use super::*;
 use crate::budget::Budget;
 use crate::clock::Timestamp;
 use crate::error::ErrorKind;
-use crate::id::{ManifestId, RepositoryId};
 use crate::limits::MEMORY_MIN;
 
 const MTIME: Timestamp = Timestamp(1_234_567_890_123_456_789);
@@ -160,150 +158,6 @@ mod walking {
         assert_eq!(extents(&file, 5).unwrap().into_iter().map(|r| (r.start, r.end)).collect::<Vec<_>>(), [(0, 5)]);
         assert_eq!(extents(&file, 0).unwrap(), []);
         assert_eq!(extents(&file, 8 << 20).unwrap(), found, "a file that shrank");
-    }
-}
-
-mod seeing {
-    use super::*;
-
-    /// A settled stat: its stamps carry nanoseconds and are older than `started`.
-    fn stat(ino: u64, ctime: i64) -> Stat {
-        let (mtime, ctime) = (Timestamp(ctime - 7), Timestamp(ctime));
-        Stat { dev: 1, ino, size: 5, mode: 0o644, mtime, ctime, nlink: 1 }
-    }
-
-    const STARTED: Timestamp = Timestamp(1_700_000_000_123_456_789);
-
-    fn cache(folder: &Path) -> StatCache {
-        StatCache::new(folder, RepositoryId::from_bytes([7; 16]), Path::new("/data"))
-    }
-
-    fn stored(folder: &Path, files: &[(&[u8], Stat)]) -> StatCache {
-        let cache = cache(folder);
-        let files = files.iter().map(|(path, stat)| (*path, stat));
-        cache.store(ManifestId::of(b"body"), b"body", STARTED, files).unwrap();
-        cache
-    }
-
-    #[test]
-    fn what_was_settled_is_known_until_anything_about_it_changes() {
-        let root = folder();
-        let old = stat(1, STARTED.0 - 1);
-        let seen = stored(&root.path().join("made"), &[(b"b", old), (b"a\xff", stat(2, 3)), (b"", stat(3, 5))]);
-        let seen = seen.load().unwrap();
-        assert_eq!((seen.manifest(), seen.body()), (ManifestId::of(b"body"), &b"body"[..]));
-        assert!(
-            seen.unchanged(b"b", &old) && seen.unchanged(b"a\xff", &stat(2, 3)) && seen.unchanged(b"", &stat(3, 5))
-        );
-        assert!(seen.unchanged(b"b", &Stat { nlink: 2, ..old }));
-        assert!(!seen.unchanged(b"c", &old) && !seen.unchanged(b"a", &old));
-        let (later, one_more) = (Timestamp(old.mtime.0 + 1), old.size + 1);
-        for changed in [
-            Stat { dev: 2, ..old },
-            Stat { ino: 2, ..old },
-            Stat { size: one_more, ..old },
-            Stat { mtime: later, ..old },
-            Stat { ctime: later, ..old },
-        ] {
-            assert!(!seen.unchanged(b"b", &changed), "{changed:?}");
-        }
-    }
-
-    #[test]
-    fn what_changed_in_the_tick_of_the_save_is_not_trusted() {
-        let root = folder();
-        let second = STARTED.0 / 1_000_000_000 * 1_000_000_000;
-        let files: [(&[u8], Stat, bool); 7] = [
-            (b"same tick", stat(1, STARTED.0), false),
-            (b"after", stat(1, STARTED.0 + 1), false),
-            (b"before", stat(1, STARTED.0 - 1), true),
-            (b"mtime set ahead", Stat { mtime: Timestamp(STARTED.0 + 1), ..stat(1, STARTED.0 - 9) }, false),
-            (b"coarse stamps", stat(1, second), false),
-            (b"coarse but old", stat(1, second - 3_000_000_000), true),
-            (b"milliseconds", stat(1, second + 120_000_000), false),
-        ];
-        let pairs = files.map(|(path, stat, _)| (path, stat));
-        let seen = stored(root.path(), &pairs).load().unwrap();
-        for (path, stat, known) in files {
-            assert_eq!(seen.unchanged(path, &stat), known, "{}", String::from_utf8_lossy(path));
-        }
-    }
-
-    #[test]
-    fn a_file_written_after_the_clock_was_read_is_never_trusted() {
-        let root = folder();
-        for round in 0..50 {
-            let started = coarse_now();
-            put(root.path(), "raced", &round.to_string());
-            let now = Stat::of(&File::open(root.path().join("raced")).unwrap()).unwrap();
-            assert!(now.ctime >= started);
-            let cache = cache(&root.path().join("cache"));
-            cache.store(ManifestId::of(b""), b"", started, [(&b"raced"[..], &now)]).unwrap();
-            assert!(!cache.load().unwrap().unchanged(b"raced", &now));
-        }
-    }
-
-    #[test]
-    fn a_torn_or_foreign_file_is_no_cache() {
-        let root = folder();
-        let cache = stored(root.path(), &[(b"a", stat(1, 1)), (b"b", stat(2, 2))]);
-        let file = root.path().join(&names(root.path())[0]);
-        let whole = fs::read(&file).unwrap();
-        for cut in 0..whole.len() {
-            fs::write(&file, &whole[..cut]).unwrap();
-            assert!(cache.load().is_none(), "{cut}");
-        }
-        for at in 0..whole.len() {
-            let mut flipped = whole.clone();
-            flipped[at] ^= 0x40;
-            fs::write(&file, &flipped).unwrap();
-            assert!(cache.load().is_none(), "{at}");
-        }
-        fs::write(&file, &whole).unwrap();
-        assert!(cache.load().is_some());
-        let elsewhere = StatCache::new(root.path(), RepositoryId::from_bytes([7; 16]), Path::new("/other"));
-        assert!(elsewhere.load().is_none());
-        fs::write(root.path().join("x"), b"").unwrap();
-    }
-
-    #[test]
-    fn caches_written_longest_ago_make_room() {
-        let root = folder();
-        let caches = ["/old", "/older", "/new", "/own"].map(|of| {
-            let cache = StatCache::new(root.path(), RepositoryId::from_bytes([7; 16]), Path::new(of));
-            cache.store(ManifestId::of(b"body"), &[7; 1000], STARTED, []).unwrap();
-            cache
-        });
-        let age = |file: &Path, seconds: u64| {
-            let file = File::options().write(true).open(file).unwrap();
-            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
-        };
-        let [old, older, new, own] = &caches;
-        for (cache, seconds) in [(old, 20), (older, 10), (new, 30), (own, 5)] {
-            age(cache.file(), seconds);
-        }
-        let one = fs::metadata(own.file()).unwrap().len();
-        own.make_room(4 * one + 100).unwrap();
-        assert_eq!(names(root.path()).len(), 4);
-        own.make_room(2 * one + 100).unwrap();
-        assert!(own.load().is_some() && new.load().is_some());
-        assert!(old.load().is_none() && older.load().is_none());
-    }
-
-    #[test]
-    fn a_crashed_saver_does_not_stop_the_next_and_a_live_one_is_left_alone() {
-        let root = folder();
-        stored(root.path(), &[]);
-        let file = root.path().join(&names(root.path())[0]);
-        let part = file.with_extension("part");
-        fs::write(&part, b"half a cache of a crashed saver, longer than what follows".repeat(9)).unwrap();
-        let held = File::options().write(true).open(&part).unwrap();
-        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let old = stat(1, 1);
-        assert!(!stored(root.path(), &[(b"a", old)]).load().unwrap().unchanged(b"a", &old));
-        drop(held);
-        assert!(stored(root.path(), &[(b"a", old)]).load().unwrap().unchanged(b"a", &old));
-        assert_eq!(names(root.path()).len(), 1);
     }
 }
 

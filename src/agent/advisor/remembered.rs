@@ -44,12 +44,12 @@ impl<T> Remembered<T> {
         Self { room, entries: Vec::new() }
     }
 
-    /// What is known of `trees`.
+    /// The value of `trees`, if it is remembered.
     pub(super) fn get(&self, trees: &[MapKey]) -> Option<&Arc<T>> {
         self.entries.iter().find(|entry| entry.trees == trees).map(|entry| &entry.known)
     }
 
-    /// What is known of `trees`, which are used at `now`, unless it is not `current`.
+    /// As `get`, if the value is `current`; it counts as used at `now`.
     pub(super) fn use_at(
         &mut self,
         now: Instant,

@@ -31,7 +31,7 @@ struct Requests {
     by_number: BTreeMap<u64, Part>,
 }
 
-/// What has arrived of a request.
+/// Bytes of a request that have arrived.
 #[derive(Debug)]
 struct Part {
     from: IpAddr,
