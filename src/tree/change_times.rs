@@ -2,7 +2,7 @@
 //! to the disk; in memory file systems none does.
 #![expect(unsafe_code, reason = "no crate has leases of files")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::time::Duration;
@@ -24,26 +24,25 @@ const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 /// Files whose times do not tell every change.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// Paths of files that somebody had open for writing, or may have had.
+    /// Paths of files that changed recently, and that somebody had open for writing, or may have had.
     written: BTreeSet<Vec<u8>>,
-    /// Devices of file systems in memory.
-    in_memory: BTreeSet<u64>,
+    /// Devices of the files; true for file systems in memory.
+    devices: BTreeMap<u64, bool>,
 }
 
 impl Doubts {
-    /// Looks at a file that was just opened, before it is read.
-    pub(super) fn look(&mut self, found: &WalkEntry, file: &File) {
-        if is_in_memory(file) {
-            self.in_memory.insert(found.stat.dev);
-        } else if !has_no_writer(file) {
+    /// Looks at a file that was opened `now`, before it is read.
+    pub(super) fn look(&mut self, found: &WalkEntry, file: &File, now: Timestamp) {
+        let in_memory = *self.devices.entry(found.stat.dev).or_insert_with(|| is_in_memory(file));
+        let is_old = found.stat.ctime.after(WRITTEN_BACK) < now;
+        if !in_memory && !is_old && !has_no_writer(file) {
             self.written.insert(found.path.clone());
         }
     }
 
-    /// True if every change of the file after `now` sets a new time, if it was looked at then.
-    pub(super) fn times_tell(&self, found: &WalkEntry, now: Timestamp) -> bool {
-        let is_old = || found.stat.ctime.after(WRITTEN_BACK) < now;
-        !self.in_memory.contains(&found.stat.dev) && (!self.written.contains(&found.path) || is_old())
+    /// True if every change of the file since it was looked at sets a new time.
+    pub(super) fn times_tell(&self, found: &WalkEntry) -> bool {
+        self.devices.get(&found.stat.dev) != Some(&true) && !self.written.contains(&found.path)
     }
 }
 
@@ -80,8 +79,8 @@ mod tests {
         let found = walk.found.iter().find(|found| found.path == b"file").unwrap();
         let told = |later: u64| {
             let mut doubts = Doubts::default();
-            doubts.look(found, &File::open(&path).unwrap());
-            doubts.times_tell(found, found.stat.ctime.after(Duration::from_secs(later)))
+            doubts.look(found, &File::open(&path).unwrap(), found.stat.ctime.after(Duration::from_secs(later)));
+            doubts.times_tell(found)
         };
         assert!(told(1), "nobody writes");
         let writer = File::options().write(true).open(&path).unwrap();

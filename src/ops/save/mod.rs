@@ -362,7 +362,7 @@ impl Saving<'_> {
     fn remember(&self, id: ManifestId, body: &[u8]) {
         let Some(cache) = self.cache() else { return };
         let files = files_of(&self.walk).filter_map(|at| self.walk.found.get(at));
-        let files = files.filter(|found| self.walk.times_tell(found, self.started));
+        let files = files.filter(|found| self.walk.times_tell(found));
         let files = files.map(|found| (found.path.as_slice(), &found.stat));
         match cache.store(id, body, self.started, files) {
             // A read-only folder is taken as intended.

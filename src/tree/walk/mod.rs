@@ -24,6 +24,7 @@ use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
+use super::stat_cache::coarse_now;
 use crate::budget::{Budget, GrowingMemory};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -149,18 +150,17 @@ impl Walk {
             WalkSource::Disk { folders, file, .. } => {
                 let path = file.as_deref().unwrap_or(&found.path);
                 let file = open_file(folders, path, "cannot open a file to save")?;
-                self.doubts.lock().unwrap_or_else(PoisonError::into_inner).look(found, &file);
+                self.doubts.lock().unwrap_or_else(PoisonError::into_inner).look(found, &file, coarse_now());
                 Ok(Opened::File(file))
             }
             WalkSource::Memory(tree) => tree.open(&found.path),
         }
     }
 
-    /// True if every change of the file `found` sets a new time, from when it was opened on; `started` is before that. Files that were not
-    /// opened count as they did before.
+    /// True if every change of the file `found` since it was opened sets a new time. Files that were not opened count as they did before.
     #[must_use]
-    pub fn times_tell(&self, found: &WalkEntry, started: Timestamp) -> bool {
-        self.doubts.lock().unwrap_or_else(PoisonError::into_inner).times_tell(found, started)
+    pub fn times_tell(&self, found: &WalkEntry) -> bool {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner).times_tell(found)
     }
 }
 
