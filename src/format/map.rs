@@ -171,7 +171,23 @@ impl Map {
             return Err(Error::damaged("map of version 2 has nothing that needs it"));
         }
         map.check_bases()?;
+        map.check_repeated()?;
         Ok(map)
+    }
+
+    /// Checks that no pack and no further chunk is listed twice: overlaps would not be seen, and each would be read again.
+    fn check_repeated(&self) -> Result<()> {
+        let mut packs: Vec<&PackId> = self.packs.iter().map(|pack| &pack.id).collect();
+        packs.sort_unstable();
+        if let Some([pack, _]) = packs.array_windows().find(|[pack, next]| pack == next) {
+            return Err(Error::damaged("map lists a pack twice").got(pack));
+        }
+        let mut further: Vec<&ChunkId> = self.further.iter().map(|(id, _)| id).collect();
+        further.sort_unstable();
+        match further.array_windows().find(|[chunk, next]| chunk == next) {
+            Some([chunk, _]) => Err(Error::damaged("map lists a further chunk twice").got(chunk)),
+            None => Ok(()),
+        }
     }
 
     /// Chunks of the manifest.
@@ -311,6 +327,17 @@ mod tests {
         assert!(error.to_string().contains("longer than its chunk 1"), "{error}");
         map.further[0].1 = 99;
         assert!(map.check_frames(&[100, 200, 200]).is_err(), "a base");
+    }
+
+    #[test]
+    fn packs_and_further_chunks_that_are_listed_twice_are_refused() {
+        let mut map = sample();
+        map.packs.push(map.packs[0]);
+        assert!(Map::decode(map.version(), &map.encode()).unwrap_err().to_string().contains("a pack twice"));
+        let mut map = sample();
+        map.further.push(map.further[0]);
+        map.frames.push(map.frames[map.frames.len() - 1]);
+        assert!(Map::decode(map.version(), &map.encode()).unwrap_err().to_string().contains("further chunk twice"));
     }
 
     #[test]

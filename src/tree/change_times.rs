@@ -20,34 +20,51 @@ const WRITTEN_BACK: Duration = Duration::from_mins(2);
 const F_SETSIG: libc::c_int = 10;
 /// Magic numbers of tmpfs, ramfs and hugetlbfs (<https://man7.org/linux/man-pages/man2/statfs.2.html>).
 const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+/// Magic number of overlayfs.
+const OVERLAY: u32 = 0x794c_7630;
 
 /// Files whose times do not tell every change.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     /// Paths of files that changed recently, and that somebody had open for writing, or may have had.
     written: BTreeSet<Vec<u8>>,
-    /// Devices of the files; true for file systems in memory.
-    devices: BTreeMap<u64, bool>,
+    /// Devices of the files.
+    devices: BTreeMap<u64, FileSystem>,
+}
+
+/// Kinds of file systems, by what a write through a memory map does to the times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileSystem {
+    /// It sets them if the page was on the disk.
+    Disk,
+    /// It sets none.
+    Memory,
+    /// Either, by the file systems below.
+    Overlay,
 }
 
 impl Doubts {
     /// Looks at a file that was opened `now`, before it is read.
     pub(super) fn look(&mut self, found: &WalkEntry, file: &File, now: Timestamp) {
-        let in_memory = *self.devices.entry(found.stat.dev).or_insert_with(|| is_in_memory(file));
-        let is_old = found.stat.ctime.after(WRITTEN_BACK) < now;
-        if !in_memory && !is_old && !has_no_writer(file) {
+        let system = *self.devices.entry(found.stat.dev).or_insert_with(|| file_system(file));
+        let is_old = system == FileSystem::Disk && found.stat.ctime.after(WRITTEN_BACK) < now;
+        if system != FileSystem::Memory && !is_old && !has_no_writer(file) {
             self.written.insert(found.path.clone());
         }
     }
 
     /// True if every change of the file since it was looked at sets a new time.
     pub(super) fn times_tell(&self, found: &WalkEntry) -> bool {
-        self.devices.get(&found.stat.dev) != Some(&true) && !self.written.contains(&found.path)
+        self.devices.get(&found.stat.dev) != Some(&FileSystem::Memory) && !self.written.contains(&found.path)
     }
 }
 
-fn is_in_memory(file: &File) -> bool {
-    fstatfs(file).is_ok_and(|system| u32::try_from(system.f_type).is_ok_and(|magic| IN_MEMORY.contains(&magic)))
+fn file_system(file: &File) -> FileSystem {
+    match fstatfs(file).map(|system| u32::try_from(system.f_type)) {
+        Ok(Ok(magic)) if IN_MEMORY.contains(&magic) => FileSystem::Memory,
+        Ok(Ok(OVERLAY)) => FileSystem::Overlay,
+        _ => FileSystem::Disk,
+    }
 }
 
 /// True if no process has the file open, or mapped, for writing: the kernel grants leases for reading only then, to the owner of the file
@@ -99,7 +116,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "content").unwrap();
-        assert!(is_in_memory(&File::open(&path).unwrap()));
-        assert!(!is_in_memory(&File::open("/proc/self/stat").unwrap()));
+        assert_eq!(file_system(&File::open(&path).unwrap()), FileSystem::Memory);
+        assert_eq!(file_system(&File::open("/proc/self/stat").unwrap()), FileSystem::Disk);
     }
 }

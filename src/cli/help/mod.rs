@@ -103,10 +103,10 @@ Examples:
   towline save rank-3/ run-7/step-3000 --rank 3 --world-size 8 --attempt 4711.0
   towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
 
-A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times, symbolic \
-links, empty folders, holes and names in any encoding are kept. Not kept: owners and groups, extended attributes, ACLs, access \
-times, hard links (each becomes a separate file; its bytes are stored once). Devices, pipes and sockets are left out and \
-reported.
+A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does, if it is of the \
+same owner as the folder, of you or of root. Modes, times, symbolic links, empty folders, holes and names in any \
+encoding are kept. Not kept: owners and groups, extended attributes, ACLs, access times, hard links (each becomes a \
+separate file; its bytes are stored once). Devices, pipes and sockets are left out and reported.
 
 --metric, --world-size and --framework are kept with the name, also by cp and sync, for `towline runs`, `ls --long` and \
 RUN@min=METRIC. A metric is a finite number; at most 64.

@@ -272,6 +272,25 @@ impl Manifest {
         self.files().map(|(_, content)| content.size).sum()
     }
 
+    /// Checks what readers refuse: that the bytes of all files and tensors fit into 64 bits together. Sparse files may have any length.
+    ///
+    /// # Errors
+    /// Unsupported, with the file.
+    pub fn check_total(&self) -> Result<()> {
+        let mut total = 0_u64;
+        for (entry, content) in self.files() {
+            let tensors = content.tensors.iter().map(|tensor| tensor.range.end - tensor.range.start);
+            for len in std::iter::once(content.size).chain(tensors) {
+                total = total.checked_add(len).ok_or_else(|| {
+                    Error::unsupported("files and tensors of the tree exceed 2^64 bytes together")
+                        .at(String::from_utf8_lossy(&entry.path))
+                        .help("leave out files with very long holes, with --exclude")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     /// Every file with its content.
     pub fn files(&self) -> impl Iterator<Item = (&TreeEntry, &Content)> {
         self.numbered_files().map(|(_, file)| file)

@@ -218,6 +218,7 @@ impl Amending<'_> {
         (tree, places): (&Manifest, &[ChunkPlace]),
         (known, base): (&StoredChunks, Option<&Saved>),
     ) -> Result<TryOutcome> {
+        tree.check_total()?;
         let (id, body) = tree.encode();
         let before = base.map(|base| &base.value);
         let facts = facts(std::iter::once(&self.options.facts).chain(before.map(|value| &value.facts)))?;

@@ -197,6 +197,7 @@ impl Saving<'_> {
         }
         let intact = self.add_base(&mut known, current.as_ref()).await?;
         let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
+        manifest.check_total()?;
         let (id, body) = manifest.encode();
         // Skips the commit if the name already has exactly this value, in packs that are not condemned.
         let facts = self.facts(current.as_ref().filter(|value| value.manifest == id));

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinkat, statat};
 use rustix::io::{Errno, Result as SysResult};
+use rustix::process::geteuid;
 use tokio_util::sync::CancellationToken;
 
 use super::change_times::Doubts;
@@ -512,7 +513,14 @@ impl<'a> Scan<'a> {
             Err(errno) if gone(errno) => return Ok(rules),
             Err(errno) => return Err(fault(errno.into())),
         };
-        if !file.metadata().map_err(fault)?.is_file() {
+        let meta = file.metadata().map_err(fault)?;
+        if !meta.is_file() {
+            return Ok(rules);
+        }
+        let owners = [0, geteuid().as_raw(), fstat(fd).map_err(|errno| fault(errno.into()))?.st_uid];
+        if !owners.contains(&meta.uid()) {
+            let shown = shown.display();
+            tracing::warn!("{shown} is ignored: it is of user {}, to whom the folder does not belong", meta.uid());
             return Ok(rules);
         }
         let mut text = Vec::new();

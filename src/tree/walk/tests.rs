@@ -51,3 +51,21 @@ fn a_stopped_walk_ends_and_entries_count_in_the_budget() {
     assert!(budget.tree_memory().try_add(budget.total() / 2), "a list of names is forgotten");
     drop(walked);
 }
+
+/// Only root can give files away.
+#[test]
+fn ignore_files_of_strangers_are_not_obeyed() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let (ignore, file) = (root.path().join(IGNORE_FILE), root.path().join("weights"));
+    std::fs::write(&ignore, "weights\n").unwrap();
+    std::fs::write(&file, "weights").unwrap();
+    let finds = || walk(root.path(), &Rules::default()).unwrap().found.iter().any(|found| found.path == b"weights");
+    assert!(!finds());
+    std::os::unix::fs::chown(&ignore, Some(1234), None).unwrap();
+    assert!(finds());
+    std::os::unix::fs::chown(root.path(), Some(1234), None).unwrap();
+    assert!(!finds(), "the owner of the folder may leave out what is in it");
+}

@@ -243,3 +243,20 @@ async fn a_link_in_the_way_leads_nowhere() {
     assert_eq!(fs::read(out.join("sub/f")).unwrap(), b"content");
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "something was written through the link");
 }
+
+/// Readers refuse a tree of more than 2^64 bytes, so no save makes one: sparse files in memory may have any length.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_that_nobody_could_read_is_not_saved() {
+    let fixture = Fixture::new();
+    let repository = fixture.in_memory().await;
+    let tree = tempfile::tempdir_in("/dev/shm").unwrap();
+    for file in ["a", "b"] {
+        fs::File::create(tree.path().join(file)).unwrap().set_len(i64::MAX as u64).unwrap();
+    }
+    repository.save(tree.path(), &name("two"), &SaveOptions::default()).await.unwrap();
+    repository.show(&name("two")).await.unwrap();
+    fs::File::create(tree.path().join("c")).unwrap().set_len(i64::MAX as u64).unwrap();
+    let error = repository.save(tree.path(), &name("three"), &SaveOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("exceed 2^64 bytes together"), "{error}");
+}

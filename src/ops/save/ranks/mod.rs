@@ -255,6 +255,7 @@ impl RankSave<'_> {
         let Some((manifest, ids, places)) = self.saving.tree(&mut known, writer, counts).await? else {
             return Ok(TryOutcome::Again);
         };
+        manifest.check_total()?;
         let (id, body) = manifest.encode();
         let own = OwnTree { manifest, id };
         let part = match self.repository().part(session, self.rank).await? {
@@ -328,6 +329,7 @@ impl RankSave<'_> {
             .map(|(part, tree)| RankTree { rank: part.rank, manifest: &tree.manifest })
             .collect();
         let whole = union(&own)?;
+        whole.check_total()?;
         let (manifest, body) = whole.encode();
         let value = RefValue {
             manifest,
@@ -360,6 +362,7 @@ impl RankSave<'_> {
         if let Some((path, how)) = lacking(&saved.manifest, &manifest) {
             return Err(self.other_content(&path, how));
         }
+        manifest.check_total()?;
         let (id, body) = manifest.encode();
         self.saving.remember(id, &body);
         let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
