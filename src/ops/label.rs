@@ -13,7 +13,7 @@ use crate::id::ManifestId;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::{Action, Declassified, REASON_LEN_MAX, State, labelled_name};
-use crate::repository::{NameScope, Repository, StoredChunks};
+use crate::repository::{NameScope, Repository, StoredChunks, is_open};
 
 /// Labels of a name.
 #[derive(Clone, Debug, Serialize)]
@@ -275,15 +275,12 @@ impl Repository {
         self.labels(name).await
     }
 
-    /// The chunks that a save under `name` may rely on. Where some name has stricter labels, or the saver has limited rights, those that
+    /// The chunks that a save may rely on. Where labels or a policy restrict somebody, or the saver has limited rights, those that
     /// are stored as differences are not among them: whoever reads a chunk may read its base, which may be another name's.
-    pub(super) async fn stored_for(&self, name: &Name, scope: &NameScope) -> Result<StoredChunks> {
+    pub(super) async fn stored_for(&self, scope: &NameScope) -> Result<StoredChunks> {
         let known = StoredChunks::load(self).await?;
-        let stricter = {
-            let view = self.label_view(known.state());
-            view.has_stricter_than(&view.of(name))
-        };
-        Ok(if stricter || scope.is_limited() { known.without_differences() } else { known })
+        let is_restricted = !is_open(known.state()) || scope.is_limited();
+        Ok(if is_restricted { known.without_differences() } else { known })
     }
 }
 

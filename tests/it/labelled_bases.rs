@@ -1,4 +1,5 @@
-//! Bases beside labels: a sync and a repair make no name rely on what is stored as a difference for another one.
+//! Bases beside labels and policies: no name relies on what is stored as a difference for another one, and a sync brings no
+//! bases of other names.
 
 use std::collections::HashSet;
 use std::fs;
@@ -33,14 +34,31 @@ async fn labelled() -> (Fixture, Repository) {
     (fixture, from)
 }
 
+/// An open repository with a run, and a release that is stored as differences to the run's first step.
+async fn open_source() -> (Fixture, Repository) {
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    let from = fixture.open().await;
+    fs::write(fixture.path(2).join("card.md"), "the second step").unwrap();
+    from.save(&fixture.path(2), &name(RELEASE), &SaveOptions::default()).await.unwrap();
+    let saved = from.saved(&name(RELEASE)).await.unwrap();
+    assert!(stored_by(&saved, Codec::Difference) > 0 && has_further(&saved));
+    (fixture, from)
+}
+
+/// True if the map lists chunks that the tree does not.
+fn has_further(saved: &Saved) -> bool {
+    !saved.map.further.is_empty()
+}
+
 async fn assert_whole(repository: &Repository) -> Saved {
     let saved = repository.saved(&name(RELEASE)).await.unwrap();
     assert_eq!(stored_by(&saved, Codec::Difference), 0, "{:?}", saved.map.frames);
     saved
 }
 
-/// D2: "Where a side has labels or a policy, no name that a sync brings or a repair mends relies on what is stored as a difference for
-/// another name."
+/// D2: "no name that a sync brings or a repair mends relies on what is stored as a difference for another name."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sync_gives_no_name_the_bases_of_another() {
     let (_fixture, from) = labelled().await;
@@ -49,12 +67,47 @@ async fn a_sync_gives_no_name_the_bases_of_another() {
     sync(&from, &later.open().await, &[name("run")], &SyncOptions::default()).await.unwrap();
     sync(&from, &later.open().await, &[], &SyncOptions::default()).await.unwrap();
     for to in [&at_once, &later] {
-        assert!(stored_by(&to.saved(2).await, Codec::Difference) > 0, "its own stay");
+        assert!(stored_by(&to.saved(2).await, Codec::Derived) > 0, "its own stay");
         assert_whole(&to.open().await).await;
         assert!(to.verify(false).await.damaged.is_empty());
         let again = sync(&from, &to.open().await, &[], &SyncOptions::default()).await.unwrap();
         assert_eq!(again.moved_bytes, 0, "{again:?}");
     }
+}
+
+/// D2: "a sync brings chunks whose base is outside their tree without it".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_to_labels_or_a_policy_leaves_the_bases_of_other_names() {
+    let (_fixture, from) = open_source().await;
+    let (labels, policy) = (Fixture::new(), Fixture::new());
+    let label = Labels::default().with("sensitivity", "secret").unwrap();
+    labels.open().await.tighten(&name("run"), &label).await.unwrap();
+    policy.open().await.set_policy(1, "version = 1".into()).await.unwrap();
+    for to in [&labels, &policy] {
+        let options = SyncOptions { as_stored: true, ..SyncOptions::default() };
+        sync(&from, &to.open().await, &[name(RELEASE)], &options).await.unwrap();
+        let saved = assert_whole(&to.open().await).await;
+        assert!(!has_further(&saved), "{:?}", saved.map.further);
+        assert!(to.verify(false).await.damaged.is_empty());
+    }
+    let open = Fixture::new();
+    sync(&from, &open.open().await, &[name(RELEASE)], &SyncOptions::default()).await.unwrap();
+    assert!(has_further(&open.open().await.saved(&name(RELEASE)).await.unwrap()), "nobody is restricted there");
+}
+
+/// D2: "a save takes no differences of other names that it finds".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_save_under_a_policy_takes_no_differences_of_other_names() {
+    let fixture = Fixture::new();
+    fixture.save(1).await;
+    fixture.save(2).await;
+    let repository = fixture.open().await;
+    repository.set_policy(1, "version = 1".into()).await.unwrap();
+    repository.save(&fixture.path(2), &name(RELEASE), &SaveOptions::default()).await.unwrap();
+    let saved = assert_whole(&repository).await;
+    assert!(!has_further(&saved), "{:?}", saved.map.further);
+    fixture.save(3).await;
+    assert!(stored_by(&fixture.saved(3).await, Codec::Difference) > 0, "a run still has its own");
 }
 
 #[tokio::test(flavor = "multi_thread")]

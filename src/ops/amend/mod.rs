@@ -148,7 +148,7 @@ impl Amending<'_> {
     }
 
     async fn attempt(&mut self, writer: &mut Writer) -> Result<TryOutcome> {
-        let mut known = self.repository.stored_for(self.name, &NameScope::default()).await?;
+        let mut known = self.repository.stored_for(&NameScope::default()).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {
             Some(value) => match self.repository.saved_as(self.name, value).await {

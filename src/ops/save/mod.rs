@@ -190,7 +190,7 @@ impl Saving<'_> {
         counts: &mut Counts,
         expected: Option<u64>,
     ) -> Result<Option<RefValue>> {
-        let mut known = self.repository.stored_for(self.name, &self.options.label_scope).await?;
+        let mut known = self.repository.stored_for(&self.options.label_scope).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {
             return Err(self.moved());

@@ -21,7 +21,7 @@ use self::existing::is_same;
 pub use self::existing::{Existing, KeptName, KeptReason};
 use self::removals::left_behind;
 use self::shared::{MovedTree, SharedTrees, TreeKeys};
-use self::view::View;
+use self::view::{Bases, View};
 use super::stopping::{end_stopped, unless_stopped};
 use crate::budget::GrowingMemory;
 use crate::codec::Codec;
@@ -54,7 +54,7 @@ pub struct SyncOptions {
     /// Only report what would be moved: nothing is written.
     pub dry_run: bool,
     /// Copies every chunk as it is stored, with the bases that it needs, also from a directory, where the bases need not be read over a
-    /// network to do without them.
+    /// network to do without them. Where a side has labels or a policy, bases outside a tree stay behind all the same.
     pub as_stored: bool,
     /// Treatment of names that the destination has with another value.
     pub existing: Existing,
@@ -250,7 +250,7 @@ struct Syncing<'a> {
     /// Memory of them that is counted, in bytes.
     known_bytes: u64,
     known_memory: GrowingMemory,
-    /// True if a name must not rely on what is stored as a difference for another one.
+    /// True if a name must not rely on what is stored as a difference for another one, nor on bases outside its tree.
     separates: bool,
     writer: Writer,
     shared: SharedTrees,
@@ -445,9 +445,15 @@ impl Syncing<'_> {
     /// object of the source was deleted.
     async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
-        // Bases that are read from afar may as well be kept.
-        let may_lose_bases = !self.options.as_stored && self.from.store().directory().is_some();
-        let mut view = Arc::new(View::new(saved, &found, &mut self.known, may_lose_bases).await?);
+        let bases = if self.separates {
+            Bases::Own
+        } else if self.options.as_stored || self.from.store().directory().is_none() {
+            // Bases that are read from afar may as well be kept.
+            Bases::Kept
+        } else {
+            Bases::Fewest
+        };
+        let mut view = Arc::new(View::new(saved, &found, &mut self.known, bases).await?);
         if self.options.dry_run {
             self.count(saved, &view)?;
         } else {
@@ -457,7 +463,7 @@ impl Syncing<'_> {
             if view.is_longer() {
                 tracing::debug!("{} is copied as it is stored: its map foretold too little", saved.name);
                 let found = self.known.locate(&saved.manifest.chunks.ids).await?;
-                view = Arc::new(View::new(saved, &found, &mut self.known, false).await?);
+                view = Arc::new(View::new(saved, &found, &mut self.known, Bases::Kept).await?);
                 if let Some(gone) = self.pull(&view).await? {
                     return Ok(Err(gone));
                 }

@@ -13,10 +13,22 @@ use crate::repository::{ChunkPlace, Held, Located, PackRead, Saved, Stored, Stor
 /// Index of the destination among the repositories that are read; the source is the first.
 const DESTINATION: usize = 1;
 
+/// Bases with which chunks move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bases {
+    /// Those that they are stored with.
+    Kept,
+    /// Those with which the fewest bytes move.
+    Fewest,
+    /// Those of the tree's own chunks only: another may be a chunk of a name that not all readers of the tree may read.
+    Own,
+}
+
 /// A tree of the source, combined with chunks of the destination.
 #[derive(Debug)]
 pub(super) struct View {
     saved: Arc<Saved>,
+    bases: Bases,
     /// Chunks to move, by number: those of the manifest that the destination lacks, and those of their bases that it lacks.
     pub(super) lacking: BTreeSet<u32>,
     /// Further chunks to move, without the bases that they are stored with.
@@ -41,21 +53,22 @@ impl View {
         saved: &Arc<Saved>,
         found: &[Option<ChunkPlace>],
         known: &mut StoredChunks,
-        may_lose_bases: bool,
+        bases: Bases,
     ) -> Result<Self> {
         let missing = (0u32..).zip(found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
         let missing: Vec<u32> = missing.collect();
         let (mut needing, lacking) = (missing.clone(), missing.iter().copied().collect());
         let (alone, here, instead, longer) = Default::default();
-        let mut view = Self { saved: Arc::clone(saved), lacking, alone, here, instead, longer };
+        let mut view = Self { saved: Arc::clone(saved), bases, lacking, alone, here, instead, longer };
+        let is_left = |base: u32| bases == Bases::Own && base as usize >= saved.map.chunks();
         while !needing.is_empty() {
             let needed = needing.iter().map(|&chunk| saved.locate(chunk)).collect::<Result<Vec<Located>>>()?;
-            let bases: BTreeSet<ChunkId> = needed.iter().filter_map(|needed| needed.place.base).collect();
+            let ids: BTreeSet<ChunkId> = needed.iter().filter_map(|needed| needed.place.base).collect();
             // Only the effect on `known` matters.
-            known.locate(&bases.into_iter().collect::<Vec<_>>()).await?;
+            known.locate(&ids.into_iter().collect::<Vec<_>>()).await?;
             needing.clear();
             for needed in needed {
-                let Some(base) = needed.base else { continue };
+                let Some(base) = needed.base.filter(|&base| !is_left(base)) else { continue };
                 if view.here(base, &needed.place).is_some() {
                     continue;
                 }
@@ -69,7 +82,11 @@ impl View {
                 }
             }
         }
-        if may_lose_bases {
+        if bases == Bases::Own {
+            let leaves = |chunk: &u32| saved.locate(*chunk).is_ok_and(|located| located.base.is_some_and(is_left));
+            (view.alone, view.lacking) = std::mem::take(&mut view.lacking).into_iter().partition(leaves);
+        }
+        if bases == Bases::Fewest {
             let held = |chunk| if view.lacking.contains(&chunk) { Held::No } else { Held::Whole };
             let tree = TravelTree { saved, wanted: &missing, may_come_alone: &|_| true, held: &held };
             let plan = plan_travel(&[tree])?.pop().unwrap_or_default();
@@ -84,7 +101,7 @@ impl View {
         read.chunks.iter().any(|planned| planned.wanted && self.alone.contains(&planned.chunk))
     }
 
-    /// True if a chunk was longer without its base than the map foretold: then the plan is void.
+    /// True if a chunk was longer without its base than the map foretold: then the plan is void. Never, where the base must be left.
     pub(super) fn is_longer(&self) -> bool {
         self.longer.load(Ordering::Relaxed)
     }
@@ -103,7 +120,7 @@ impl View {
                     return None;
                 }
                 let alone = encode_alone(chunk.bytes(), stored);
-                if !self.is_foreseen(number, alone.bytes.len()) {
+                if self.bases != Bases::Own && !self.is_foreseen(number, alone.bytes.len()) {
                     self.longer.store(true, Ordering::Relaxed);
                 }
                 Some(alone)
@@ -162,7 +179,22 @@ mod tests {
         let saved = Arc::new(tree(&[(Some(2), 500, 800), (Some(2), 500, 800), (None, 800, 0)], 2));
         let base = saved.locate(2).unwrap();
         known.stored(base.id, ChunkPlace { codec: Codec::Raw, ..base.place });
-        let view = View::new(&saved, &[None, None], &mut known, false).await.unwrap();
+        let view = View::new(&saved, &[None, None], &mut known, Bases::Kept).await.unwrap();
         assert_eq!((view.here.len(), view.lacking), (1, BTreeSet::from([0, 1])));
+    }
+
+    #[tokio::test]
+    async fn a_base_outside_the_tree_is_left() {
+        let (repository, _) = Repository::create(Store::memory(), OpenOptions::default()).await.unwrap();
+        let mut known = StoredChunks::load(&repository).await.unwrap();
+        // The first is derived from the second, whose base is not listed. However few bytes that saves, it is left.
+        let saved = Arc::new(tree(&[(Some(1), 500, 800), (Some(2), 500, 5000), (None, 800, 0)], 2));
+        let view = View::new(&saved, &[None, None], &mut known, Bases::Own).await.unwrap();
+        assert_eq!((&view.lacking, &view.alone), (&BTreeSet::from([0]), &BTreeSet::from([1])));
+        // Nor is it used where the destination has it.
+        let base = saved.locate(2).unwrap();
+        known.stored(base.id, ChunkPlace { codec: Codec::Raw, ..base.place });
+        let view = View::new(&saved, &[None, None], &mut known, Bases::Own).await.unwrap();
+        assert_eq!((view.here.len(), view.lacking, view.alone), (0, BTreeSet::from([0]), BTreeSet::from([1])));
     }
 }

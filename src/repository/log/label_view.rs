@@ -223,12 +223,6 @@ impl<'a> LabelView<'a> {
     pub fn is_declassified(&self, name: &Name) -> bool {
         self.declassified_labels(name).is_some()
     }
-
-    /// True if some name has labels that `own` does not imply.
-    #[must_use]
-    pub fn has_stricter_than(&self, own: &Labels) -> bool {
-        self.state.labels.values().any(|labels| !own.imply(labels))
-    }
 }
 
 /// Labels, each kept once, up to a number of bytes.

@@ -243,7 +243,7 @@ impl RankSave<'_> {
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<TryOutcome> {
-        let mut known = self.repository().stored_for(&self.attempt.name, &self.saving.options.label_scope).await?;
+        let mut known = self.repository().stored_for(&self.saving.options.label_scope).await?;
         if self.saving.options.expected == Expected::Nothing && joint.expected.is_some() {
             return Err(exists(&self.attempt.name));
         }
@@ -353,7 +353,7 @@ impl RankSave<'_> {
 
     /// Checks that the completed step has this rank's current content.
     async fn compare(&self, step: &RefValue, writer: &mut Writer, counts: &mut Counts) -> Result<TryOutcome> {
-        let mut known = self.repository().stored_for(&self.attempt.name, &self.saving.options.label_scope).await?;
+        let mut known = self.repository().stored_for(&self.saving.options.label_scope).await?;
         let saved = self.repository().saved_as(&self.attempt.name, step).await?;
         known.add(&saved);
         let Some((manifest, ids, _)) = self.saving.tree(&mut known, writer, counts).await? else {
