@@ -67,7 +67,7 @@ async fn a_sync_gives_no_name_the_bases_of_another() {
     sync(&from, &later.open().await, &[name("run")], &SyncOptions::default()).await.unwrap();
     sync(&from, &later.open().await, &[], &SyncOptions::default()).await.unwrap();
     for to in [&at_once, &later] {
-        assert!(stored_by(&to.saved(2).await, Codec::Derived) > 0, "its own stay");
+        assert!(stored_by(&to.saved(2).await, Codec::Difference) > 0, "its own stay");
         assert_whole(&to.open().await).await;
         assert!(to.verify(false).await.damaged.is_empty());
         let again = sync(&from, &to.open().await, &[], &SyncOptions::default()).await.unwrap();
@@ -75,7 +75,7 @@ async fn a_sync_gives_no_name_the_bases_of_another() {
     }
 }
 
-/// D2: "a sync brings chunks whose base is outside their tree without it".
+/// D2: "Where only the destination has them, a sync brings chunks whose base is outside their tree without it".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sync_to_labels_or_a_policy_leaves_the_bases_of_other_names() {
     let (_fixture, from) = open_source().await;

@@ -54,7 +54,7 @@ pub struct SyncOptions {
     /// Only report what would be moved: nothing is written.
     pub dry_run: bool,
     /// Copies every chunk as it is stored, with the bases that it needs, also from a directory, where the bases need not be read over a
-    /// network to do without them. Where a side has labels or a policy, bases outside a tree stay behind all the same.
+    /// network to do without them. Where only the destination has labels or a policy, bases outside a tree stay behind all the same.
     pub as_stored: bool,
     /// Treatment of names that the destination has with another value.
     pub existing: Existing,
@@ -182,6 +182,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         known_bytes: 0,
         known_memory: to.budget().keep_growing(),
         separates: false,
+        leaves_bases: false,
         writer: Writer::new(to, &options.progress),
         shared: SharedTrees::default(),
         report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
@@ -250,8 +251,10 @@ struct Syncing<'a> {
     /// Memory of them that is counted, in bytes.
     known_bytes: u64,
     known_memory: GrowingMemory,
-    /// True if a name must not rely on what is stored as a difference for another one, nor on bases outside its tree.
+    /// True if a name must not rely on what is stored as a difference for another one.
     separates: bool,
+    /// True if a name must not bring bases outside its tree: the source did not know of the labels or the policy of the destination.
+    leaves_bases: bool,
     writer: Writer,
     shared: SharedTrees,
     report: SyncReport,
@@ -358,7 +361,9 @@ impl Syncing<'_> {
     /// state of the source; that of the destination was just read.
     fn separate(&mut self, source: &State) {
         let there = self.to.log().last_seen();
-        self.separates |= !is_open(source) || there.is_some_and(|there| !is_open(&there));
+        let restricts_there = there.is_some_and(|there| !is_open(&there));
+        self.separates |= !is_open(source) || restricts_there;
+        self.leaves_bases |= is_open(source) && restricts_there;
         if self.separates {
             self.known.forget_differences();
         }
@@ -445,7 +450,7 @@ impl Syncing<'_> {
     /// object of the source was deleted.
     async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
-        let bases = if self.separates {
+        let bases = if self.leaves_bases {
             Bases::Own
         } else if self.options.as_stored || self.from.store().directory().is_none() {
             // Bases that are read from afar may as well be kept.
