@@ -120,8 +120,8 @@ mod tests {
     #[tokio::test]
     async fn a_limited_saver_fills_no_more_than_its_share_of_the_names() {
         let dir = tempfile::tempdir().unwrap();
-        let (cache, memory) = (Some(dir.path().to_owned()), Some(MEMORY_MIN));
-        let options = OpenOptions { cache, memory, ..OpenOptions::default() };
+        let cache = Some(dir.path().to_owned());
+        let options = OpenOptions { memory: Some(MEMORY_MIN), cache, ..OpenOptions::default() };
         let repository = Repository::create(Store::memory(), options).await.unwrap().0;
         let facts = |of: u64| {
             let named = |nth: u64| format!("{:0>120}", of * 100 + nth);
@@ -138,7 +138,7 @@ mod tests {
             repository.check_label_scope(state, (None, &[action]), scope).map_err(|error| error.kind())
         };
         assert_eq!(check(&state, fit, &mine), Ok(()));
-        let full = State::of((0..fit + 1).map(|of| (named(of), valued(of))).collect());
+        let full = State::of((0..=fit).map(|of| (named(of), valued(of))).collect());
         assert_eq!(check(&full, fit + 1, &mine), Err(ErrorKind::Exhausted));
         for scope in [others, NameScope::default()] {
             assert_eq!(check(&full, fit + 1, &scope), Ok(()));

@@ -4,7 +4,7 @@
 //! save on this host recorded them, and only what was settled by then is recorded: had a file changed after that save
 //! began, its ctime would differ. The kernel alone sets a ctime, so no program can hide a change, save by writing through
 //! a shared memory map: files that somebody had open for writing are recorded only once their last change is old enough
-//! (change_times.rs), files in memory never.
+//! (`change_times.rs`), files in memory never.
 //!
 //! All caches of a folder together have a limit; those that were written longest ago make room.
 //!
