@@ -12,10 +12,10 @@ use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
 use super::filling::Filling;
-use super::label_scope::NameScope;
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
 use super::mapping::{PlacedTree, map_of};
+use super::name_scope::NameScope;
 use super::stored_chunks::{ChunkPlace, StoredChunks};
 use super::unindexed::{Unindexed, Uploaded};
 use super::upload_throughput::{UploadThroughput, Uploads};

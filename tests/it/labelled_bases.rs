@@ -77,19 +77,15 @@ async fn a_sync_gives_no_name_the_bases_of_another() {
 
 /// D2: "Where only the destination has them, a sync brings chunks whose base is outside their tree without it".
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sync_to_labels_or_a_policy_leaves_the_bases_of_other_names() {
+async fn a_sync_to_a_policy_leaves_the_bases_of_other_names() {
     let (_fixture, from) = open_source().await;
-    let (labels, policy) = (Fixture::new(), Fixture::new());
-    let label = Labels::default().with("sensitivity", "secret").unwrap();
-    labels.open().await.tighten(&name("run"), &label).await.unwrap();
-    policy.open().await.set_policy(1, "version = 1".into()).await.unwrap();
-    for to in [&labels, &policy] {
-        let options = SyncOptions { as_stored: true, ..SyncOptions::default() };
-        sync(&from, &to.open().await, &[name(RELEASE)], &options).await.unwrap();
-        let saved = assert_whole(&to.open().await).await;
-        assert!(!has_further(&saved), "{:?}", saved.map.further);
-        assert!(to.verify(false).await.damaged.is_empty());
-    }
+    let to = Fixture::new();
+    to.open().await.set_policy(1, "version = 1".into()).await.unwrap();
+    let options = SyncOptions { as_stored: true, ..SyncOptions::default() };
+    sync(&from, &to.open().await, &[name(RELEASE)], &options).await.unwrap();
+    let saved = assert_whole(&to.open().await).await;
+    assert!(!has_further(&saved), "{:?}", saved.map.further);
+    assert!(to.verify(false).await.damaged.is_empty());
     let open = Fixture::new();
     sync(&from, &open.open().await, &[name(RELEASE)], &SyncOptions::default()).await.unwrap();
     assert!(has_further(&open.open().await.saved(&name(RELEASE)).await.unwrap()), "nobody is restricted there");

@@ -450,14 +450,10 @@ impl Syncing<'_> {
     /// object of the source was deleted.
     async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
-        let bases = if self.leaves_bases {
-            Bases::Own
-        } else if self.options.as_stored || self.from.store().directory().is_none() {
-            // Bases that are read from afar may as well be kept.
-            Bases::Kept
-        } else {
-            Bases::Fewest
-        };
+        // Bases that are read from afar may as well be kept.
+        let keeps = self.options.as_stored || self.from.store().directory().is_none();
+        let bases = if keeps { Bases::Kept } else { Bases::Fewest };
+        let bases = if self.leaves_bases { Bases::Own } else { bases };
         let mut view = Arc::new(View::new(saved, &found, &mut self.known, bases).await?);
         if self.options.dry_run {
             self.count(saved, &view)?;

@@ -245,7 +245,6 @@ async fn a_file_that_was_cut_off_is_not_saved_until_it_is_whole() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_folder_may_come_and_go() {
     let fixture = Fixture::new().await;
-    // Long enough for a marker that is there before its content, on a busy machine.
     let going = fixture.watch(Duration::from_millis(500), |_| {});
     let gone = |times| {
         let going = &going;
