@@ -25,7 +25,7 @@ pub(super) struct HttpsListener {
     tcp: TcpListener,
     tls: TlsAcceptor,
     handshakes: JoinSet<(Option<TlsStream<TcpStream>>, SocketAddr)>,
-    /// Those that were not displaced, the oldest first.
+    /// Handshakes in progress, the oldest first; displaced ones are removed.
     begun: Vec<Handshake>,
 }
 

@@ -16,11 +16,11 @@ const DESTINATION: usize = 1;
 /// Bases with which chunks move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bases {
-    /// Those that they are stored with.
+    /// The bases that the chunks are stored with.
     Kept,
-    /// Those with which the fewest bytes move.
+    /// The bases that make the fewest bytes move.
     Fewest,
-    /// Those of the tree's own chunks only: another may be a chunk of a name that not all readers of the tree may read.
+    /// Only chunks of the same tree: another base may belong to a name that readers of the tree may not read.
     Own,
 }
 
