@@ -87,14 +87,19 @@ impl Fixture {
         saved
     }
 
-    /// Names a tree whose map says that each chunk of `of` is the smallest of them. It is the first map of all.
+    /// Names a tree whose map says that each chunk of `of` is one byte of the smallest of them. It is the first map of all.
     async fn plant_map(&self, of: &Saved) {
         let frames = &of.map.frames;
-        let smallest = (0..frames.len()).min_by_key(|&at| frames[at].stored_len).unwrap();
-        let chunk = (of.manifest.chunks.ids[smallest], of.manifest.chunks.lens[smallest]);
+        let smallest = *frames.iter().min_by_key(|frame| frame.stored_len).unwrap();
+        let further = of.manifest.chunks.ids.iter().copied().zip(of.manifest.chunks.lens.iter().copied()).collect();
         let (manifest, body) = empty_tree().encode();
-        let further = vec![chunk; frames.len()];
-        let frames = frames.iter().map(|frame| Frame { ordinal: frame.ordinal, ..frames[smallest] }).collect();
+        let byte = |(at, frame): (usize, &Frame)| Frame {
+            ordinal: frame.ordinal,
+            offset: smallest.offset + at as u64,
+            stored_len: 1,
+            ..smallest
+        };
+        let frames = frames.iter().enumerate().map(byte).collect();
         let map = Map { manifest, packs: of.map.packs.clone(), frames, further };
         plant(&self.repository, "liar", &body, &map, SessionId::from_bytes([0; 16])).await;
     }

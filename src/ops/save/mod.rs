@@ -299,7 +299,9 @@ impl Saving<'_> {
             Some(unchanged) => unchanged.add_unchanged(&self.walk, &self.formats, &mut assembly),
             None => files_of(&self.walk).collect(),
         };
-        let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
+        let sizes = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size);
+        // Sparse files may exceed 2^64 bytes together: such a tree is refused once it is read.
+        let total = sizes.fold(0, u64::saturating_add);
         self.options.progress.phase("saving", total);
         self.read(to_read, known, writer, &mut assembly, counts).await?;
         let (manifest, ids) = assembly.finish();

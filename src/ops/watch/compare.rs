@@ -120,7 +120,11 @@ impl Repository {
         if evidence == Evidence::Recorded {
             return Ok(Comparison::Unread);
         }
-        let bytes = unknown.iter().filter_map(|&at| walk.found.get(at)).map(|found| found.stat.size).sum();
+        let bytes = unknown
+            .iter()
+            .filter_map(|&at| walk.found.get(at))
+            .map(|found| found.stat.size)
+            .fold(0, u64::saturating_add);
         let (files, amount) = (unknown.len(), size::show(bytes));
         tracing::info!(
             "{files} files ({amount}) in {shown} are read to compare them with {name}: their save is not recorded here"
