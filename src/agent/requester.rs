@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::tokens::Grant;
 use crate::error::Result;
 use crate::identity::Identity;
@@ -57,6 +59,14 @@ impl Requester {
         match self {
             Self::Agent(_) => make(),
             Self::Token(grant) => grant.holding(make),
+        }
+    }
+
+    /// Cancels what works for it: at once when a token is revoked, never for an agent by itself.
+    pub(super) fn stop(&self) -> CancellationToken {
+        match self {
+            Self::Agent(_) => CancellationToken::new(),
+            Self::Token(grant) => grant.revocation().child_token(),
         }
     }
 

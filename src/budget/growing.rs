@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{UNIT, too_much};
+use super::{Limit, UNIT};
 use crate::error::Result;
 use crate::limits::KIB;
 
@@ -14,23 +14,30 @@ const GROWTH_STEP: u64 = 64 * KIB;
 /// Memory of a structure that grows and shrinks, such as that of [`Budget::tree_memory`](super::Budget::tree_memory); released on drop.
 #[derive(Debug)]
 pub struct GrowingMemory {
-    pool: Arc<Semaphore>,
-    max: u64,
-    what: &'static str,
+    /// Pools that count it, each of them all of it.
+    pools: Vec<Arc<Semaphore>>,
+    limit: Limit,
     bytes: u64,
-    /// `bytes`, rounded up to whole steps of [`GROWTH_STEP`].
-    permit: Option<OwnedSemaphorePermit>,
+    /// `bytes`, rounded up to whole steps of [`GROWTH_STEP`], of each pool.
+    permits: Vec<OwnedSemaphorePermit>,
 }
 
 impl GrowingMemory {
-    pub(super) fn of(pool: &Arc<Semaphore>, max: u64, what: &'static str) -> Self {
-        Self { pool: Arc::clone(pool), max, what, bytes: 0, permit: None }
+    /// Memory that counts in each of `pools`; `limit` is that of the smallest.
+    pub(super) fn of(pools: Vec<Arc<Semaphore>>, limit: Limit) -> Self {
+        Self { pools, limit, bytes: 0, permits: Vec::new() }
     }
 
     /// Maximum bytes of all structures of its kind together.
     #[must_use]
     pub fn max(&self) -> u64 {
-        self.max
+        self.limit.max
+    }
+
+    /// Which part of the budget that is, in words.
+    #[must_use]
+    pub fn part(&self) -> &'static str {
+        self.limit.part
     }
 
     /// Takes `bytes` more.
@@ -38,22 +45,23 @@ impl GrowingMemory {
     /// # Errors
     /// Exhausted, with nothing taken, if fewer are left.
     pub fn add(&mut self, bytes: u64) -> Result<()> {
-        if self.try_add(bytes) { Ok(()) } else { Err(too_much(self.what, self.max, bytes)) }
+        if self.try_add(bytes) { Ok(()) } else { Err(self.limit.exceeded(bytes)) }
     }
 
     /// Takes `bytes` more; false, with nothing taken, if fewer are left.
     #[must_use]
     pub fn try_add(&mut self, bytes: u64) -> bool {
         let wanted = self.bytes.saturating_add(bytes);
-        let more =
-            Self::units(wanted).saturating_sub(self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
+        let held = self.permits.first().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = Self::units(wanted).saturating_sub(held);
         if more > 0 {
-            let taken =
-                u32::try_from(more).ok().and_then(|more| Arc::clone(&self.pool).try_acquire_many_owned(more).ok());
-            match (taken, &mut self.permit) {
-                (None, _) => return false,
-                (Some(taken), Some(permit)) => permit.merge(taken),
-                (Some(taken), permit) => *permit = Some(taken),
+            let Ok(more) = u32::try_from(more) else { return false };
+            let taken = self.pools.iter().map(|pool| Arc::clone(pool).try_acquire_many_owned(more));
+            let Ok(taken) = taken.collect::<Result<Vec<_>, _>>() else { return false };
+            if self.permits.is_empty() {
+                self.permits = taken;
+            } else {
+                self.permits.iter_mut().zip(taken).for_each(|(permit, taken)| permit.merge(taken));
             }
         }
         self.bytes = wanted;
@@ -64,7 +72,7 @@ impl GrowingMemory {
     pub fn subtract(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         let units = Self::units(self.bytes);
-        if let Some(permit) = &mut self.permit {
+        for permit in &mut self.permits {
             drop(permit.split(permit.num_permits().saturating_sub(units)));
         }
     }
@@ -84,7 +92,7 @@ mod tests {
     fn all_trees_together_take_half_of_the_budget() {
         let budget = Budget::new(MEMORY_MIN).unwrap();
         let half = budget.total() / 2;
-        let (mut one, mut other) = (budget.tree_memory(), budget.tree_memory());
+        let (mut one, mut other) = (budget.tree_memory(None), budget.tree_memory(None));
         assert!(one.try_add(1) && one.try_add(half - GROWTH_STEP - 1) && other.try_add(1));
         assert!(
             !one.try_add(1) && !one.try_add(u64::MAX) && !other.try_add(GROWTH_STEP),
@@ -96,6 +104,25 @@ mod tests {
         drop(one);
         assert!(other.try_add(half - 2 * GROWTH_STEP));
         drop(other);
-        assert!(budget.tree_memory().try_add(half));
+        assert!(budget.tree_memory(None).try_add(half));
+    }
+
+    #[test]
+    fn callers_leave_half_of_the_memory_for_trees_to_the_user_and_each_leaves_half_of_theirs() {
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let (half, share) = (budget.total() / 2, budget.total() / 8);
+        let mut first = budget.tree_memory(Some("token:a/"));
+        assert!(first.try_add(share) && !first.try_add(1));
+        assert!(!budget.tree_memory(Some("token:a/")).try_add(1), "all saves of a caller share it");
+        let error = first.add(1).unwrap_err().to_string();
+        assert!(error.contains("an eighth of the memory budget"), "{error}");
+        let (mut second, mut third) = (budget.tree_memory(Some("token:b/")), budget.tree_memory(Some("gpu/c/")));
+        assert!(second.try_add(share) && !third.try_add(1), "callers together have half");
+        let mut own = budget.tree_memory(None);
+        assert!(own.try_add(half / 2) && !own.try_add(1));
+        drop((first, own));
+        assert!(third.try_add(share), "what was refused is not counted");
+        drop(second);
+        assert!(budget.tree_memory(Some("token:a/")).try_add(share), "a share is there again once it is given back");
     }
 }

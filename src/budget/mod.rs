@@ -5,9 +5,10 @@
 
 mod growing;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -46,6 +47,10 @@ struct Shared {
     beside: Arc<Semaphore>,
     /// Half of the budget: see [`Budget::tree_memory`].
     trees: Arc<Semaphore>,
+    /// Half of `trees`.
+    trees_of_callers: Arc<Semaphore>,
+    /// Half of `trees_of_callers` for each caller with a save.
+    trees_of_caller: Mutex<HashMap<String, Weak<Semaphore>>>,
     pool: Mutex<Pool>,
     /// Its share of the parent budget.
     _carved: Vec<OwnedSemaphorePermit>,
@@ -77,7 +82,7 @@ impl Budget {
         let semaphore = |units| Arc::new(Semaphore::new(units));
         let (permits, structures) = (semaphore(units), semaphore(units));
         let [kept, states, published, beside, trees] = [units / 2; 5].map(semaphore);
-        let pool = Mutex::default();
+        let trees_of_callers = semaphore(units / 4);
         Self(Arc::new(Shared {
             total,
             permits,
@@ -87,7 +92,9 @@ impl Budget {
             published,
             beside,
             trees,
-            pool,
+            trees_of_callers,
+            trees_of_caller: Mutex::default(),
+            pool: Mutex::default(),
             _carved: carved,
         }))
     }
@@ -204,7 +211,7 @@ impl Budget {
     /// Memory, none yet, of a structure that grows and counts as by [`Budget::keep`].
     #[must_use]
     pub fn keep_growing(&self) -> GrowingMemory {
-        GrowingMemory::of(&self.0.kept, self.kept_max(), PLANS)
+        GrowingMemory::of([Arc::clone(&self.0.kept)].into(), self.half(PLANS))
     }
 
     /// As [`Budget::keep`], from another half of the budget, for what everything else needs: the names of a repository. No plan, mark or
@@ -233,16 +240,26 @@ impl Budget {
         self.keep_in(&self.0.published, "inventories and reports of usage", bytes)
     }
 
-    fn keep_in(&self, pool: &Arc<Semaphore>, what: &str, bytes: u64) -> Result<Retained> {
+    fn keep_in(&self, pool: &Arc<Semaphore>, what: &'static str, bytes: u64) -> Result<Retained> {
         let kept = Arc::clone(pool).try_acquire_many_owned(self.units(saturating_len(bytes))?);
-        kept.map(Retained).map_err(|_| too_much(what, self.kept_max(), bytes))
+        kept.map(Retained).map_err(|_| self.half(what).exceeded(bytes))
+    }
+
+    fn half(&self, what: &'static str) -> Limit {
+        Limit { what, max: self.kept_max(), part: "half of the memory budget" }
     }
 
     /// Memory, none yet, for what a save knows about its files: their paths, the tensors in them. That of all saves together is at
-    /// most half of the budget. Like [`Budget::keep`] it never waits, and takes nothing from buffers.
+    /// most half of the budget; that of all saves for callers with limited rights half of this, and that of one `caller` half again.
+    /// Like [`Budget::keep`] it never waits, and takes nothing from buffers.
     #[must_use]
-    pub fn tree_memory(&self) -> GrowingMemory {
-        GrowingMemory::of(&self.0.trees, self.0.total / 2, "files of saves")
+    pub fn tree_memory(&self, caller: Option<&str>) -> GrowingMemory {
+        let all = Arc::clone(&self.0.trees);
+        let Some(caller) = caller else { return GrowingMemory::of([all].into(), self.half("files of saves")) };
+        let limit =
+            Limit { what: "files of a caller's saves", max: self.0.total / 8, part: "an eighth of the memory budget" };
+        let pools = [self.0.trees_of(caller), Arc::clone(&self.0.trees_of_callers), all];
+        GrowingMemory::of(pools.into(), limit)
     }
 
     /// Reserves `bytes` that other code allocates; all of the budget, if they are more.
@@ -294,6 +311,19 @@ impl fmt::Debug for Budget {
 }
 
 impl Shared {
+    /// The pool of one caller.
+    fn trees_of(&self, caller: &str) -> Arc<Semaphore> {
+        let mut pools = self.trees_of_caller.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(caller).and_then(Weak::upgrade) {
+            return pool;
+        }
+        pools.retain(|_, pool| pool.strong_count() > 0);
+        let units = usize::try_from(self.total / 8 / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let pool = Arc::new(Semaphore::new(units));
+        pools.insert(caller.to_owned(), Arc::downgrade(&pool));
+        pool
+    }
+
     fn lock(&self) -> MutexGuard<'_, Pool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -328,12 +358,24 @@ pub struct Charge {
 #[derive(Debug)]
 pub struct Retained(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
 
-/// Error of structures that would take `bytes` more than the `most` that all of their kind may have.
-fn too_much(what: &str, most: u64, bytes: u64) -> Error {
-    Error::exhausted(format!("{what} take more memory than they may"))
-        .expected(format!("at most {} MiB of all of them together, half of the memory budget", most / MIB))
-        .got(format!("{} MiB more", bytes.div_ceil(MIB)))
-        .help("read less at a time, or raise --memory")
+/// Limit of all structures of one kind together.
+#[derive(Debug)]
+struct Limit {
+    what: &'static str,
+    /// In bytes.
+    max: u64,
+    /// Which part of the budget that is.
+    part: &'static str,
+}
+
+impl Limit {
+    /// Error of structures that would take `bytes` more than the rest of the limit.
+    fn exceeded(&self, bytes: u64) -> Error {
+        Error::exhausted(format!("{} take more memory than they may", self.what))
+            .expected(format!("at most {} MiB of all of them together, {}", self.max / MIB, self.part))
+            .got(format!("{} MiB more", bytes.div_ceil(MIB)))
+            .help("read less at a time, or raise --memory")
+    }
 }
 
 /// Memory that [`Budget::reserve`] reserved, released on drop.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::holes::extents;
+use super::holes::{Extents, extents};
 use super::path::{check_path, split};
 use super::stat::{Stat, WalkEntry, WalkKind};
 use crate::clock::Timestamp;
@@ -135,6 +135,15 @@ impl Opened {
         match self {
             Self::File(file) => extents(file, len),
             Self::Memory(_) => Ok(Vec::from_iter((len > 0).then_some(0..len))),
+        }
+    }
+
+    /// As [`Opened::extents`], one after the other, and all of them.
+    #[must_use]
+    pub fn each_extent(&self, len: u64) -> Extents<'_> {
+        match self {
+            Self::File(file) => Extents::new(file, len),
+            Self::Memory(_) => Extents::whole(len),
         }
     }
 }

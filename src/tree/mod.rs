@@ -28,7 +28,7 @@ mod walk;
 
 pub use atomic::{Readers, create_file, replace_file};
 pub use file_stamp::FileStamp;
-pub use holes::{HOLE_MIN, extents};
+pub use holes::{Extents, HOLE_MIN, extents};
 pub use memory::{MemoryFile, Opened};
 pub use own_folder::OwnFolder;
 pub use path::check_path;

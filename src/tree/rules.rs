@@ -50,6 +50,8 @@ pub struct Rules {
     pub stop: CancellationToken,
     /// Budget that the entries count against; none: they may take any memory.
     pub memory: Option<Budget>,
+    /// Caller with limited rights, which may use a part of that: see [`Budget::tree_memory`].
+    pub caller: Option<Arc<str>>,
 }
 
 /// Rules in effect in one folder: those of its own ignore file, then those of the folders above.

@@ -326,7 +326,7 @@ impl Target {
         let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
         let mut scan = Scan::new(&self.folders, &keep, Some(InForce::new(&[])?));
         scan.ignore_files = Some(wanted);
-        scan.memory = Some(budget.tree_memory());
+        scan.memory = Some(budget.tree_memory(None));
         scan.special = Some(Vec::new());
         scan.remedy = "raise --memory, or restore without --delete";
         scan.run()?;
@@ -401,7 +401,7 @@ mod tests {
         let budget = Budget::new(MEMORY_MIN).unwrap();
         let TargetEntries { list, memory, .. } = target.entries(&[], &BTreeSet::new(), &budget).unwrap();
         assert_eq!(list.len(), 1);
-        let mut others = budget.tree_memory();
+        let mut others = budget.tree_memory(None);
         assert!(!others.try_add(others.max()));
         drop(memory);
         assert!(others.try_add(others.max()));

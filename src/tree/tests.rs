@@ -158,6 +158,24 @@ mod walking {
         assert_eq!(extents(&file, 5).unwrap().into_iter().map(|r| (r.start, r.end)).collect::<Vec<_>>(), [(0, 5)]);
         assert_eq!(extents(&file, 0).unwrap(), []);
         assert_eq!(extents(&file, 8 << 20).unwrap(), found, "a file that shrank");
+        assert_eq!(Extents::new(&file, 4 << 20).collect::<crate::error::Result<Vec<_>>>().unwrap(), found);
+    }
+
+    #[test]
+    fn holes_are_found_however_many_there_are() {
+        let root = folder();
+        let file = File::options().create_new(true).read(true).write(true).open(root.path().join("sparse")).unwrap();
+        let holes = 6;
+        file.set_len(2 * holes * HOLE_MIN).unwrap();
+        for nth in 0..holes {
+            file.write_all_at(&[1; 4096], 2 * nth * HOLE_MIN).unwrap();
+        }
+        let found = Extents::new(&file, 2 * holes * HOLE_MIN).collect::<crate::error::Result<Vec<_>>>().unwrap();
+        assert_eq!(found.len() as u64, holes);
+        assert_eq!(found.iter().map(|data| data.end - data.start).sum::<u64>(), 4096 * holes);
+        let listed = extents(&file, 2 * holes * HOLE_MIN).unwrap();
+        assert_eq!(listed[..4], found[..4]);
+        assert_eq!(listed[4..], [found[4].start..2 * holes * HOLE_MIN], "the rest of a list is one range");
     }
 }
 

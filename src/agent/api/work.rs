@@ -224,6 +224,7 @@ pub(super) async fn save(
         root_link,
         label_scope,
         readable,
+        caller: caller.requester().map(|requester| requester.limited_owners().into()),
         ..SaveOptions::default()
     };
     let about = TaskSpec {

@@ -282,6 +282,7 @@ pub(in crate::agent) fn save_handoff(
     // The sender must not see the report, which describes the repository.
     let spec = spec(TaskKind::Save, &name, &repository);
     let (path, names) = (path.to_owned(), handoff::names(&name, &stored.from, id)?);
+    let caller = Some(Arc::from(Requester::Agent(stored.from.clone()).limited_owners()));
     // The folder of the record, two levels above the checkpoint.
     let folder = path.ancestors().nth(2).map(Path::to_path_buf);
     let ledger = state.ledger();
@@ -305,9 +306,10 @@ pub(in crate::agent) fn save_handoff(
             root_link: ops::RootLink::Refuse,
             no_ignore_files: true,
             label_scope: NameScope::only(move |other| own.iter().any(|own| other.is_under(own))),
+            caller,
             ..SaveOptions::default()
         };
-        let written = last_written(&path, &repository).await?;
+        let written = last_written(&path, &repository, &options).await?;
         for name in &names {
             if is_taken(&*repository.state().await?, name) {
                 // By content: others know the sizes and times of this checkpoint.
@@ -347,9 +349,9 @@ fn is_taken(state: &State, name: &Name) -> bool {
 }
 
 /// Time of the last write to a file of the handed-off checkpoint at `path`; none without files.
-async fn last_written(path: &Path, repository: &Repository) -> Result<Option<Timestamp>> {
-    let memory = Some(repository.budget().clone());
-    let rules = Rules { no_follow: true, no_ignore_files: true, memory, ..Rules::default() };
+async fn last_written(path: &Path, repository: &Repository, options: &SaveOptions) -> Result<Option<Timestamp>> {
+    let (memory, caller) = (Some(repository.budget().clone()), options.caller.clone());
+    let rules = Rules { no_follow: true, no_ignore_files: true, memory, caller, ..Rules::default() };
     let path = path.to_owned();
     let walked = blocking(move || walk(&path, &rules)).await?;
     Ok(walked.found.iter().filter(|entry| entry.kind == WalkKind::File).map(|entry| entry.stat.mtime).max())

@@ -134,6 +134,11 @@ impl Grant {
         self.revoked.cancel();
     }
 
+    /// Cancelled when it is revoked.
+    pub(in crate::agent) fn revocation(&self) -> &CancellationToken {
+        &self.revoked
+    }
+
     /// True once it was revoked.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.is_cancelled()

@@ -57,8 +57,8 @@ impl Bundles {
         for file in files {
             let (Some(found), Some(layout)) = (walk.found.get(file), layouts.get(&file)) else { continue };
             // Holes move the boundaries.
-            let extents = open(walk, found)?.extents(found.stat.size)?;
-            if extents.first().is_some_and(|data| data.end >= found.stat.size) {
+            let first = open(walk, found)?.each_extent(found.stat.size).next().transpose()?;
+            if first.is_some_and(|data| data.end >= found.stat.size) {
                 bundles.cuts.insert(file, tensor::cuts(&layout.spans(), found.stat.size).collect());
             }
         }

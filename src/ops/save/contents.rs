@@ -113,7 +113,7 @@ impl Contents {
             let Some(found) = walk.found.get(file) else { continue };
             let opened = open(walk, found)?;
             // Holes move the boundaries.
-            if opened.extents(found.stat.size)?.first().is_none_or(|data| data.end < found.stat.size) {
+            if opened.each_extent(found.stat.size).next().transpose()?.is_none_or(|data| data.end < found.stat.size) {
                 continue;
             }
             for tensor in tensors {

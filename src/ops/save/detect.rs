@@ -255,8 +255,8 @@ mod tests {
         let walk = Walk::in_memory(files.into(), Timestamp(0)).unwrap();
         let layout = |formats: &Formats, at| formats.layout(at, &mut in_memory(&file), file.len() as u64);
         let budget = Budget::new(MEMORY_MIN).unwrap();
-        let new = || Formats::new(&walk, CutChoice::Auto, budget.tree_memory(), &CancellationToken::new());
-        let (first, second, mut other) = (new(), new(), budget.tree_memory());
+        let new = || Formats::new(&walk, CutChoice::Auto, budget.tree_memory(None), &CancellationToken::new());
+        let (first, second, mut other) = (new(), new(), budget.tree_memory(None));
         let one = layout(&first, 1).unwrap().weight() * LISTS;
         assert!(layout(&second, 2).is_some() && second.warning().is_none());
         // All saves share it.
@@ -265,11 +265,11 @@ mod tests {
         drop(other);
         assert!(layout(&first, 3).is_some());
         // Memory that a file took while it was parsed is given back, also after one that took too much.
-        let most = budget.tree_memory().max();
+        let most = budget.tree_memory(None).max();
         let little = 512 << 10;
-        assert!(header.len() as u64 * 10 > 2 * little && budget.tree_memory().try_add(most - 3 * one - little));
+        assert!(header.len() as u64 * 10 > 2 * little && budget.tree_memory(None).try_add(most - 3 * one - little));
         drop((first, second));
-        assert!(budget.tree_memory().try_add(most));
+        assert!(budget.tree_memory(None).try_add(most));
         // Nor is a header read that is a large part of the memory.
         assert!(layout(&Formats { header_max: file.len() as u64, ..new() }, 1).is_some());
         let short = Formats { header_max: header.len() as u64, ..new() };

@@ -141,7 +141,8 @@ impl Repository {
         if !sources.iter().all(|source| own.imply(&view.of(source))) {
             return Ok(Err(NoParent::Stricter));
         }
-        match Parent::open(self, &parent, &value).await {
+        let memory = self.budget().tree_memory(options.caller.as_deref());
+        match Parent::open(self, &parent, &value, memory).await {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
             Ok(None) => Ok(Err(NoParent::Unfit)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Denied) => {

@@ -111,6 +111,9 @@ pub struct SaveOptions {
     pub label_scope: NameScope,
     /// Names that the saver may read: chunks of no other name are bases, since the size of a difference tells what its base is.
     pub readable: NameScope,
+    /// Caller with limited rights that the save is for, if any: the saves of one may use an eighth of the memory budget for what they
+    /// know about their files.
+    pub caller: Option<Arc<str>>,
     /// Progress counters.
     pub progress: Progress,
     /// Cancelled to stop the save: uploaded data is recorded within seconds, and the next save uses it. A save that is about to

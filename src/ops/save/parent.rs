@@ -140,8 +140,12 @@ pub(super) fn sources(state: &State, parent: &Name, behind: u32) -> Vec<Name> {
 
 impl Parent {
     /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files.
-    pub(super) async fn open(repository: &Repository, name: &Name, value: &RefValue) -> Result<Option<Self>> {
-        let mut memory = repository.budget().tree_memory();
+    pub(super) async fn open(
+        repository: &Repository,
+        name: &Name,
+        value: &RefValue,
+        mut memory: GrowingMemory,
+    ) -> Result<Option<Self>> {
         let saved = repository.saved_as(name, value).await?.shared();
         if !memory.try_add(saved.weight().saturating_mul(LISTS)) {
             tracing::warn!("chunks are stored without differences to {name}: it takes too much memory (--memory)");

@@ -23,10 +23,11 @@ impl Repository {
             no_follow: options.root_link == RootLink::Refuse,
             no_ignore_files: options.no_ignore_files,
             memory: Some(self.budget().clone()),
+            caller: options.caller.clone(),
             stop: stop.clone(),
         };
         let (cut, now) = (options.cut, self.clock().now());
-        let memory = self.budget().tree_memory();
+        let memory = self.budget().tree_memory(options.caller.as_deref());
         let scan = move || {
             let walked = match source {
                 SaveSource::Path(root) => walk(&root, &rules)?,

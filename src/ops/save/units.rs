@@ -104,6 +104,19 @@ pub(super) fn make_units(
 const HOLLOW: u64 = 64;
 const HOLLOW_MIN: u64 = 16 << 20;
 
+/// True if a file of `size` bytes is almost nothing but holes.
+fn is_hollow(file: &Opened, size: u64) -> Result<bool> {
+    let mut left = (size / HOLLOW).saturating_sub(HOLLOW_MIN);
+    for extent in file.each_extent(size) {
+        let extent = extent?;
+        left = left.saturating_sub(extent.end - extent.start);
+        if left == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(left > 0)
+}
+
 /// Divides one long file into units; false if the receiver is gone.
 fn long_file(
     walk: &Walk,
@@ -118,16 +131,15 @@ fn long_file(
     let layout = contents.layout(file);
     let mut details = details(choice, layout.as_deref());
     let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
-    let extents = open.extents(size)?;
-    let stored = extents.iter().map(|extent| extent.end - extent.start).fold(0, u64::saturating_add);
-    if details.cut == Cut::Tensor && size / HOLLOW > stored.saturating_add(HOLLOW_MIN) {
+    if details.cut == Cut::Tensor && is_hollow(&open, size)? {
         // Cutting goes through holes, too, and this file is almost nothing else.
         details.cut = Cut::Content;
     }
     let cut = details.cut;
     let mut details = Some(details);
     let mut of_tensors = tensor::cuts(&spans, size).peekable();
-    for extent in extents {
+    for extent in open.each_extent(size) {
+        let extent = extent?;
         let from = extent.start;
         let parts: Box<dyn Iterator<Item = (Range<u64>, Cuts)>> = match cut {
             Cut::Content => Box::new(windows(extent, window)),

@@ -105,6 +105,7 @@ impl Repository {
             no_ignore_files: options.no_ignore_files,
             stop: stop.clone(),
             memory: Some(self.budget().clone()),
+            caller: options.caller.clone(),
         };
         let (repository, wanted, shown) = (self.clone(), Arc::clone(&saved), path.display().to_string());
         let use_record = evidence != Evidence::Read && !options.reread;

@@ -26,7 +26,7 @@ use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
 use super::stat_cache::coarse_now;
-use crate::budget::{Budget, GrowingMemory};
+use crate::budget::GrowingMemory;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::limits::{MIB, PATH_LEN_MAX, SEGMENT_LEN_MAX};
@@ -196,7 +196,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     let folders = Folders::new(fd, shown);
     let mut scan = Scan::new(&folders, &skip, Some(in_force));
     scan.ignore_left = if rules.no_ignore_files { None } else { Some(IGNORE_LEN_MAX) };
-    scan.memory = rules.memory.as_ref().map(Budget::tree_memory);
+    scan.memory = rules.memory.as_ref().map(|budget| budget.tree_memory(rules.caller.as_deref()));
     scan.stop = rules.stop.clone();
     match &file {
         Some(name) => scan.single(name, root.file_name().unwrap_or(OsStr::from_bytes(name)).as_bytes())?,
@@ -444,10 +444,10 @@ impl<'a> Scan<'a> {
         if self.memory.as_mut().is_none_or(|memory| memory.try_add(bytes)) {
             return Ok(());
         }
-        let most = self.memory.as_ref().map_or(0, GrowingMemory::max) / MIB;
+        let (most, part) = self.memory.as_ref().map_or((0, ""), |memory| (memory.max() / MIB, memory.part()));
         Err(Error::exhausted("folder has more entries than the memory budget holds")
             .at(self.folders.shown(path).display())
-            .expected(format!("at most {most} MiB for the entries of all folders together, half of the memory budget"))
+            .expected(format!("at most {most} MiB for the entries of all folders together, {part}"))
             .got(format!("{} entries so far", self.found.len() + more))
             .help(self.remedy))
     }

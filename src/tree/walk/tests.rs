@@ -1,6 +1,7 @@
 //! Bounds of a walk.
 
 use super::*;
+use crate::budget::Budget;
 use crate::error::ErrorKind;
 use crate::limits::MEMORY_MIN;
 
@@ -33,22 +34,22 @@ fn a_stopped_walk_ends_and_entries_count_in_the_budget() {
     let budget = Budget::new(MEMORY_MIN).unwrap();
     let rules = Rules { memory: Some(budget.clone()), ..Rules::default() };
     let walked = walk(root.path(), &rules).unwrap();
-    let mut others = budget.tree_memory();
+    let mut others = budget.tree_memory(None);
     assert!(!others.try_add(others.max()), "the walk counts while it is there");
     while others.try_add(64 << 10) {}
     assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
     drop((walked, others));
-    assert!(budget.tree_memory().try_add(budget.total() / 2));
+    assert!(budget.tree_memory(None).try_add(budget.total() / 2));
     // Names that are left out count while they are there, too.
     let rules = Rules { excludes: vec!["*".to_owned()], memory: Some(budget.clone()), ..Rules::default() };
-    let mut others = budget.tree_memory();
+    let mut others = budget.tree_memory(None);
     assert!(others.try_add(others.max() - (64 << 10)));
     assert_eq!(walk(root.path(), &rules).unwrap().found.len(), 1);
     (0..1000).for_each(|nth| std::fs::write(root.path().join(format!("{nth:0200}")), "").unwrap());
     assert_eq!(walk(root.path(), &rules).unwrap_err().kind(), ErrorKind::Exhausted);
     drop(others);
     let walked = walk(root.path(), &rules).unwrap();
-    assert!(budget.tree_memory().try_add(budget.total() / 2), "a list of names is forgotten");
+    assert!(budget.tree_memory(None).try_add(budget.total() / 2), "a list of names is forgotten");
     drop(walked);
 }
 

@@ -77,6 +77,7 @@ pub(in crate::agent) struct Task {
     started: Timestamp,
     progress: Progress,
     failures: Failures,
+    /// Also cancelled when the token that requested it is revoked.
     stop: CancellationToken,
     /// None while it runs.
     ended: watch::Sender<Option<Ended>>,
@@ -160,6 +161,7 @@ impl Tasks {
     where
         F: Future<Output = Result<TaskReport>> + Send + 'static,
     {
+        let stop = spec.caller.as_ref().map(Requester::stop).unwrap_or_default();
         let task = Arc::new(Task {
             id: Ulid::generate(),
             kind: spec.kind,
@@ -170,7 +172,7 @@ impl Tasks {
             started: self.0.clock.now(),
             progress: Progress::default(),
             failures: Failures::default(),
-            stop: CancellationToken::new(),
+            stop,
             ended: watch::Sender::new(None),
         });
         let work = work(&task);

@@ -3,9 +3,11 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::agent::tokens::{TokenSpec, Tokens};
 use crate::clock::SystemClock;
 use crate::error::ErrorKind;
 use crate::identity::Identity;
+use crate::policy::Scopes;
 
 fn report() -> TaskReport {
     TaskReport::Watch { saved: vec!["run/step-1".to_owned()] }
@@ -149,4 +151,30 @@ async fn other_agents_see_their_own_and_leave_room() {
     assert!(error.to_string().contains("too many tasks of other agents and tokens are running: expected at most 32"));
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(begin(None).is_ok());
+}
+
+#[tokio::test]
+async fn tasks_of_a_token_stop_when_it_is_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(SystemClock)).unwrap();
+    let [revoked, other] = ["a", "b"].map(|name| {
+        let scopes = Scopes::of(&["read=**"]).unwrap();
+        let spec = TokenSpec { scopes, name: Some(name.to_owned()), tenant: None, lasting: None };
+        tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap()
+    });
+    let tasks = tasks();
+    let begin = |grant: &Arc<_>| {
+        let spec = TaskSpec { caller: Some(Requester::Token(Arc::clone(grant))), ..spec("n") };
+        let until_stopped = |_, stop: CancellationToken| async move {
+            stop.cancelled().await;
+            Err(Error::cancelled("interrupted"))
+        };
+        tasks.begin_stoppable(spec, until_stopped).unwrap()
+    };
+    let (ended, kept) = (begin(&revoked), begin(&other));
+    tokens.revoke(&revoked.id().to_string()).unwrap();
+    assert!(matches!(ended.ended().await, Outcome::Cancelled(_)));
+    assert!(kept.is_running());
+    kept.stop();
+    kept.ended().await;
 }
