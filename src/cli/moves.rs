@@ -187,7 +187,8 @@ impl Context {
                 Some(there) => there,
                 None => {
                     // Nothing is made if no name may be moved.
-                    ops::check_new_destination(&from, &names, to).await?;
+                    let addresses = storage::addresses(to, &self.settings.store(true)).await?;
+                    ops::check_new_destination(&from, &names, &addresses).await?;
                     self.make_destination(to, *dry_run).await?
                 }
             };

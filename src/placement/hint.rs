@@ -2,6 +2,7 @@
 //! Pure: the same snapshot and request give the same hint, wherever it is computed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -459,7 +460,7 @@ impl HintQuestion<'_> {
     fn is_folder_elsewhere(&self, name: &str) -> bool {
         let [location, id] = &self.snapshot.repository;
         let Some((policy, id)) = self.snapshot.policy.zip(id.parse().ok()) else { return false };
-        !location.contains("://") && policy.site_of(location, id).is_some_and(|site| site != name)
+        !location.contains("://") && policy.site_of(slice::from_ref(location), id).is_some_and(|site| site != name)
     }
 
     /// Links between two sites, in the order of the file.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use toml::Spanned;
+use url::Url;
 
 use super::addresses::Prefix;
 use super::labels::Sensitivity;
@@ -127,7 +128,8 @@ fn read_sites(text: &str, written: Vec<Spanned<WrittenSite>>) -> Result<BTreeMap
         let site = site.into_inner();
         // A name that no certificate can have would describe nobody, or a trust domain.
         Identity::new(&site.name, "any").map_err(|error| error.at(&at))?;
-        let repositories: BTreeSet<String> = site.repositories.list().into_iter().collect();
+        let repositories = site.repositories.list().into_iter().map(address).collect::<Result<BTreeSet<_>>>();
+        let repositories = repositories.map_err(|error| error.at(&at))?;
         for repository in &repositories {
             if let Some(other) = homes.insert(repository.clone(), site.name.clone()) {
                 return Err(Error::usage("repository is at two sites")
@@ -143,6 +145,18 @@ fn read_sites(text: &str, written: Vec<Spanned<WrittenSite>>) -> Result<BTreeMap
         }
     }
     Ok(sites)
+}
+
+/// The address of a repository as stores write it, where an equal URL may be written in several ways.
+fn address(written: String) -> Result<String> {
+    if !written.starts_with("https://") && !written.starts_with("http://") {
+        return Ok(written);
+    }
+    let has_bucket = |url: &Url| !url.path().trim_matches('/').is_empty();
+    match Url::parse(&written) {
+        Ok(url) if has_bucket(&url) && url.query().is_none() => Ok(url.as_str().trim_end_matches('/').to_owned()),
+        _ => Err(Error::usage("URL of a repository is malformed").expected("ENDPOINT/BUCKET/PREFIX").got(written)),
+    }
 }
 
 fn read_links(

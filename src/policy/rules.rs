@@ -46,7 +46,7 @@ pub struct SiteRule {
     pub jurisdictions: BTreeSet<String>,
     /// Owner of its machines: `own`, `dedicated`, `shared` or another word.
     pub tenancy: Option<String>,
-    /// Repositories at this site, by id or by URL.
+    /// Repositories at this site, by id or by address: a path, `s3://BUCKET/PREFIX`, or `ENDPOINT/BUCKET/PREFIX`.
     pub repositories: BTreeSet<String>,
     /// True if the site reaches its repositories over a private path.
     pub private_store: bool,
@@ -431,12 +431,21 @@ impl PolicyRules {
         })
     }
 
-    /// Site where a repository lies: by its id or, first, its location.
+    /// Site where this machine's repository lies: by the most exact of its addresses that is listed, or else by its id.
     #[must_use]
-    pub fn site_of(&self, location: &str, id: RepositoryId) -> Option<&str> {
-        let id = id.to_string();
-        let lies = |key: &str| self.sites.iter().find(|(_, site)| site.repositories.contains(key));
-        lies(location).or_else(|| lies(&id)).map(|(name, _)| name.as_str())
+    pub fn site_of(&self, addresses: &[String], id: RepositoryId) -> Option<&str> {
+        self.site_of_destination(addresses).or_else(|| self.site_that_lists(&id.to_string()))
+    }
+
+    /// Site where a destination lies: by the most exact of its addresses that is listed. Its id does not count: a store may state any.
+    #[must_use]
+    pub fn site_of_destination(&self, addresses: &[String]) -> Option<&str> {
+        addresses.iter().rev().find_map(|address| self.site_that_lists(address))
+    }
+
+    fn site_that_lists(&self, repository: &str) -> Option<&str> {
+        let found = self.sites.iter().find(|(_, site)| site.repositories.contains(repository));
+        found.map(|(name, _)| name.as_str())
     }
 
     /// The ruling on `question`.

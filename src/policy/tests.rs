@@ -274,10 +274,22 @@ fn a_spiffe_id_is_an_agent_only_where_the_policy_says_so() {
 fn repositories_lie_at_sites() {
     let policy = PolicyRules::read(POLICY).unwrap();
     let id = policy.repository();
-    assert_eq!(policy.site_of("s3://models", id), Some("home"));
-    assert_eq!(policy.site_of("s3://other", id), None);
-    let by_id = POLICY.replacen("/srv/towline", &id.to_string(), 1);
-    assert_eq!(PolicyRules::read(&by_id).unwrap().site_of("s3://other", id), Some("home"));
+    let at = |addresses: &[&str]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(policy.site_of(&at(&["s3://models"]), id), Some("home"));
+    assert_eq!(policy.site_of(&at(&["s3://other"]), id), None);
+    let by_id = PolicyRules::read(&POLICY.replacen("/srv/towline", &id.to_string(), 1)).unwrap();
+    assert_eq!(by_id.site_of(&at(&["s3://other"]), id), Some("home"));
+    assert_eq!(by_id.site_of_destination(&at(&["s3://other"])), None, "whoever has a store may give it any id");
+    // Buckets of one name at two endpoints.
+    let cloud = "private_store = true\nrepositories = \"https://S3.example.org:443/models/\"";
+    let by_url = PolicyRules::read(&POLICY.replacen("private_store = true", cloud, 1)).unwrap();
+    let there = |url: &str| at(&["s3://models", url]);
+    assert_eq!(by_url.site_of_destination(&there("https://s3.example.org/models")), Some("cloud"));
+    assert_eq!(by_url.site_of_destination(&there("https://s3.example.com/models")), Some("home"));
+    for malformed in ["https://s3.example.org", "https:///", "http://[/models"] {
+        let text = POLICY.replacen("/srv/towline", malformed, 1);
+        assert!(PolicyRules::read(&text).unwrap_err().to_string().contains("malformed"), "{malformed}");
+    }
 }
 
 #[test]

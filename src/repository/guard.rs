@@ -19,7 +19,6 @@ use crate::identity::Identity;
 use crate::log_limit::LogLimit;
 use crate::name::Name;
 use crate::policy::{Basis, Labels, LocalCaller, Ruling};
-use crate::storage::Location;
 use crate::work::blocking;
 
 /// Destination of content.
@@ -27,8 +26,8 @@ use crate::work::blocking;
 pub enum Destination<'a> {
     /// To this process.
     Here,
-    /// A repository: its location, and its id.
-    Repository(&'a str, RepositoryId),
+    /// A repository: its addresses, of which the first is its location.
+    Repository(&'a [String]),
     /// To another agent.
     Agent(&'a Identity),
 }
@@ -304,12 +303,12 @@ impl Repository {
         if is_open(state) {
             return Ok(());
         }
-        let location = to.store().location().to_string();
-        let to = Destination::Repository(&location, to.id());
+        let addresses = to.store().addresses();
+        let to = Destination::Repository(&addresses);
         self.check_access(state, &Access { repository: self.id(), name, labels, to }).await
     }
 
-    /// Refusals of those of `names` that may not be copied to a new repository at `location`, which has no policy of its own:
+    /// Refusals of those of `names` that may not be copied to a new repository at `addresses`, which has no policy of its own:
     /// denied, with the rule; or conflict, if a name has labels under which nobody could read it there.
     ///
     /// # Errors
@@ -321,16 +320,16 @@ impl Repository {
         &self,
         state: &State,
         names: impl IntoIterator<Item = &'n Name> + Send,
-        location: &Location,
+        addresses: &[String],
     ) -> Result<Vec<(&'n Name, Error)>> {
         let mut refused = Vec::new();
         if is_open(state) {
             return Ok(refused);
         }
-        let (view, place) = (self.label_view(state), location.to_string());
+        let (view, place) = (self.label_view(state), first(addresses));
         for name in names.into_iter().collect::<Vec<_>>() {
             let labels = view.of(name);
-            let to = Destination::Repository(&place, RepositoryId::random());
+            let to = Destination::Repository(addresses);
             match self.check_access(state, &Access { repository: self.id(), name, labels: &labels, to }).await {
                 Err(refusal) if refusal.kind() == ErrorKind::Denied => refused.push((name, refusal)),
                 checked => checked?,
@@ -381,6 +380,11 @@ impl Repository {
     }
 }
 
+/// The location among the addresses of a repository.
+fn first(addresses: &[String]) -> &str {
+    addresses.first().map_or("", String::as_str)
+}
+
 /// Error for the denied `access`.
 fn denied(access: &Access<'_>, ruling: &Ruling) -> Error {
     let (what, place) = match access.to {
@@ -388,8 +392,8 @@ fn denied(access: &Access<'_>, ruling: &Ruling) -> Error {
         Destination::Agent(agent) => {
             ("policy denies this name to the agent", format!("{}, to {}", access.name, agent.path()))
         }
-        Destination::Repository(location, _) => {
-            ("policy denies this name in the repository", format!("{}, to {location}", access.name))
+        Destination::Repository(addresses) => {
+            ("policy denies this name in the repository", format!("{}, to {}", access.name, first(addresses)))
         }
     };
     // The origins are names that whoever asks may not read.

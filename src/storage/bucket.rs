@@ -15,6 +15,7 @@ use chrono::DateTime;
 use object_store::list::{PaginatedListOptions, PaginatedListResult};
 use object_store::path::Path;
 use object_store::{Extensions, ListResult, ObjectMeta};
+use url::Url;
 
 use super::credentials::ChainCredentials;
 use super::http::{is_redirect, redirected};
@@ -138,6 +139,14 @@ impl Bucket {
     #[must_use]
     pub fn endpoint(&self) -> Option<&str> {
         self.0.endpoint.as_deref()
+    }
+
+    /// URL `ENDPOINT/BUCKET/PREFIX`; None without an endpoint.
+    #[must_use]
+    pub fn url(&self) -> Option<String> {
+        let endpoint = Url::parse(self.endpoint()?).ok()?;
+        let path = [endpoint.as_str().trim_end_matches('/'), self.name(), self.prefix()].join("/");
+        Some(path.trim_end_matches('/').to_owned())
     }
 
     /// True if requests cross a network in plain http, which the caller must have allowed explicitly.

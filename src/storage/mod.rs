@@ -37,5 +37,5 @@ pub use metered::Metered;
 pub use options::{Keys, STALL, StoreOptions};
 pub use probe::{Capabilities, Effort, Verdict, probe, scratch};
 pub use routed::Routed;
-pub use store::{Store, connect, open, open_and};
+pub use store::{Store, addresses, connect, open, open_and};
 pub use watchdog::Watchdog;

@@ -70,6 +70,17 @@ impl Store {
         &self.0.location
     }
 
+    /// Addresses that whoever opened it chose, the least exact first: its location and, for a bucket at an endpoint, the URL
+    /// `ENDPOINT/BUCKET/PREFIX`.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<String> {
+        let mut addresses = vec![self.location().to_string()];
+        if let Some(bucket) = &self.0.bucket {
+            addresses.extend(bucket.url());
+        }
+        addresses
+    }
+
     /// Location, with the endpoint of a bucket if there is one: two stores with the same address are the same store.
     #[must_use]
     pub fn address(&self) -> String {
@@ -147,6 +158,20 @@ pub async fn open_and<T>(
     };
     let what = || "open the repository's store".to_owned();
     Notices::new(location).during(what, (Duration::ZERO, options.stall), Box::pin(opened)).await
+}
+
+/// Addresses of the store at `location`, which need not exist: see [`Store::addresses`].
+///
+/// # Errors
+/// Those of settings and credentials of a bucket.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub async fn addresses(location: &Location, options: &StoreOptions) -> Result<Vec<String>> {
+    match location {
+        Location::S3 { .. } => Ok(connect(location, options).await?.addresses()),
+        Location::Directory(_) | Location::Memory => Ok(vec![location.to_string()]),
+    }
 }
 
 /// As [`open`], but sends no request to a bucket and creates none: for `doctor`, which reports each request before it fails.

@@ -313,7 +313,7 @@ impl Guard for Policies {
         let agent = receiver.as_deref();
         let (to, route) = match access.to {
             Destination::Here => (agent.map(Identity::site), Route::Store),
-            Destination::Repository(location, id) => (rules.site_of(location, id), Route::Store),
+            Destination::Repository(addresses) => (rules.site_of_destination(addresses), Route::Store),
             Destination::Agent(_) => (agent.map(Identity::site), Route::Unknown),
         };
         let question = Question { agent, caller, from: None, to, name: access.name, labels: access.labels, route };

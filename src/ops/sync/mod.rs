@@ -35,7 +35,6 @@ use crate::repository::{
     ChunkPlace, Gaps, Located, NameScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
     is_open, longest_read, plan, plan_anew, read_pack,
 };
-use crate::storage::Location;
 
 /// Maximum retries of one name because packs were deleted on either side.
 const ATTEMPTS: usize = 5;
@@ -211,12 +210,12 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
 ///
 /// # Cancel safety
 /// Safe: it only reads.
-pub async fn check_new_destination(from: &Repository, what: &[Name], location: &Location) -> Result<()> {
+pub async fn check_new_destination(from: &Repository, what: &[Name], addresses: &[String]) -> Result<()> {
     let state = from.state().await?;
     let names = choose(&state, what)?;
     let trees = names.iter().filter_map(|name| state.refs.get_key_value(name));
     let denied = from.denied_here(&state, trees).await?;
-    let refused = from.refused_anew(&state, &names, location).await?;
+    let refused = from.refused_anew(&state, &names, addresses).await?;
     let all: BTreeSet<&Name> = denied.iter().map(|one| one.name).chain(refused.iter().map(|(name, _)| *name)).collect();
     if all.len() < names.len() {
         return Ok(());

@@ -91,7 +91,7 @@ impl Permits {
     /// True if `repository` lies at another site than that of `own`.
     fn is_elsewhere(&self, repository: &Repository, own: &Identity) -> bool {
         let Some((rules, own)) = self.rules.as_ref().zip(self.agent(own)) else { return false };
-        let at = rules.site_of(&repository.store().location().to_string(), repository.id());
+        let at = rules.site_of(&repository.store().addresses(), repository.id());
         at.is_some_and(|site| site != own.site())
     }
 
