@@ -19,6 +19,8 @@ pub(in crate::agent) enum Finding {
     Warming(Progress),
     /// Other warms come first.
     Queued(u64),
+    /// Others come first, before it is looked up: why.
+    Postponed(String),
     /// Something fails, and is tried again: since when, and why.
     Failing(Duration, String),
     /// There is no such name, or the pods may not read it: since when, and its text.
@@ -62,7 +64,7 @@ impl Progress {
 }
 
 /// Text about names that are absent, or not permitted.
-pub(in crate::agent) fn absence(error: &Error) -> String {
+pub(super) fn absence(error: &Error) -> String {
     let help = error.help_text().map(|help| format!(" ({help})")).unwrap_or_default();
     format!("{error}{help}")
 }

@@ -5,7 +5,8 @@
 //! access      where the API server is, whom to ask for warms, names that service accounts may wait for
 //! election    of several controllers one acts
 //! api_server  watches of objects, writes to them, events (metadata: what is read of that of objects)
-//! needs       names and hints for pods, looked up in the background -> findings
+//! gathering   what pods need in a pass, as far as rules are about them and there is room
+//! needs       names and hints for it, looked up in the background -> findings
 //! holds       what is missing: fetched and held by agents of the site, for all needs of the same names
 //! ```
 //!
@@ -15,6 +16,7 @@ mod access;
 mod api_server;
 mod election;
 mod finding;
+mod gathering;
 mod holds;
 mod metadata;
 mod needs;
@@ -35,7 +37,8 @@ pub(super) use self::api_server::{
 use self::election::Election;
 #[cfg(test)]
 pub(super) use self::finding::Progress;
-pub(super) use self::finding::{Finding, SiteFinding, absence, with_notes};
+pub(super) use self::finding::{Finding, SiteFinding, with_notes};
+pub(super) use self::gathering::Gathering;
 use self::holds::{HoldLimits, Holders, Holds};
 pub(super) use self::metadata::metadata;
 pub(super) use self::needs::{Need, Needs};

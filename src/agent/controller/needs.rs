@@ -9,6 +9,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::finding::{Finding, SiteFinding, absence};
+use super::gathering::Gathering;
 use super::holds::{Holds, Wanted};
 use crate::agent::advisor::HintCaller;
 use crate::agent::api::hint_for_caller;
@@ -30,6 +31,10 @@ const HINT_WAIT: Duration = Duration::from_secs(2);
 const MOMENT: Duration = Duration::from_millis(200);
 /// Time for which what was found is kept.
 const KEPT_FOR: Duration = Duration::from_secs(10);
+/// Bytes of memory of a need and of the look at it, beside the names.
+const NEED_LEN: usize = 2 << 10;
+/// Bytes of memory of a name in a set, beside its text.
+const NAME_LEN: usize = 96;
 
 /// Names that pods use at a site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +45,7 @@ pub(in crate::agent) struct Need {
 }
 
 /// Digest of the names of a need as the pods have them, and of its site.
-pub(super) type Asked = [u8; 32];
+pub(in crate::agent) type Asked = [u8; 32];
 
 /// Last look at a need.
 #[derive(Clone, Debug)]
@@ -72,21 +77,23 @@ type Found = (Outcome, Vec<String>);
 pub(in crate::agent) struct Needs {
     lookup: Arc<Lookup>,
     holds: Holds,
-    known: BTreeMap<Need, Look>,
+    known: BTreeMap<Arc<Need>, Look>,
     looks: Looks,
+    /// Needs of the last pass.
+    gathered: BTreeSet<Arc<Need>>,
 }
 
 /// Looks under way.
 #[derive(Default)]
 struct Looks {
-    by_need: BTreeMap<Need, AbortHandle>,
-    tasks: JoinSet<(Need, Result<Found>)>,
+    by_need: BTreeMap<Arc<Need>, AbortHandle>,
+    tasks: JoinSet<(Arc<Need>, Result<Found>)>,
 }
 
 /// Looks one need up.
 struct Lookup {
     agent: Arc<AgentState>,
-    rights: AccountRights,
+    rights: Arc<AccountRights>,
     /// The controller.
     owner: &'static str,
     /// True if what is there by inventories is held as well, and counts once its holder says so: an inventory is of a while ago.
@@ -96,7 +103,14 @@ struct Lookup {
 }
 
 impl Need {
-    pub(super) fn asked(&self) -> Asked {
+    /// Bytes of memory that it takes, about, with what is found of it: the names that its own stand for.
+    pub(super) fn len(&self) -> usize {
+        let saves = self.names.saves.iter().map(|run| run.as_str().len());
+        let reads = self.names.reads.iter().map(|name| name.to_string().len());
+        NEED_LEN + saves.chain(reads).map(|len| 2 * (NAME_LEN + len)).sum::<usize>()
+    }
+
+    pub(in crate::agent) fn asked(&self) -> Asked {
         let saves = self.names.saves.iter().map(|run| format!("saves {run}"));
         let reads = self.names.reads.iter().map(|name| format!("reads {name}"));
         let mut hasher = blake3::Hasher::new();
@@ -108,14 +122,14 @@ impl Need {
 }
 
 impl Looks {
-    fn begin(&mut self, need: &Need, look: impl Future<Output = Result<Found>> + Send + 'static) {
-        let own = need.clone();
+    fn begin(&mut self, need: &Arc<Need>, look: impl Future<Output = Result<Found>> + Send + 'static) {
+        let own = Arc::clone(need);
         let task = self.tasks.spawn(async move { (own, look.await) });
-        self.by_need.insert(need.clone(), task);
+        self.by_need.insert(Arc::clone(need), task);
     }
 
     /// Ends the looks at what is not `needed` any more.
-    fn keep(&mut self, needed: &BTreeSet<&Need>) {
+    fn keep(&mut self, needed: &BTreeSet<Arc<Need>>) {
         self.by_need.retain(|need, look| {
             let is_needed = needed.contains(need);
             if !is_needed {
@@ -129,7 +143,7 @@ impl Looks {
     ///
     /// # Cancel safety
     /// Safe.
-    async fn next(&mut self) -> Option<(Need, Result<Found>)> {
+    async fn next(&mut self) -> Option<(Arc<Need>, Result<Found>)> {
         loop {
             match self.tasks.join_next().await? {
                 Ok((need, found)) => {
@@ -153,8 +167,13 @@ impl Needs {
         holds: Holds,
     ) -> Self {
         let turns = FairTurns::new(LOOKED_UP, LOOKED_UP_SHARE);
-        let lookup = Arc::new(Lookup { agent, rights, owner, holds_all, turns });
-        Self { lookup, holds, known: BTreeMap::new(), looks: Looks::default() }
+        let lookup = Arc::new(Lookup { agent, rights: Arc::new(rights), owner, holds_all, turns });
+        Self { lookup, holds, known: BTreeMap::new(), looks: Looks::default(), gathered: BTreeSet::new() }
+    }
+
+    /// Begins to gather the needs of a pass.
+    pub(in crate::agent) fn gathering(&self) -> Gathering {
+        Gathering::new(Arc::clone(&self.lookup.rights), self.gathered.clone())
     }
 
     /// Looks up those of `needs` that are due, has what they lack fetched, in their order, and waits a moment for what comes of it. What
@@ -162,15 +181,16 @@ impl Needs {
     ///
     /// # Cancel safety
     /// Safe: leases run out, and a repetition finds what is held already.
-    pub(in crate::agent) async fn look_up(&mut self, needs: &[Need], in_use: impl Fn() -> BTreeSet<Need>) {
-        let needed: BTreeSet<&Need> = needs.iter().collect();
+    pub(in crate::agent) async fn look_up(&mut self, needs: Gathering, in_use: impl Fn() -> BTreeSet<Asked>) {
+        let Gathering { needs: needed, in_order, .. } = needs;
         self.known.retain(|need, _| needed.contains(need));
         self.looks.keep(&needed);
+        self.gathered = needed;
         let now = Instant::now();
-        for need in needs {
+        for need in &in_order {
             let is_due = self.known.get(need).is_none_or(|look| look.due <= now);
             if is_due && !self.looks.by_need.contains_key(need) {
-                let (lookup, own) = (Arc::clone(&self.lookup), need.clone());
+                let (lookup, own) = (Arc::clone(&self.lookup), Arc::clone(need));
                 self.looks.begin(need, async move { lookup.look(&own).await });
             }
         }
@@ -178,17 +198,16 @@ impl Needs {
         while let Ok(Some((need, found))) = timeout_at(moment, self.looks.next()).await {
             self.take(need, found);
         }
-        let wanted = |need: &Need| match self.known.get(need).map(|look| &look.outcome) {
+        let wanted = |need: &Arc<Need>| match self.known.get(need).map(|look| &look.outcome) {
             Some(Outcome::Missing(wanted)) => Some((wanted.clone(), need.account.namespace.clone())),
             _ => None,
         };
-        let wanted: Vec<(Wanted, String)> = needs.iter().filter_map(wanted).collect();
-        let used = || in_use().iter().map(Need::asked).collect();
-        self.holds.pass(&wanted, used).await;
+        let wanted: Vec<(Wanted, String)> = in_order.iter().filter_map(wanted).collect();
+        self.holds.pass(&wanted, in_use).await;
         self.holds.settle(moment).await;
     }
 
-    fn take(&mut self, need: Need, found: Result<Found>) {
+    fn take(&mut self, need: Arc<Need>, found: Result<Found>) {
         let now = Instant::now();
         let (outcome, notes) = found.unwrap_or_else(|error| (Outcome::Failing(error.to_string()), Vec::new()));
         let before = self.known.get(&need);
@@ -229,7 +248,8 @@ impl Lookup {
     async fn look(&self, need: &Need) -> Result<Found> {
         let _turn = self.turns.take(need.account.namespace.clone()).await;
         let late = || Error::unreachable("no answer in time");
-        timeout(LOOK_MAX, self.look_now(need)).await.unwrap_or_else(|_| Err(late()))
+        // Boxed: one that waits for its turn takes little memory.
+        timeout(LOOK_MAX, Box::pin(self.look_now(need))).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn look_now(&self, need: &Need) -> Result<Found> {
@@ -293,10 +313,10 @@ mod tests {
 
     use super::*;
 
-    fn need(namespace: &str, name: &str) -> Need {
+    fn need(namespace: &str, name: &str) -> Arc<Need> {
         let account = ServiceAccount { namespace: namespace.to_owned(), name: "trainer".to_owned() };
         let names = PodNames { reads: BTreeSet::from([name.parse().unwrap()]), ..PodNames::default() };
-        Need { account, names, site: "home".to_owned() }
+        Arc::new(Need { account, names, site: "home".to_owned() })
     }
 
     #[tokio::test]
@@ -305,7 +325,7 @@ mod tests {
         let mut looks = Looks::default();
         looks.begin(&gone, pending());
         looks.begin(&needed, async { Ok((Outcome::Nothing, Vec::new())) });
-        looks.keep(&BTreeSet::from([&needed]));
+        looks.keep(&BTreeSet::from([Arc::clone(&needed)]));
         assert_eq!(looks.by_need.keys().collect::<Vec<_>>(), [&needed]);
         assert_eq!(looks.next().await.map(|(need, _)| need), Some(needed));
         assert!(looks.next().await.is_none() && looks.by_need.is_empty());
@@ -316,6 +336,6 @@ mod tests {
         let latest = need("a", "run@latest").asked();
         assert_eq!(latest, need("b", "run@latest").asked());
         assert_ne!(latest, need("a", "run/step-5").asked());
-        assert_ne!(latest, Need { site: "cloud".to_owned(), ..need("a", "run@latest") }.asked());
+        assert_ne!(latest, Need { site: "cloud".to_owned(), ..Need::clone(&need("a", "run@latest")) }.asked());
     }
 }

@@ -50,6 +50,7 @@ pub(super) fn decide(found: Option<&SiteFinding>, age: Duration, admit_after: Op
             let text = format!("{} are missing at site {site}; other warms come first", show(*missing));
             waits(false, "DataQueued", text)
         }
+        Finding::Postponed(text) => waits(false, "DataQueued", text.clone()),
         Finding::Warming(progress) => {
             let done = progress.bytes.saturating_sub(progress.missing);
             let quarter = done.saturating_mul(4).checked_div(progress.bytes).unwrap_or(0);

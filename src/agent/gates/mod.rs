@@ -28,14 +28,14 @@ pub use self::config::GatesConfig;
 use self::decision::{Decision, decide};
 use self::pods::{PendingPod, PodWait};
 use super::controller::{
-    ApiServer, Controller, Finding, Key, Mirror, Need, Needs, Objects, Role, SiteFinding, Told, absence, key, managed,
-    name, next_pass,
+    ApiServer, Controller, Finding, Gathering, Key, Mirror, Need, Needs, Objects, Role, SiteFinding, Told, key,
+    managed, name, next_pass,
 };
 use super::counts::GateCounts;
-use super::pods::{AccountRights, GATE, PodNames, ServiceAccount};
+use super::pods::{GATE, ServiceAccount};
 use super::state::AgentState;
 use crate::backoff::Backoff;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 
 /// Names of the controller.
 const ROLE: Role = Role {
@@ -72,7 +72,6 @@ pub(super) struct GatesController {
 struct Gates<'a> {
     server: Arc<ApiServer>,
     needs: Needs,
-    rights: &'a AccountRights,
     own_site: &'a str,
     admit_after: Option<Duration>,
     /// Versions of pods that were written to, and when.
@@ -86,7 +85,7 @@ struct Gates<'a> {
 }
 
 /// A pod without a node, with its need, or why it can have none.
-type Pending = (Arc<PendingPod>, Result<Option<Need>, SiteFinding>);
+type Pending = (Arc<PendingPod>, Result<Option<Arc<Need>>, SiteFinding>);
 
 impl GatesController {
     /// A controller for the cluster that `config` names; the agent listens at `socket`.
@@ -110,7 +109,6 @@ impl GatesController {
         let mut gates = Gates {
             server: Arc::clone(&server),
             needs: self.controller.needs(true, STARTS_WITHIN)?,
-            rights: &self.controller.rights,
             own_site: &self.controller.own_site,
             admit_after: self.config.admit_after,
             written: BTreeMap::new(),
@@ -144,19 +142,15 @@ impl Gates<'_> {
         self.written.retain(|key, _| pods.contains_key(key));
         self.refused.retain(|key, _| pods.contains_key(key));
         self.told.retain(|key, _| pods.contains_key(key));
-        let mut pending: Vec<Pending> = pods
-            .values()
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
-            .map(|pod| self.pending(pod))
-            .collect();
+        let unended = pods.values().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let mut unended: Vec<_> = unended.collect();
         // The longest wait first.
-        pending.sort_by_cached_key(|(pod, _)| pod.metadata.creation_timestamp.as_ref().map(|created| created.0));
+        unended.sort_by_cached_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|created| created.0));
+        let mut gathering = self.needs.gathering();
+        let pending: Vec<Pending> = unended.into_iter().map(|pod| self.pending(pod, &mut gathering)).collect();
         counts.waiting.set(pending.iter().filter(|(pod, _)| pod.waits()).count() as u64);
-        let mut known = BTreeSet::new();
-        let all = pending.iter().filter_map(|(_, need)| need.as_ref().ok()?.as_ref());
-        let needs: Vec<Need> = all.filter(|need| known.insert(*need)).cloned().collect();
         // Pods that have a node by now have waited shortly before.
-        self.needs.look_up(&needs, BTreeSet::new).await;
+        self.needs.look_up(gathering, BTreeSet::new).await;
         let waiting = pending.into_iter().filter(|(pod, _)| pod.waits());
         let decided = waiting.filter_map(|one| Some((self.decision(&one)?, one.0)));
         let (opens, tells): (Vec<_>, Vec<_>) = decided.partition(|(decision, _)| decision.opens);
@@ -214,7 +208,7 @@ impl Gates<'_> {
     }
 
     /// A pod with its need; none if it names no data, or does not ask to wait any more.
-    fn pending(&self, pod: &Arc<PendingPod>) -> Pending {
+    fn pending(&self, pod: &Arc<PendingPod>, gathering: &mut Gathering) -> Pending {
         let site = |wanted: Option<&String>| wanted.cloned().unwrap_or_else(|| self.own_site.to_owned());
         let need = match &pod.wanted {
             None => Ok(None),
@@ -222,10 +216,8 @@ impl Gates<'_> {
                 let namespace = pod.metadata.namespace.clone().unwrap_or_default();
                 let account = ServiceAccount { namespace, name: pod.account().to_owned() };
                 let site = site(wanted.as_ref());
-                match unknown(self.rights, &account, names) {
-                    Some(finding) => Err(SiteFinding { site, finding, notes: Vec::new() }),
-                    None => Ok(Some(Need { account, names: names.clone(), site })),
-                }
+                // Since when names are absent does not count.
+                gathering.add(Need { account, names: names.clone(), site }, Duration::ZERO).map(Some)
             }
             Some(Err(text)) => {
                 let finding = Finding::Malformed(text.clone());
@@ -254,18 +246,6 @@ impl Gates<'_> {
     }
 }
 
-/// Finding about the names of an account that no rule is about: anybody may create such pods, so nothing is kept of them.
-fn unknown(rights: &AccountRights, account: &ServiceAccount, names: &PodNames) -> Option<Finding> {
-    if rights.know(account) {
-        return None;
-    }
-    let refused = rights.check(account, names).err()?;
-    Some(match refused.kind() {
-        ErrorKind::NotFound => Finding::Absent(Duration::ZERO, absence(&refused)),
-        _ => Finding::Failing(Duration::ZERO, refused.to_string()),
-    })
-}
-
 /// Removes the gate of a pod; false if the pod has changed meanwhile, or is gone.
 ///
 /// # Errors
@@ -283,34 +263,4 @@ async fn open(server: &ApiServer, pod: &PendingPod) -> Result<bool> {
 
 fn version(pod: &PendingPod) -> String {
     pod.metadata.resource_version.clone().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::agent::pods::AccountRule;
-    use crate::pattern::Patterns;
-
-    #[test]
-    fn accounts_without_a_rule_are_told_that_their_names_are_absent() {
-        let all = |text: &str| Patterns::of(&[text]).unwrap();
-        let rule = AccountRule { namespaces: all("ml"), accounts: all("trainer"), names: all("open/**") };
-        let rights = AccountRights { rules: vec![rule], trust_domain: "home".to_owned() };
-        let account = |name: &str| ServiceAccount { namespace: "ml".to_owned(), name: name.to_owned() };
-        let reads = PodNames { reads: BTreeSet::from(["open/x".parse().unwrap()]), ..PodNames::default() };
-        let found = |account: &ServiceAccount, names: &PodNames| match unknown(&rights, account, names) {
-            Some(Finding::Absent(_, text)) => text,
-            other => format!("{other:?}"),
-        };
-        let text = found(&account("other"), &reads);
-        assert!(text.starts_with("there is no such name that service account ml/other may read at open/x"), "{text}");
-        assert!(text.ends_with("or the policy do not permit it)"), "{text}");
-        let saves = PodNames { saves: BTreeSet::from(["run".parse().unwrap()]), ..PodNames::default() };
-        assert!(found(&account("other"), &saves).starts_with("service account ml/other may not save checkpoints"));
-        // Names that a known account may not read are looked up, as those that are not there.
-        for name in ["open/x", "secret/x"] {
-            let names = PodNames { reads: BTreeSet::from([name.parse().unwrap()]), ..PodNames::default() };
-            assert_eq!(unknown(&rights, &account("trainer"), &names), None);
-        }
-    }
 }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::cluster::{Cluster, Seen};
 use super::decision::{Decision, Limits, decide};
 use super::objects::{AdmissionCheck, AdmissionCheckState, CheckState, Condition, PodSet, QUOTA_RESERVED, Workload};
-use crate::agent::controller::{Finding, Key, Need, Needs, Objects, SiteFinding, key};
+use crate::agent::controller::{Finding, Gathering, Key, Need, Needs, Objects, SiteFinding, key};
 use crate::agent::counts::KueueCounts;
 use crate::agent::kube::site_of_labels;
 use crate::agent::pods::ServiceAccount;
@@ -47,7 +47,7 @@ struct Waiting {
     /// States of all checks of this controller: they are written together, because a manager applies all that it has.
     checks: Vec<AdmissionCheckState>,
     /// Needs of its pods, or why they can have none.
-    needs: Result<Vec<Need>, SiteFinding>,
+    needs: Result<Vec<Arc<Need>>, SiteFinding>,
 }
 
 /// A new state of the checks that are pending, to be written.
@@ -74,18 +74,16 @@ impl Checks {
     /// Safe: each write stands for itself.
     pub(super) async fn pass(&mut self, cluster: &Cluster, seen: &Seen, (sites, counts): (&Sites, &KueueCounts)) {
         let own: BTreeSet<&str> = self.activate(cluster, &seen.checks).await;
-        let waiting = self.waiting(seen, &own, sites);
-        counts.waiting.set(waiting.len() as u64);
-        // The longest wait first.
-        let mut known = BTreeSet::new();
-        let all = waiting.iter().filter_map(|waiting| waiting.needs.as_ref().ok()).flatten();
-        let needs: Vec<Need> = all.filter(|need| known.insert(*need)).cloned().collect();
         let own_site = self.own_site.clone();
+        let mut gathering = self.needs.gathering();
+        let waiting = waiting(seen, &own, (sites, &own_site), &mut gathering);
+        counts.waiting.set(waiting.len() as u64);
         let in_use = || {
             let active = seen.workloads.values().filter(|workload| workload.is_active());
-            active.filter_map(|workload| needs_of(workload, seen, (sites, &own_site)).ok()).flatten().collect()
+            let needs = active.filter_map(|workload| needs_of(workload, seen, (sites, &own_site)).ok());
+            needs.flatten().map(|need| need.asked()).collect()
         };
-        self.needs.look_up(&needs, in_use).await;
+        self.needs.look_up(gathering, in_use).await;
         let writes = iter(self.changes(waiting)).map(|change| async move {
             let (key, version) = version_of(&change.waiting.workload);
             write(cluster, &change, counts).await.then(|| (key, (version, Instant::now())))
@@ -125,21 +123,6 @@ impl Checks {
         own
     }
 
-    /// Workloads that wait for one of the checks `own`, those that wait the longest first.
-    fn waiting(&self, seen: &Seen, own: &BTreeSet<&str>, sites: &Sites) -> Vec<Waiting> {
-        let mut waiting = Vec::new();
-        for workload in seen.workloads.values().filter(|workload| workload.waits()) {
-            let checks = workload.checks().iter().filter(|check| own.contains(check.name.as_str()));
-            let checks: Vec<AdmissionCheckState> = checks.cloned().collect();
-            if checks.iter().any(|check| check.state == CheckState::Pending) {
-                let needs = needs_of(workload, seen, (sites, &self.own_site));
-                waiting.push(Waiting { workload: Arc::clone(workload), checks, needs });
-            }
-        }
-        waiting.sort_by_cached_key(|waiting| since(&waiting.workload).unwrap_or_default());
-        waiting
-    }
-
     /// Changes to what the checks say.
     fn changes(&self, waiting: Vec<Waiting>) -> Vec<Change> {
         let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
@@ -156,9 +139,7 @@ impl Checks {
                 Err(finding) => Some(vec![finding.clone()]),
             };
             let Some(findings) = findings else { continue };
-            let quota = since(&one.workload).map(|since| Timestamp::now().duration_since(since));
-            let quota = quota.and_then(|quota| Duration::try_from(quota).ok()).unwrap_or_default();
-            let decision = decide(&findings, quota, self.limits);
+            let decision = decide(&findings, quota_time(&one.workload), self.limits);
             let early = written.is_some_and(|(_, at)| at.elapsed() < spread);
             let same = one.pending().all(|check| check.state == decision.state && check.message == decision.message);
             if !(same || decision.state == CheckState::Pending && early) {
@@ -193,6 +174,26 @@ impl Active {
     fn is(&self, known: &Condition) -> bool {
         known.status == self.status && known.reason == self.reason && known.message == self.message
     }
+}
+
+/// Workloads that wait for one of the checks `own`, those that wait the longest first, with their needs.
+fn waiting(seen: &Seen, own: &BTreeSet<&str>, at: (&Sites, &str), gathering: &mut Gathering) -> Vec<Waiting> {
+    let mut waiting = Vec::new();
+    for workload in seen.workloads.values().filter(|workload| workload.waits()) {
+        let checks = workload.checks().iter().filter(|check| own.contains(check.name.as_str()));
+        let checks: Vec<AdmissionCheckState> = checks.cloned().collect();
+        if checks.iter().any(|check| check.state == CheckState::Pending) {
+            waiting.push(Waiting { workload: Arc::clone(workload), checks, needs: Ok(Vec::new()) });
+        }
+    }
+    waiting.sort_by_cached_key(|waiting| since(&waiting.workload).unwrap_or_default());
+    for one in &mut waiting {
+        let held = quota_time(&one.workload);
+        let needs = needs_of(&one.workload, seen, at);
+        let gathered = |needs: Vec<Need>| needs.into_iter().map(|need| gathering.add(need, held)).collect();
+        one.needs = needs.and_then(gathered);
+    }
+    waiting
 }
 
 /// Needs of the pods of a workload, by the sites of the flavors that they were assigned.
@@ -265,6 +266,12 @@ fn since(workload: &Workload) -> Option<Timestamp> {
     reserved.last_transition_time.as_deref()?.parse().ok()
 }
 
+/// Time for which a workload has had its quota.
+fn quota_time(workload: &Workload) -> Duration {
+    let time = since(workload).map(|since| Timestamp::now().duration_since(since));
+    time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default()
+}
+
 fn version_of(workload: &Workload) -> (Key, String) {
     (key(workload), workload.metadata.resource_version.clone().unwrap_or_default())
 }
@@ -272,4 +279,55 @@ fn version_of(workload: &Workload) -> (Key, String) {
 /// The time, as objects of Kubernetes have it.
 pub(super) fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::controller::Trim as _;
+    use crate::agent::pods::{AccountRights, AccountRule};
+    use crate::pattern::Patterns;
+
+    /// A workload that waits for the check `warm` and names 256 inputs of its own.
+    fn workload(namespace: &str, n: usize) -> Workload {
+        let inputs: Vec<String> = (0..256).map(|input| format!("open/{n}/{input}")).collect();
+        let template = json!({ "metadata": { "annotations": { "towline.dev/inputs": inputs.join(",") } } });
+        let reserved =
+            json!({ "type": QUOTA_RESERVED, "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z" });
+        let mut workload: Workload = serde_json::from_value(json!({
+            "metadata": { "name": format!("w{n}"), "namespace": namespace },
+            "spec": { "podSets": [{ "name": "main", "count": 1, "template": template }] },
+            "status": { "conditions": [reserved], "admissionChecks": [{ "name": "warm", "state": "Pending" }] },
+        }))
+        .unwrap();
+        workload.trim();
+        workload
+    }
+
+    #[test]
+    fn of_workloads_that_no_rule_is_about_no_needs_are_kept() {
+        let all = |text: &str| Patterns::of(&[text]).unwrap();
+        let rule = AccountRule { namespaces: all("ml"), accounts: all("**"), names: all("**") };
+        let rights = Arc::new(AccountRights { rules: vec![rule], trust_domain: "home".to_owned() });
+        let gathered = |namespace: &str| {
+            let workloads = (0..100).map(|n| Arc::new(workload(namespace, n))).map(|one| (key(&*one), one)).collect();
+            let (checks, flavors, configs, clusters) = Default::default();
+            let seen = Seen { workloads, checks, flavors, configs, clusters };
+            let mut gathering = Gathering::new(Arc::clone(&rights), BTreeSet::new());
+            let at = (&Sites::default(), "home");
+            let waiting = waiting(&seen, &BTreeSet::from(["warm"]), at, &mut gathering);
+            assert_eq!(waiting.len(), 100);
+            (waiting, gathering.len)
+        };
+        let (waiting, len) = gathered("other");
+        assert_eq!(len, 0);
+        let limits = Limits { retry_after: Duration::from_mins(5), admit_after: None };
+        for one in waiting {
+            let decision = decide(&[one.needs.unwrap_err()], Duration::ZERO, limits);
+            assert_eq!(decision.state, CheckState::Retry, "it has had its quota for long: {}", decision.message);
+            assert!(decision.message.contains("no such name that service account other/default may read"));
+        }
+        let (waiting, len) = gathered("ml");
+        assert!(len > 100 * 256 && waiting.iter().all(|one| one.needs.as_ref().is_ok_and(|needs| needs.len() == 1)));
+    }
 }

@@ -30,7 +30,7 @@ impl Finding {
             Self::Malformed(_) | Self::Denied(_) => 5,
             Self::Absent(..) => 4,
             Self::Failing(..) => 3,
-            Self::Queued(_) => 2,
+            Self::Queued(_) | Self::Postponed(_) => 2,
             Self::Warming(_) => 1,
             Self::There(_) | Self::Nothing => 0,
         }
@@ -63,6 +63,7 @@ pub(super) fn decide(findings: &[SiteFinding], quota: Duration, limits: Limits) 
         Finding::Queued(missing) => {
             pending(format!("{} are missing at site {site}; other warms come first", show(*missing)))
         }
+        Finding::Postponed(text) => pending(text.clone()),
         Finding::Warming(progress) => pending(progress.text(site)),
         Finding::There(_) | Finding::Nothing => decision(CheckState::Ready, there(findings)),
     };
@@ -135,7 +136,9 @@ mod tests {
             assert_eq!(decided(&[at("home", finding(299))]).0, CheckState::Pending);
             assert_eq!(decided(&[at("home", finding(300))]).0, CheckState::Retry);
         }
-        assert_eq!(decided(&[at("home", Finding::Queued(7))]).0, CheckState::Pending, "however long");
+        for finding in [Finding::Queued(7), Finding::Postponed("others".to_owned())] {
+            assert_eq!(decided(&[at("home", finding)]).0, CheckState::Pending, "however long");
+        }
     }
 
     #[test]

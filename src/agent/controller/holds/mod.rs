@@ -6,6 +6,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -50,7 +51,7 @@ pub(super) struct Wanted {
     /// Id of their commitment.
     id: String,
     site: String,
-    names: BTreeSet<Name>,
+    names: Arc<BTreeSet<Name>>,
     /// Names as the pods have them.
     asked: Asked,
     /// Bytes that the site lacks, by inventories; 0: they are held all the same, so that they stay.
@@ -139,7 +140,7 @@ impl Wanted {
             id: commitment_id(owner, &need.site, &names),
             at,
             site: need.site.clone(),
-            names,
+            names: Arc::new(names),
             asked: need.asked(),
             missing: candidate.bytes.missing + candidate.bytes.in_flight,
             estimate: (candidate.eta_s.p50, candidate.eta_s.p90),
@@ -433,7 +434,7 @@ impl Hold {
         self.agent = Some((holder.clone(), false));
         let body = json!({
             "site": self.wanted.site,
-            "inputs": self.wanted.names,
+            "inputs": *self.wanted.names,
             "lease": span::show(LEASE),
             "repository": holders.repository.to_string(),
         });

@@ -12,7 +12,7 @@ fn wanted(id: &str, missing: u64) -> Wanted {
     Wanted {
         id: id.to_owned(),
         site: "home".to_owned(),
-        names: BTreeSet::new(),
+        names: Arc::default(),
         asked: [0; 32],
         missing,
         at: Instant::now() + Duration::from_secs(1),
