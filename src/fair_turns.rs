@@ -23,6 +23,15 @@ pub(crate) struct FairTurn {
     _own: Option<OwnedSemaphorePermit>,
 }
 
+/// The turns that are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Those of the caller.
+    Share,
+    /// All.
+    All,
+}
+
 impl<K: Eq + Hash> FairTurns<K> {
     /// `count` turns at a time, of which a caller has `share` at most.
     pub(crate) fn new(count: usize, share: usize) -> Self {
@@ -39,6 +48,16 @@ impl<K: Eq + Hash> FairTurns<K> {
         let own = own.acquire_owned().await.ok();
         let all = Arc::clone(&self.all).acquire_owned().await.ok();
         FairTurn { _all: all, _own: own }
+    }
+
+    /// A turn of `caller`, if there is one now.
+    ///
+    /// # Errors
+    /// The turns that are taken.
+    pub(crate) fn try_take(&self, caller: K) -> Result<FairTurn, Taken> {
+        let own = self.of(caller).try_acquire_owned().map_err(|_| Taken::Share)?;
+        let all = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Taken::All)?;
+        Ok(FairTurn { _all: Some(all), _own: Some(own) })
     }
 
     fn of(&self, caller: K) -> Arc<Semaphore> {

@@ -39,15 +39,12 @@ impl Requester {
         }
     }
 
-    /// Prefix of the owners whose pins are limited together: those of one agent, of the tokens of one tenant, or of one token without
-    /// a tenant.
+    /// Prefix of the owners that are limited together: those of one agent, of the tokens of one tenant, or of one token without a
+    /// tenant.
     pub(super) fn limited_owners(&self) -> String {
         match self {
             Self::Agent(identity) => format!("{}/", identity.path()),
-            Self::Token(grant) => match grant.tenant() {
-                Some(tenant) => format!("token:{tenant}/"),
-                None => format!("{}/", grant.path()),
-            },
+            Self::Token(grant) => grant.limited_owners(),
         }
     }
 

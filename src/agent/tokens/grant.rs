@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
@@ -18,8 +17,6 @@ use crate::policy::Scopes;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time of a last use of a token that was not used yet.
 const NEVER: i64 = i64::MIN;
-/// Requests of one token in progress at a time.
-const REQUESTS_MAX: usize = 64;
 
 /// A token that was made and not revoked.
 #[derive(Debug)]
@@ -35,8 +32,6 @@ pub(in crate::agent) struct Grant {
     revoked: CancellationToken,
     /// Read while something is made with it, written to revoke it.
     making: RwLock<()>,
-    /// Permits of its requests in progress.
-    requests: Arc<Semaphore>,
 }
 
 impl Grant {
@@ -58,7 +53,6 @@ impl Grant {
             used: AtomicI64::new(NEVER),
             revoked: CancellationToken::new(),
             making: RwLock::new(()),
-            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
         })
     }
 
@@ -98,6 +92,14 @@ impl Grant {
     /// Text that identifies its tasks and pins: `token:TENANT/ID`.
     pub(in crate::agent) fn path(&self) -> String {
         format!("token:{}", self.label())
+    }
+
+    /// Prefix of the owners that are limited together: `token:TENANT/`, or its own if it has no tenant.
+    pub(in crate::agent) fn limited_owners(&self) -> String {
+        match &self.tenant {
+            Some(tenant) => format!("token:{tenant}/"),
+            None => format!("{}/", self.path()),
+        }
     }
 
     /// `TENANT/ID`, by which the audit log names it.
@@ -142,18 +144,6 @@ impl Grant {
     /// True once it was revoked.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.is_cancelled()
-    }
-
-    /// Permit of one request, released on drop.
-    ///
-    /// # Errors
-    /// Exhausted, if too many requests of this token are in progress.
-    pub(super) fn begin_request(&self) -> Result<OwnedSemaphorePermit> {
-        Arc::clone(&self.requests).try_acquire_owned().map_err(|_| {
-            Error::exhausted("too many requests with this token are in progress")
-                .expected(format!("at most {REQUESTS_MAX}"))
-                .help("wait until other responses have been read completely")
-        })
     }
 
     /// Records its use.

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use ulid::Ulid;
 
 use self::file::Record;
@@ -21,6 +20,7 @@ use super::socket::random_secret;
 use super::view;
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
+use crate::fair_turns::{FairTurn, FairTurns, Taken};
 use crate::limits::AGENT_NAME_LEN_MAX;
 use crate::name::is_segment;
 use crate::policy::Scopes;
@@ -32,6 +32,8 @@ const TOKENS_MAX: usize = 1024;
 /// Requests of all tokens in progress at a time: three quarters of the connections that the API serves on loopback, so that tokens
 /// alone never take all.
 const REQUESTS_MAX: usize = 192;
+/// Those of the tokens of one tenant, or of one token without a tenant.
+const TENANT_REQUESTS_MAX: usize = 64;
 /// Bytes of a label, at most.
 const NAME_LEN_MAX: usize = 128;
 
@@ -49,8 +51,7 @@ pub(super) struct TokenSpec {
 /// Permit of a request with a token, released on drop.
 #[derive(Debug)]
 pub(super) struct RequestSlot {
-    _own: OwnedSemaphorePermit,
-    _shared: OwnedSemaphorePermit,
+    _turn: FairTurn,
 }
 
 /// The tokens of an agent, in memory and in its file.
@@ -59,8 +60,8 @@ pub(super) struct Tokens {
     file: PathBuf,
     clock: Arc<dyn Clock>,
     grants: RwLock<Vec<Arc<Grant>>>,
-    /// Permits of requests in progress.
-    requests: Arc<Semaphore>,
+    /// Requests in progress, by the owners that are limited together.
+    requests: FairTurns<String>,
     /// Held while the file is written.
     writing: Mutex<()>,
     _lock: File,
@@ -80,7 +81,7 @@ impl Tokens {
             file: file.to_owned(),
             clock,
             grants: RwLock::new(grants),
-            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            requests: FairTurns::new(REQUESTS_MAX, TENANT_REQUESTS_MAX),
             writing: Mutex::new(()),
             _lock: lock,
         })
@@ -89,15 +90,19 @@ impl Tokens {
     /// Admits one request with the token of `grant`.
     ///
     /// # Errors
-    /// Exhausted, if too many requests of this token, or of all, are in progress.
+    /// Exhausted, if too many requests of this token, of the tokens of its tenant, or of all are in progress.
     pub(super) fn begin_request(&self, grant: &Grant) -> Result<RequestSlot> {
-        let own = grant.begin_request()?;
-        let shared = Arc::clone(&self.requests).try_acquire_owned().map_err(|_| {
-            Error::exhausted("too many requests with tokens are in progress")
-                .expected(format!("at most {REQUESTS_MAX}"))
+        let turn = self.requests.try_take(grant.limited_owners()).map_err(|taken| {
+            let (what, max) = match (taken, grant.tenant()) {
+                (Taken::All, _) => ("tokens", REQUESTS_MAX),
+                (Taken::Share, Some(_)) => ("tokens of this tenant", TENANT_REQUESTS_MAX),
+                (Taken::Share, None) => ("this token", TENANT_REQUESTS_MAX),
+            };
+            Error::exhausted(format!("too many requests with {what} are in progress"))
+                .expected(format!("at most {max}"))
                 .help("wait until other responses have been read completely")
         })?;
-        Ok(RequestSlot { _own: own, _shared: shared })
+        Ok(RequestSlot { _turn: turn })
     }
 
     /// Token with the secret `shown`; None, if there is none, or it has ended: the caller cannot distinguish these.

@@ -124,6 +124,30 @@ fn tokens_together_leave_connections_to_others() {
 }
 
 #[test]
+fn requests_of_the_tokens_of_a_tenant_are_limited_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();
+    let token = |tenant: Option<&str>| {
+        let spec = TokenSpec { tenant: tenant.map(str::to_owned), ..spec(&["read=a"], None) };
+        tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap()
+    };
+    let own = [(); 3].map(|()| token(Some("team-a")));
+    let slots: Vec<_> = own.iter().flat_map(|grant| (0..64).map(|_| tokens.begin_request(grant))).collect();
+    let (admitted, refused): (Vec<_>, Vec<_>) = slots.into_iter().partition(Result::is_ok);
+    assert_eq!((admitted.len(), refused.len()), (64, 128));
+    let text = refused[0].as_ref().unwrap_err().to_string();
+    assert!(text.contains("requests with tokens of this tenant are in progress: expected at most 64"), "{text}");
+    let others = [token(Some("team-b")), token(None), token(None)];
+    let others = others.each_ref().map(|grant| tokens.begin_request(grant));
+    assert!(others.iter().all(Result::is_ok));
+    // A new token of the tenant is none more.
+    tokens.revoke(&own[0].id().to_string()).unwrap();
+    assert!(tokens.begin_request(&token(Some("team-a"))).is_err());
+    drop(admitted);
+    assert!(tokens.begin_request(&own[1]).is_ok());
+}
+
+#[test]
 fn malformed_labels_and_tenants_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();

@@ -26,12 +26,12 @@ use crate::progress::Progress;
 
 /// Limit of concurrent tasks.
 const RUNNING_MAX: usize = 64;
-/// Limit of concurrent tasks of other agents and tokens, which leaves capacity for this node. One of them has at most half of what
-/// the others leave free.
+/// Limit of concurrent tasks of other agents and tokens, which leaves capacity for this node. One of them, or the tokens of one
+/// tenant together, has at most half of what the others leave free.
 const REMOTE_MAX: usize = 32;
 /// Limit of ended tasks in the registry.
 const ENDED_KEPT: usize = 256;
-/// The same limit for other agents together, and for each of them.
+/// The same limit for other agents and tokens together, and for each of them as above.
 const REMOTE_ENDED_KEPT: usize = 128;
 const CALLER_ENDED_KEPT: usize = 32;
 /// Rate limit of log lines about failed tasks of other agents.
@@ -282,13 +282,15 @@ impl Registry {
         }
         if let Some(caller) = &task.caller {
             let called = running.iter().filter(|other| other.caller.is_some()).count();
-            let own = running.iter().filter(|other| other.caller.as_ref() == Some(caller)).count();
+            let owners = caller.limited_owners();
+            let own = running.iter().filter(|other| other.is_of(&owners)).count();
             if called >= REMOTE_MAX {
                 return too_many("too many tasks of other agents and tokens are running".into(), REMOTE_MAX);
             }
             let share = (REMOTE_MAX - (called - own)).div_ceil(2);
             if own >= share {
-                return too_many(format!("too many tasks of {} are running", caller.path()), share);
+                let whose = owners.trim_end_matches('/');
+                return too_many(format!("too many tasks of {whose} are running"), share);
             }
         }
         self.tasks.insert(task.id, Arc::clone(task));
@@ -299,7 +301,8 @@ impl Registry {
     /// agents cannot displace the tasks of this node.
     fn forget(&mut self, ended: &Task) {
         if let Some(caller) = &ended.caller {
-            self.forget_beyond(CALLER_ENDED_KEPT, |task| task.caller.as_ref() == Some(caller));
+            let owners = caller.limited_owners();
+            self.forget_beyond(CALLER_ENDED_KEPT, |task| task.is_of(&owners));
             self.forget_beyond(REMOTE_ENDED_KEPT, |task| task.caller.is_some());
         }
         self.forget_beyond(ENDED_KEPT, |_| true);
@@ -364,6 +367,11 @@ impl Task {
     /// True for the user of this node, and for the agent or token that requested the task.
     fn is_visible_to(&self, caller: Option<&Requester>) -> bool {
         caller.is_none() || caller == self.caller.as_ref()
+    }
+
+    /// True if it counts with those of `owners`: see [`Requester::limited_owners`].
+    fn is_of(&self, owners: &str) -> bool {
+        self.caller.as_ref().is_some_and(|caller| caller.limited_owners() == owners)
     }
 
     pub(in crate::agent) fn is_running(&self) -> bool {

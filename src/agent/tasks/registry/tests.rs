@@ -178,3 +178,34 @@ async fn tasks_of_a_token_stop_when_it_is_revoked() {
     kept.stop();
     kept.ended().await;
 }
+
+#[tokio::test]
+async fn tasks_of_the_tokens_of_a_tenant_are_limited_together_and_seen_apart() {
+    let (tasks, dir) = (tasks(), tempfile::tempdir().unwrap());
+    let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(SystemClock)).unwrap();
+    let token = |tenant: &str| {
+        let scopes = Scopes::of(&["read=**"]).unwrap();
+        let spec = TokenSpec { scopes, name: None, tenant: Some(tenant.to_owned()), lasting: None };
+        Requester::Token(tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap())
+    };
+    let begin = |caller: &Requester| {
+        tasks.begin(TaskSpec { caller: Some(caller.clone()), ..spec("a") }, |_| std::future::pending())
+    };
+    let own = [(); 32].map(|()| token("team-a"));
+    assert_eq!(own.iter().filter(|one| begin(*one).is_ok()).count(), 16);
+    let error = begin(&own[0]).unwrap_err();
+    assert!(error.to_string().contains("too many tasks of token:team-a are running: expected at most 16"), "{error}");
+    assert_eq!(tasks.list(Some(&own[0])).tasks.len(), 1);
+    assert!(begin(&token("team-b")).is_ok());
+    for task in tasks.running() {
+        task.stop();
+        task.ended().await;
+    }
+    // Of what has ended, a tenant has a share as well.
+    for one in &own {
+        let task = begin(one).unwrap();
+        task.stop();
+        task.ended().await;
+    }
+    assert_eq!(tasks.list(None).tasks.len(), 1 + CALLER_ENDED_KEPT);
+}
