@@ -5,8 +5,10 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::agent::requester::Requester;
 use crate::agent::view::TaskKind;
 use crate::error::{ErrorKind, Result};
+use crate::fair_turns::{FairTurn, FairTurns};
 use crate::limits::MIB;
 use crate::name::Name;
 use crate::repository::log::State;
@@ -29,22 +31,23 @@ pub(in crate::agent) struct LargeTrees {
     warms: Lane,
     /// Fetches for readers, which do not wait for warms.
     fetches: Lane,
-    opening_limited: Semaphore,
-    opening_own: Semaphore,
+    opening_limited: FairTurns<String>,
+    opening_own: FairTurns<String>,
 }
 
 #[derive(Debug)]
 struct Lane {
     all: Arc<Semaphore>,
-    /// Half of them, for tokens and other agents.
-    limited: Arc<Semaphore>,
+    /// Half of them, for tokens and other agents, by the owners that are limited together: each has half of these at most.
+    limited: FairTurns<String>,
 }
 
 /// Place of a tree, until this is dropped.
 #[derive(Debug, Default)]
 #[must_use]
 pub(in crate::agent) struct TreePlace {
-    _places: Vec<OwnedSemaphorePermit>,
+    _limited: Option<FairTurn>,
+    _all: Option<OwnedSemaphorePermit>,
 }
 
 impl LargeTrees {
@@ -52,12 +55,13 @@ impl LargeTrees {
     pub(in crate::agent) fn new(memory: u64) -> Self {
         let wanted = usize::try_from(memory / MEMORY_EACH).unwrap_or(usize::MAX);
         let places = wanted.clamp(*AT_ONCE.start(), *AT_ONCE.end());
-        let lane = || Lane { all: Arc::new(Semaphore::new(places)), limited: Arc::new(Semaphore::new(places / 2)) };
-        let (opening_limited, opening_own) = (Semaphore::new(OPENING_LIMITED), Semaphore::new(OPENING_OWN));
+        let half = |count: usize| FairTurns::new(count, count.div_ceil(2));
+        let lane = || Lane { all: Arc::new(Semaphore::new(places)), limited: half(places / 2) };
+        let (opening_limited, opening_own) = (half(OPENING_LIMITED), FairTurns::new(OPENING_OWN, OPENING_OWN));
         Self { warms: lane(), fetches: lane(), opening_limited, opening_own }
     }
 
-    /// The tree `name`, opened, and its place: see [`Self::place`].
+    /// The tree `name`, opened, and its place: see [`Self::place`]. `caller` is the token or other agent that asks for it, if it is one.
     ///
     /// # Errors
     /// As [`Repository::saved`].
@@ -68,19 +72,19 @@ impl LargeTrees {
         &self,
         repository: &Repository,
         name: &Name,
-        (kind, is_limited): (TaskKind, bool),
+        (kind, caller): (TaskKind, Option<&Requester>),
         since: Instant,
     ) -> Result<(Arc<Saved>, TreePlace)> {
         let size = Self::size_of(&*repository.state_since(Some(since)).await?, [name]);
-        let place = self.place(kind, is_limited, size).await;
-        let saved = self.open(repository, name, is_limited, since).await?;
+        let place = self.place(kind, caller, size).await;
+        let saved = self.open(repository, name, caller, since).await?;
         if size >= LARGE_MIN || saved.weight() < HEAVY_MIN {
             return Ok((saved.shared(), place));
         }
         // Nothing is held while it waits.
         drop(saved);
-        let place = self.place(kind, is_limited, LARGE_MIN).await;
-        Ok((self.open(repository, name, is_limited, Instant::now()).await?.shared(), place))
+        let place = self.place(kind, caller, LARGE_MIN).await;
+        Ok((self.open(repository, name, caller, Instant::now()).await?.shared(), place))
     }
 
     /// Place for a task with the trees `names` together, as by [`Self::opened`]. Names that are gone count for nothing.
@@ -94,14 +98,14 @@ impl LargeTrees {
         &self,
         repository: &Repository,
         names: &[Name],
-        (kind, is_limited): (TaskKind, bool),
+        (kind, caller): (TaskKind, Option<&Requester>),
     ) -> Result<TreePlace> {
         let begun = Instant::now();
         let mut size = Self::size_of(&*repository.state_since(Some(begun)).await?, names);
-        if is_limited && size < LARGE_MIN {
+        if caller.is_some() && size < LARGE_MIN {
             let mut weight = 0;
             for name in names {
-                weight += match self.open(repository, name, is_limited, begun).await {
+                weight += match self.open(repository, name, caller, begun).await {
                     Err(error) if error.kind() == ErrorKind::NotFound => 0,
                     opened => opened?.weight(),
                 };
@@ -110,13 +114,21 @@ impl LargeTrees {
                 size = LARGE_MIN;
             }
         }
-        Ok(self.place(kind, is_limited, size).await)
+        Ok(self.place(kind, caller, size).await)
     }
 
-    async fn open(&self, repository: &Repository, name: &Name, is_limited: bool, since: Instant) -> Result<Saved> {
-        let opening = if is_limited { &self.opening_limited } else { &self.opening_own };
-        // Never closed.
-        let _turn = opening.acquire().await.ok();
+    async fn open(
+        &self,
+        repository: &Repository,
+        name: &Name,
+        caller: Option<&Requester>,
+        since: Instant,
+    ) -> Result<Saved> {
+        let (opening, owners) = match caller {
+            Some(caller) => (&self.opening_limited, caller.limited_owners()),
+            None => (&self.opening_own, String::new()),
+        };
+        let _turn = opening.take(owners).await;
         repository.saved_since(name, since).await
     }
 
@@ -126,34 +138,42 @@ impl LargeTrees {
         values.map(|value| value.chunks.saturating_add(value.files)).fold(0, u64::saturating_add)
     }
 
-    /// Place for a task of `kind` with trees of `size` chunks and files, once there is one. `is_limited` is true for a token or another
-    /// agent.
+    /// Place for a task of `kind` with trees of `size` chunks and files, once there is one. Tokens and other agents take turns, so that
+    /// one with many delays another by its share alone.
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
-    async fn place(&self, kind: TaskKind, is_limited: bool, size: u64) -> TreePlace {
+    async fn place(&self, kind: TaskKind, caller: Option<&Requester>, size: u64) -> TreePlace {
         if size < LARGE_MIN {
             return TreePlace::default();
         }
         let lane = if kind == TaskKind::Fetch { &self.fetches } else { &self.warms };
-        let mut places = Vec::new();
-        // The smaller limit first: a task that waits for it holds no place of others. Neither semaphore is ever closed.
-        if is_limited {
-            places.extend(Arc::clone(&lane.limited).acquire_owned().await.ok());
+        let mut limited = None;
+        // The smaller limit first: a task that waits for it holds no place of others.
+        if let Some(caller) = caller {
+            limited = Some(lane.limited.take(caller.limited_owners()).await);
         }
-        places.extend(Arc::clone(&lane.all).acquire_owned().await.ok());
-        TreePlace { _places: places }
+        // Never closed.
+        let all = Arc::clone(&lane.all).acquire_owned().await.ok();
+        TreePlace { _limited: limited, _all: all }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use futures::poll;
 
     use super::*;
+    use crate::identity::Identity;
     use crate::ops::SaveOptions;
     use crate::repository::{OpenOptions, Repository};
     use crate::storage::Store;
+
+    fn agent(name: &str) -> Requester {
+        Requester::Agent(Identity::new("home", name).unwrap())
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn large_trees_of_others_take_half_of_the_places_and_small_ones_none() {
@@ -168,7 +188,8 @@ mod tests {
         state.refs.get_mut(&name).unwrap().chunks = LARGE_MIN;
         let large = LargeTrees::size_of(&state, [&name]);
         let trees = LargeTrees::new(2 * MEMORY_EACH);
-        let place = |kind, is_limited, size| Box::pin(trees.place(kind, is_limited, size));
+        let other = agent("other");
+        let place = |kind, is_limited: bool, size| Box::pin(trees.place(kind, is_limited.then_some(&other), size));
         let first = place(TaskKind::Warm, true, large).await;
         let mut second = place(TaskKind::Warm, true, large);
         assert!(poll!(&mut second).is_pending(), "the other place is for this node");
@@ -179,6 +200,32 @@ mod tests {
         }
         drop(first);
         drop((second.await, own));
+    }
+
+    #[tokio::test]
+    async fn a_caller_with_many_large_trees_delays_another_by_one() {
+        let trees = LargeTrees::new(2 * MEMORY_EACH);
+        let (many, other) = (agent("many"), agent("other"));
+        let place = |caller| Box::pin(trees.place(TaskKind::Warm, Some(caller), LARGE_MIN));
+        let first = place(&many).await;
+        let (mut second, mut third) = (place(&many), place(&many));
+        assert!(poll!(&mut second).is_pending() && poll!(&mut third).is_pending());
+        let mut others = place(&other);
+        assert!(poll!(&mut others).is_pending());
+        drop(first);
+        let others = match poll!(&mut others) {
+            Poll::Ready(others) => others,
+            Poll::Pending => panic!("its turn comes before the others of a caller with many"),
+        };
+        assert!(poll!(&mut second).is_pending());
+        drop(others);
+        drop(second.await);
+        drop(third.await);
+        // Of more places, a caller leaves half to others.
+        let trees = LargeTrees::new(8 * MEMORY_EACH);
+        let place = |caller| Box::pin(trees.place(TaskKind::Warm, Some(caller), LARGE_MIN));
+        let _held = [place(&many).await, place(&many).await];
+        assert!(poll!(place(&many)).is_pending() && poll!(place(&other)).is_ready());
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -200,15 +247,17 @@ mod tests {
         let size = LargeTrees::size_of(&repository.state().await.unwrap(), [&heavy_name]);
         assert!(size < LARGE_MIN, "the log says little of it: {size}");
         let trees = LargeTrees::new(2 * MEMORY_EACH);
-        let (_, first) = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true), Instant::now()).await.unwrap();
-        let second = trees.opened(&repository, &heavy_name, (TaskKind::Warm, true), Instant::now());
+        let other = agent("other");
+        let warm = (TaskKind::Warm, Some(&other));
+        let (_, first) = trees.opened(&repository, &heavy_name, warm, Instant::now()).await.unwrap();
+        let second = trees.opened(&repository, &heavy_name, warm, Instant::now());
         let second = tokio::time::timeout(std::time::Duration::from_millis(200), second).await;
         assert!(second.is_err(), "others have one place");
         let names = [heavy_name.clone()];
-        let all = trees.place_of_all(&repository, &names, (TaskKind::Warm, true));
+        let all = trees.place_of_all(&repository, &names, warm);
         assert!(tokio::time::timeout(std::time::Duration::from_millis(200), all).await.is_err());
-        drop(trees.opened(&repository, &light_name, (TaskKind::Warm, true), Instant::now()).await.unwrap());
+        drop(trees.opened(&repository, &light_name, warm, Instant::now()).await.unwrap());
         drop(first);
-        drop(trees.opened(&repository, &heavy_name, (TaskKind::Warm, true), Instant::now()).await.unwrap());
+        drop(trees.opened(&repository, &heavy_name, warm, Instant::now()).await.unwrap());
     }
 }

@@ -92,7 +92,7 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
         let begun = Instant::now();
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let warmed = async {
-            let (tree, _place) = large_trees.opened(&repository, &name, (kind, caller.is_some()), begun).await?;
+            let (tree, _place) = large_trees.opened(&repository, &name, (kind, caller.as_ref()), begun).await?;
             let policy = FetchPolicy { from, or_repository, priority, hides_agents };
             let (below, tree) = (below.map(String::into_bytes), Some(tree));
             let options = WarmOptions { below, tree, policy, pin, limit, plan: None, dry_run, progress };
@@ -117,12 +117,11 @@ pub(in crate::agent) fn warm_commitment(
     caller: Option<Requester>,
 ) -> Result<Arc<Task>> {
     let (exchange, repository) = (Arc::clone(state.exchange()?), repository.clone());
-    let remote = caller.is_some();
-    let spec = TaskSpec { caller, ..spec(TaskKind::Warm, &format!("hint {hint}"), &repository) };
+    let spec = TaskSpec { caller: caller.clone(), ..spec(TaskKind::Warm, &format!("hint {hint}"), &repository) };
     let (hint_id, large_trees) = (hint.to_owned(), Arc::clone(&state.large_trees));
     state.tasks.begin(spec, move |progress| async move {
         let names = inputs.iter().map(CommittedInput::name).collect::<Result<Vec<_>>>()?;
-        let _place = large_trees.place_of_all(&repository, &names, (TaskKind::Warm, remote)).await?;
+        let _place = large_trees.place_of_all(&repository, &names, (TaskKind::Warm, caller.as_ref())).await?;
         let policy = FetchPolicy { priority: Priority::Warm, ..FetchPolicy::default() };
         let plans = plan_commitment(&exchange, &repository, &inputs, &policy).await?;
         let mut warmed = Vec::with_capacity(inputs.len());
@@ -136,7 +135,7 @@ pub(in crate::agent) fn warm_commitment(
             let options = WarmOptions { policy, progress, plan: Some(Arc::new(plan)), ..WarmOptions::default() };
             match Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await {
                 Ok(one) => warmed.push(one),
-                Err(error) if remote => return Err(without_offers(&repository, &name, error).await),
+                Err(error) if caller.is_some() => return Err(without_offers(&repository, &name, error).await),
                 Err(error) => return Err(error),
             }
         }
