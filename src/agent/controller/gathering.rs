@@ -1,5 +1,5 @@
-//! Needs of a pass: those of accounts that a rule is about, each once, within limits of their memory. Anybody may create workloads and
-//! pods, and choose what they name.
+//! Needs of a pass: those of accounts that a rule is about, each once, within limits of their memory. Anybody may create
+//! workloads and pods, and choose what they name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,7 +35,8 @@ impl Gathering {
         Self { rights, before, needs, in_order, len: 0, by_namespace }
     }
 
-    /// Adds a need, unless it is there; `waited` is the time for which its pods have waited. Those that are added first have room first.
+    /// Adds a need, unless it is there. Those that are added first have room first. `waited` is the time for which its pods have
+    /// waited.
     ///
     /// # Errors
     /// Finding about a need that is not kept: no rule is about its account, or others take the memory.

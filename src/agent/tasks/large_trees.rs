@@ -61,7 +61,8 @@ impl LargeTrees {
         Self { warms: lane(), fetches: lane(), opening_limited, opening_own }
     }
 
-    /// The tree `name`, opened, and its place: see [`Self::place`]. `caller` is the token or other agent that asks for it, if it is one.
+    /// The tree `name`, opened, and its place: see [`Self::place`]. `caller` is the token or other agent that asks for it, if one
+    /// does.
     ///
     /// # Errors
     /// As [`Repository::saved`].
@@ -138,8 +139,8 @@ impl LargeTrees {
         values.map(|value| value.chunks.saturating_add(value.files)).fold(0, u64::saturating_add)
     }
 
-    /// Place for a task of `kind` with trees of `size` chunks and files, once there is one. Tokens and other agents take turns, so that
-    /// one with many delays another by its share alone.
+    /// Place for a task of `kind` with trees of `size` chunks and files, once there is one. Tokens and other agents take turns, so
+    /// that one with many delays another by its share alone.
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
