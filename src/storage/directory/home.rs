@@ -106,11 +106,12 @@ pub(crate) fn enclosing_repository(path: &Path) -> Option<PathBuf> {
 /// # Errors
 /// Errors of the file system; damaged, if it is no regular file.
 pub(crate) fn open_object(root: &Path, location: &ObjectPath) -> error::Result<File> {
-    let opened = Root::open(root).and_then(|root| root.place(location)?.read());
-    opened.map_err(|source| match source.kind() {
-        io::ErrorKind::Other => error::Error::damaged("object is not a plain file").at(location).source(source),
-        _ => error::Error::io("cannot open an object", &root.join(location.as_ref()), source),
-    })
+    let opened = Root::open(root).and_then(|root| root.object(location));
+    let (file, _) = opened.map_err(|source| match source.downcast::<error::Error>() {
+        Ok(damaged) => damaged,
+        Err(source) => error::Error::io("cannot open an object", &root.join(location.as_ref()), source),
+    })?;
+    Ok(file)
 }
 
 fn identity(root: &Root) -> io::Result<(u64, u64)> {

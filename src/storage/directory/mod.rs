@@ -118,10 +118,9 @@ impl ObjectStore for Directory {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let key = location.clone();
         let read = move |root: &Root| {
-            let place = root.place(&key)?;
-            let file = place.read()?;
+            let (file, path) = root.object(&key)?;
             let stat = rustix::fs::fstat(&file)?;
-            Ok((list::object_meta(key, &stat), file, place.path))
+            Ok((list::object_meta(key, &stat), file, path))
         };
         let (meta, file, path) = self.within(location, read).await?;
         options.check_preconditions(&meta)?;
@@ -136,7 +135,7 @@ impl ObjectStore for Directory {
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let (key, ranges) = (location.clone(), ranges.to_vec());
         let read = move |root: &Root| {
-            let file = root.place(&key)?.read()?;
+            let (file, _) = root.object(&key)?;
             ranges.into_iter().map(|range| read_range(&file, range)).collect()
         };
         self.within(location, read).await
@@ -258,8 +257,12 @@ fn failed(key: &Path, error: io::Error) -> Error {
     }
 }
 
+/// An error without a class of its own; one of Towline stays what it is.
 fn generic(source: io::Error) -> Error {
-    Error::Generic { store: "directory", source: Box::new(source) }
+    match source.downcast::<crate::Error>() {
+        Ok(own) => Error::Generic { store: "directory", source: Box::new(own) },
+        Err(source) => Error::Generic { store: "directory", source: Box::new(source) },
+    }
 }
 
 #[cfg(test)]
@@ -268,12 +271,13 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use object_store::ObjectStoreExt as _;
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::fs::{CWD, Mode, RenameFlags, mkfifoat, renameat_with};
 
     use super::blocks::{ALIGN, BLOCK};
     use super::modes::Sharing;
     use super::staged::LARGE;
     use super::*;
+    use crate::error::ErrorKind;
 
     fn payload(lens: &[usize]) -> (PutPayload, Vec<u8>) {
         let mut whole = Vec::new();
@@ -359,8 +363,9 @@ mod tests {
         let store = store(&root);
         std::os::unix::fs::symlink(&other, root.join("pack")).unwrap();
         let (key, new) = (Path::from("pack/s/mine"), Path::from("pack/s/new"));
+        let error = crate::Error::from(store.get(&key).await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
         for error in [
-            store.get(&key).await.unwrap_err(),
             store.put(&new, "x".into()).await.unwrap_err(),
             store.delete(&key).await.unwrap_err(),
             store.list(Some(&Path::from("pack"))).try_collect::<Vec<_>>().await.unwrap_err(),
@@ -370,6 +375,28 @@ mod tests {
         assert_eq!(store.list(None).try_collect::<Vec<_>>().await.unwrap(), []);
         assert_eq!(std::fs::read(other.join("s/mine")).unwrap(), b"mine");
         assert!(!other.join("s/new").exists());
+    }
+
+    /// Another writer of a shared repository may put anything there: it is damage of one object, not of the store.
+    #[tokio::test]
+    async fn what_is_no_file_is_a_damaged_object_and_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let pack = dir.path().join("pack");
+        std::fs::create_dir_all(pack.join("folder")).unwrap();
+        std::fs::write(pack.join("file"), "content").unwrap();
+        mkfifoat(CWD, pack.join("pipe"), Mode::RUSR | Mode::WUSR).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(pack.join("socket")).unwrap();
+        std::os::unix::fs::symlink("file", pack.join("link")).unwrap();
+        for name in ["pipe", "socket", "link", "file/below", "pipe/below", "link/below"] {
+            let key = Path::from(format!("pack/{name}"));
+            for error in [store.get(&key).await.map(drop), store.get_ranges(&key, &[0..4]).await.map(drop)] {
+                let error = crate::Error::from(error.unwrap_err());
+                assert_eq!((error.kind(), error.place()), (ErrorKind::Damaged, Some(key.as_ref())), "{error:?}");
+            }
+            assert_eq!(open_object(dir.path(), &key).unwrap_err().kind(), ErrorKind::Damaged);
+        }
+        assert!(matches!(store.get(&"pack/folder".into()).await.unwrap_err(), Error::NotFound { .. }));
     }
 
     /// F6: "not followed, also if another writer puts one in the place of a folder meanwhile".

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use thiserror::Error as ThisError;
 
 use super::modes::Modes;
+use crate::error::Error;
 
 /// Flags to open a folder for entries by name. They need no permission to list it.
 const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -26,7 +27,7 @@ const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCT
 
 /// Error: an entry in a repository that is neither a file nor a folder.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
-#[error("{} is a link or a device, not a file or folder of the repository: remove it, or mount there what it leads to", .0.display())]
+#[error("{} is a link, pipe, socket or device, not a file or folder of the repository: remove it, or mount there what it leads to", .0.display())]
 struct UnexpectedEntry(PathBuf);
 
 /// Root of a repository's directory. Clones share it.
@@ -80,6 +81,23 @@ impl Root {
         let name = parts.pop().ok_or(io::ErrorKind::IsADirectory)?;
         let (folder, path) = self.enter(parts.into_iter())?;
         Ok(Place { folder, path: path.join(&name), name })
+    }
+
+    /// Opens the object `key` for reading.
+    ///
+    /// # Errors
+    /// Not found, also for a folder; [`Error`] of damage, for anything else that is no file, or no folder on the way; errors of the
+    /// file system.
+    pub(super) fn object(&self, key: &Key) -> io::Result<(File, PathBuf)> {
+        let opened = self.place(key).and_then(|place| Ok((place.read()?, place.path)));
+        opened.map_err(|source| {
+            let is_unexpected = source.get_ref().is_some_and(|inner| inner.is::<UnexpectedEntry>());
+            if !is_unexpected && source.kind() != io::ErrorKind::NotADirectory {
+                return source;
+            }
+            let damaged = Error::damaged("object is not a plain file").at(key).source(source);
+            io::Error::other(damaged.help("`towline verify` tells which names it affects"))
+        })
     }
 
     /// As [`Root::place`]; creates lacking folders, durably, with `modes`.
