@@ -372,6 +372,19 @@ impl Writer {
         self.close(|_| Ok(Vec::new())).await
     }
 
+    /// As [`Writer::give_up`], but the session stays open for the next tree.
+    ///
+    /// # Errors
+    /// As a commit; errors of uploads are ignored.
+    ///
+    /// # Cancel safety
+    /// Not safe: drop the writer.
+    pub(crate) async fn abandon(&mut self) -> Result<()> {
+        self.recall().await?;
+        self.drain().await;
+        self.index_uploaded().await
+    }
+
     /// As [`Writer::give_up`], but indexes nothing, and deletes the packs that no segment lists.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! chunks that were moved already.
 
 mod existing;
+mod failed;
 mod removals;
 mod shared;
 mod view;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::existing::is_same;
 pub use self::existing::{Existing, KeptName, KeptReason};
+pub use self::failed::FailedName;
 use self::removals::left_behind;
 use self::shared::{MovedTree, SharedTrees, TreeKeys};
 use self::view::{Bases, View};
@@ -44,8 +46,6 @@ const KNOWN_MAX: usize = 1 << 19;
 const KNOWN_WEIGHT: u64 = 256;
 /// Maximum number of failed names in an error.
 const FAILED_SHOWN: usize = 5;
-/// Maximum length of the error of a failed name, in characters.
-const ERROR_LEN: usize = 300;
 
 /// Options of a sync.
 #[derive(Clone, Debug, Default)]
@@ -114,17 +114,6 @@ pub struct PlannedName {
     pub replaces: bool,
 }
 
-/// A name that could not be copied.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FailedName {
-    /// The name.
-    pub name: Name,
-    /// Kind of the error.
-    pub kind: ErrorKind,
-    /// The error.
-    pub error: String,
-}
-
 impl SyncReport {
     /// The report, unless names failed.
     ///
@@ -188,17 +177,14 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         reported: 0,
     };
     for name in &names {
+        let chunks = syncing.report.new_chunks;
         let Err(error) = syncing.name(name).await else { continue };
-        if names.len() == 1 || !syncing.goes_on_after(&error).await {
+        if names.len() == 1 || !syncing.goes_on_after(&error, chunks).await {
             return Err(end_stopped(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
-        tracing::debug!("{name} is not copied: {error:?}");
-        syncing.report.failed.push(FailedName {
-            name: name.clone(),
-            kind: error.kind(),
-            error: error.to_string().chars().take(ERROR_LEN).collect(),
-        });
+        syncing.note_failed(name, &error);
     }
+    syncing.end().await;
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
 }
 
@@ -315,21 +301,6 @@ impl Syncing<'_> {
             }
         }
         Err(Error::busy("packs are collected faster than they can be synced").at(name).help("try again"))
-    }
-
-    /// Prepares for the next name after `error` of one; false if that is not about one name only. Whoever may save some names must not
-    /// keep others from being copied.
-    async fn goes_on_after(&mut self, error: &Error) -> bool {
-        let is_of_all =
-            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Cancelled) || error.is_of_full_disk();
-        if is_of_all || self.options.stop.is_cancelled() {
-            return false;
-        }
-        if self.options.dry_run || self.writer.is_idle() {
-            return true;
-        }
-        // Whole packs stay for trees that share their chunks; the chunks of the last one are discarded, and not known any more.
-        self.writer.give_up().await.is_ok() && self.forget().await.is_ok()
     }
 
     /// Counts the memory of the chunks that are known.
