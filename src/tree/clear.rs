@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, flock, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, flock, fstat, openat, statat, unlinkat};
 use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::Listing;
 use super::path::{check_path, is_staging, join};
 use super::staged::is_at;
-use super::stat::kind_of;
+use super::stat::{Stat, kind_of};
 use super::target::{Target, make_writable};
 use super::walk::READ_FILE;
 use crate::error::{Error, Result};
@@ -164,6 +164,11 @@ fn sweep_one(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
     match openat(folder, name, READ_FILE, Mode::empty()) {
         Ok(file) => {
             let file = File::from(file);
+            let found = fstat(&file)?;
+            // A restore makes neither pipes nor second names of files.
+            if kind_of(&found) != FileType::RegularFile || Stat::from_raw(&found).nlink > 1 {
+                return Err(Errno::EXIST);
+            }
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             // The name may be that of another file now.
             if !is_at(folder, name, &file)? {
@@ -180,8 +185,25 @@ fn sweep_one(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
 mod tests {
     use std::fs;
 
+    use rustix::fs::{CWD, mkfifoat};
+
+    use super::super::path::resumable_name;
     use super::super::staged::Durability;
     use super::*;
+
+    #[test]
+    fn what_no_restore_makes_is_not_swept() {
+        let root = tempfile::tempdir().unwrap();
+        let [pipe, second, left] =
+            ["pipe", "second", "left"].map(|name| root.path().join(resumable_name(name.as_bytes())));
+        mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        fs::write(root.path().join("data"), "data").unwrap();
+        fs::hard_link(root.path().join("data"), &second).unwrap();
+        fs::write(&left, "left").unwrap();
+        let target = Target::open(root.path(), Durability::Process).unwrap();
+        assert_eq!(target.sweep().unwrap(), 1);
+        assert!(pipe.exists() && second.exists() && !left.exists());
+    }
 
     #[test]
     fn a_folder_is_removed_with_room_for_few_paths() {

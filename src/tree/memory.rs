@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::holes::{Extents, extents};
-use super::path::{check_path, split};
+use super::path::{check_file_name, check_path, split};
 use super::stat::{Stat, WalkEntry, WalkKind};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -165,6 +165,7 @@ impl MemoryTree {
             check_path(&file.path).map_err(|error| {
                 Error::new(ErrorKind::Usage, "no path of a file to save").at(file.path.escape_ascii()).source(error)
             })?;
+            check_file_name(&file.path)?;
             let stat = stat(file.size(), FILE_MODE);
             found.push(WalkEntry { path: file.path.clone(), kind: WalkKind::File, stat });
             let mut path = split(&file.path).0;
@@ -230,9 +231,12 @@ mod tests {
 
     #[test]
     fn paths_that_are_none_are_refused() {
-        for wrong in
-            [vec![file("../a", &[])], vec![file("a", &[]), file("a", &[])], vec![file("a", &[]), file("a/b", &[])]]
-        {
+        for wrong in [
+            vec![file("../a", &[])],
+            vec![file("d/.towline-0123456789abcdef-0.part", &[])],
+            vec![file("a", &[]), file("a", &[])],
+            vec![file("a", &[]), file("a/b", &[])],
+        ] {
             assert_eq!(MemoryTree::new(wrong, Timestamp(0)).unwrap_err().kind(), ErrorKind::Usage);
         }
     }

@@ -31,7 +31,7 @@ pub use file_stamp::FileStamp;
 pub use holes::{Extents, HOLE_MIN, extents};
 pub use memory::{MemoryFile, Opened};
 pub use own_folder::OwnFolder;
-pub use path::check_path;
+pub use path::{check_file_name, check_path};
 pub use private::{
     check_own_folder, check_private_folder, is_own_file, make_private_folder, read_own_file, read_own_target,
 };

@@ -39,6 +39,19 @@ pub fn check_path(path: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a file or link at `path` whose name is that of an unfinished file: the next restore to its folder would remove it.
+///
+/// # Errors
+/// Usage.
+pub fn check_file_name(path: &[u8]) -> Result<()> {
+    if !is_staging(split(path).1) {
+        return Ok(());
+    }
+    Err(Error::usage("this name is kept for unfinished files of restores")
+        .at(shown(path))
+        .help("give the file another name"))
+}
+
 /// Parent and name; the parent of a top entry is the empty path.
 pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {

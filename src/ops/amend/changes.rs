@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ChunkList, EntryKind, Form, Manifest, TreeEntry};
 use crate::ops::save::assemble::renumbered;
 use crate::ops::shown;
-use crate::tree::check_path;
+use crate::tree::{check_file_name, check_path};
 
 /// Permissions of folders that a rename creates.
 const FOLDER_MODE: u32 = 0o755;
@@ -28,7 +28,7 @@ struct Paths<'a> {
 ///
 /// # Errors
 /// Not found, if a path to remove or rename does not exist; conflict, if an entry is in the way of a new one; usage, for
-/// an invalid path, or a `base` that is a single file.
+/// an invalid path or a name that restores remove, or a `base` that is a single file.
 pub(super) fn amended(
     base: Option<&Manifest>,
     new: Option<&Manifest>,
@@ -65,6 +65,9 @@ pub(super) fn amended(
     let mut tree = Manifest { labels, ..Manifest::default() };
     let mut numbers = HashMap::new();
     for (path, (entry, chunks)) in paths.there {
+        if !is_folder(entry) && base.is_none_or(|base| base.entry(&path).is_none()) {
+            check_file_name(&path)?;
+        }
         let kind = match &entry.kind {
             EntryKind::File(content) => EntryKind::File(renumbered(content, chunks, &mut tree.chunks, &mut numbers)?),
             other => other.clone(),

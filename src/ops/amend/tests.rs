@@ -99,6 +99,17 @@ fn renames_follow_removals_and_come_before_what_is_put() {
 }
 
 #[test]
+fn no_file_gets_a_name_that_restores_remove() {
+    let unfinished = "d/.towline-0123456789abcdef-0.part";
+    let base = tree(&[("a", 1), (unfinished, 2)]);
+    assert_eq!(done(&base, None, &changes(&[], &[(unfinished, "d/b")])), ["/", "a=1", "d/", "d/b=2"]);
+    assert_eq!(done(&base, None, &changes(&["a"], &[])), ["/".to_owned(), "d/".to_owned(), format!("{unfinished}=2")]);
+    let base = tree(&[("a", 1)]);
+    assert_eq!(refused(&base, None, &changes(&[], &[("a", unfinished)])), ErrorKind::Usage);
+    assert_eq!(refused(&base, Some(&tree(&[(unfinished, 3)])), &Changes::default()), ErrorKind::Usage);
+}
+
+#[test]
 fn what_is_in_the_way_is_never_replaced_by_another_kind() {
     let base = tree(&[("f", 1), ("d/x", 2), ("e/y", 3)]);
     for (from, to) in [("f", "d"), ("d", "f"), ("d", "e"), ("d", "f/g")] {

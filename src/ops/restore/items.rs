@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::{EntryKind, Form, TreeEntry};
 use crate::pattern::Pattern;
 use crate::repository::Saved;
+use crate::tree::check_file_name;
 
 /// One entry with its path below the folder that is restored to.
 #[derive(Debug)]
@@ -52,7 +53,9 @@ impl Items {
                     .at(&saved.name)
                     .got(pattern));
             }
-            return Self::single(saved, below, dest);
+            let items = Self::single(saved, below, dest)?;
+            items.check_names(saved)?;
+            return Ok(items);
         }
         let relative = |(at, entry): (usize, &TreeEntry)| Some(Item { path: within(&entry.path, below)?.to_vec(), at });
         let mut list: Vec<Item> = manifest.entries.iter().enumerate().filter_map(relative).collect();
@@ -60,7 +63,24 @@ impl Items {
             list = taken(list, only)
                 .map_err(|error| error.help(format!("`towline show {} --files` lists the paths", saved.name)))?;
         }
-        Ok(Self { folder: dest.to_owned(), is_folder: true, list, keep_setuid: false })
+        let items = Self { folder: dest.to_owned(), is_folder: true, list, keep_setuid: false };
+        items.check_names(saved)?;
+        Ok(items)
+    }
+
+    /// Refuses files and links with names of unfinished files, which no save makes: the next restore would take them for its own.
+    fn check_names(&self, saved: &Saved) -> Result<()> {
+        for item in &self.list {
+            if !matches!(item.entry(saved)?.kind, EntryKind::Folder) {
+                check_file_name(&item.path).map_err(|error| {
+                    Error::unsupported("a path of the saved tree cannot be restored as it is")
+                        .at(&saved.name)
+                        .source(error)
+                        .help("restore it alone to another name, and the other paths with `--only`")
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Mode of a restored `entry`, without setuid and setgid bits by default: the author of a tree must not choose programs that
@@ -136,5 +156,35 @@ impl Item {
     /// Entry.
     pub(super) fn entry<'a>(&self, saved: &'a Saved) -> Result<&'a TreeEntry> {
         saved.manifest.entries.get(self.at).ok_or_else(|| Error::other("an item names no entry"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunker::Cut;
+    use crate::clock::Timestamp;
+    use crate::error::ErrorKind;
+    use crate::format::Content;
+    use crate::repository::travel::tests::tree;
+
+    #[test]
+    fn names_of_unfinished_files_are_not_restored() {
+        let unfinished = ".towline-0123456789abcdef-0.part";
+        let content = Content { size: 0, cut: Cut::Content, pieces: Vec::new(), tensors: Vec::new() };
+        let entry = |path: &str, kind| TreeEntry { path: path.into(), mode: 0o755, mtime: Timestamp(1), kind };
+        let mut saved = tree(&[], 0);
+        saved.manifest.entries = vec![
+            entry("", EntryKind::Folder),
+            entry(unfinished, EntryKind::File(content.clone())),
+            entry("model", EntryKind::File(content)),
+        ];
+        let chosen = |subpath: Option<&str>, only: &[String], dest: &str| {
+            Items::choose(&saved, subpath.map(str::as_bytes), only, Path::new(dest)).map(|items| items.list.len())
+        };
+        assert_eq!(chosen(None, &[], "/none/dest").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(chosen(None, &["model".to_owned()], "/none/dest").unwrap(), 1);
+        assert_eq!(chosen(Some(unfinished), &[], "/none/dest/").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(chosen(Some(unfinished), &[], "/none/other").unwrap(), 1);
     }
 }

@@ -111,8 +111,9 @@ impl Repository {
     ///
     /// # Errors
     /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
-    /// denied, for links that are refused; conflict, before anything is written, if `dest` lies in a repository, if a file in the way differs, or if a tree without any file
-    /// would empty a folder; damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed.
+    /// unsupported, for a file with the name of an unfinished one; denied, for links that are refused; conflict, before anything
+    /// is written, if `dest` lies in a repository, if a file in the way differs, or if a tree without any file would empty a
+    /// folder; damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed.
     ///
     /// # Cancel safety
     /// Safe: each file is complete or absent. Partial files stay as hidden files beside them (`.towline-*.part`), which the next

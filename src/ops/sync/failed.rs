@@ -21,8 +21,8 @@ pub struct FailedName {
 }
 
 impl Syncing<'_> {
-    /// Prepares for the next name after `error` of one, before which `chunks` had moved; false if that is not about one name only.
-    /// Whoever may save some names must not keep others from being copied.
+    /// Prepares for the next name after `error` of one, before which `chunks` had moved; false if that is not about one name
+    /// only. Whoever may save some names must not keep others from being copied.
     pub(super) async fn goes_on_after(&mut self, error: &Error, chunks: u64) -> bool {
         let is_of_all =
             matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Cancelled) || error.is_of_full_disk();
@@ -77,7 +77,7 @@ mod tests {
         Repository::create(store, options).await.unwrap().0
     }
 
-    /// Writes a file of the tree `tree` that no other one has, saves the tree as `to`, and returns the key of the pack with the file.
+    /// Writes a file that no other tree has, saves `tree` as `to`, and returns the key of the pack with the file.
     async fn save(repository: &Repository, tree: &Path, file: &str, to: &str) -> object_store::path::Path {
         let mut bytes = vec![0; 10_000];
         blake3::Hasher::new().update(to.as_bytes()).finalize_xof().fill(&mut bytes);

@@ -86,8 +86,8 @@ impl Root {
     /// Opens the object `key` for reading.
     ///
     /// # Errors
-    /// Not found, also for a folder; [`Error`] of damage, for anything else that is no file, or no folder on the way; errors of the
-    /// file system.
+    /// Not found, also for a folder; damaged ([`Error`]), for anything else that is no file, or no folder on the way; errors of
+    /// the file system.
     pub(super) fn object(&self, key: &Key) -> io::Result<(File, PathBuf)> {
         let opened = self.place(key).and_then(|place| Ok((place.read()?, place.path)));
         opened.map_err(|source| {

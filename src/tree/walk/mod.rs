@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::change_times::Doubts;
 use super::folders::{Folders, Listing};
 use super::memory::{MemoryFile, MemoryTree, Opened};
-use super::path::{is_staging, join, shown, split};
+use super::path::{check_file_name, is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules, cost};
 use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
 use super::stat_cache::coarse_now;
@@ -344,6 +344,7 @@ impl<'a> Scan<'a> {
                 .at(place.display())
                 .got(special(kind)));
         }
+        check_file_name(name)?;
         self.found.push(WalkEntry { path: name.to_vec(), kind: WalkKind::File, stat: Stat::from_raw(&raw) });
         Ok(())
     }

@@ -23,6 +23,17 @@ fn ignore_files_above_each_other_are_few() {
     walk(root.path(), &unread).unwrap();
 }
 
+/// Of a folder such files are told among those that are not saved; one that is named itself must not be.
+#[test]
+fn an_unfinished_file_is_not_saved_by_its_name() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join(".towline-0123456789abcdef-0.part");
+    std::fs::write(&file, "data").unwrap();
+    assert_eq!(walk(&file, &Rules::default()).unwrap_err().kind(), ErrorKind::Usage);
+    let walked = walk(root.path(), &Rules::default()).unwrap();
+    assert_eq!((walked.found.len(), walked.skipped[0].reason), (1, SkipReason::Unfinished));
+}
+
 #[test]
 fn a_stopped_walk_ends_and_entries_count_in_the_budget() {
     let root = tempfile::tempdir().unwrap();
