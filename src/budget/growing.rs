@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Limit, UNIT};
-use crate::error::Result;
-use crate::limits::KIB;
+use super::UNIT;
+use crate::error::{Error, Result};
+use crate::limits::{KIB, MIB};
 
 /// Steps in which it is counted.
 const GROWTH_STEP: u64 = 64 * KIB;
@@ -79,6 +79,26 @@ impl GrowingMemory {
 
     fn units(bytes: u64) -> usize {
         usize::try_from(bytes.div_ceil(GROWTH_STEP).saturating_mul(GROWTH_STEP / UNIT)).unwrap_or(usize::MAX)
+    }
+}
+
+/// Limit of all structures of one kind together.
+#[derive(Debug)]
+pub(super) struct Limit {
+    pub(super) what: &'static str,
+    /// In bytes.
+    pub(super) max: u64,
+    /// Which part of the budget that is.
+    pub(super) part: &'static str,
+}
+
+impl Limit {
+    /// Error of structures that would take `bytes` more than the rest of the limit.
+    pub(super) fn exceeded(&self, bytes: u64) -> Error {
+        Error::exhausted(format!("{} take more memory than they may", self.what))
+            .expected(format!("at most {} MiB of all of them together, {}", self.max / MIB, self.part))
+            .got(format!("{} MiB more", bytes.div_ceil(MIB)))
+            .help("read less at a time, or raise --memory")
     }
 }
 

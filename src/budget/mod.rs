@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::growing::GrowingMemory;
+use self::growing::Limit;
 use crate::blocks::Memory;
 use crate::error::{Error, Result};
 use crate::limits::{KIB, MEMORY_MIN, MIB};
@@ -357,26 +358,6 @@ pub struct Charge {
 /// Memory that [`Budget::keep`] counts, released on drop.
 #[derive(Debug)]
 pub struct Retained(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
-
-/// Limit of all structures of one kind together.
-#[derive(Debug)]
-struct Limit {
-    what: &'static str,
-    /// In bytes.
-    max: u64,
-    /// Which part of the budget that is.
-    part: &'static str,
-}
-
-impl Limit {
-    /// Error of structures that would take `bytes` more than the rest of the limit.
-    fn exceeded(&self, bytes: u64) -> Error {
-        Error::exhausted(format!("{} take more memory than they may", self.what))
-            .expected(format!("at most {} MiB of all of them together, {}", self.max / MIB, self.part))
-            .got(format!("{} MiB more", bytes.div_ceil(MIB)))
-            .help("read less at a time, or raise --memory")
-    }
-}
 
 /// Memory that [`Budget::reserve`] reserved, released on drop.
 #[derive(Debug)]

@@ -91,7 +91,7 @@ impl Root {
     pub(super) fn object(&self, key: &Key) -> io::Result<(File, PathBuf)> {
         let opened = self.place(key).and_then(|place| Ok((place.read()?, place.path)));
         opened.map_err(|source| {
-            let is_unexpected = source.get_ref().is_some_and(|inner| inner.is::<UnexpectedEntry>());
+            let is_unexpected = source.get_ref().and_then(|inner| inner.downcast_ref::<UnexpectedEntry>()).is_some();
             if !is_unexpected && source.kind() != io::ErrorKind::NotADirectory {
                 return source;
             }

@@ -192,7 +192,7 @@ async fn tasks_of_the_tokens_of_a_tenant_are_limited_together_and_seen_apart() {
         tasks.begin(TaskSpec { caller: Some(caller.clone()), ..spec("a") }, |_| std::future::pending())
     };
     let own = [(); 32].map(|()| token("team-a"));
-    assert_eq!(own.iter().filter(|one| begin(*one).is_ok()).count(), 16);
+    assert_eq!(own.iter().filter(|one| begin(one).is_ok()).count(), 16);
     let error = begin(&own[0]).unwrap_err();
     assert!(error.to_string().contains("too many tasks of token:team-a are running: expected at most 16"), "{error}");
     assert_eq!(tasks.list(Some(&own[0])).tasks.len(), 1);
