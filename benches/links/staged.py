@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import report
-from measure import GIB, Failed, checkpoint, fresh, median, note, touch_memory
+from measure import GIB, Failed, checkpoint, fresh, median, note
 
 from . import agents, bench, movers
 from . import world as worlds
@@ -56,7 +56,6 @@ class InTurn(Warmed):
 
 def measured(place, kind, scratch, source, how):
     """One transfer to a far that holds nothing."""
-    touch_memory(fresh(scratch / "scratch"), 4 * bench.SIZE)
     mover = kind(place, fresh(scratch / "scratch"), source)
     mover.compression = STORED[how]
     try:

@@ -100,6 +100,8 @@ def main():
     with Agent(scratch, command) as agent:
         for _ in range(rounds + 1):
             clock.of("read + BLAKE3 of the same bytes", lambda: subprocess.run([floor, "read", scratch / "plain"], check=True))
+            into_memory = subprocess.run([floor, "load", scratch / "plain"], check=True, capture_output=True).stdout
+            clock.found.setdefault("read + BLAKE3 into memory", []).append(float(into_memory))
             clock.of("torch.load", lambda: touched(torch.load(scratch / "model.pt")))
             clock.of("safetensors load_file", lambda: touched(safetensors.torch.load_file(file)))
             clock.of("Run:ai Model Streamer", lambda: touched(runai(file)))
