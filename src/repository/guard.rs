@@ -26,7 +26,9 @@ use crate::work::blocking;
 pub enum Destination<'a> {
     /// To this process.
     Here,
-    /// A repository: its addresses, of which the first is its location.
+    /// The repository that holds it, at these addresses.
+    Itself(&'a [String]),
+    /// Another repository, at these addresses: the first is its location.
     Repository(&'a [String]),
     /// To another agent.
     Agent(&'a Identity),
@@ -304,7 +306,8 @@ impl Repository {
             return Ok(());
         }
         let addresses = to.store().addresses();
-        let to = Destination::Repository(&addresses);
+        let is_itself = to.id() == self.id() && to.store().address() == self.store().address();
+        let to = if is_itself { Destination::Itself(&addresses) } else { Destination::Repository(&addresses) };
         self.check_access(state, &Access { repository: self.id(), name, labels, to }).await
     }
 
@@ -392,7 +395,7 @@ fn denied(access: &Access<'_>, ruling: &Ruling) -> Error {
         Destination::Agent(agent) => {
             ("policy denies this name to the agent", format!("{}, to {}", access.name, agent.path()))
         }
-        Destination::Repository(addresses) => {
+        Destination::Itself(addresses) | Destination::Repository(addresses) => {
             ("policy denies this name in the repository", format!("{}, to {}", access.name, first(addresses)))
         }
     };

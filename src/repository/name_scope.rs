@@ -46,18 +46,27 @@ impl fmt::Debug for NameScope {
 }
 
 impl Repository {
-    /// Checks that a saver of names `within` leaves others enough of the memory for names: what is `after` it besides `before`.
+    /// Checks that a saver of names `within` leaves others enough of the memory for names: what is `after` it besides `before`. All such
+    /// savers together leave one share to those with all rights.
     ///
     /// # Errors
-    /// Exhausted, if its names would take more than their share.
+    /// Exhausted, if its names would take more than their share, or if all names leave less than that.
     fn check_share(&self, (before, after): (&State, &State), within: &Names) -> Result<()> {
-        let (most, weight) = (self.budget().kept_max() / SHARE, after.weight_of(within));
-        if weight <= most || weight <= before.weight_of(within) {
+        let share = self.budget().kept_max() / SHARE;
+        let (own, all) = (after.weight_of(within), after.weight());
+        let (what, most, got) = if own > share {
+            ("names that may be saved here take too much memory, with their metrics and labels", share, own)
+        } else if all > (SHARE - 1) * share {
+            ("names of the repository take too much memory, with their metrics and labels", (SHARE - 1) * share, all)
+        } else {
+            return Ok(());
+        };
+        if own <= before.weight_of(within) {
             return Ok(());
         }
-        Err(Error::exhausted("names that may be saved here take too much memory, with their metrics and labels")
+        Err(Error::exhausted(what)
             .expected(format!("at most {}", show(most)))
-            .got(show(weight))
+            .got(show(got))
             .help("remove some, save fewer metrics and labels, or raise `memory`; who has all rights may save more"))
     }
 
@@ -143,5 +152,10 @@ mod tests {
         for scope in [others, NameScope::default()] {
             assert_eq!(check(&full, fit + 1, &scope), Ok(()));
         }
+        // All limited savers together leave a share to others.
+        let theirs = |of: u64| format!("theirs/step-{of:04}").parse::<Name>().unwrap();
+        let full = State::of((0..SHARE * fit).map(|of| (theirs(of), valued(of))).collect());
+        assert_eq!(check(&full, 1, &mine), Err(ErrorKind::Exhausted));
+        assert_eq!(check(&full, 1, &NameScope::default()), Ok(()));
     }
 }

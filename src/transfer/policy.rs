@@ -307,12 +307,13 @@ impl Guard for Policies {
         };
         let receiver = match access.to {
             Destination::Agent(agent) => Some(agent),
-            Destination::Here | Destination::Repository(..) => own.as_ref(),
+            Destination::Here | Destination::Itself(_) | Destination::Repository(_) => own.as_ref(),
         };
         let receiver = receiver.and_then(|agent| rules.agent(agent));
         let agent = receiver.as_deref();
         let (to, route) = match access.to {
             Destination::Here => (agent.map(Identity::site), Route::Store),
+            Destination::Itself(addresses) => (rules.site_of(addresses, access.repository), Route::Store),
             Destination::Repository(addresses) => (rules.site_of_destination(addresses), Route::Store),
             Destination::Agent(_) => (agent.map(Identity::site), Route::Unknown),
         };

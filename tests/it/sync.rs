@@ -18,6 +18,7 @@ use towline::storage::{self, Location, Store, StoreOptions};
 
 use crate::data::{name, noise, tree_digest};
 use crate::faulty::{Faults, Faulty};
+use crate::policy::PolicyFixture;
 
 async fn repository(store: Store, cache: &Path) -> Repository {
     let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(64 << 20), ..OpenOptions::default() };
@@ -271,4 +272,23 @@ async fn labels_of_a_source_bind_no_names_that_do_not_come_from_it() {
     assert_eq!(sync(&from, &to, &[], &replacing).await.unwrap().names, 2);
     let (above, below) = (to.labels(&name("a")).await.unwrap(), to.labels(&name("a/b")).await.unwrap());
     assert_eq!((above.names_below, below.labels, below.names_below), (1, labels, 0));
+}
+
+/// Y3: "a copy or a sync goes to no other repository that is listed by its id alone, since a store may state any."
+#[test]
+fn a_repository_is_no_destination_by_the_id_that_it_states() {
+    let mut lab = PolicyFixture::at("home");
+    lab.user.write("data/file", b"content");
+    lab.user.ok(&["save", "data", "free/set", "--label", "sensitivity=restricted"]);
+    let (from, to) = (lab.user.repository(), lab.user.work().join("other"));
+    let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
+    let id = lab.user.json(&["init", to], 0)["id"].as_str().unwrap().to_owned();
+    let rules = lab.rules.clone();
+    let place = fs::canonicalize(to).unwrap().display().to_string();
+    for (listed, refused) in [(id, "unknown site"), (place, "no policy")] {
+        lab.rules = format!("[[site]]\nname = 'partner'\nrepositories = '{listed}'\n\n{rules}");
+        lab.set(&[]);
+        let ran = lab.user.run(&["sync", from, to, "free/set"]);
+        assert!(ran.code != Some(0) && ran.err.contains(refused), "{listed}: {:?} {}", ran.code, ran.err);
+    }
 }

@@ -184,7 +184,7 @@ impl State {
     }
 
     /// Approximate bytes of memory.
-    pub(super) fn weight(&self) -> u64 {
+    pub(crate) fn weight(&self) -> u64 {
         fn all<K, V>(map: &BTreeMap<K, V>) -> usize {
             map.len() * (size_of::<K>() + size_of::<V>())
         }
