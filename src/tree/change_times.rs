@@ -20,7 +20,7 @@ const WRITTEN_BACK: Duration = Duration::from_mins(2);
 const F_SETSIG: libc::c_int = 10;
 /// Magic numbers of tmpfs, ramfs and hugetlbfs (<https://man7.org/linux/man-pages/man2/statfs.2.html>).
 const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
-/// Magic number of overlayfs.
+/// Magic number of overlayfs: maps are of the file below, so its own file seems to have no writer, and may be in memory.
 const OVERLAY: u32 = 0x794c_7630;
 
 /// Files whose times do not tell every change.
@@ -37,17 +37,15 @@ pub(super) struct Doubts {
 enum FileSystem {
     /// It sets them if the page was on the disk.
     Disk,
-    /// It sets none.
+    /// It sets none, or may set none.
     Memory,
-    /// Either, by the file systems below.
-    Overlay,
 }
 
 impl Doubts {
     /// Looks at a file that was opened `now`, before it is read.
     pub(super) fn look(&mut self, found: &WalkEntry, file: &File, now: Timestamp) {
         let system = *self.devices.entry(found.stat.dev).or_insert_with(|| file_system(file));
-        let is_old = system == FileSystem::Disk && found.stat.ctime.after(WRITTEN_BACK) < now;
+        let is_old = found.stat.ctime.after(WRITTEN_BACK) < now;
         if system != FileSystem::Memory && !is_old && !has_no_writer(file) {
             self.written.insert(found.path.clone());
         }
@@ -61,10 +59,13 @@ impl Doubts {
 
 fn file_system(file: &File) -> FileSystem {
     match fstatfs(file).map(|system| u32::try_from(system.f_type)) {
-        Ok(Ok(magic)) if IN_MEMORY.contains(&magic) => FileSystem::Memory,
-        Ok(Ok(OVERLAY)) => FileSystem::Overlay,
+        Ok(Ok(magic)) => by_magic(magic),
         _ => FileSystem::Disk,
     }
+}
+
+fn by_magic(magic: u32) -> FileSystem {
+    if magic == OVERLAY || IN_MEMORY.contains(&magic) { FileSystem::Memory } else { FileSystem::Disk }
 }
 
 /// True if no process has the file open, or mapped, for writing: the kernel grants leases for reading only then, to the owner of the file
@@ -118,5 +119,6 @@ mod tests {
         std::fs::write(&path, "content").unwrap();
         assert_eq!(file_system(&File::open(&path).unwrap()), FileSystem::Memory);
         assert_eq!(file_system(&File::open("/proc/self/stat").unwrap()), FileSystem::Disk);
+        assert_eq!(by_magic(0x794c_7630), FileSystem::Memory, "of overlayfs, which containers have");
     }
 }

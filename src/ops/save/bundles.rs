@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::contents::is_chunk;
+use super::detect::Formats;
 use super::source::open;
 use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::chunker::tensor;
@@ -44,7 +45,7 @@ impl Bundles {
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(super) fn find(walk: &Walk, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<Self> {
+    pub(super) fn find(walk: &Walk, formats: &Formats, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<Self> {
         let mut bundles = Self::default();
         for same_shape in SameShape::all(layouts) {
             for set in same_shape.sets() {
@@ -56,10 +57,8 @@ impl Bundles {
         let files: HashSet<usize> = bundles.members.keys().map(|(file, _)| *file).collect();
         for file in files {
             let (Some(found), Some(layout)) = (walk.found.get(file), layouts.get(&file)) else { continue };
-            // Holes move the boundaries.
-            let first = open(walk, found)?.each_extent(found.stat.size).next().transpose()?;
-            if first.is_some_and(|data| data.end >= found.stat.size) {
-                bundles.cuts.insert(file, tensor::cuts(&layout.spans(), found.stat.size).collect());
+            if let Some(cuts) = formats.cuts(layout, &open(walk, found)?, found)? {
+                bundles.cuts.insert(file, cuts);
             }
         }
         Ok(bundles)

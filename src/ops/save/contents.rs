@@ -11,7 +11,6 @@ use super::bundles::{Bundles, Pieces};
 use super::detect::Formats;
 use super::source::{SMALL, check_unchanged, open};
 use crate::checkpoint::{Dtype, Layout, Tensor};
-use crate::chunker::tensor;
 use crate::codec::rounded;
 use crate::error::{Error, Result};
 use crate::ops::shown;
@@ -61,7 +60,7 @@ impl Contents {
             contents.parse_file(walk, formats, file)?;
         }
         if relations.bundles {
-            contents.bundles = Bundles::find(walk, &contents.layouts)?;
+            contents.bundles = Bundles::find(walk, formats, &contents.layouts)?;
         }
         let has = |layout: &Arc<Layout>, dtype: Dtype| layout.tensors.iter().any(|tensor| tensor.dtype == dtype);
         if !relations.derived || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
@@ -74,7 +73,7 @@ impl Contents {
                 tracing::debug!("a file that need not be read is not looked at: {error:?}");
             }
         }
-        contents.find_masters(walk, &all.layouts)?;
+        contents.find_masters(walk, formats, &all.layouts)?;
         Ok(contents)
     }
 
@@ -94,7 +93,7 @@ impl Contents {
     }
 
     /// Pairs tensors of one shape whose samples agree; tensors with the same name take precedence.
-    fn find_masters(&mut self, walk: &Walk, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<()> {
+    fn find_masters(&mut self, walk: &Walk, formats: &Formats, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<()> {
         let long = |tensor: &&Tensor| tensor.end - tensor.start >= MASTER_LEN_MIN;
         let with = |dtype: Dtype| {
             layouts.iter().map(move |(&file, layout)| {
@@ -112,10 +111,11 @@ impl Contents {
             }
             let Some(found) = walk.found.get(file) else { continue };
             let opened = open(walk, found)?;
-            // Holes move the boundaries.
-            if opened.each_extent(found.stat.size).next().transpose()?.is_none_or(|data| data.end < found.stat.size) {
+            let Some(cuts) =
+                layouts.get(&file).map(|layout| formats.cuts(layout, &opened, found)).transpose()?.flatten()
+            else {
                 continue;
-            }
+            };
             for tensor in tensors {
                 if let Some(sample) = sample(&opened, tensor, SAMPLE) {
                     let masters = samples.entry((&tensor.shape, rounded(&sample))).or_default();
@@ -123,8 +123,7 @@ impl Contents {
                     masters.by_name.entry(&tensor.name).or_insert((file, tensor.start));
                 }
             }
-            let spans = layouts.get(&file).map(|layout| layout.spans()).unwrap_or_default();
-            self.cuts.insert(file, tensor::cuts(&spans, found.stat.size).collect());
+            self.cuts.insert(file, cuts);
         }
         for (file, tensors) in with(Dtype::BF16).filter(|(file, _)| self.layouts.contains_key(file)) {
             let Some(found) = walk.found.get(file) else { continue };

@@ -16,10 +16,11 @@ use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
 use crate::checkpoint::sharded::Index;
 use crate::checkpoint::{Layout, ReadAt, ReserveMemory, parse_layout};
+use crate::chunker::tensor;
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::ops::watch::is_pointer_content;
-use crate::tree::{Walk, WalkEntry};
+use crate::tree::{Opened, Walk, WalkEntry};
 
 /// Formats of the files of a tree.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ pub(super) struct Formats {
 /// Lists of a file's tensors that there are at one time, at most: its layout, its entry in the manifest, and that while it is
 /// encoded and read again.
 const LISTS: u64 = 4;
+/// Boundaries for which memory is counted at once, at least.
+const CUTS_MIN: usize = 1 << 10;
 /// Part of the memory for descriptions that the text of one header may take.
 const HEADER_SHARE: u64 = 16;
 
@@ -165,6 +168,32 @@ impl Formats {
         parsed
     }
 
+    /// Boundaries of the chunks of the file `found`, which holds the tensors of `layout`; None if it has holes, which move them, or if
+    /// they take too much memory: of a file system that reports no holes, a short file may seem to have any length.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) fn cuts(&self, layout: &Layout, file: &Opened, found: &WalkEntry) -> Result<Option<Vec<u64>>> {
+        let size = found.stat.size;
+        if file.each_extent(size).next().transpose()? != Some(0..size) {
+            return Ok(None);
+        }
+        let (mut cuts, mut counted) = (Vec::new(), 0);
+        for cut in tensor::cuts(&layout.spans(), size) {
+            if cuts.len() == cuts.capacity() {
+                let more = (cuts.capacity().max(CUTS_MIN) * size_of::<u64>()) as u64;
+                if !self.memory().try_add(more) {
+                    self.memory().subtract(counted);
+                    return Ok(None);
+                }
+                counted += more;
+                cuts.reserve_exact(cuts.capacity().max(CUTS_MIN));
+            }
+            cuts.push(cut);
+        }
+        Ok(Some(cuts))
+    }
+
     fn memory(&self) -> MutexGuard<'_, GrowingMemory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -244,6 +273,31 @@ mod tests {
     use crate::clock::Timestamp;
     use crate::limits::MEMORY_MIN;
     use crate::tree::MemoryFile;
+
+    #[test]
+    fn boundaries_are_kept_of_files_without_holes_and_as_far_as_there_is_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [("whole", 0), ("hole", 1_u64 << 40)];
+        for (name, start) in files {
+            let file = std::fs::File::create(folder.path().join(name)).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4 << 20], start).unwrap();
+        }
+        let walk = crate::tree::walk(folder.path(), &crate::tree::Rules::default()).unwrap();
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let formats = Formats::new(&walk, CutChoice::Auto, budget.tree_memory(None), &CancellationToken::new());
+        let layout = Layout::default();
+        let cuts = |file: usize| formats.cuts(&layout, &open(&walk, &walk.found[file]).unwrap(), &walk.found[file]);
+        assert_eq!(walk.found[1].path, b"hole");
+        assert_eq!(cuts(1).unwrap(), None, "a hole of a terabyte");
+        assert_eq!(cuts(2).unwrap().unwrap().last(), Some(&(4 << 20)));
+        // A file system that reports no holes.
+        let whole = MemoryFile::new("f", [Bytes::from_static(&[1])]);
+        let (whole, mut found) = (Opened::Memory(whole.into()), walk.found[2].clone());
+        found.stat.size = 1 << 50;
+        let free = budget.tree_memory(None).max();
+        assert_eq!(formats.cuts(&layout, &whole, &found).unwrap(), None);
+        assert!(budget.tree_memory(None).try_add(free - (1 << 20)), "what they took is given back");
+    }
 
     #[test]
     fn descriptions_of_tensors_take_the_room_that_they_have() {
