@@ -122,10 +122,7 @@ def section(scratch, samples):
         ratio = seconds(loopback[Staged, how]) / seconds(loopback[InTurn, how])
         targets.append((f"{how}, loopback: staged at once / warmed, then staged", ratio, "<=", 1.1))
     pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text().split("[")[1].split("]")[0]
-    what = (
-        f"{bench.SIZE / GIB:g} GiB of weights to the memory of a cold site, over 1 Gbit/s, 50 ms, 0.1 % loss ({bench.congestion()}), "
-        f"and over loopback, whose ends share the cores; huge pages for shared memory: {pages}"
-    )
+    what = f"{bench.SIZE / GIB:g} GiB of weights staged at a cold site, 1 Gbit/s, 50 ms, 0.1 % loss, and loopback, huge pages: {pages}"
     return report.section(what, f"{over_link}\n\n{on_loopback}", targets)
 
 

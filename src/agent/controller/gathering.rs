@@ -154,7 +154,7 @@ mod tests {
         let text = "the names that all namespaces wait for exceed 64.0 MiB of memory; the longest wait comes first";
         assert_eq!(all[3], postponed(text));
         assert!(gathering.len <= LEN_MAX && gathering.len > LEN_MAX - 2 * len);
-        // What is needed on is not kept again in the next pass.
+        // The next pass does not keep again what is still needed.
         let mut next = Gathering::new(rights("**"), gathering.needs);
         assert!(next.len == 0 && Arc::ptr_eq(&first, &next.add(long("a", 0), Duration::ZERO).unwrap()));
     }
