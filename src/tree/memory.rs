@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::holes::{Extents, extents};
+use super::holes::Extents;
 use super::path::{check_file_name, check_path, split};
 use super::stat::{Stat, WalkEntry, WalkKind};
 use crate::clock::Timestamp;
@@ -127,18 +127,7 @@ impl Opened {
         }
     }
 
-    /// The ranges of its first `len` bytes that hold data: see [`extents`].
-    ///
-    /// # Errors
-    /// Errors of the file system.
-    pub fn extents(&self, len: u64) -> Result<Vec<Range<u64>>> {
-        match self {
-            Self::File(file) => extents(file, len),
-            Self::Memory(_) => Ok(Vec::from_iter((len > 0).then_some(0..len))),
-        }
-    }
-
-    /// As [`Opened::extents`], one after the other, and all of them.
+    /// The ranges of its first `len` bytes that hold data, one after the other: see [`Extents`].
     #[must_use]
     pub fn each_extent(&self, len: u64) -> Extents<'_> {
         match self {

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use tokio_util::sync::CancellationToken;
 
 use super::items::Items;
 use super::{FILLED_AT_ONCE, RestoreOptions, destinations};
@@ -15,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
 use crate::ops::in_place::{Next, compare_file};
 use crate::ops::shown;
+use crate::progress::Progress;
 use crate::repository::Saved;
 use crate::tree::{Opened, Target, WalkKind, extents};
 use crate::work::blocking;
@@ -90,12 +92,16 @@ pub(super) async fn survey(
     options: &RestoreOptions,
 ) -> Result<Survey> {
     options.progress.phase("looking", items.bytes(saved));
+    // A dropped restore stops the threads, too.
+    let stop = CancellationToken::new();
+    let _stops = stop.clone().drop_guard();
     let parallelism = std::thread::available_parallelism().map_or(2, usize::from);
     let batches = (0..items.list.len()).step_by(BATCH).map(|from| {
         let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), target.map(Arc::clone));
         let to = (from + BATCH).min(items.list.len());
-        let progress = options.progress.clone();
-        blocking(move || (from..to).map(|at| survey_item(&saved, &items, at, target.as_deref(), &progress)).collect())
+        let (progress, stop) = (options.progress.clone(), stop.clone());
+        let survey = move |at| survey_item(&saved, &items, at, target.as_deref(), (&progress, &stop));
+        blocking(move || (from..to).map(survey).collect())
     });
     let looked: Vec<Vec<SurveyedItem>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
@@ -207,7 +213,7 @@ fn survey_item(
     items: &Items,
     at: usize,
     target: Option<&Target>,
-    progress: &crate::progress::Progress,
+    (progress, stop): (&Progress, &CancellationToken),
 ) -> Result<SurveyedItem> {
     let item = items.list.get(at).ok_or_else(|| Error::other("an item went missing"))?;
     let entry = item.entry(saved)?;
@@ -236,7 +242,7 @@ fn survey_item(
         }
         (EntryKind::File(content), Some(WalkKind::File)) => {
             let file = target.read(&item.path)?;
-            let (same, local) = compare(saved, content, file, present.stat.size)?;
+            let (same, local) = compare(saved, content, file, present.stat.size, stop)?;
             progress.advance(content.size);
             if same {
                 // Setting the mode and time of a file with several names would reach outside the destination: it is written anew.
@@ -285,12 +291,18 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
 }
 
 /// Compares a file with the wanted one: returns whether it is equal, and which wanted chunks are in place.
-fn compare(saved: &Saved, content: &Content, file: File, size: u64) -> Result<(bool, Vec<(u32, u64)>)> {
+fn compare(
+    saved: &Saved,
+    content: &Content,
+    file: File,
+    size: u64,
+    stop: &CancellationToken,
+) -> Result<(bool, Vec<(u32, u64)>)> {
     let mut found = Vec::new();
     let wanted = (content, &saved.manifest.chunks);
-    let same = compare_file(wanted, &Opened::File(file), size, |chunk, range, is_there| {
+    let same = compare_file(wanted, &Opened::File(file), size, stop, |chunk, range, is_there| {
         found.extend(is_there.then_some((chunk, range.start)));
-        Next::Continue
+        if stop.is_cancelled() { Next::End } else { Next::Continue }
     })?;
     Ok((same, found))
 }

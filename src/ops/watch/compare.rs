@@ -216,7 +216,7 @@ impl Reading {
         let file = open(&self.walk, found)?;
         check_unchanged(&file, found)?;
         let wanted = (content, &self.saved.manifest.chunks);
-        let is_equal = compare_file(wanted, &file, found.stat.size, |_, range, is_there| {
+        let is_equal = compare_file(wanted, &file, found.stat.size, &self.stop, |_, range, is_there| {
             self.progress.advance(range.end - range.start);
             if is_there && !self.stop.is_cancelled() { Next::Continue } else { Next::End }
         })?;
