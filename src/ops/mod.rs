@@ -10,6 +10,7 @@ mod freeing;
 mod in_place;
 mod label;
 mod names;
+mod recorded;
 mod remove;
 mod restore;
 mod runs;

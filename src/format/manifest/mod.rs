@@ -165,7 +165,9 @@ impl TreeEntry {
 }
 
 impl TensorEntry {
-    fn weight(&self) -> usize {
+    /// Approximate bytes of memory.
+    #[must_use]
+    pub fn weight(&self) -> usize {
         let part = self.part.as_ref().map_or(0, |part| size_of_val(&*part.shape) + size_of_val(&*part.offsets));
         size_of_val(self) + self.name.len() + self.dtype.len() + size_of_val(&*self.shape) + part
     }

@@ -113,6 +113,14 @@ impl Formats {
         false
     }
 
+    /// Counts tensors of a file that was not parsed, a list of which takes `bytes`, as those of [`Formats::layout`].
+    ///
+    /// # Errors
+    /// Exhausted, if too little memory is left.
+    pub(super) fn keep_tensors(&self, bytes: u64) -> Result<()> {
+        self.memory().add(bytes.saturating_mul(LISTS))
+    }
+
     /// Warning that files were saved without their tensors, if there are any.
     pub(super) fn warning(&self) -> Option<String> {
         self.lacked_memory.load(Ordering::Relaxed).then(|| {

@@ -45,6 +45,7 @@ use self::store::{Counts, store};
 use self::unchanged::Unchanged;
 use super::label::BoundOptions;
 use super::names::{Replaced, exists};
+use super::recorded::Record;
 use super::stopping::{end_stopped, unless_stopped};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
@@ -291,8 +292,10 @@ impl Saving<'_> {
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<Option<StoredTree>> {
-        let unchanged = match self.cache().filter(|_| !self.options.reread) {
-            Some(cache) => Unchanged::load(&cache, &self.walk, &self.formats, known).await?,
+        let memory = self.repository.budget().tree_memory(self.options.caller.as_deref());
+        let cache = self.cache().filter(|_| !self.options.reread);
+        let unchanged = match cache.and_then(|cache| Record::load(&cache, memory)) {
+            Some(record) => Some(Unchanged::find(record, &self.walk, &self.formats, known).await?),
             None => None,
         };
         let mut assembly = Assembly::new(&self.walk, self.options.labels.clone(), &self.options.modes);
@@ -300,6 +303,8 @@ impl Saving<'_> {
             Some(unchanged) => unchanged.add_unchanged(&self.walk, &self.formats, &mut assembly),
             None => files_of(&self.walk).collect(),
         };
+        // Files that are read need memory.
+        drop(unchanged);
         let sizes = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size);
         // Sparse files may exceed 2^64 bytes together: such a tree is refused once it is read.
         let total = sizes.fold(0, u64::saturating_add);

@@ -10,16 +10,17 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Result;
-use crate::format::{ChunkList, Content, EntryKind, Manifest};
+use crate::format::{ChunkList, Content, EntryKind};
 use crate::name::Name;
 use crate::ops::in_place::{Next, compare_file};
+use crate::ops::recorded::Record;
 use crate::ops::save::SaveOptions;
 use crate::ops::save::source::{check_unchanged, open};
 use crate::ops::stopping::unless_stopped;
 use crate::progress::Progress;
 use crate::repository::{Repository, Saved};
 use crate::size;
-use crate::tree::{Rules, SavedStats, Walk, WalkEntry, WalkKind, walk};
+use crate::tree::{Rules, Walk, WalkEntry, WalkKind, walk};
 use crate::work::blocking;
 
 /// Comparison of a checkpoint with its saved tree.
@@ -111,8 +112,10 @@ impl Repository {
         let use_record = evidence != Evidence::Read && !options.reread;
         let surveyed = blocking(move || {
             let walk = walk(&path, &rules)?;
-            let recorded = walk.root().filter(|_| use_record).and_then(|root| repository.stat_cache(root).load());
-            Ok(survey(walk, &wanted, recorded.as_ref()))
+            let memory = repository.budget().tree_memory(rules.caller.as_deref());
+            let root = walk.root().filter(|_| use_record);
+            let record = root.and_then(|root| Record::load(&repository.stat_cache(root), memory));
+            Ok(survey(walk, &wanted, record.as_ref()))
         });
         let Surveyed { walk, comparison, unknown } = surveyed.await?;
         if comparison == Comparison::Other || unknown.is_empty() {
@@ -137,14 +140,13 @@ impl Repository {
 }
 
 /// Compares what `walk` found with a saved tree, without reading files. Blocks.
-fn survey(walk: Walk, saved: &Saved, recorded: Option<&SavedStats>) -> Surveyed {
+fn survey(walk: Walk, saved: &Saved, record: Option<&Record>) -> Surveyed {
     let manifest = &saved.manifest;
-    let of_record = recorded.and_then(|recorded| Some((recorded, Manifest::decode(recorded.body()).ok()?)));
     let is_known = |found: &WalkEntry, content: &Content| {
-        let Some((recorded, earlier)) = &of_record else { return false };
+        let Some(Record { stats, manifest: earlier, .. }) = record else { return false };
         match earlier.entry(&found.path).map(|entry| &entry.kind) {
             Some(EntryKind::File(known)) => {
-                recorded.unchanged(&found.path, &found.stat)
+                stats.unchanged(&found.path, &found.stat)
                     && has_same_chunks((known, &earlier.chunks), (content, &manifest.chunks))
             }
             _ => false,

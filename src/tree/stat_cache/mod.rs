@@ -30,6 +30,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::stat::Stat;
+use crate::budget::GrowingMemory;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::{ManifestId, RepositoryId};
@@ -93,13 +94,26 @@ impl StatCache {
         Self { file: folder.join(name + ".seen"), repository, root, host }
     }
 
-    /// Record of the last save; none if there was none, or if it is damaged.
-    #[must_use]
-    pub fn load(&self) -> Option<SavedStats> {
+    /// Record of the last save; none if there was none, or if it is damaged. Its bytes take memory of `memory`.
+    ///
+    /// # Errors
+    /// Exhausted, if too little is left of that.
+    pub fn load(&self, memory: &mut GrowingMemory) -> Result<Option<SavedStats>> {
+        let Some((file, len)) = self.open() else { return Ok(None) };
+        memory.add(len)?;
+        Ok(self.read(file, len))
+    }
+
+    /// The file, and its length if that is possible.
+    fn open(&self) -> Option<(File, u64)> {
         let file = File::open(&self.file).ok()?;
         let len = file.metadata().ok()?.len();
+        (len <= CACHE_LEN_MAX).then_some((file, len))
+    }
+
+    fn read(&self, file: File, len: u64) -> Option<SavedStats> {
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(usize::try_from(len).ok().filter(|_| len <= CACHE_LEN_MAX)?).ok()?;
+        bytes.try_reserve_exact(usize::try_from(len).ok()?).ok()?;
         file.take(len).read_to_end(&mut bytes).ok()?;
         SavedStats::parse(bytes, self)
     }
