@@ -40,7 +40,7 @@ pub(super) fn compare_file(
     let mut zeros = Zeros { file, extents: file.each_extent(size), ahead: None, stop };
     for (chunk, range) in content.placed(chunks) {
         if range.start > covered {
-            same = same && zeros.fill(covered..range.start)?;
+            same = same && zeros.fill(&(covered..range.start))?;
         }
         covered = range.end;
         let id = chunks.ids.get(chunk as usize);
@@ -52,7 +52,7 @@ pub(super) fn compare_file(
             return Ok(false);
         }
     }
-    Ok(same && zeros.fill(covered..content.size)?)
+    Ok(same && zeros.fill(&(covered..content.size))?)
 }
 
 /// Zeros in a file, looked for in ascending order. Holes count as zeros, and are not read.
@@ -67,7 +67,7 @@ struct Zeros<'a, I> {
 
 impl<I: Iterator<Item = Result<Range<u64>>>> Zeros<'_, I> {
     /// True if they fill `range`, which must not start before those of earlier calls end. False if it is stopped.
-    fn fill(&mut self, range: Range<u64>) -> Result<bool> {
+    fn fill(&mut self, range: &Range<u64>) -> Result<bool> {
         // The search for data may take long: without a hole there is none.
         if range.is_empty() {
             return Ok(true);
@@ -78,7 +78,7 @@ impl<I: Iterator<Item = Result<Range<u64>>>> Zeros<'_, I> {
             if is_last {
                 self.ahead = Some(data);
             }
-            if self.stop.is_cancelled() || !self.are_read(within) {
+            if self.stop.is_cancelled() || !self.are_read(&within) {
                 return Ok(false);
             }
             if is_last {
@@ -89,7 +89,7 @@ impl<I: Iterator<Item = Result<Range<u64>>>> Zeros<'_, I> {
     }
 
     /// True if the bytes in `range` are zeros. False if it is stopped.
-    fn are_read(&self, range: Range<u64>) -> bool {
+    fn are_read(&self, range: &Range<u64>) -> bool {
         let mut buffer = Vec::new();
         (range.start..range.end).step_by(ZEROS).all(|at| {
             buffer.resize(usize::try_from(range.end - at).unwrap_or(ZEROS).min(ZEROS), 0);
@@ -123,7 +123,7 @@ mod tests {
         let (file, stop) = (Opened::File(tempfile::tempfile().unwrap()), CancellationToken::new());
         let data: Vec<Range<u64>> = (0..1_000_000).map(|at| at * 10..at * 10 + 1).collect();
         let mut zeros = zeros(&file, &data, &stop);
-        assert!(data.iter().all(|extent| zeros.fill(extent.end..extent.end + 9).unwrap()));
+        assert!(data.iter().all(|extent| zeros.fill(&(extent.end..extent.end + 9)).unwrap()));
     }
 
     /// More extents than a list of them has in tests. The file ends with the last of them, so that a read of what follows fails.
@@ -168,12 +168,12 @@ mod tests {
             (len - 1..len + 1, vec![(0, len + 1)], false),
         ] {
             let data: Vec<Range<u64>> = ends.into_iter().map(|(start, end)| start..end).collect();
-            let is_zero = zeros(&file, &data, &stop).fill(range.clone()).unwrap();
+            let is_zero = zeros(&file, &data, &stop).fill(&range).unwrap();
             assert_eq!(is_zero, expected, "{range:?} {data:?}");
         }
         let data = [0..9, 20..one + 1];
         let mut zeros = zeros(&file, &data, &stop);
-        let found = [2..4, 6..20, 21..22, 30..one, one..len].map(|range| zeros.fill(range).unwrap());
+        let found = [2..4, 6..20, 21..22, 30..one, one..len].map(|range| zeros.fill(&range).unwrap());
         assert_eq!(found, [true, true, true, true, false], "one extent in several ranges");
     }
 

@@ -21,8 +21,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The record in `cache`, which takes memory of `memory`; None if there is none, or if that is too little: files are read then.
-    /// Blocks.
+    /// The record in `cache`, which takes memory of `memory`; None if there is none, or if that is too little: files are read
+    /// then. Blocks.
     pub(super) fn load(cache: &StatCache, memory: GrowingMemory) -> Option<Self> {
         Self::load_within(cache, memory).unwrap_or_else(|error| {
             tracing::info!("unchanged files are read, without the stat cache: {error}");
