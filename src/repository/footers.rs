@@ -74,11 +74,13 @@ impl Repository {
         let objects = &**self.store().objects();
         let len = match objects::read_range(objects, &key, start, &mut tail).await {
             // Stores answer a range beyond the end in different ways.
-            Err(error) if error.kind() == ErrorKind::Unreachable => match objects::len(objects, &key).await {
-                Ok(len) if len != pack.len => len,
-                Ok(_) => return Err(error),
-                Err(other) => return Err(other),
-            },
+            Err(error) if matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Damaged) => {
+                match objects::len(objects, &key).await {
+                    Ok(len) if len != pack.len => len,
+                    Ok(_) => return Err(error),
+                    Err(other) => return Err(other),
+                }
+            }
             read => read?,
         };
         if len != pack.len {

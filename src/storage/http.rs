@@ -77,11 +77,17 @@ impl HttpService for Unredirected {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asked = if is_of_object(&request) { Asked::Object } else { Asked::Other };
         let deletes = is_bulk_delete(&request);
+        // Queries may hold secrets.
+        let place = format!("{}{}", request.uri().host().unwrap_or_default(), request.uri().path());
         let response = HttpService::call(&self.0, request).await?;
         let status = response.status().as_u16();
         if !is_redirect(status) {
             let response = limited(response, asked);
-            return if deletes { without_errors(response).await } else { Ok(response) };
+            return match asked {
+                Asked::Object => without_refusal(response, &place).await,
+                Asked::Other if deletes => without_errors(response).await,
+                Asked::Other => Ok(response),
+            };
         }
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let error = redirected(status, header("location"), header("x-amz-bucket-region"));
@@ -114,6 +120,10 @@ fn is_bulk_delete(request: &HttpRequest) -> bool {
     request.method() == "POST" && parameters.any(|parameter| parameter.split('=').next() == Some("delete"))
 }
 
+/// Codes of answers with status 400 to requests that are valid later, or with other credentials
+/// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList>).
+const PASSING_CODES: [&str; 4] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeout"];
+
 /// Error of a bulk delete whose answer reports errors.
 #[derive(Debug, thiserror::Error)]
 #[error("store did not delete all objects of a request")]
@@ -135,6 +145,31 @@ async fn without_errors(response: HttpResponse) -> Result<HttpResponse, HttpErro
         return Err(HttpError::new(HttpErrorKind::Unknown, NotAllDeleted));
     }
     Ok(HttpResponse::from_parts(head, body.into()))
+}
+
+/// `response` to a request for bytes of an object, unless its status says that the object itself is the reason that it fails:
+/// `object_store` has no class for these. Statuses with a class, and those of failures that pass, are left to it.
+async fn without_refusal(response: HttpResponse, place: &str) -> Result<HttpResponse, HttpError> {
+    let (head, body) = response.into_parts();
+    let status = head.status.as_u16();
+    if !(400..500).contains(&status) || matches!(status, 401 | 403 | 404 | 408 | 409 | 412 | 429) {
+        return Ok(HttpResponse::from_parts(head, body));
+    }
+    let body = body.bytes().await?;
+    let says = |code: &str| body.windows(code.len()).any(|text| text == code.as_bytes());
+    let error = if status == 416 {
+        Error::damaged("object is shorter than it was")
+            .expected("an object with the requested range")
+            .help("`towline verify --repair` tells what it hits")
+    } else if PASSING_CODES.into_iter().any(says) {
+        return Ok(HttpResponse::from_parts(head, body.into()));
+    } else {
+        Error::other("store refuses to read an object")
+            .help("check how the object is stored, such as encrypted with a key that only its writer has")
+    };
+    let text = String::from_utf8_lossy(&body);
+    let error = error.at(place).got(format!("status {status}")).source(text.into_owned());
+    Err(HttpError::new(HttpErrorKind::Unknown, error))
 }
 
 /// Limits the length of `response`: an object has its announced length; errors and lists have a maximum. A longer answer tells nothing
@@ -305,6 +340,27 @@ mod tests {
         };
         assert!(deletes("POST", "https://s3/bucket?delete") && deletes("POST", "https://s3/bucket?delete="));
         assert!(!deletes("POST", "https://s3/bucket/key?uploads") && !deletes("PUT", "https://s3/bucket/delete"));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_is_about_one_object_is_not_that_of_a_store_that_does_not_answer() {
+        let kind = async |status: u16, body: &str| {
+            let mut response = HttpResponse::new(body.to_owned().into());
+            *response.status_mut() = status.try_into().unwrap();
+            let error = without_refusal(response, "host/bucket/key").await.err()?;
+            let error = Error::from(object_store::Error::Generic { store: "S3", source: Box::new(error) });
+            let text = error.to_string();
+            assert!(text.contains("at host/bucket/key") && text.contains(&format!("got status {status}")), "{text}");
+            assert!(error.help_text().is_some());
+            Some(error.kind())
+        };
+        assert_eq!(kind(416, "<Code>InvalidRange</Code>").await, Some(ErrorKind::Damaged));
+        assert_eq!(kind(400, "<Code>InvalidRequest</Code>").await, Some(ErrorKind::Other));
+        assert_eq!(kind(410, "").await, Some(ErrorKind::Other));
+        assert_eq!(kind(400, "<Code>ExpiredToken</Code>").await, None, "it is about all objects");
+        for left in [200, 206, 304, 401, 403, 404, 408, 409, 412, 429, 500, 503] {
+            assert_eq!(kind(left, "text").await, None, "{left}");
+        }
     }
 
     #[tokio::test]
