@@ -133,7 +133,7 @@ impl Repository {
     }
 
     /// The labels that the name has in `source`, if the policy there lets it come here. Of the names below it, which would have them
-    /// as well, only those that `come` from there may get stricter.
+    /// as well, only those that have `come` from there may get stricter.
     pub(super) async fn coming_labels(
         &self,
         source: (&Self, &State),
@@ -284,11 +284,11 @@ impl Repository {
     }
 }
 
-/// Refuses `labels` from another repository for `name` that would bind names below it, unless these `come` from there, too.
+/// Refuses `labels` from another repository for `name` that would bind names below it, unless these have `come` from there, too.
 fn check_below(state: &State, (name, labels): (&Name, &Labels), come: &BTreeSet<Name>) -> Result<()> {
     let mut others = state.tightened_below(name, labels).filter(|other| !come.contains(*other));
     let Some(first) = others.next() else { return Ok(()) };
-    Err(Error::conflict("labels of the source would bind names of the destination that do not come from it")
+    Err(Error::conflict("labels of the source would bind names of the destination that did not come from it")
         .at(name)
         .expected("labels that the names below it have already")
         .got(format!("labels {labels}, which {first} lacks"))

@@ -1,6 +1,7 @@
 //! Names that the destination has with another value: which of them a sync replaces.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use serde::Serialize;
@@ -67,16 +68,32 @@ impl Syncing<'_> {
         }
     }
 
-    /// Names below `name` that the destination has from the `source`, or will have once this sync is done.
-    pub(super) fn come_below(&self, name: &Name, source: &State) -> BTreeSet<Name> {
+    /// Names below `name` that this sync has set, or that were equal: a name may still fail that has not come yet.
+    pub(super) fn come_below(&self, name: &Name) -> BTreeSet<Name> {
         let from = format!("{name}/");
-        let below = source.refs.range::<str, _>((Bound::Excluded(&*from), Bound::Unbounded));
-        let below = below.take_while(|(other, _)| other.is_under(name));
-        let chosen =
-            below.filter(|(other, _)| self.what.is_empty() || self.what.iter().any(|what| other.is_under(what)));
-        let come = chosen.filter(|(other, value)| self.kept(other, value, source).is_none());
-        come.map(|(other, _)| other.clone()).collect()
+        let below = self.set.range::<str, _>((Bound::Excluded(&*from), Bound::Unbounded));
+        below.take_while(|other| other.is_under(name)).cloned().collect()
     }
+}
+
+/// The `names`, each with the version that set it, in that order, but each after those below it: its labels bind these, too, and must
+/// not if they cannot be copied.
+pub(super) fn ordered(names: &[(u64, &Name)]) -> Vec<Name> {
+    let mut newest: BTreeMap<&str, u64> = names.iter().map(|(version, name)| (name.as_str(), *version)).collect();
+    for (version, name) in names {
+        for (slash, _) in name.as_str().match_indices('/') {
+            if let Some(of_above) = newest.get_mut(&name.as_str()[..slash]) {
+                *of_above = (*version).max(*of_above);
+            }
+        }
+    }
+    let key = |name: &Name| {
+        let depth = name.as_str().matches('/').count();
+        (newest.get(name.as_str()).copied(), Reverse(depth), name.clone())
+    };
+    let mut ordered: Vec<_> = names.iter().map(|&(_, name)| key(name)).collect();
+    ordered.sort_unstable();
+    ordered.into_iter().map(|(.., name)| name).collect()
 }
 
 /// True if the value `there` of the destination is newer than the `value` of the source. Kept values tell first: if one side had the
@@ -97,4 +114,17 @@ fn left(state: &State, name: &Name, old: &RefValue) -> Option<Timestamp> {
 /// True if tree and facts are the same.
 pub(super) fn is_same(a: &RefValue, b: &RefValue) -> bool {
     a.manifest == b.manifest && a.facts == b.facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_in_the_order_of_their_versions_after_those_below_them() {
+        let names = ["a", "a/b", "a/b/c", "a/d", "a-1", "z"].map(|name| name.parse::<Name>().unwrap());
+        let [a, b, c, d, other, last] = &names;
+        let versions = [(1, a), (3, b), (2, c), (5, d), (4, other), (5, last)];
+        assert_eq!(ordered(&versions), [c, b, other, d, a, last].map(Clone::clone));
+    }
 }

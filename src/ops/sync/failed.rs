@@ -64,6 +64,7 @@ mod tests {
 
     use super::*;
     use crate::ops::{SaveOptions, SyncOptions, sync};
+    use crate::policy::Labels;
     use crate::repository::layout::{Family, owned};
     use crate::repository::{OpenOptions, Repository};
     use crate::storage::{self, Location, Store, StoreOptions};
@@ -116,6 +117,34 @@ mod tests {
         assert_eq!(report.failed.len(), 11);
         let state = to.state().await.unwrap();
         assert!(state.seq <= before + 2 && state.sessions.is_empty(), "{}", state.seq - before);
+    }
+
+    /// Y1: "one that it cannot copy brings none".
+    #[tokio::test]
+    async fn a_name_that_fails_gets_no_labels_from_one_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (repository(Store::memory(), dir.path()).await, repository(Store::memory(), dir.path()).await);
+        let [old, upper, lower] = ["old", "upper", "lower"].map(|tree| dir.path().join(tree));
+        save(&to, &old, "file", "other").await;
+        to.save(&old, &name("a/b"), &SaveOptions::default()).await.unwrap();
+        save(&from, &upper, "file", "a").await;
+        let pack = save(&from, &lower, "file", "a/b").await;
+        from.store().objects().put(&pack, vec![0; 12_000].into()).await.unwrap();
+        let labels = Labels::default().with("sensitivity", "public").unwrap();
+        from.tighten(&name("a"), &labels).await.unwrap();
+
+        let report = sync(&from, &to, &[], &SyncOptions::default()).await.unwrap();
+        let failed: Vec<_> = report.failed.iter().map(|failed| (failed.name.as_str(), failed.kind)).collect();
+        assert_eq!(failed, [("a/b", ErrorKind::Damaged), ("a", ErrorKind::Conflict)], "{report:?}");
+        assert_eq!(to.labels(&name("a/b")).await.unwrap().labels, Labels::default());
+
+        // Once both can be copied, both have them.
+        from.save(&upper, &name("a/b"), &SaveOptions::default()).await.unwrap();
+        let report = sync(&from, &to, &[], &SyncOptions::default()).await.unwrap();
+        assert_eq!((report.names, report.failed), (2, Vec::new()));
+        for both in ["a", "a/b"] {
+            assert_eq!(to.labels(&name(both)).await.unwrap().labels, labels, "{both}");
+        }
     }
 
     #[tokio::test]

@@ -2,8 +2,8 @@
 //!
 //! Frames are copied in their encoded form, but each is decoded and verified before it is written to a pack of the destination. Those
 //! whose base the destination lacks are encoded anew, where that is less than with the base.
-//! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; normal deduplication finds
-//! chunks that were moved already.
+//! Names are published one by one, the oldest first, but each after those below it, so that an interrupted sync leaves a prefix; normal
+//! deduplication finds chunks that were moved already.
 
 mod existing;
 mod failed;
@@ -18,8 +18,8 @@ use futures::{StreamExt as _, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use self::existing::is_same;
 pub use self::existing::{Existing, KeptName, KeptReason};
+use self::existing::{is_same, ordered};
 pub use self::failed::FailedName;
 use self::removals::left_behind;
 use self::shared::{MovedTree, SharedTrees, TreeKeys};
@@ -173,6 +173,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         leaves_bases: false,
         writer: Writer::new(to, &options.progress),
         shared: SharedTrees::default(),
+        set: BTreeSet::new(),
         report: SyncReport { dry_run: options.dry_run, left_behind, ..SyncReport::default() },
         reported: 0,
     };
@@ -210,7 +211,7 @@ pub async fn check_new_destination(from: &Repository, what: &[Name], addresses: 
     refusals.next().map_or(Ok(()), Err)
 }
 
-/// The names to sync, in the order in which they were set.
+/// The names to sync, in their order.
 fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     let missing = what.iter().find(|&selector| !state.refs.keys().any(|name| name.is_under(selector)));
     if let Some(selector) = missing {
@@ -219,9 +220,7 @@ fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
             .help("`towline ls --repo` with the source's URL lists the names"));
     }
     let chosen = state.refs.iter().filter(|(name, _)| what.is_empty() || what.iter().any(|s| name.is_under(s)));
-    let mut chosen: Vec<_> = chosen.map(|(name, value)| (value.version, name.clone())).collect();
-    chosen.sort_unstable();
-    Ok(chosen.into_iter().map(|(_, name)| name).collect())
+    Ok(ordered(&chosen.map(|(name, value)| (value.version, name)).collect::<Vec<_>>()))
 }
 
 /// One sync in progress.
@@ -242,6 +241,8 @@ struct Syncing<'a> {
     leaves_bases: bool,
     writer: Writer,
     shared: SharedTrees,
+    /// Names that the destination has from the source by now.
+    set: BTreeSet<Name>,
     report: SyncReport,
     /// Plain bytes of the current name that are counted in the progress.
     reported: u64,
@@ -257,7 +258,7 @@ enum Step {
     Gone(Error),
 }
 
-/// Labels that come with a name, and the names below it that come from the source, too.
+/// Labels that come with a name, and the names below it that have come from the source, too.
 struct Coming {
     labels: Labels,
     come: BTreeSet<Name>,
@@ -278,7 +279,7 @@ impl Syncing<'_> {
             if self.is_kept(name, &value, &state) {
                 return Ok(());
             }
-            let come = self.come_below(name, &state);
+            let come = self.come_below(name);
             let labels = self.to.coming_labels((self.from, &state), name, &come).await?;
             if attempt == 0 || !self.separates {
                 self.separate(&state);
@@ -286,6 +287,7 @@ impl Syncing<'_> {
             match self.attempt(name, &value, &Coming { labels, come }).await? {
                 Step::Done => {
                     self.note_returned(name, &value);
+                    self.set.insert(name.clone());
                     return Ok(());
                 }
                 Step::Lost => self.forget().await?,
