@@ -20,6 +20,6 @@ pub use manifest::{
 };
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
-pub use segment::{Row, SegmentView, segment_bytes};
+pub use segment::{Row, SegmentView, segment_bytes, segment_len_max};
 pub use signed::SignedBytes;
 pub use usage::{Direction, Month, UsageKey, UsageReport, UsageTotals};

@@ -31,6 +31,8 @@ const BLOCK: usize = 32;
 const ENTRY: usize = 16;
 /// Bits per chunk in the filter: 1 % false positives.
 const FILTER_BITS: usize = 10;
+/// Maximum length of the filter, in those that this version writes: room for other writers' false positives.
+const FILTER_ROOM: usize = 2;
 const SALTS: [u32; 8] =
     [0x47b6_137b, 0x4497_4d91, 0x8824_ad5b, 0xa2b7_289d, 0x7054_95c7, 0x2df1_424b, 0x9efc_4947, 0x5c6b_fb31];
 
@@ -45,11 +47,25 @@ pub struct Row {
     pub ordinal: u32,
 }
 
+/// Blocks of the filter of so many chunks.
+fn filter_blocks(chunks: usize) -> usize {
+    chunks.saturating_mul(FILTER_BITS).div_ceil(BLOCK * 8).max(1)
+}
+
+/// Maximum length of a segment of so many packs and chunks, as an object.
+#[must_use]
+pub fn segment_len_max(packs: u64, chunks: u64) -> u64 {
+    let blocks = filter_blocks(usize::try_from(chunks).unwrap_or(usize::MAX)).saturating_mul(FILTER_ROOM);
+    let parts = [(packs, PACK_ROW), (blocks as u64, BLOCK), (chunks, ENTRY)];
+    let ends = (PACKS + DIGEST_LEN) as u64;
+    parts.into_iter().fold(ends, |len, (count, each)| len.saturating_add(count.saturating_mul(each as u64)))
+}
+
 /// Writes the body of a segment: `rows` in any order, each naming one of `packs`.
 #[must_use]
 pub fn segment_bytes(packs: &[PackRef], mut rows: Vec<Row>) -> Vec<u8> {
     rows.sort_unstable();
-    let blocks = (rows.len() * FILTER_BITS).div_ceil(BLOCK * 8).max(1);
+    let blocks = filter_blocks(rows.len());
     let mut filter = vec![0u8; blocks * BLOCK];
     rows.iter().for_each(|row| mark(&mut filter, row.prefix));
     let mut out = Writer::new();
@@ -103,6 +119,9 @@ impl SegmentView {
         reader.take(chunks.saturating_mul(ENTRY))?;
         if blocks == 0 {
             return Err(reader.malformed("filter is empty"));
+        }
+        if blocks > filter_blocks(chunks).saturating_mul(FILTER_ROOM) {
+            return Err(reader.malformed("filter is longer than its chunks need"));
         }
         reader.finish()?;
         Ok(Self { packs, chunks, filter, entries: filter + blocks * BLOCK })
@@ -262,6 +281,25 @@ mod tests {
         let filter = &object[view.filter..view.entries];
         let false_hits = (20_000..60_000).filter(|&n| marked(filter, id(n).prefix())).count();
         assert!(false_hits < 1200, "{false_hits} of 40000");
+    }
+
+    #[test]
+    fn packs_and_chunks_bound_the_length_of_a_segment() {
+        for chunks in [0, 1, 25, 26, 1000] {
+            let packs = [pack(500), pack(500)];
+            let mut body = segment_bytes(&packs, (0..chunks).map(row).collect());
+            let (most, end) = (segment_len_max(2, chunks.into()), PACKS - HEADER_LEN + 2 * PACK_ROW);
+            let written = u32::from_le_bytes(body[12..16].try_into().unwrap());
+            for (blocks, is_read) in [(written, true), (2 * written, true), (2 * written + 1, false)] {
+                let lacking = (blocks as usize * BLOCK) - (body.len() - end - chunks as usize * ENTRY);
+                body.splice(end..end, vec![0; lacking]).for_each(drop);
+                body[12..16].copy_from_slice(&blocks.to_le_bytes());
+                let object = seal(Kind::Segment, &body, false);
+                assert_eq!(SegmentView::parse(&object).is_ok(), is_read, "{chunks} chunks, {blocks} blocks");
+                assert_eq!(object.len() as u64 <= most, is_read, "{chunks} chunks, {blocks} blocks");
+            }
+        }
+        assert_eq!(segment_len_max(u64::MAX, u64::MAX), u64::MAX);
     }
 
     #[test]

@@ -76,8 +76,8 @@ impl Syncing<'_> {
     }
 }
 
-/// The `names`, each with the version that set it, in that order, but each after those below it: its labels bind these, too, and must
-/// not if they cannot be copied.
+/// The `names`, each with the version that set it, in that order, but each after those below it: its labels bind these, too,
+/// and must not if they cannot be copied.
 pub(super) fn ordered(names: &[(u64, &Name)]) -> Vec<Name> {
     let mut newest: BTreeMap<&str, u64> = names.iter().map(|(version, name)| (name.as_str(), *version)).collect();
     for (version, name) in names {

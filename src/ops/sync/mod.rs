@@ -2,8 +2,8 @@
 //!
 //! Frames are copied in their encoded form, but each is decoded and verified before it is written to a pack of the destination. Those
 //! whose base the destination lacks are encoded anew, where that is less than with the base.
-//! Names are published one by one, the oldest first, but each after those below it, so that an interrupted sync leaves a prefix; normal
-//! deduplication finds chunks that were moved already.
+//! Names are published one by one, the oldest first, but each after those below it, so that an interrupted sync leaves a
+//! prefix; normal deduplication finds chunks that were moved already.
 
 mod existing;
 mod failed;

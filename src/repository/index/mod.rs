@@ -4,7 +4,7 @@ mod audit;
 mod map;
 mod merge;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use super::objects::{self, Downloaded};
 use crate::budget::{Budget, Retained};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open};
-use crate::format::{PackRef, SegmentView};
+use crate::format::{PackRef, SegmentView, segment_len_max};
 use crate::id::{ChunkId, PackId, SegmentId};
 use crate::storage::open_object;
 use crate::tree::is_own_file;
@@ -112,7 +112,7 @@ impl Index {
 }
 
 impl Repository {
-    /// The index of `state`. Loaded segments are not fetched again.
+    /// The index of `state`. Loaded segments are not fetched again. Others are removed from the local cache.
     ///
     /// # Errors
     /// Not found, if a segment was replaced since (retry with a newer state); damaged, if one is.
@@ -120,12 +120,17 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn index(&self, state: &State) -> Result<Index> {
+        let is_changed = state.segments.is_empty() || !self.has_loaded(state);
         let wanted =
             state.segments.iter().map(|(&id, info)| async move { Ok::<_, Error>((id, self.segment(id, info).await?)) });
         let wanted = stream::iter(wanted.collect::<Vec<_>>()).buffered(FETCHES);
         let segments: Vec<_> = wanted.try_collect().await?;
         let mut loaded = self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|id, _| state.segments.contains_key(id));
+        drop(loaded);
+        if is_changed {
+            self.remove_stale(state);
+        }
         Ok(Index { segments })
     }
 
@@ -157,6 +162,7 @@ impl Repository {
             return Ok(found);
         }
         let key = layout::owned(Family::Index, id);
+        check_counts(&key, info)?;
         let bytes = match self.mapped_in_place(&key, info)? {
             Some(mapped) => mapped,
             None => self.fetched(id, info).await?,
@@ -181,6 +187,31 @@ impl Repository {
         if is_own_file(&found) { Mapped::of(&file, &path).map(Some) } else { Ok(None) }
     }
 
+    /// True if this process has loaded the segments of `state`, and no others.
+    fn has_loaded(&self, state: &State) -> bool {
+        self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner).keys().eq(state.segments.keys())
+    }
+
+    /// Folder of the local cache with the segments that were fetched.
+    fn index_cache(&self) -> PathBuf {
+        self.cache().join("index")
+    }
+
+    /// Removes the files of the local cache whose segments `state` does not list. Another process that has mapped one keeps it;
+    /// one that knows a newer state may fetch one again.
+    fn remove_stale(&self, state: &State) {
+        let Ok(files) = std::fs::read_dir(self.index_cache()) else { return };
+        let live: BTreeSet<String> = state.segments.keys().map(cached_name).collect();
+        for file in files.flatten() {
+            let name = file.file_name();
+            // Those that begin with a dot are unfinished.
+            let is_stale = name.to_str().is_some_and(|name| !name.starts_with('.') && !live.contains(name));
+            if is_stale && let Err(error) = std::fs::remove_file(file.path()) {
+                tracing::debug!("an old index segment stays at {}: {error}", file.path().display());
+            }
+        }
+    }
+
     fn loaded(&self, id: SegmentId) -> Option<Arc<Segment>> {
         self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
@@ -188,7 +219,7 @@ impl Repository {
     /// Maps a segment from the local cache, after downloading it there if needed, because it may be larger than the memory
     /// budget. If the cache cannot be written, the segment is kept in memory.
     async fn fetched(&self, id: SegmentId, info: &SegmentInfo) -> Result<Mapped> {
-        let path = self.cache().join("index").join(format!("{}-{}", id.session, id.object));
+        let path = self.index_cache().join(cached_name(&id));
         let key = layout::owned(Family::Index, id);
         if let Ok(mapped) = Mapped::open(&path) {
             match check_len(&key, info, mapped.len() as u64).and_then(|()| SegmentView::parse(&mapped).map(drop)) {
@@ -229,10 +260,9 @@ impl Repository {
             Downloaded::NotWritable(error) => return Ok(Err(error)),
         }
         checked(key, &Bytes::from_owner(Mapped::open(&staged.path)?))?;
-        match staged.publish(path) {
-            Ok(()) => Mapped::open(path).map(Ok),
-            Err(error) => Ok(Err(error)),
-        }
+        // Mapped before others see it, who may remove it.
+        let mapped = Mapped::open(&staged.path)?;
+        Ok(staged.publish(path).map(|()| mapped))
     }
 
     /// Warns once that the local cache cannot be written, but not about a read-only folder, which is taken as intended.
@@ -248,6 +278,24 @@ impl Repository {
             );
         }
     }
+}
+
+/// Name of a segment's file in the local cache.
+fn cached_name(id: &SegmentId) -> String {
+    format!("{}-{}", id.session, id.object)
+}
+
+/// Refuses a segment that is longer than the numbers of packs and chunks in the log allow, before it takes that much disk.
+fn check_counts(key: &object_store::path::Path, info: &SegmentInfo) -> Result<()> {
+    let most = segment_len_max(info.packs, info.chunks);
+    if info.len <= most {
+        return Ok(());
+    }
+    Err(Error::damaged("index segment is longer than its packs and chunks need")
+        .at(key)
+        .expected(format!("at most {most} bytes"))
+        .got(info.len)
+        .help("towline verify --repair rebuilds the index"))
 }
 
 /// Refuses an object that is no segment. A compressed one is refused before it is decompressed.
@@ -299,5 +347,61 @@ impl Drop for Staged {
     fn drop(&mut self) {
         // After a rename, there is nothing to remove.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::id::{Owned, SessionId};
+    use crate::ops::SaveOptions;
+    use crate::repository::OpenOptions;
+    use crate::storage::Store;
+
+    async fn repository(dir: &Path) -> Repository {
+        let options = OpenOptions { cache: Some(dir.join("cache")), ..OpenOptions::default() };
+        Repository::create(Store::memory(), options).await.unwrap().0
+    }
+
+    #[tokio::test]
+    async fn a_segment_that_is_longer_than_its_counts_allow_is_not_fetched() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = repository(dir.path()).await;
+        for (len, kind) in [(1 << 32, ErrorKind::Damaged), (segment_len_max(1, 1), ErrorKind::NotFound)] {
+            let mut state = State::default();
+            let info = SegmentInfo { len, packs: 1, chunks: 1, built: 0 };
+            state.segments.insert(Owned::fresh(SessionId::random()), info);
+            assert_eq!(repository.index(&state).await.unwrap_err().kind(), kind, "{len}");
+        }
+    }
+
+    #[tokio::test]
+    async fn segments_that_are_not_live_leave_the_local_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = repository(dir.path()).await;
+        let cached = || {
+            let files = fs::read_dir(repository.index_cache()).unwrap();
+            files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+        };
+        for content in ["first", "second"] {
+            let tree = dir.path().join(content);
+            fs::create_dir(&tree).unwrap();
+            fs::write(tree.join("file"), content.repeat(2000)).unwrap();
+            repository.save(&tree, &"name".parse().unwrap(), &SaveOptions::default()).await.unwrap();
+            let (state, _) = repository.indexed_state().await.unwrap();
+            let live: BTreeSet<String> = state.segments.keys().map(cached_name).collect();
+            let unfinished = cached().contains(".unfinished.part").then(|| ".unfinished.part".to_owned());
+            assert!(!live.is_empty());
+            let expected: BTreeSet<String> = live.into_iter().chain(unfinished).collect();
+            assert_eq!(cached(), expected);
+            for other in ["old", ".unfinished.part"] {
+                fs::write(repository.index_cache().join(other), "bytes").unwrap();
+            }
+        }
+        // Nor is one left once there is none.
+        repository.index(&State::default()).await.unwrap();
+        assert_eq!(cached(), BTreeSet::from([".unfinished.part".to_owned()]));
     }
 }
