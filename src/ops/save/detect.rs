@@ -288,7 +288,7 @@ mod tests {
         let files = [("whole", 0), ("hole", 1_u64 << 40)];
         for (name, start) in files {
             let file = std::fs::File::create(folder.path().join(name)).unwrap();
-            std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4 << 20], start).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; 4 << 20], start).unwrap();
         }
         let walk = crate::tree::walk(folder.path(), &crate::tree::Rules::default()).unwrap();
         let budget = Budget::new(MEMORY_MIN).unwrap();

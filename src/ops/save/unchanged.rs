@@ -135,7 +135,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("f.safetensors"), tensors()).unwrap();
         let (memory, cache) = (Some(MEMORY_MIN), Some(dir.path().join("cache")));
-        let options = OpenOptions { cache, memory, ..OpenOptions::default() };
+        let options = OpenOptions { memory, cache, ..OpenOptions::default() };
         let repository = Repository::create(Store::memory(), options).await.unwrap().0;
         let (name, options) = ("run/step-1".parse::<Name>().unwrap(), SaveOptions::default());
         repository.save(&path, &name, &options).await.unwrap();
