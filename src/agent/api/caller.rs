@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustix::process::{Uid, getuid};
 
 use crate::agent::requester::Requester;
+use crate::agent::tasks::Task;
 use crate::agent::tokens::Grant;
 use crate::agent::user::user_name;
 use crate::audit::Actor;
@@ -64,6 +65,19 @@ impl Caller {
             Some(grant) => grant.holding(make),
             None => make(),
         }
+    }
+
+    /// Begins a task as by [`Caller::holding`]; a revocation of the token stops it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn begin(&self, begin: impl FnOnce() -> Result<Arc<Task>, Error>) -> Result<Arc<Task>, Error> {
+        let task = self.holding(begin)?;
+        // Those of limited callers know them: see `Requester::stop`.
+        if let Self::Admin(grant) = self {
+            task.stop_when(grant.revocation().clone());
+        }
+        Ok(task)
     }
 
     /// Caller with limited rights; None for this node's user, who has all rights.

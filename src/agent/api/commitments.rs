@@ -345,8 +345,7 @@ impl Committing<'_> {
     /// Begins to fetch what is missing. A commitment that was made for it is undone if that cannot begin.
     async fn begin(&self, hint: &str, pending: Pending, requests: Vec<Request>) -> Result<()> {
         let inputs = (hint, pending.inputs.clone());
-        let begun =
-            self.caller.holding(|| warm_commitment(self.state, self.repository, inputs, self.caller.requester()));
+        let begun = self.caller.begin(|| warm_commitment(self.state, self.repository, inputs, self.caller.requester()));
         let commitments = self.state.commitments()?;
         let mut requests = requests.into_iter();
         match follow_with(requests.next(), requests.collect(), begun) {

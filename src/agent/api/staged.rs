@@ -70,7 +70,7 @@ pub(super) async fn begin(
     let repository = state.repository(body.repository.as_deref())?;
     let recorded = AccessRequest::separate(&caller, Action::Restore, Some(repository));
     let request = recorded.allow(&state, &order.name).await?;
-    let begun = follow(request, caller.holding(|| stage(&state, body.repository.as_deref(), order)))?;
+    let begun = follow(request, caller.begin(|| stage(&state, body.repository.as_deref(), order)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 

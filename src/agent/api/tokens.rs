@@ -65,7 +65,7 @@ pub(super) async fn make(
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// Ends a token and its pins. Requests with it are refused, and responses in progress are cut off.
+/// Ends a token, its tasks and its pins. Requests with it are refused, and responses in progress are cut off.
 #[utoipa::path(
     delete,
     path = "/v1/tokens/{id}",
@@ -78,14 +78,16 @@ pub(super) async fn revoke(
     Path(id): Path<String>,
 ) -> Result<Json<view::RevokedToken>, ApiError> {
     let (tokens, revoked, cache) = (Arc::clone(state.tokens()?), id.clone(), state.cache().ok());
-    blocking(move || {
+    let token = blocking(move || {
         let token = tokens.revoke(&revoked)?;
         if let Some(cache) = cache {
             end_pins(&cache, &token);
         }
-        Result::Ok(())
+        Result::Ok(token)
     })
     .await?;
+    // A save of it may be about to commit: none does once this has been answered.
+    state.tasks.ended_of(&token).await;
     tracing::info!(%id, "revoked a token");
     Ok(Json(view::RevokedToken { revoked: id }))
 }

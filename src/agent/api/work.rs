@@ -247,7 +247,7 @@ pub(super) async fn save(
         }
         Ok(TaskReport::Save(Box::new(saved)))
     };
-    let begun = follow(request, caller.holding(|| state.tasks.begin_stoppable(about, work)))?;
+    let begun = follow(request, caller.begin(|| state.tasks.begin_stoppable(about, work)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.requester().as_ref()))))
 }
 
@@ -290,7 +290,7 @@ pub(super) async fn restore(
     let repository = state.repository(body.repository.as_deref())?;
     let request =
         AccessRequest::separate(&caller, Action::Restore, Some(repository)).allow(&state, &restoring.name).await?;
-    let begun = follow(request, caller.holding(|| tasks::restore(&state, body.repository.as_deref(), restoring)))?;
+    let begun = follow(request, caller.begin(|| tasks::restore(&state, body.repository.as_deref(), restoring)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
@@ -331,7 +331,7 @@ pub(super) async fn fetch(
         by: caller.local(),
     };
     let request = recorded.allow(&state, &warming.name).await?;
-    let begun = follow(request, caller.holding(|| tasks::warm(&state, body.repository.as_deref(), warming)))?;
+    let begun = follow(request, caller.begin(|| tasks::warm(&state, body.repository.as_deref(), warming)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
@@ -408,7 +408,7 @@ pub(super) async fn warm(
         }
         _ => None,
     };
-    let begun = caller.holding(|| tasks::warm(&state, body.repository.as_deref(), warming));
+    let begun = caller.begin(|| tasks::warm(&state, body.repository.as_deref(), warming));
     let begun = follow_with(request, Vec::from_iter(pinning), begun)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }

@@ -253,6 +253,18 @@ impl Tasks {
         self.registry().tasks.values().filter(|task| task.is_running()).map(Arc::clone).collect()
     }
 
+    /// Waits until no task of the token `token` ([`Requester::path`]) runs, after it was revoked: some seconds at most.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(in crate::agent) async fn ended_of(&self, token: &str) {
+        for task in self.running() {
+            if task.caller.as_ref().is_some_and(|caller| caller.path() == token) {
+                task.ended().await;
+            }
+        }
+    }
+
     /// Waits until none runs, after [`Tasks::close`].
     ///
     /// # Cancel safety
@@ -392,6 +404,17 @@ impl Task {
     /// Requests a stop; completed work stays. No effect on an ended task.
     pub(in crate::agent) fn stop(&self) {
         self.stop.cancel();
+    }
+
+    /// Requests a stop once `revoked` is cancelled. Needs a runtime.
+    pub(in crate::agent) fn stop_when(self: &Arc<Self>, revoked: CancellationToken) {
+        let task = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = revoked.cancelled() => task.stop(),
+                _ = task.ended() => {}
+            }
+        });
     }
 
     /// Waits until it ends.

@@ -172,8 +172,15 @@ async fn tasks_of_a_token_stop_when_it_is_revoked() {
         tasks.begin_stoppable(spec, until_stopped).unwrap()
     };
     let (ended, kept) = (begin(&revoked), begin(&other));
+    // A token with all rights is no limited caller.
+    let of_admin = tasks.begin(spec("a"), |_| std::future::pending()).unwrap();
+    of_admin.stop_when(revoked.revocation().clone());
     tokens.revoke(&revoked.id().to_string()).unwrap();
-    assert!(matches!(ended.ended().await, Outcome::Cancelled(_)));
+    tasks.ended_of(&Requester::Token(revoked).path()).await;
+    assert!(!ended.is_running());
+    for stopped in [ended, of_admin] {
+        assert!(matches!(stopped.ended().await, Outcome::Cancelled(_)));
+    }
     assert!(kept.is_running());
     kept.stop();
     kept.ended().await;
