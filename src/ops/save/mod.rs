@@ -139,11 +139,14 @@ impl Repository {
         let view = self.label_view(state);
         let own = view.of(name).joined(labels);
         let sources = parent::sources(state, &parent, value.behind);
+        if !sources.iter().all(|source| options.readable.includes(source)) {
+            return Ok(Err(NoParent::Unfit));
+        }
         if !sources.iter().all(|source| own.imply(&view.of(source))) {
             return Ok(Err(NoParent::Stricter));
         }
         let memory = self.budget().tree_memory(options.caller.as_deref());
-        match Parent::open(self, &parent, &value, memory).await {
+        match Parent::open(self, &parent, &value, memory, options.readable.is_limited()).await {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
             Ok(None) => Ok(Err(NoParent::Unfit)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Denied) => {

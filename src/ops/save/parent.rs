@@ -47,6 +47,8 @@ pub(super) struct Parent {
     short: (u64, u64),
     /// True if it has differences; a settled one has none.
     differs: bool,
+    /// Bytes of each bundle that the tree's own chunks are, for a saver who may read only some names: bases are then in the tree itself.
+    own_parts: Option<HashMap<u32, u64>>,
     _memory: Option<GrowingMemory>,
 }
 
@@ -79,7 +81,8 @@ pub(super) enum BaseCandidate {
     Chunk(u32),
     /// The parent has no such tensor, or has other chunk boundaries in it.
     NoTensor,
-    /// The parent's chunk is derived, or is in a pack that cannot be relied on.
+    /// The parent's chunk is derived, or is in a pack that cannot be relied on; or its base may be of a tree that the saver may not
+    /// read.
     Unusable,
     /// A difference was too large in the parent.
     NotWorth,
@@ -96,7 +99,7 @@ pub(super) enum NoParent {
     KeyStep,
     /// Compression is off.
     Off,
-    /// The earlier tree has no tensors, or is unreadable.
+    /// The earlier tree has no tensors, or it is unreadable, or a step between it and its key step.
     Unfit,
     /// The earlier tree has stricter labels.
     Stricter,
@@ -139,26 +142,30 @@ pub(super) fn sources(state: &State, parent: &Name, behind: u32) -> Vec<Name> {
 }
 
 impl Parent {
-    /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files.
+    /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files. Bases
+    /// of a saver who `is_limited` are its own chunks alone: the steps that others come from may have been removed.
     pub(super) async fn open(
         repository: &Repository,
         name: &Name,
         value: &RefValue,
         mut memory: GrowingMemory,
+        is_limited: bool,
     ) -> Result<Option<Self>> {
         let saved = repository.saved_as(name, value).await?.shared();
         if !memory.try_add(saved.weight().saturating_mul(LISTS)) {
             tracing::warn!("chunks are stored without differences to {name}: it takes too much memory (--memory)");
             return Ok(None);
         }
-        Ok(Self::new(&saved).map(|parent| Self { _memory: Some(memory), ..parent }))
+        let own_parts = is_limited.then(|| own_parts(&saved));
+        Ok(Self::new(&saved).map(|parent| Self { own_parts, _memory: Some(memory), ..parent }))
     }
 
     fn new(saved: &Arc<Saved>) -> Option<Self> {
         let differs = saved.map.frames.iter().any(|frame| frame.codec == Codec::Difference);
         let (tensors, file_names, named, chunks) = Default::default();
         let saved = Arc::clone(saved);
-        let mut parent = Self { saved, tensors, file_names, named, chunks, short: (0, 0), differs, _memory: None };
+        let (short, own_parts) = ((0, 0), None);
+        let mut parent = Self { saved, tensors, file_names, named, chunks, short, differs, own_parts, _memory: None };
         let saved = Arc::clone(&parent.saved);
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
@@ -229,6 +236,7 @@ impl Parent {
     pub(super) fn base_candidate(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> BaseCandidate {
         let Some((chunk, located)) = self.counterpart(pairs, range) else { return BaseCandidate::NoTensor };
         match (located.place.codec, located.base) {
+            (Codec::Difference, Some(base)) if !self.may_use(base) => BaseCandidate::Unusable,
             (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => BaseCandidate::Far,
             (Codec::Difference, Some(base)) => BaseCandidate::Chunk(base),
             (Codec::Difference | Codec::Derived | Codec::Part, _) => BaseCandidate::Unusable,
@@ -241,7 +249,19 @@ impl Parent {
     pub(super) fn bundle(&self, pairs: &Pairs, range: &Range<u64>) -> Option<(u32, ChunkId)> {
         let (_, located) = self.counterpart(pairs, range)?;
         let bundle = located.base.filter(|_| located.place.codec == Codec::Part)?;
-        Some((bundle, located.place.base?))
+        self.may_predict_from(bundle).then_some((bundle, located.place.base?))
+    }
+
+    /// True if the chunk `base` is one of the tree itself, or may be of another one.
+    fn may_use(&self, base: u32) -> bool {
+        self.own_parts.is_none() || (base as usize) < self.saved.map.chunks()
+    }
+
+    /// As [`Self::may_use`], for a `bundle`: all of its parts are chunks of the tree itself.
+    fn may_predict_from(&self, bundle: u32) -> bool {
+        let Some(own_parts) = &self.own_parts else { return true };
+        let len = self.saved.locate(bundle).ok().map(|located| u64::from(located.place.plain_len));
+        len.is_some() && own_parts.get(&bundle).copied() == len
     }
 
     /// Short numbers are usually the weights, which are loaded often, so reading their bases must not cost
@@ -275,6 +295,18 @@ impl Parent {
     }
 }
 
+/// Bytes of each bundle that chunks of the tree are parts of.
+fn own_parts(saved: &Saved) -> HashMap<u32, u64> {
+    let mut parts = HashMap::new();
+    for chunk in (0..).take(saved.map.chunks()) {
+        let Ok(located) = saved.locate(chunk) else { continue };
+        if let (Codec::Part, Some(bundle)) = (located.place.codec, located.base) {
+            *parts.entry(bundle).or_default() += u64::from(located.place.plain_len);
+        }
+    }
+    parts
+}
+
 /// Last segment of a path.
 fn file_name(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
@@ -288,9 +320,11 @@ fn identity(tensor: &TensorEntry) -> TensorKey {
 mod tests {
     use bytes::Bytes;
 
+    use super::super::ParentQuery;
     use super::*;
     use crate::ops::SaveSource;
-    use crate::repository::OpenOptions;
+    use crate::policy::Labels;
+    use crate::repository::{NameScope, OpenOptions};
     use crate::storage::Store;
     use crate::tree::MemoryFile;
 
@@ -341,5 +375,60 @@ mod tests {
         }
         let other = TensorEntry { name: "u".to_owned(), ..tensors[0].clone() };
         assert_eq!(paired("a/x", &[other]), None);
+    }
+
+    /// Weights that move a little with each step.
+    fn weights(step: u32) -> SaveSource {
+        let mut noise = vec![0; 600_000];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        let header = r#"{"t":{"dtype":"F32","shape":[300000],"data_offsets":[0,1200000]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        for (n, pair) in noise.as_chunks::<2>().0.iter().enumerate() {
+            let start = f32::from(i16::from_le_bytes(*pair)) * 1e-6;
+            let moved = start * (1.0 + step as f32 * 1e-6 * ((n * 31 % 97) as f32 - 48.0));
+            file.extend(moved.to_le_bytes());
+        }
+        SaveSource::Memory(vec![MemoryFile::new("model.safetensors", [Bytes::from(file)])])
+    }
+
+    /// Saves weights as `name`, and returns how many chunks are differences.
+    async fn differences(repository: &Repository, name: &str, step: u32, options: &SaveOptions) -> usize {
+        let name: Name = name.parse().unwrap();
+        repository.save(weights(step), &name, options).await.unwrap();
+        let saved = repository.saved(&name).await.unwrap();
+        let own = &saved.map.frames[..saved.map.chunks()];
+        own.iter().filter(|frame| frame.codec == Codec::Difference).count()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_may_read_some_steps_gets_no_bases_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().to_owned()), ..OpenOptions::default() };
+        let repository = Repository::create(Store::memory(), options).await.unwrap().0;
+        let reads = |names: &'static [&'static str]| SaveOptions {
+            readable: NameScope::only(move |name| names.contains(&name.as_str())),
+            base: names.first().map(|name| name.parse().unwrap()),
+            ..SaveOptions::default()
+        };
+        assert_eq!(differences(&repository, "run/step-1", 1, &SaveOptions::default()).await, 0);
+        // The key step is readable.
+        assert!(differences(&repository, "run/step-2", 2, &reads(&["run/step-1"])).await > 0);
+        let all = SaveOptions { base: Some("run/step-2".parse().unwrap()), ..SaveOptions::default() };
+        assert!(differences(&repository, "all", 3, &all).await > 0);
+        // The parent is readable, its key step is not.
+        let state = repository.state().await.unwrap();
+        let (name, labels): (Name, _) = ("own".parse().unwrap(), Labels::default());
+        let parent = async |options: &SaveOptions| {
+            let query = ParentQuery { state: &state, name: &name, options, labels: &labels };
+            repository.parent(query).await.unwrap().map(|parent| parent.saved.name.clone())
+        };
+        assert_eq!(parent(&reads(&["run/step-2"])).await, Err(NoParent::Unfit));
+        assert!(parent(&reads(&["run/step-2", "run/step-1"])).await.is_ok());
+        assert_eq!(differences(&repository, "own", 4, &reads(&["run/step-2"])).await, 0);
+        // It was removed, and what relies on it stays.
+        repository.remove(&"run/step-1".parse().unwrap()).await.unwrap();
+        assert!(differences(&repository, "all", 5, &all).await > 0);
+        assert_eq!(differences(&repository, "own", 6, &reads(&["run/step-2"])).await, 0);
     }
 }
