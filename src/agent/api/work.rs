@@ -159,12 +159,20 @@ fn name_scopes(grant: Option<&Arc<Grant>>) -> (NameScope, NameScope) {
     )
 }
 
-/// Checks that a token may read the names in the label `derived-from` of a save: their labels would reveal them.
+/// Checks the labels that a token gives with a save. It must be able to read the names in `derived-from`: their labels would reveal
+/// them. Its own tenant is the only `tenant`: the quota of that one pays for the chunks.
 ///
 /// # Errors
-/// Denied, whether the name exists or not; usage, for a malformed name.
-fn check_origins(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(), Error> {
+/// Denied, whether the name exists or not; usage, for a malformed label.
+fn check_labels(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(), Error> {
     let (labels, _) = Labels::split(labels)?;
+    if let Some(tenant) = labels.tenants().iter().find(|tenant| Some(tenant.as_str()) != grant.tenant()) {
+        let own = grant.tenant().map_or_else(|| "no label `tenant`".to_owned(), |own| format!("tenant={own}"));
+        return Err(Error::denied("token does not permit the label `tenant` of a save")
+            .expected(own)
+            .got(format!("tenant={tenant}"))
+            .help("a token may only give the tenant that it was created with; the agent's user can set other labels"));
+    }
     match labels.origins().iter().find(|origin| !grant.scopes().may_read(origin)) {
         Some(origin) => {
             Err(Error::denied("token does not permit reading a name in the label `derived-from`").got(origin))
@@ -210,7 +218,7 @@ pub(super) async fn save(
         facts = facts.framework(framework)?;
     }
     if let Some(grant) = caller.grant() {
-        check_origins(grant, &body.labels)?;
+        check_labels(grant, &body.labels)?;
     }
     let (label_scope, readable) = name_scopes(caller.grant());
     let mut options = SaveOptions {
@@ -554,4 +562,30 @@ fn absolute(path: PathBuf) -> Result<PathBuf> {
         return Ok(path);
     }
     Err(Error::usage("path is not absolute").at(path.display()).help("give the path from the root (/)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::tokens::{TokenSpec, Tokens};
+    use crate::clock::{ManualClock, Timestamp};
+    use crate::policy::Scopes;
+
+    #[test]
+    fn a_token_saves_for_no_other_tenant() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(ManualClock::at(Timestamp(0)))).unwrap();
+        let saved = |own: Option<&str>, label: &str| {
+            let scopes = Scopes::of(&["save=**", "folder=/ckpt"]).unwrap();
+            let spec = TokenSpec { scopes, name: None, tenant: own.map(str::to_owned), lasting: None };
+            let grant = tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap();
+            check_labels(&grant, &BTreeMap::from([("tenant".to_owned(), label.to_owned())]))
+        };
+        assert!(saved(Some("team-b"), "team-b").is_ok());
+        for (own, label) in [(Some("team-b"), "clinic"), (Some("team-b"), "team-b,clinic"), (None, "clinic")] {
+            let refused = saved(own, label).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Denied, "{refused:?}");
+            assert!(refused.to_string().contains("tenant=clinic"), "{refused}");
+        }
+    }
 }
