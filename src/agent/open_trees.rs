@@ -121,8 +121,8 @@ impl Trees {
         recent.truncate(OPEN_MAX);
     }
 
-    /// Counts a tree that is opened. Slow readers of many trees must not take the memory of all, and those of one tenant or token,
-    /// the `opener`, not more than half of it. Recent trees that nobody reads are closed first.
+    /// Counts a tree that is opened. Slow readers of many trees must not take the memory of all: tenants and tokens take half of it,
+    /// and one of them, the `opener`, half of that. Recent trees that nobody reads are closed first.
     ///
     /// # Errors
     /// Exhausted, if it and the trees that are read take more than `most` bytes; one always may.
@@ -136,10 +136,13 @@ impl Trees {
             };
             let fits = |used: u64, most: u64| used == 0 || used + weight <= most;
             let own = opener.map_or(0, |opener| sum(&|one| one.opener.as_deref() == Some(opener)));
+            let limited = opener.map_or(0, |_| sum(&|one| one.opener.is_some()));
             let (limit, whose) = if !fits(sum(&|_| true), most) {
                 (most, "all of them")
-            } else if !fits(own, most / 2) {
-                (most / 2, "those of one tenant or token")
+            } else if !fits(limited, most / 2) {
+                (most / 2, "those of all tenants and tokens")
+            } else if !fits(own, most / 4) {
+                (most / 4, "those of one tenant or token")
             } else {
                 let opener = opener.map(str::to_owned);
                 in_use.push(TreeInUse { tree: Arc::downgrade(saved), weight, opener });
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn trees_that_nobody_reads_make_way_and_a_tenant_has_half() {
+    async fn trees_that_nobody_reads_make_way_and_tenants_leave_the_user_half() {
         let dir = tempfile::tempdir().unwrap();
         let names = ["a", "b", "c", "d"];
         let repository = saved(dir.path(), &names).await;
@@ -212,13 +215,13 @@ mod tests {
             opened.push(repository.saved(&name.parse().unwrap()).await.unwrap().shared());
         }
         let one = opened[0].weight();
-        // For two and a half.
-        let most = one * 5 / 2;
-        let used = |tree: &Arc<Saved>, opener| {
+        let used_of = |most: u64, tree: &Arc<Saved>, opener: Option<&str>| {
             trees.use_memory(tree, opener, most)?;
             trees.keep(tree);
             Ok::<_, Error>(())
         };
+        // For two and a half.
+        let used = |tree: &Arc<Saved>, opener: Option<&str>| used_of(one * 5 / 2, tree, opener);
         let [a, b, c, d] = <[Arc<Saved>; 4]>::try_from(opened).unwrap();
         used(&a, None).unwrap();
         used(&b, None).unwrap();
@@ -229,11 +232,17 @@ mod tests {
         let a = repository.saved(&"a".parse().unwrap()).await.unwrap().shared();
         assert_eq!(used(&a, None).unwrap_err().kind(), ErrorKind::Exhausted);
         drop((c, d));
+        // For five, of which tenants and tokens have two and a half.
+        let used = |tree: &Arc<Saved>, opener: Option<&str>| used_of(one * 5, tree, opener);
         used(&a, Some("clinic")).unwrap();
         let b = repository.saved(&"b".parse().unwrap()).await.unwrap().shared();
         let refused = used(&b, Some("clinic")).unwrap_err();
         assert!(format!("{refused:?}").contains("those of one tenant or token"), "{refused:?}");
         used(&b, Some("token:other")).unwrap();
+        let c = repository.saved(&"c".parse().unwrap()).await.unwrap().shared();
+        let refused = used(&c, Some("token:third")).unwrap_err();
+        assert!(format!("{refused:?}").contains("those of all tenants and tokens"), "{refused:?}");
+        used(&c, None).unwrap();
     }
 
     /// On one thread no read ends before all have asked.
