@@ -146,7 +146,8 @@ impl Repository {
             return Ok(Err(NoParent::Stricter));
         }
         let memory = self.budget().tree_memory(options.caller.as_deref());
-        match Parent::open(self, &parent, &value, memory, options.readable.is_limited()).await {
+        let key = sources.last().filter(|_| options.readable.is_limited());
+        match Parent::open(self, &parent, &value, memory, key).await {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
             Ok(None) => Ok(Err(NoParent::Unfit)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Denied) => {

@@ -3,7 +3,7 @@
 //! The base of a difference is never a difference itself: it is the parent's chunk, or the base of that. So all differences refer to
 //! one key step and are read with one hop. Bundles differ: each is predicted from the parent's bundle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,8 +47,10 @@ pub(super) struct Parent {
     short: (u64, u64),
     /// True if it has differences; a settled one has none.
     differs: bool,
-    /// Bytes of each bundle that the tree's own chunks are, for a saver who may read only some names: bases are then in the tree itself.
+    /// Bytes of each bundle that the tree's own chunks are, for a saver who may read only some names.
     own_parts: Option<HashMap<u32, u64>>,
+    /// Chunks of the key step, which such a saver may read: no other chunks outside the tree are bases then.
+    of_key: HashSet<ChunkId>,
     _memory: Option<GrowingMemory>,
 }
 
@@ -142,30 +144,38 @@ pub(super) fn sources(state: &State, parent: &Name, behind: u32) -> Vec<Name> {
 }
 
 impl Parent {
-    /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files. Bases
-    /// of a saver who `is_limited` are its own chunks alone: the steps that others come from may have been removed.
+    /// Opens the tree `name`; None if it has no tensors, or takes more memory than there is for what saves know about their files. For a
+    /// saver with limited rights only its own chunks and those of its `key` step are bases: others may be of steps that were removed.
     pub(super) async fn open(
         repository: &Repository,
         name: &Name,
         value: &RefValue,
         mut memory: GrowingMemory,
-        is_limited: bool,
+        key: Option<&Name>,
     ) -> Result<Option<Self>> {
         let saved = repository.saved_as(name, value).await?.shared();
         if !memory.try_add(saved.weight().saturating_mul(LISTS)) {
             tracing::warn!("chunks are stored without differences to {name}: it takes too much memory (--memory)");
             return Ok(None);
         }
-        let own_parts = is_limited.then(|| own_parts(&saved));
-        Ok(Self::new(&saved).map(|parent| Self { own_parts, _memory: Some(memory), ..parent }))
+        let mut of_key = HashSet::new();
+        if let Some(key) = key.filter(|key| *key != name) {
+            let ids = repository.saved(key).await?.manifest.chunks.ids;
+            if memory.try_add(2 * size_of_val(&*ids) as u64) {
+                of_key.extend(ids);
+            }
+        }
+        let own_parts = key.map(|_| own_parts(&saved));
+        Ok(Self::new(&saved).map(|parent| Self { own_parts, of_key, _memory: Some(memory), ..parent }))
     }
 
     fn new(saved: &Arc<Saved>) -> Option<Self> {
         let differs = saved.map.frames.iter().any(|frame| frame.codec == Codec::Difference);
         let (tensors, file_names, named, chunks) = Default::default();
         let saved = Arc::clone(saved);
-        let (short, own_parts) = ((0, 0), None);
-        let mut parent = Self { saved, tensors, file_names, named, chunks, short, differs, own_parts, _memory: None };
+        let (short, own_parts, of_key) = ((0, 0), None, HashSet::new());
+        let mut parent =
+            Self { saved, tensors, file_names, named, chunks, short, differs, own_parts, of_key, _memory: None };
         let saved = Arc::clone(&parent.saved);
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
@@ -252,9 +262,11 @@ impl Parent {
         self.may_predict_from(bundle).then_some((bundle, located.place.base?))
     }
 
-    /// True if the chunk `base` is one of the tree itself, or may be of another one.
+    /// True if the chunk `base` is one of the tree itself or of its key step, or may be of another one.
     fn may_use(&self, base: u32) -> bool {
-        self.own_parts.is_none() || (base as usize) < self.saved.map.chunks()
+        let Some(outside) = (base as usize).checked_sub(self.saved.map.chunks()) else { return true };
+        let is_of_key = || self.saved.map.further.get(outside).is_some_and(|(id, _)| self.of_key.contains(id));
+        self.own_parts.is_none() || is_of_key()
     }
 
     /// As [`Self::may_use`], for a `bundle`: all of its parts are chunks of the tree itself.
@@ -424,7 +436,9 @@ mod tests {
             repository.parent(query).await.unwrap().map(|parent| parent.saved.name.clone())
         };
         assert_eq!(parent(&reads(&["run/step-2"])).await, Err(NoParent::Unfit));
-        assert!(parent(&reads(&["run/step-2", "run/step-1"])).await.is_ok());
+        let both = reads(&["run/step-2", "run/step-1"]);
+        assert!(parent(&both).await.is_ok());
+        assert!(differences(&repository, "both", 4, &both).await > 0);
         assert_eq!(differences(&repository, "own", 4, &reads(&["run/step-2"])).await, 0);
         // It was removed, and what relies on it stays.
         repository.remove(&"run/step-1".parse().unwrap()).await.unwrap();
