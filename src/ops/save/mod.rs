@@ -30,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use self::assemble::Assembly;
+use self::assemble::{Assembly, KNOWN};
 use self::detect::Formats;
 pub use self::explain::Explained;
 use self::explain::Explanation;
@@ -47,6 +47,7 @@ use super::label::BoundOptions;
 use super::names::{Replaced, exists};
 use super::recorded::Record;
 use super::stopping::{end_stopped, unless_stopped};
+use crate::budget::GrowingMemory;
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,8 +56,9 @@ use crate::id::{ChunkId, ManifestId};
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
-use crate::repository::{ChunkPlace, Publication, Published, Repository, Run, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, Publication, Published, Repository, Run, Saved, StoredChunks, Writer};
 use crate::tree::{StatCache, Walk, WalkKind, coarse_now};
+use crate::work::blocking;
 
 /// Limit of restarts of a save after a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
@@ -168,8 +170,8 @@ struct ParentQuery<'a> {
     labels: &'a Labels,
 }
 
-/// Manifest, its chunks in order, and the place of each.
-type StoredTree = (Manifest, Vec<ChunkId>, Vec<ChunkPlace>);
+/// Manifest, its chunks in order, the place of each, and the memory of all that, if it counts.
+type StoredTree = (Manifest, Vec<ChunkId>, Vec<ChunkPlace>, Option<GrowingMemory>);
 /// Parent of a tree, or the reason why it has none.
 type ParentChoice = std::result::Result<Arc<Parent>, NoParent>;
 
@@ -202,7 +204,8 @@ impl Saving<'_> {
             return Err(self.moved());
         }
         let intact = self.add_base(&mut known, current.as_ref()).await?;
-        let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
+        let tree = self.tree(&mut known, writer, counts).await?;
+        let Some((manifest, ids, places, _memory)) = tree else { return Ok(None) };
         manifest.check_total()?;
         let (id, body) = manifest.encode();
         // Skips the commit if the name already has exactly this value, in packs that are not condemned.
@@ -296,28 +299,20 @@ impl Saving<'_> {
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<Option<StoredTree>> {
-        let memory = self.repository.budget().tree_memory(self.options.caller.as_deref());
-        let cache = self.cache().filter(|_| !self.options.reread);
-        let unchanged = match cache.and_then(|cache| Record::load(&cache, memory)) {
-            Some(record) => Some(Unchanged::find(record, &self.walk, &self.formats, known).await?),
-            None => None,
-        };
-        let mut assembly = Assembly::new(&self.walk, self.options.labels.clone(), &self.options.modes);
-        let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.add_unchanged(&self.walk, &self.formats, &mut assembly),
-            None => files_of(&self.walk).collect(),
-        };
-        // Files that are read need memory.
-        drop(unchanged);
+        let (labels, modes) = (self.options.labels.clone(), &self.options.modes);
+        let mut assembly = Assembly::new(&self.walk, labels, modes, self.chunk_memory());
+        assembly.count(known.near(), 0)?;
+        let (to_read, mut assembly) = self.add_unchanged(known, assembly).await?;
         let sizes = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size);
         // Sparse files may exceed 2^64 bytes together: such a tree is refused once it is read.
         let total = sizes.fold(0, u64::saturating_add);
         self.options.progress.phase("saving", total);
         self.read(to_read, known, writer, &mut assembly, counts).await?;
-        let (manifest, ids) = assembly.finish();
+        assembly.count(known.near(), 0)?;
+        let (manifest, ids, memory) = assembly.finish();
         let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
         if let Some(places) = places {
-            return Ok(Some((manifest, ids, places)));
+            return Ok(Some((manifest, ids, places, memory)));
         }
         // Masters are read separately, so the file may have changed or have other boundaries.
         if self.derive.swap(false, Ordering::Relaxed) {
@@ -325,6 +320,41 @@ impl Saving<'_> {
             return Ok(None);
         }
         Err(Error::other("a stored chunk is missing from the list of known chunks"))
+    }
+
+    /// Adds files that need not be read to the assembly; returns the others with it.
+    async fn add_unchanged(&self, known: &mut StoredChunks, mut assembly: Assembly) -> Result<(Vec<usize>, Assembly)> {
+        let (cache, memory) = (self.cache().filter(|_| !self.options.reread), self.memory());
+        let load = move || Ok(cache.and_then(|cache| Record::load(&cache, memory)));
+        let Some(record) = blocking(load).await? else { return Ok((files_of(&self.walk).collect(), assembly)) };
+        let unchanged = Unchanged::find(record, &self.walk, &self.formats, known).await?;
+        let (walk, formats, near) = (Arc::clone(&self.walk), Arc::clone(&self.formats), known.near());
+        // It drops the record: files that are read need memory.
+        let add = move || {
+            let to_read = unchanged.add_unchanged(&walk, &formats, near, &mut assembly);
+            Ok((to_read, assembly))
+        };
+        blocking(add).await
+    }
+
+    /// Memory, none yet, for lists of chunks. Those of saves that the user asks for, which may be of any length, do not count.
+    fn chunk_memory(&self) -> Option<GrowingMemory> {
+        self.options.caller.is_some().then(|| self.memory())
+    }
+
+    /// Memory, none yet, for what the save knows about files.
+    fn memory(&self) -> GrowingMemory {
+        self.repository.budget().tree_memory(self.options.caller.as_deref())
+    }
+
+    /// Adds the chunks of a tree, unless they take too much memory: those that are needed are looked up then.
+    fn add_chunks(&self, known: &mut StoredChunks, saved: &Saved) {
+        let chunks = known.near() as u64 + u64::from(saved.located_chunks());
+        if self.chunk_memory().is_none_or(|mut memory| memory.try_add(chunks.saturating_mul(KNOWN))) {
+            known.add(saved);
+        } else {
+            tracing::info!("the chunks of {} are looked up one by one: too little memory is left", saved.name);
+        }
     }
 
     /// Reads and stores files; reports how.
@@ -350,10 +380,10 @@ impl Saving<'_> {
     /// costs time. Returns true if all chunks of the current value are in live packs.
     async fn add_base(&self, known: &mut StoredChunks, current: Option<&RefValue>) -> Result<bool> {
         if let Ok(parent) = &self.parent {
-            known.add(&parent.saved);
+            self.add_chunks(known, &parent.saved);
         } else if let Some(base) = &self.options.base {
             match self.repository.saved(base).await {
-                Ok(saved) => known.add(&saved),
+                Ok(saved) => self.add_chunks(known, &saved),
                 Err(error) if error.kind() == ErrorKind::Damaged => tracing::warn!("{base} cannot be used: {error:?}"),
                 Err(error) => return Err(error),
             }
@@ -361,7 +391,7 @@ impl Saving<'_> {
         let Some(value) = current else { return Ok(false) };
         match self.repository.saved_as(self.name, value).await {
             Ok(saved) => {
-                known.add(&saved);
+                self.add_chunks(known, &saved);
                 Ok(saved.map.packs.iter().all(|pack| known.state().is_target(&pack.id)))
             }
             Err(error) => {

@@ -245,6 +245,7 @@ impl<'a> Deduplicator<'a> {
         counts: &mut Counts,
     ) -> Result<NewChunks> {
         let ids: Vec<ChunkId> = hashed.iter().flat_map(|(_, _, named)| named.iter().map(|named| named.id)).collect();
+        assembly.count(known.near(), ids.len())?;
         let mut places = known.locate(&ids).await?.into_iter();
         let mut fresh = NewChunks { chunks: Vec::new(), read_bytes: 0 };
         for (file, details, named) in hashed {

@@ -34,11 +34,18 @@ impl Unchanged {
         Ok(Self { record, here })
     }
 
-    /// Adds unchanged files to the assembly; returns the others, and those whose tensors take too much memory beside the record.
-    pub(super) fn add_unchanged(&self, walk: &Walk, formats: &Formats, assembly: &mut Assembly) -> Vec<usize> {
+    /// Adds unchanged files to the assembly; returns the others, and those whose chunks or tensors take too much memory beside
+    /// the record and the `near` chunks.
+    pub(super) fn add_unchanged(
+        &self,
+        walk: &Walk,
+        formats: &Formats,
+        near: usize,
+        assembly: &mut Assembly,
+    ) -> Vec<usize> {
         let mut failed = None;
         let mut add = |at| {
-            self.add_if_unchanged(walk, formats, at, assembly).unwrap_or_else(|error| {
+            self.add_if_unchanged(walk, formats, (at, near), assembly).unwrap_or_else(|error| {
                 failed = Some(error);
                 false
             })
@@ -50,7 +57,13 @@ impl Unchanged {
         to_read
     }
 
-    fn add_if_unchanged(&self, walk: &Walk, formats: &Formats, at: usize, assembly: &mut Assembly) -> Result<bool> {
+    fn add_if_unchanged(
+        &self,
+        walk: &Walk,
+        formats: &Formats,
+        (at, near): (usize, usize),
+        assembly: &mut Assembly,
+    ) -> Result<bool> {
         let manifest = &self.record.manifest;
         let Some((_, content)) = matching(walk, formats, at, &self.record) else { return Ok(false) };
         let chunks = || content.placed(&manifest.chunks);
@@ -58,6 +71,8 @@ impl Unchanged {
         if !chunks().all(known) {
             return Ok(false);
         }
+        // Before any of them is added: a file that is read must have none yet.
+        assembly.count(near, chunks().count())?;
         formats.keep_tensors(content.tensors.iter().map(TensorEntry::weight).sum::<usize>() as u64)?;
         assembly.describe_as(at, content.cut, &content.tensors);
         for (chunk, range) in chunks() {
@@ -152,16 +167,17 @@ mod tests {
         let record = Record::load(&cache, budget.tree_memory(None)).unwrap();
         let mut known = repository.stored_for(&options.label_scope).await.unwrap();
         let unchanged = Unchanged::find(record, &walk, &formats, &mut known).await.unwrap();
-        let assembly = || Assembly::new(&walk, options.labels.clone(), &options.modes);
+        let assembly = || Assembly::new(&walk, options.labels.clone(), &options.modes, Some(budget.tree_memory(None)));
+        let near = known.near();
         let before = left(budget);
-        assert_eq!(unchanged.add_unchanged(&walk, &formats, &mut assembly()), Vec::<usize>::new());
+        assert_eq!(unchanged.add_unchanged(&walk, &formats, near, &mut assembly()), Vec::<usize>::new());
         let taken = before - left(budget);
         let list: usize = content.tensors.iter().map(TensorEntry::weight).sum();
         assert!(taken + STEP >= 4 * list as u64, "{taken} for 4 lists of {list}");
 
         let mut others = budget.tree_memory(None);
         assert!(others.try_add(left(budget)));
-        assert_eq!(unchanged.add_unchanged(&walk, &formats, &mut assembly()).len(), 1);
+        assert_eq!(unchanged.add_unchanged(&walk, &formats, near, &mut assembly()).len(), 1);
         assert!(formats.warning().is_none(), "they are not plain bytes because of that");
         drop(unchanged);
         drop(others);

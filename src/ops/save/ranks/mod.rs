@@ -252,9 +252,8 @@ impl RankSave<'_> {
         }
         let current = known.state().refs.get(&self.attempt.name).cloned();
         self.saving.add_base(&mut known, current.as_ref()).await?;
-        let Some((manifest, ids, places)) = self.saving.tree(&mut known, writer, counts).await? else {
-            return Ok(TryOutcome::Again);
-        };
+        let tree = self.saving.tree(&mut known, writer, counts).await?;
+        let Some((manifest, ids, places, _memory)) = tree else { return Ok(TryOutcome::Again) };
         manifest.check_total()?;
         let (id, body) = manifest.encode();
         let own = OwnTree { manifest, id };
@@ -356,9 +355,8 @@ impl RankSave<'_> {
         let mut known = self.repository().stored_for(&self.saving.options.label_scope).await?;
         let saved = self.repository().saved_as(&self.attempt.name, step).await?;
         known.add(&saved);
-        let Some((manifest, ids, _)) = self.saving.tree(&mut known, writer, counts).await? else {
-            return Ok(TryOutcome::Again);
-        };
+        let tree = self.saving.tree(&mut known, writer, counts).await?;
+        let Some((manifest, ids, _, _memory)) = tree else { return Ok(TryOutcome::Again) };
         if let Some((path, how)) = lacking(&saved.manifest, &manifest) {
             return Err(self.other_content(&path, how));
         }
