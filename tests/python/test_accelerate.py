@@ -377,7 +377,8 @@ for call in (checkpointer.restore, lambda: checkpointer.save(2)):
     try:
         call()
     except PermissionError:
-        print(f"refused {accelerator.process_index}", flush=True)
+        # In one write: unbuffered, the processes may write between a text and its end of line.
+        print(f"refused {accelerator.process_index}\\n", end="", flush=True)
 accelerator.end_training()
 """
 

@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(parent(&reads(&["run/step-2"])).await, Err(NoParent::Unfit));
         let both = reads(&["run/step-2", "run/step-1"]);
         assert!(parent(&both).await.is_ok());
-        assert!(differences(&repository, "both", 4, &both).await > 0);
+        assert!(differences(&repository, "both", 7, &both).await > 0);
         assert_eq!(differences(&repository, "own", 4, &reads(&["run/step-2"])).await, 0);
         // It was removed, and what relies on it stays.
         repository.remove(&"run/step-1".parse().unwrap()).await.unwrap();
