@@ -16,7 +16,7 @@ const LOOKED_UP: usize = 3 * size_of::<ChunkId>();
 pub(super) struct Record {
     pub(super) stats: SavedStats,
     pub(super) manifest: Manifest,
-    /// What both take, and a lookup of the chunks.
+    /// Memory of both, and of a lookup of the chunks.
     _memory: GrowingMemory,
 }
 

@@ -1,5 +1,6 @@
 //! Collecting: what nothing needs goes, what anything needs stays, whoever else is at work.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
@@ -328,4 +329,30 @@ async fn packs_of_tiny_chunks_are_left_in_peace() {
     }
     assert_eq!(keys(&store, "pack").await, packs);
     restores(&repository, "tiny", b"hello").await;
+}
+
+#[tokio::test]
+async fn index_segments_that_are_not_live_leave_the_local_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_store, repository) = repository(&dir.path().join("cache")).await;
+    let folder = repository.cache().join("index");
+    let cached = || {
+        let files = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+        files.collect::<BTreeSet<_>>()
+    };
+    let unfinished = ".unfinished.part".to_owned();
+    for content in ["first", "second"] {
+        let file = dir.path().join(content);
+        fs::write(&file, content.repeat(2000)).unwrap();
+        repository.save(&file, &name("name"), &SaveOptions::default()).await.unwrap();
+        let (state, _) = repository.indexed_state().await.unwrap();
+        let mut expected: BTreeSet<_> =
+            state.segments.keys().map(|id| format!("{}-{}", id.session, id.object)).collect();
+        assert!(!expected.is_empty());
+        expected.extend(cached().contains(&unfinished).then(|| unfinished.clone()));
+        assert_eq!(cached(), expected);
+        for other in ["old", &unfinished] {
+            fs::write(folder.join(other), "bytes").unwrap();
+        }
+    }
 }

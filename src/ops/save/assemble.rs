@@ -28,7 +28,7 @@ pub(super) struct Assembly {
     covered: Vec<u64>,
     /// Number of pieces of all files.
     pieces: usize,
-    /// What chunks and pieces take, those that the save knows otherwise included; None: they are not counted.
+    /// Memory of chunks and pieces, those that the save knows otherwise included; None: they are not counted.
     memory: Option<GrowingMemory>,
     /// Bytes taken of it.
     counted: u64,

@@ -352,11 +352,8 @@ impl Drop for Staged {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
     use crate::id::{Owned, SessionId};
-    use crate::ops::SaveOptions;
     use crate::repository::OpenOptions;
     use crate::storage::Store;
 
@@ -375,33 +372,5 @@ mod tests {
             state.segments.insert(Owned::fresh(SessionId::random()), info);
             assert_eq!(repository.index(&state).await.unwrap_err().kind(), kind, "{len}");
         }
-    }
-
-    #[tokio::test]
-    async fn segments_that_are_not_live_leave_the_local_cache() {
-        let dir = tempfile::tempdir().unwrap();
-        let repository = repository(dir.path()).await;
-        let cached = || {
-            let files = fs::read_dir(repository.index_cache()).unwrap();
-            files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
-        };
-        for content in ["first", "second"] {
-            let tree = dir.path().join(content);
-            fs::create_dir(&tree).unwrap();
-            fs::write(tree.join("file"), content.repeat(2000)).unwrap();
-            repository.save(&tree, &"name".parse().unwrap(), &SaveOptions::default()).await.unwrap();
-            let (state, _) = repository.indexed_state().await.unwrap();
-            let live: BTreeSet<String> = state.segments.keys().map(cached_name).collect();
-            let unfinished = cached().contains(".unfinished.part").then(|| ".unfinished.part".to_owned());
-            assert!(!live.is_empty());
-            let expected: BTreeSet<String> = live.into_iter().chain(unfinished).collect();
-            assert_eq!(cached(), expected);
-            for other in ["old", ".unfinished.part"] {
-                fs::write(repository.index_cache().join(other), "bytes").unwrap();
-            }
-        }
-        // Nor is one left once there is none.
-        repository.index(&State::default()).await.unwrap();
-        assert_eq!(cached(), BTreeSet::from([".unfinished.part".to_owned()]));
     }
 }
