@@ -62,8 +62,7 @@ fn load(source: &Path) -> std::io::Result<()> {
         let running: Vec<_> = (0..workers()).map(|_| scope.spawn(worker)).collect();
         running.into_iter().try_for_each(|worker| worker.join().map_err(|_| std::io::Error::other("a worker died"))?)
     })?;
-    println!("{:.6}", began.elapsed().as_secs_f64());
-    Ok(())
+    writeln!(std::io::stdout(), "{:.6}", began.elapsed().as_secs_f64())
 }
 
 fn workers() -> usize {
