@@ -77,8 +77,7 @@ impl HttpService for Unredirected {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asked = if is_of_object(&request) { Asked::Object } else { Asked::Other };
         let deletes = is_bulk_delete(&request);
-        // Queries may hold secrets.
-        let place = format!("{}{}", request.uri().host().unwrap_or_default(), request.uri().path());
+        let place = url_of(&request);
         let response = HttpService::call(&self.0, request).await?;
         let status = response.status().as_u16();
         if !is_redirect(status) {
@@ -118,6 +117,12 @@ fn is_of_object(request: &HttpRequest) -> bool {
 fn is_bulk_delete(request: &HttpRequest) -> bool {
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
     request.method() == "POST" && parameters.any(|parameter| parameter.split('=').next() == Some("delete"))
+}
+
+/// The URL of a request without its query, which may hold secrets.
+fn url_of(request: &HttpRequest) -> String {
+    let uri = request.uri().to_string();
+    uri.split('?').next().unwrap_or_default().to_owned()
 }
 
 /// Codes of answers with status 400 to requests that are valid later, or with other credentials
@@ -160,7 +165,7 @@ async fn without_refusal(response: HttpResponse, place: &str) -> Result<HttpResp
     let error = if status == 416 {
         Error::damaged("object is shorter than it was")
             .expected("an object with the requested range")
-            .help("`towline verify --repair` tells what it hits")
+            .help("`towline verify` tells which names it affects")
     } else if PASSING_CODES.into_iter().any(says) {
         return Ok(HttpResponse::from_parts(head, body.into()));
     } else {
@@ -347,10 +352,15 @@ mod tests {
         let kind = async |status: u16, body: &str| {
             let mut response = HttpResponse::new(body.to_owned().into());
             *response.status_mut() = status.try_into().unwrap();
-            let error = without_refusal(response, "host/bucket/key").await.err()?;
+            let mut request = HttpRequest::new(Vec::new().into());
+            *request.uri_mut() = "https://host:9000/bucket/key?secret=1".parse().unwrap();
+            let error = without_refusal(response, &url_of(&request)).await.err()?;
             let error = Error::from(object_store::Error::Generic { store: "S3", source: Box::new(error) });
             let text = error.to_string();
-            assert!(text.contains("at host/bucket/key") && text.contains(&format!("got status {status}")), "{text}");
+            assert!(
+                text.contains("at https://host:9000/bucket/key: ") && text.contains(&format!("got status {status}")),
+                "{text}"
+            );
             assert!(error.help_text().is_some());
             Some(error.kind())
         };
