@@ -59,7 +59,7 @@ impl Requester {
         }
     }
 
-    /// Cancels what works for it: at once when a token is revoked, never for an agent by itself.
+    /// Stop token for a task that it requests; the revocation of an API token cancels it.
     pub(super) fn stop(&self) -> CancellationToken {
         match self {
             Self::Agent(_) => CancellationToken::new(),
@@ -76,19 +76,15 @@ impl Requester {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::tokens::{TokenSpec, Tokens};
+    use crate::agent::tokens::Tokens;
+    use crate::agent::tokens::tests::granted;
     use crate::clock::{ManualClock, Timestamp};
-    use crate::policy::Scopes;
 
     #[test]
     fn pins_of_a_tenant_are_limited_together_and_seen_apart() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(ManualClock::at(Timestamp(0)))).unwrap();
-        let token = |tenant: Option<&str>| {
-            let scopes = Scopes::of(&["read=**", "pins"]).unwrap();
-            let spec = TokenSpec { scopes, name: None, tenant: tenant.map(str::to_owned), lasting: None };
-            Requester::Token(tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap())
-        };
+        let token = |tenant: Option<&str>| Requester::Token(granted(&tokens, tenant, &["read=**", "pins"]));
         let (one, other) = (token(Some("team-a")), token(Some("team-a")));
         let (alone, longer) = (token(None), token(Some("team-a.b")));
         assert_eq!(one.limited_owners(), "token:team-a/");

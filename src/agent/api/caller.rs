@@ -73,7 +73,7 @@ impl Caller {
     /// As there.
     pub(super) fn begin(&self, begin: impl FnOnce() -> Result<Arc<Task>, Error>) -> Result<Arc<Task>, Error> {
         let task = self.holding(begin)?;
-        // Those of limited callers know them: see `Requester::stop`.
+        // Tasks of limited callers are stopped by `Requester::stop`.
         if let Self::Admin(grant) = self {
             task.stop_when(grant.revocation().clone());
         }

@@ -21,6 +21,7 @@ mod peers;
 mod recorded;
 mod relay;
 mod rights;
+mod save_scopes;
 mod serve;
 mod sites;
 mod skypilot;

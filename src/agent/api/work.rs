@@ -20,13 +20,13 @@ use super::caller::Caller;
 use super::error::{ApiError, JsonBody};
 use super::recorded::AccessRequest;
 use super::rights::Need;
+use super::save_scopes::{allowed_path, check_labels, name_scopes};
 use crate::agent::Pinning;
 use crate::agent::audit::{follow, follow_with};
 use crate::agent::config::Span;
 use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{self, RestoreRequest, Task, TaskReport, TaskSpec, WarmRequest, resolve, resolve_for};
-use crate::agent::tokens::{Grant, check_named};
 use crate::agent::usage::count_saved;
 use crate::agent::view::{self, TaskKind, TaskProgress};
 use crate::audit::Action;
@@ -34,12 +34,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PATH_LEN_MAX;
 use crate::name::Name;
 use crate::ops::{RootLink, SaveOptions};
-use crate::policy::{Labels, Scope};
+use crate::policy::Scope;
+use crate::repository::Repository;
 use crate::repository::log::StepFacts;
-use crate::repository::{NameScope, Repository};
 use crate::selector::Selector;
 use crate::transfer::exchange::FetchPolicy;
-use crate::work::blocking;
 
 /// Interval of progress events.
 const EVENT_INTERVAL: Duration = Duration::from_millis(200);
@@ -148,39 +147,6 @@ pub(super) struct Warm {
     dry_run: bool,
 }
 
-/// Names that saves with a token may make stricter: those that it may save. Then those whose chunks may be bases: those that it may
-/// read.
-fn name_scopes(grant: Option<&Arc<Grant>>) -> (NameScope, NameScope) {
-    let Some(grant) = grant else { return (NameScope::default(), NameScope::default()) };
-    let (saves, reads) = (Arc::clone(grant), Arc::clone(grant));
-    (
-        NameScope::only(move |name| saves.scopes().may_save(name)),
-        NameScope::only(move |name| reads.scopes().may_read(name)),
-    )
-}
-
-/// Checks the labels that a token gives with a save. It must be able to read the names in `derived-from`: their labels would reveal
-/// them. Its own tenant is the only `tenant`: the quota of that one pays for the chunks.
-///
-/// # Errors
-/// Denied, whether the name exists or not; usage, for a malformed label.
-fn check_labels(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(), Error> {
-    let (labels, _) = Labels::split(labels)?;
-    if let Some(tenant) = labels.tenants().iter().find(|tenant| Some(tenant.as_str()) != grant.tenant()) {
-        let own = grant.tenant().map_or_else(|| "no label `tenant`".to_owned(), |own| format!("tenant={own}"));
-        return Err(Error::denied("token does not permit the label `tenant` of a save")
-            .expected(own)
-            .got(format!("tenant={tenant}"))
-            .help("a token may only give the tenant that it was created with; the agent's user can set other labels"));
-    }
-    match labels.origins().iter().find(|origin| !grant.scopes().may_read(origin)) {
-        Some(origin) => {
-            Err(Error::denied("token does not permit reading a name in the label `derived-from`").got(origin))
-        }
-        None => Ok(()),
-    }
-}
-
 /// Response for a started task.
 type TaskStarted = Result<(StatusCode, Json<view::Task>), ApiError>;
 
@@ -202,7 +168,7 @@ pub(super) async fn save(
     let repository = state.repository(body.repository.as_deref())?.for_caller(caller.local());
     let base: Option<Selector> = body.base.as_deref().map(str::parse).transpose()?;
     let recorded = AccessRequest::separate(&caller, Action::Save, Some(&repository));
-    let path = match allowed(&caller, &name, absolute(body.path)?).await {
+    let path = match allowed_path(&caller, &name, absolute(body.path)?).await {
         Ok(path) => path,
         Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
     };
@@ -257,20 +223,6 @@ pub(super) async fn save(
     };
     let begun = follow(request, caller.begin(|| state.tasks.begin_stoppable(about, work)))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.requester().as_ref()))))
-}
-
-/// `path`, if the caller may save it as `name`. The scopes of a token are checked before any lookup.
-///
-/// # Errors
-/// Denied, if a token does not permit that name or that path.
-async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf> {
-    let Some(grant) = caller.grant().cloned() else { return Ok(path) };
-    if !grant.scopes().may_save(name) {
-        return Err(Error::denied("token does not permit saving under this name")
-            .at(name)
-            .help("its scopes save=PATTERN do not match; the agent's user can create another token"));
-    }
-    blocking(move || check_named(grant.scopes(), &path)).await
 }
 
 /// Starts to restore a saved tree.
@@ -562,30 +514,4 @@ fn absolute(path: PathBuf) -> Result<PathBuf> {
         return Ok(path);
     }
     Err(Error::usage("path is not absolute").at(path.display()).help("give the path from the root (/)"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::agent::tokens::{TokenSpec, Tokens};
-    use crate::clock::{ManualClock, Timestamp};
-    use crate::policy::Scopes;
-
-    #[test]
-    fn a_token_saves_for_no_other_tenant() {
-        let dir = tempfile::tempdir().unwrap();
-        let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(ManualClock::at(Timestamp(0)))).unwrap();
-        let saved = |own: Option<&str>, label: &str| {
-            let scopes = Scopes::of(&["save=**", "folder=/ckpt"]).unwrap();
-            let spec = TokenSpec { scopes, name: None, tenant: own.map(str::to_owned), lasting: None };
-            let grant = tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap();
-            check_labels(&grant, &BTreeMap::from([("tenant".to_owned(), label.to_owned())]))
-        };
-        assert!(saved(Some("team-b"), "team-b").is_ok());
-        for (own, label) in [(Some("team-b"), "clinic"), (Some("team-b"), "team-b,clinic"), (None, "clinic")] {
-            let refused = saved(own, label).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::Denied, "{refused:?}");
-            assert!(refused.to_string().contains("tenant=clinic"), "{refused}");
-        }
-    }
 }

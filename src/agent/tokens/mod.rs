@@ -4,7 +4,7 @@ mod file;
 mod grant;
 mod paths;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ const TOKENS_MAX: usize = 1024;
 /// Requests of all tokens in progress at a time: three quarters of the connections that the API serves on loopback, so that tokens
 /// alone never take all.
 const REQUESTS_MAX: usize = 192;
-/// Those of the tokens of one tenant, or of one token without a tenant.
+/// Requests in progress of the tokens of one tenant, or of one token without a tenant.
 const TENANT_REQUESTS_MAX: usize = 64;
 /// Bytes of a label, at most.
 const NAME_LEN_MAX: usize = 128;

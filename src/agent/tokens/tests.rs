@@ -17,6 +17,12 @@ fn clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::at(Timestamp(1_000)))
 }
 
+/// A new token with `scopes`.
+pub(in crate::agent) fn granted(tokens: &Tokens, tenant: Option<&str>, scopes: &[&str]) -> Arc<Grant> {
+    let spec = TokenSpec { tenant: tenant.map(str::to_owned), ..spec(scopes, None) };
+    tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap()
+}
+
 #[test]
 fn a_token_holds_until_it_expires_or_is_revoked_and_through_restarts() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,10 +133,7 @@ fn tokens_together_leave_connections_to_others() {
 fn requests_of_the_tokens_of_a_tenant_are_limited_together() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(&dir.path().join("tokens"), clock()).unwrap();
-    let token = |tenant: Option<&str>| {
-        let spec = TokenSpec { tenant: tenant.map(str::to_owned), ..spec(&["read=a"], None) };
-        tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap()
-    };
+    let token = |tenant: Option<&str>| granted(&tokens, tenant, &["read=a"]);
     let own = [(); 3].map(|()| token(Some("team-a")));
     let slots: Vec<_> = own.iter().flat_map(|grant| (0..64).map(|_| tokens.begin_request(grant))).collect();
     let (admitted, refused): (Vec<_>, Vec<_>) = slots.into_iter().partition(Result::is_ok);
@@ -140,7 +143,7 @@ fn requests_of_the_tokens_of_a_tenant_are_limited_together() {
     let others = [token(Some("team-b")), token(None), token(None)];
     let others = others.each_ref().map(|grant| tokens.begin_request(grant));
     assert!(others.iter().all(Result::is_ok));
-    // A new token of the tenant is none more.
+    // Another token of the tenant has no requests of its own.
     tokens.revoke(&own[0].id().to_string()).unwrap();
     assert!(tokens.begin_request(&token(Some("team-a"))).is_err());
     drop(admitted);

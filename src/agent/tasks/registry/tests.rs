@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::agent::tokens::{TokenSpec, Tokens};
+use crate::agent::tokens::Tokens;
+use crate::agent::tokens::tests::granted;
 use crate::clock::SystemClock;
 use crate::error::ErrorKind;
 use crate::identity::Identity;
-use crate::policy::Scopes;
 
 fn report() -> TaskReport {
     TaskReport::Watch { saved: vec!["run/step-1".to_owned()] }
@@ -157,11 +157,7 @@ async fn other_agents_see_their_own_and_leave_room() {
 async fn tasks_of_a_token_stop_when_it_is_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(SystemClock)).unwrap();
-    let [revoked, other] = ["a", "b"].map(|name| {
-        let scopes = Scopes::of(&["read=**"]).unwrap();
-        let spec = TokenSpec { scopes, name: Some(name.to_owned()), tenant: None, lasting: None };
-        tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap()
-    });
+    let [revoked, other] = [(); 2].map(|()| granted(&tokens, None, &["read=**"]));
     let tasks = tasks();
     let begin = |grant: &Arc<_>| {
         let spec = TaskSpec { caller: Some(Requester::Token(Arc::clone(grant))), ..spec("n") };
@@ -190,11 +186,7 @@ async fn tasks_of_a_token_stop_when_it_is_revoked() {
 async fn tasks_of_the_tokens_of_a_tenant_are_limited_together_and_seen_apart() {
     let (tasks, dir) = (tasks(), tempfile::tempdir().unwrap());
     let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(SystemClock)).unwrap();
-    let token = |tenant: &str| {
-        let scopes = Scopes::of(&["read=**"]).unwrap();
-        let spec = TokenSpec { scopes, name: None, tenant: Some(tenant.to_owned()), lasting: None };
-        Requester::Token(tokens.find(&tokens.make(None, spec).unwrap().secret).unwrap())
-    };
+    let token = |tenant: &str| Requester::Token(granted(&tokens, Some(tenant), &["read=**"]));
     let begin = |caller: &Requester| {
         tasks.begin(TaskSpec { caller: Some(caller.clone()), ..spec("a") }, |_| std::future::pending())
     };
@@ -208,7 +200,7 @@ async fn tasks_of_the_tokens_of_a_tenant_are_limited_together_and_seen_apart() {
         task.stop();
         task.ended().await;
     }
-    // Of what has ended, a tenant has a share as well.
+    // Ended tasks of a tenant are limited together, too.
     for one in &own {
         let task = begin(one).unwrap();
         task.stop();
