@@ -23,12 +23,12 @@ pub(crate) struct FairTurn {
     _own: Option<OwnedSemaphorePermit>,
 }
 
-/// The turns that are taken.
+/// Reason why a caller gets no turn now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// Those of the caller.
+    /// The caller has its whole share.
     Share,
-    /// All.
+    /// All turns are taken.
     All,
 }
 
@@ -53,7 +53,7 @@ impl<K: Eq + Hash> FairTurns<K> {
     /// A turn of `caller`, if there is one now.
     ///
     /// # Errors
-    /// The turns that are taken.
+    /// The reason why there is none.
     pub(crate) fn try_take(&self, caller: K) -> Result<FairTurn, Taken> {
         let own = self.of(caller).try_acquire_owned().map_err(|_| Taken::Share)?;
         let all = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Taken::All)?;

@@ -34,7 +34,7 @@ impl GrowingMemory {
         self.limit.max
     }
 
-    /// Which part of the budget that is, in words.
+    /// That maximum as a part of the budget, in words.
     #[must_use]
     pub fn part(&self) -> &'static str {
         self.limit.part
@@ -88,7 +88,7 @@ pub(super) struct Limit {
     pub(super) what: &'static str,
     /// In bytes.
     pub(super) max: u64,
-    /// Which part of the budget that is.
+    /// The same as a part of the budget, in words.
     pub(super) part: &'static str,
 }
 

@@ -24,6 +24,8 @@ const UNIT: u64 = 4 * KIB;
 /// Part of what [`Budget::keep_published`] counts that is of one agent, at most: what it has, and the next version of that beside it,
 /// leave as much to others.
 const PUBLISHED_PART: u64 = 4;
+/// Part of the budget that saves of one caller with limited rights may take for trees.
+const TREE_SHARE: u64 = 8;
 /// Structures that [`Budget::keep`] counts, in errors.
 const PLANS: &str = "plans and marks";
 /// Buffers smaller than this are not worth keeping.
@@ -48,10 +50,10 @@ struct Shared {
     beside: Arc<Semaphore>,
     /// Half of the budget: see [`Budget::tree_memory`].
     trees: Arc<Semaphore>,
-    /// Half of `trees`.
+    /// Half of `trees`, for callers with limited rights.
     trees_of_callers: Arc<Semaphore>,
-    /// Half of `trees_of_callers` for each caller with a save.
-    trees_of_caller: Mutex<HashMap<String, Weak<Semaphore>>>,
+    /// Half of that for each such caller with a save.
+    tree_shares: Mutex<HashMap<String, Weak<Semaphore>>>,
     pool: Mutex<Pool>,
     /// Its share of the parent budget.
     _carved: Vec<OwnedSemaphorePermit>,
@@ -94,7 +96,7 @@ impl Budget {
             beside,
             trees,
             trees_of_callers,
-            trees_of_caller: Mutex::default(),
+            tree_shares: Mutex::default(),
             pool: Mutex::default(),
             _carved: carved,
         }))
@@ -257,9 +259,9 @@ impl Budget {
     pub fn tree_memory(&self, caller: Option<&str>) -> GrowingMemory {
         let all = Arc::clone(&self.0.trees);
         let Some(caller) = caller else { return GrowingMemory::of([all].into(), self.half("files of saves")) };
-        let limit =
-            Limit { what: "files of a caller's saves", max: self.0.total / 8, part: "an eighth of the memory budget" };
-        let pools = [self.0.trees_of(caller), Arc::clone(&self.0.trees_of_callers), all];
+        let max = self.0.total / TREE_SHARE;
+        let limit = Limit { what: "files of a caller's saves", max, part: "an eighth of the memory budget" };
+        let pools = [self.0.tree_share(caller), Arc::clone(&self.0.trees_of_callers), all];
         GrowingMemory::of(pools.into(), limit)
     }
 
@@ -313,13 +315,13 @@ impl fmt::Debug for Budget {
 
 impl Shared {
     /// The pool of one caller.
-    fn trees_of(&self, caller: &str) -> Arc<Semaphore> {
-        let mut pools = self.trees_of_caller.lock().unwrap_or_else(PoisonError::into_inner);
+    fn tree_share(&self, caller: &str) -> Arc<Semaphore> {
+        let mut pools = self.tree_shares.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(caller).and_then(Weak::upgrade) {
             return pool;
         }
         pools.retain(|_, pool| pool.strong_count() > 0);
-        let units = usize::try_from(self.total / 8 / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let units = usize::try_from(self.total / TREE_SHARE / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let pool = Arc::new(Semaphore::new(units));
         pools.insert(caller.to_owned(), Arc::downgrade(&pool));
         pool

@@ -163,7 +163,7 @@ pub async fn open_and<T>(
 /// Addresses of the store at `location`, which need not exist: see [`Store::addresses`].
 ///
 /// # Errors
-/// Those of settings and credentials of a bucket.
+/// As [`connect`], for a bucket.
 ///
 /// # Cancel safety
 /// Safe: it only reads.

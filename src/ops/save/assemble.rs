@@ -233,7 +233,7 @@ mod tests {
 
     const CHUNKS: u64 = 4000;
 
-    /// As many files of one chunk each.
+    /// [`CHUNKS`] files of one chunk each.
     fn files() -> Vec<MemoryFile> {
         let file = |nth: u64| MemoryFile::new(format!("{nth:05}"), [Bytes::from(nth.to_le_bytes().to_vec())]);
         (0..CHUNKS).map(file).collect()

@@ -180,7 +180,7 @@ impl Formats {
     /// they take too much memory: of a file system that reports no holes, a short file may seem to have any length.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub(super) fn cuts(&self, layout: &Layout, file: &Opened, found: &WalkEntry) -> Result<Option<Vec<u64>>> {
         let size = found.stat.size;
         if file.each_extent(size).next().transpose()? != Some(0..size) {

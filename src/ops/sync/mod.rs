@@ -211,7 +211,7 @@ pub async fn check_new_destination(from: &Repository, what: &[Name], addresses: 
     refusals.next().map_or(Ok(()), Err)
 }
 
-/// The names to sync, in their order.
+/// The names to sync, in the order in which they are published.
 fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     let missing = what.iter().find(|&selector| !state.refs.keys().any(|name| name.is_under(selector)));
     if let Some(selector) = missing {
@@ -422,10 +422,14 @@ impl Syncing<'_> {
     /// object of the source was deleted.
     async fn fetch(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
-        // Bases that are read from afar may as well be kept.
-        let keeps = self.options.as_stored || self.from.store().directory().is_none();
-        let bases = if keeps { Bases::Kept } else { Bases::Fewest };
-        let bases = if self.leaves_bases { Bases::Own } else { bases };
+        let bases = if self.leaves_bases {
+            Bases::Own
+        } else if self.options.as_stored || self.from.store().directory().is_none() {
+            // Bases that are read from afar may as well be kept.
+            Bases::Kept
+        } else {
+            Bases::Fewest
+        };
         let mut view = Arc::new(View::new(saved, &found, &mut self.known, bases).await?);
         if self.options.dry_run {
             self.count(saved, &view)?;

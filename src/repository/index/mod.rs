@@ -204,7 +204,7 @@ impl Repository {
         let live: BTreeSet<String> = state.segments.keys().map(cached_name).collect();
         for file in files.flatten() {
             let name = file.file_name();
-            // Those that begin with a dot are unfinished.
+            // Names of unfinished files begin with a dot.
             let is_stale = name.to_str().is_some_and(|name| !name.starts_with('.') && !live.contains(name));
             if is_stale && let Err(error) = std::fs::remove_file(file.path()) {
                 tracing::debug!("an old index segment stays at {}: {error}", file.path().display());
