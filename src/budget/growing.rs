@@ -34,7 +34,7 @@ impl GrowingMemory {
         self.limit.max
     }
 
-    /// That maximum as a part of the budget, in words.
+    /// Name of that part of the budget, in words.
     #[must_use]
     pub fn part(&self) -> &'static str {
         self.limit.part
