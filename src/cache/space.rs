@@ -7,6 +7,7 @@ use super::Cache;
 use super::extent;
 use super::queue::{QueueKind, Resident};
 use super::read::SlotContent;
+use super::state::EVICTED_MOST;
 
 /// Nodes of the queue that are searched at once: less than a millisecond.
 const NODES: usize = 64 << 10;
@@ -128,17 +129,23 @@ impl Cache {
         self.flush();
     }
 
-    /// Moves a chunk to free space elsewhere. If there is none, an evictable chunk is evicted; for a pinned one, others are.
+    /// Moves a chunk to free space elsewhere. If there is none, others are evicted first, in the order of eviction, so that a region
+    /// that is cleared costs those that are read least. A chunk that is not held is evicted in its turn, or if too many would be.
     fn relocate_chunk(&self, chunk: Resident) {
         let Resident { key, place, weight, .. } = chunk;
         let to = {
             let mut state = self.state();
-            let mut to = state.allocator.take(weight);
-            let held = state.queue.peek(key).is_some_and(|now| now.standing == QueueKind::Held);
-            while to.is_none() && held && state.evict().is_some() {
+            let (mut to, mut evicted) = (state.allocator.take(weight), 0);
+            while to.is_none()
+                && let Some(now) = state.queue.peek(key).filter(|now| now.place == place)
+                && (now.standing == QueueKind::Held || evicted <= EVICTED_MOST * u64::from(weight))
+                && let Some(gone) = state.evict()
+            {
+                evicted += u64::from(gone.weight);
                 to = state.allocator.take(weight);
             }
-            if to.is_none() && !held {
+            let is_held = state.queue.peek(key).is_some_and(|now| now.standing == QueueKind::Held);
+            if to.is_none() && !is_held {
                 state.evictions += u64::from(state.remove(key, place, true));
             }
             to

@@ -13,7 +13,7 @@ use super::quotas::{Quotas, TenantNumber};
 use crate::id::PinId;
 
 /// Multiple of the wanted space that is evicted in search of a free run; after that, a region is cleared.
-const EVICTED_MOST: u64 = 16;
+pub(super) const EVICTED_MOST: u64 = 16;
 /// Share of the space (one part in this many) that pins must leave free, so that chunks can be moved.
 const UNPINNED_PART: u64 = 20;
 

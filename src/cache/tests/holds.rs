@@ -55,6 +55,26 @@ fn what_is_held_is_complete_at_the_end_also_in_a_full_cache() {
     drop(held);
 }
 
+/// A warm may need a region for a long chunk, in which another has just brought its own.
+#[test]
+fn a_region_that_is_cleared_costs_what_came_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Arc::new(Cache::open(dir.path(), options()).unwrap());
+    let (old, new) = (2000..2045, 1000..1010);
+    for warmed in [&old, &new] {
+        let held = hold(&cache, warmed.clone()).unwrap();
+        fill(&cache, warmed.clone());
+        drop(held);
+    }
+    let all = cache.chunks_in(&(0..u32::MAX));
+    let place_of = |n: u64| all.iter().find(|chunk| chunk.key == frame(n).id().prefix()).unwrap().place;
+    for slab in new.clone().map(|n| place_of(n) / 16 * 16) {
+        cache.clear(&(slab..slab + 16));
+        assert_eq!(present(&cache, new.clone()), 10, "slab at {slab}");
+    }
+    assert!(present(&cache, old) < 45);
+}
+
 #[test]
 fn of_two_warms_that_only_fit_alone_one_is_held() {
     let dir = tempfile::tempdir().unwrap();
