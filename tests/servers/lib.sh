@@ -31,11 +31,13 @@ halt() {
   rm -f "$DIR/$1.pid"
 }
 
-# Waits until the command that follows succeeds: up to $2 seconds, and no longer than daemon $1 runs.
+# Waits until the command that follows succeeds: up to $2 seconds, and no longer than daemon $1 runs. Does not ask for the marker: a
+# process that has just begun, and becomes another program, has no environment for a moment.
 wait_for() {
-  local daemon=$1 end=$((SECONDS + $2)); shift 2
-  while up "$daemon" && [ $SECONDS -lt $end ]; do "$@" >/dev/null 2>&1 && return 0; sleep 0.2; done
-  if up "$daemon"; then echo "timed out: $*" >&2; else echo "$daemon ended: see $DIR/$daemon.out" >&2; fi
+  local daemon=$1 end=$((SECONDS + $2)) pid; shift 2
+  pid=$(cat "$DIR/$daemon.pid")
+  while kill -0 "$pid" 2>/dev/null && [ $SECONDS -lt $end ]; do "$@" >/dev/null 2>&1 && return 0; sleep 0.2; done
+  if kill -0 "$pid" 2>/dev/null; then echo "timed out: $*" >&2; else echo "$daemon ended: see $DIR/$daemon.out" >&2; fi
   return 1
 }
 
