@@ -46,6 +46,11 @@ impl Choice {
         }
     }
 
+    /// Transport to connect by as well, if the next one does not answer soon: TCP is blocked less often than QUIC.
+    pub(super) fn fallback(&self) -> Option<Transport> {
+        (self.allowed == Transports::Auto && self.next() == Transport::Quic).then_some(Transport::Tcp)
+    }
+
     /// Records that `bytes` came over `transport` in `time`.
     pub(super) fn measured(&mut self, transport: Transport, bytes: u64, time: Duration) {
         match transport {
@@ -99,6 +104,10 @@ mod tests {
         assert_eq!(choice.next(), Transport::Tcp);
         choice.failed(Transport::Tcp);
         assert_eq!(choice.next(), Transport::Quic);
+        assert_eq!(choice.fallback(), Some(Transport::Tcp));
+        choice.failed(Transport::Quic);
+        assert_eq!(choice.fallback(), None);
+
         // Only TCP is blocked: measuring it is given up.
         let mut other = Choice::new(Transports::Auto);
         other.measured(Transport::Quic, KNOWN.0, KNOWN.1);
@@ -107,6 +116,6 @@ mod tests {
         assert_eq!(other.next(), Transport::Quic);
         let mut only = Choice::new(Transports::Quic);
         only.failed(Transport::Quic);
-        assert_eq!(only.next(), Transport::Quic);
+        assert_eq!((only.next(), only.fallback()), (Transport::Quic, None));
     }
 }

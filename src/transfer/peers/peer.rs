@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::{select_ok, try_join_all};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -45,6 +45,9 @@ const MIN_RATE: f64 = 4.0 * (1 << 20) as f64;
 const MIN_RATE_DIVISOR: f64 = 8.0;
 /// Time limit to connect to a peer: the memory for its window may never become free.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// Time after which the other transport is tried as well: longer than the round trips of a handshake over most links, and so short that a
+/// job at a cold site, which waits for its peers for a while only ([`super::SETTLING`]), has them.
+const HEAD_START: Duration = Duration::from_secs(1);
 /// Age at which a survey of a peer is renewed.
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// Time limit of a survey, after which the peer is used without it.
@@ -382,14 +385,18 @@ impl Peer {
             Origin::Announced if !self.counts() => dialing.dials.acquire().await.ok(),
             Origin::Announced | Origin::Settings => None,
         };
-        let transport = self.state().choice.next();
+        let choice = self.state().choice;
+        let transport = choice.next();
         let late = |_| {
             Err(Error::exhausted("connecting to the peer timed out")
                 .at(&self.address)
                 .help("raise the agent's memory: each connection takes a window of it"))
         };
-        let linked = timeout(CONNECT_MAX, self.connect_by(transport, dialing)).await.unwrap_or_else(late);
+        let linked = timeout(CONNECT_MAX, self.connect_first(choice, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();
+        if linked.as_ref().is_ok_and(|link| link.transport != transport) {
+            state.choice.failed(transport);
+        }
         match linked {
             // It sent wrong data over an earlier link, while this one was made.
             Ok(_) if state.is_banned() => Ok(()),
@@ -431,6 +438,18 @@ impl Peer {
         }
         dialing.ledger.opened(client.peer(), transport, Arc::clone(client.wire()));
         Ok(Arc::new(client))
+    }
+
+    /// Connects by the transport of `choice`. If that does not answer soon, by the other one as well, where it may be used, and takes the
+    /// first that answers, as <https://www.rfc-editor.org/rfc/rfc8305> does for addresses: many networks drop UDP without a word.
+    async fn connect_first(&self, choice: Choice, dialing: &Dialing) -> Result<Link> {
+        let mut linking = Box::pin(self.connect_by(choice.next(), dialing));
+        let Some(other) = choice.fallback() else { return linking.await };
+        if let Ok(linked) = timeout(HEAD_START, &mut linking).await {
+            return linked;
+        }
+        let (link, _) = select_ok([linking, Box::pin(self.connect_by(other, dialing))]).await?;
+        Ok(link)
     }
 
     async fn connect_by(&self, transport: Transport, dialing: &Dialing) -> Result<Link> {

@@ -1,12 +1,15 @@
 //! A step at a site that holds nothing of it: it moves as the bytes that it would be stored in for itself. D4 of docs/semantics.md.
 
 use async_trait::async_trait;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use towline::codec::{Codec, rounded};
 use towline::error::Result;
 use towline::id::ManifestId;
 use towline::policy::LocalCaller;
 use towline::repository::Guard;
 use towline::storage::{Location, StoreOptions, open};
+use towline::transfer::Transport;
 use towline::transfer::exchange::Local;
 use towline::transfer::local::{LocalSource, serve_local};
 use towline::transfer::protocol::{AskedChunk, FrameRequest, Grant, OutgoingFrame, Survey};
@@ -77,6 +80,40 @@ async fn a_step_moves_to_a_cold_site_as_if_it_were_stored_alone() {
     assert_eq!((again.lacking, again.bytes, cloud.stats().from_remote), (0, warmed.bytes, moved));
     cloud.restore("run/step-3", &folder).await;
     assert_eq!(cloud.stats().from_repository, 0);
+}
+
+/// Address of the agent at `to` in a network that drops UDP: it passes TCP on, and takes datagrams that nobody reads.
+async fn without_udp(to: &str) -> (String, UdpSocket) {
+    let (tcp, udp) = loop {
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
+            break (tcp, udp);
+        }
+    };
+    let (at, to) = (tcp.local_addr().unwrap().to_string(), to.to_owned());
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = tcp.accept().await {
+            let mut onward = TcpStream::connect(&to).await.unwrap();
+            tokio::spawn(async move { copy_bidirectional(&mut from, &mut onward).await });
+        }
+    });
+    (at, udp)
+}
+
+/// A job at a cold site does not wait until a handshake of QUIC has failed, nor does it go to the repository meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_warm_finds_its_peers_also_where_udp_is_blocked() {
+    let world = Fixture::new();
+    let (home, cloud) = (world.agent("home", "a").await, world.agent("cloud", "b").await);
+    run(&world, &home).await;
+    home.warm("run/step-3", From::Anywhere).await;
+    let (address, _udp) = without_udp(&home.address).await;
+    cloud.exchange.peers().add(&address).unwrap();
+    let warmed = cloud.warm("run/step-3", From::Anywhere).await;
+    assert!(warmed.alone > 0 && warmed.sources.remote > 0, "{warmed:?}");
+    assert_eq!((warmed.missing, warmed.sources.repository), (0, 0));
+    let transport = cloud.exchange.peers().list().first().and_then(|peer| peer.transport);
+    assert_eq!(transport, Some(Transport::Tcp));
 }
 
 /// The agents of a gang at two sites want the same chunks without their bases.
