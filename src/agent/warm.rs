@@ -19,6 +19,9 @@ use crate::transfer::exchange::{Exchange, FetchPolicy, is_held};
 use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
+/// Maximum number of plans that are made anew: others may fill the cache again and again.
+const PLANS_MAX: usize = 3;
+
 /// Options of a warm.
 #[derive(Clone, Debug, Default)]
 pub struct WarmOptions {
@@ -123,55 +126,30 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     let (begun, transfer) = (Instant::now(), exchange.begin_transfer());
     options.progress.phase("looking", 0);
     let saved = opened(repository, name, options).await?;
-    let plan = planned(exchange, repository, &saved, options).await?;
-    let lacking = plan.travelling();
-    if !lacking.is_empty() {
-        exchange.check_reachable(&options.policy).await?;
-    }
-    let (tree, planned) = (Arc::clone(&saved), Arc::clone(&plan));
-    let chunks = Arc::new(blocking(move || pin_chunks(&tree, &planned)).await?);
-    let before = sum(&plan.needed, &chunks, &lacking, &[]);
-    let shortfall_bytes = if lacking.is_empty() { 0 } else { shortage(exchange, &chunks).await? };
-    let warmed = Warmed {
-        dry_run: options.dry_run,
-        name: name.clone(),
-        manifest: saved.value.manifest.to_string(),
-        chunks: chunks.len() as u64,
-        bytes: before.hits.bytes + before.fetched.bytes,
-        hits: before.hits.chunks,
-        hit_bytes: before.hits.bytes,
-        lacking: before.fetched.chunks,
-        lacking_bytes: before.fetched.bytes,
-        alone: plan.alone.len() as u64,
-        estimated: !plan.exact,
-        fetched: 0,
-        fetched_bytes: 0,
-        missing: 0,
-        missing_bytes: 0,
-        full: false,
-        shortfall_bytes,
-        sources: SourceBytes::default(),
-        pin: None,
-        seconds: begun.elapsed().as_secs_f64(),
-    };
+    let mut needs = WarmNeeds::of(exchange, repository, &saved, options, options.plan.clone()).await?;
     if options.dry_run {
-        check_limit(exchange, &chunks, options).await?;
-        return Ok(warmed);
+        check_limit(exchange, &needs.chunks, options).await?;
+        return Ok(Warmed { seconds: begun.elapsed().as_secs_f64(), ..needs.report(name, &saved) });
     }
-    if shortfall_bytes > 0 && options.pin.is_none() {
-        return Err(cache_too_small(exchange.cache(), name, shortfall_bytes));
+    if needs.shortfall > 0 && options.pin.is_none() {
+        return Err(cache_too_small(exchange.cache(), name, needs.shortfall));
     }
-    let pin = match options.pin.clone() {
-        Some(pinning) => Some(pinned(exchange, (&saved.name, &chunks), options, pinning).await?),
-        None => None,
-    };
-    let hold = held(exchange, &chunks, options).await?;
-    options.progress.phase("warming", plain_len(&saved, &lacking));
-    let fetched = exchange.warm(repository, &saved, &plan, &options.policy, &options.progress).await;
+    let mut kept = needs.keep(exchange, &saved, options).await?;
+    for _ in 0..PLANS_MAX {
+        // Others' chunks may have displaced some since the plan was made. What is there by now is kept.
+        if !needs.lost_any(exchange, &saved).await? {
+            break;
+        }
+        needs = WarmNeeds::of(exchange, repository, &saved, options, None).await?;
+        kept = needs.keep(exchange, &saved, options).await?;
+    }
+    options.progress.phase("warming", plain_len(&saved, &needs.lacking));
+    let fetched = exchange.warm(repository, &saved, &needs.plan, &options.policy, &options.progress).await;
     exchange.end_transfer(&transfer);
-    let left = left_of(exchange, (&saved, &plan), hold).await?;
-    let sums = sum(&plan.needed, &chunks, &lacking, &left);
+    let left = left_of(exchange, (&saved, &needs.plan), kept.hold).await?;
+    let sums = sum(&needs.plan.needed, &needs.chunks, &needs.lacking, &left);
     Ok(Warmed {
+        dry_run: false,
         hits: sums.hits.chunks,
         hit_bytes: sums.hits.bytes,
         lacking: sums.fetched.chunks + sums.missing.chunks,
@@ -180,12 +158,97 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         fetched_bytes: sums.fetched.bytes,
         missing: sums.missing.chunks,
         missing_bytes: sums.missing.bytes,
-        full: fetched.full || is_evicted(&left, &lacking),
+        full: fetched.full || is_evicted(&left, &needs.lacking),
         sources: fetched.sources,
-        pin,
+        pin: kept.pin,
         seconds: begun.elapsed().as_secs_f64(),
-        ..warmed
+        ..needs.report(name, &saved)
     })
+}
+
+/// Chunks that a warm needs, and those of them that it fetches.
+struct WarmNeeds {
+    plan: Arc<TravelPlan>,
+    /// Those of the plan that are needed, in its order.
+    chunks: Arc<Vec<PinChunk>>,
+    lacking: Vec<u32>,
+    /// Bytes that the cache is short of for all of them.
+    shortfall: u64,
+}
+
+/// What keeps the chunks of a warm from being evicted while it runs.
+struct Kept {
+    /// Id of the pin.
+    pin: Option<String>,
+    hold: Option<Hold>,
+}
+
+impl WarmNeeds {
+    /// By `plan`, or by one that is made now.
+    async fn of(
+        exchange: &Exchange,
+        repository: &Repository,
+        saved: &Arc<Saved>,
+        options: &WarmOptions,
+        plan: Option<Arc<TravelPlan>>,
+    ) -> Result<Self> {
+        let plan = match plan {
+            Some(plan) => plan,
+            None => planned(exchange, repository, saved, options).await?,
+        };
+        let lacking = plan.travelling();
+        if !lacking.is_empty() {
+            exchange.check_reachable(&options.policy).await?;
+        }
+        let (tree, of_tree) = (Arc::clone(saved), Arc::clone(&plan));
+        let chunks = Arc::new(blocking(move || pin_chunks(&tree, &of_tree)).await?);
+        let shortfall = if lacking.is_empty() { 0 } else { shortage(exchange, &chunks).await? };
+        Ok(Self { plan, chunks, lacking, shortfall })
+    }
+
+    /// Pins the chunks, or holds them for as long as the warm runs.
+    async fn keep(&self, exchange: &Exchange, saved: &Saved, options: &WarmOptions) -> Result<Kept> {
+        let pin = match options.pin.clone() {
+            Some(pinning) => Some(pinned(exchange, (&saved.name, &self.chunks), options, pinning).await?),
+            None => None,
+        };
+        Ok(Kept { pin, hold: held(exchange, &self.chunks, options).await? })
+    }
+
+    /// True if the cache has lost one of the chunks that it had when the plan was made.
+    async fn lost_any(&self, exchange: &Exchange, saved: &Arc<Saved>) -> Result<bool> {
+        let (saved, plan, cache) = (Arc::clone(saved), Arc::clone(&self.plan), Arc::clone(exchange.cache()));
+        let lacking: BTreeSet<u32> = self.lacking.iter().copied().collect();
+        let is_lost = move |chunk: &u32| !lacking.contains(chunk) && is_missing(&saved, *chunk, &cache);
+        blocking(move || Ok(plan.needed.iter().any(is_lost))).await
+    }
+
+    /// Report of a dry run.
+    fn report(&self, name: &Name, saved: &Saved) -> Warmed {
+        let before = sum(&self.plan.needed, &self.chunks, &self.lacking, &[]);
+        Warmed {
+            dry_run: true,
+            name: name.clone(),
+            manifest: saved.value.manifest.to_string(),
+            chunks: self.chunks.len() as u64,
+            bytes: before.hits.bytes + before.fetched.bytes,
+            hits: before.hits.chunks,
+            hit_bytes: before.hits.bytes,
+            lacking: before.fetched.chunks,
+            lacking_bytes: before.fetched.bytes,
+            alone: self.plan.alone.len() as u64,
+            estimated: !self.plan.exact,
+            fetched: 0,
+            fetched_bytes: 0,
+            missing: 0,
+            missing_bytes: 0,
+            full: false,
+            shortfall_bytes: self.shortfall,
+            sources: SourceBytes::default(),
+            pin: None,
+            seconds: 0.0,
+        }
+    }
 }
 
 /// The tree to warm.
@@ -203,9 +266,6 @@ async fn planned(
     saved: &Arc<Saved>,
     options: &WarmOptions,
 ) -> Result<Arc<TravelPlan>> {
-    if let Some(plan) = &options.plan {
-        return Ok(Arc::clone(plan));
-    }
     let (tree, below) = (Arc::clone(saved), options.below.clone());
     let wanted = blocking(move || chunks_below(&tree, below.as_deref())).await?;
     let plans = exchange.travel(repository, vec![(Arc::clone(saved), wanted)], &options.policy).await?;

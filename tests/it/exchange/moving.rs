@@ -25,6 +25,24 @@ async fn the_second_restore_reads_no_pack() {
     assert!(second.from_cache > 20 * MIB, "{second:?}");
 }
 
+/// Other warms run at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_evicted_between_the_plan_of_a_warm_and_its_pin_is_fetched_again() {
+    let world = Fixture::new();
+    let agent = world.agent("west", "a").await;
+    world.save(&agent.plain, "set", 8, 4).await;
+    let saved = agent.plain.saved(&name("set")).await.unwrap().shared();
+    for pin in [None, Some(Pinning::new("me", None))] {
+        agent.warm("set", From::Anywhere).await;
+        let tree = (Arc::clone(&saved), (0..saved.located_chunks()).collect());
+        let plans = agent.exchange.travel(&agent.plain, vec![tree], &FetchPolicy::default()).await.unwrap();
+        assert!(plans[0].as_stored.is_empty() && agent.exchange.cache().evict(u64::MAX) > 0);
+        let options = WarmOptions { pin, plan: plans.into_iter().next().map(Arc::new), ..WarmOptions::default() };
+        let warmed = warm(&agent.exchange, &agent.plain, &name("set"), &options).await.unwrap();
+        assert_eq!((warmed.missing, warmed.full, warmed.fetched), (0, false, warmed.chunks));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_site_is_warmed_from_this_one() {
     let world = Fixture::new();
