@@ -94,6 +94,12 @@ impl StoredChunks {
         }
     }
 
+    /// True if it takes no chunks with a base from the index.
+    #[must_use]
+    pub fn takes_no_differences(&self) -> bool {
+        self.plain_only
+    }
+
     /// State that it was loaded from; a commit that relies on it must vouch for the packs with this state.
     #[must_use]
     pub fn state(&self) -> &Arc<State> {

@@ -377,7 +377,8 @@ impl Saving<'_> {
     }
 
     /// Loads the trees that this one probably shares chunks with: the name's current value and `--base`. A damaged tree only
-    /// costs time. Returns true if all chunks of the current value are in live packs.
+    /// costs time. Where the save may not rely on others' differences, it takes those of `--base` only if that is the parent. Returns true
+    /// if all chunks of the current value are in live packs.
     async fn add_base(&self, known: &mut StoredChunks, current: Option<&RefValue>) -> Result<bool> {
         if let Ok(parent) = &self.parent {
             self.add_chunks(known, &parent.saved);
@@ -386,6 +387,9 @@ impl Saving<'_> {
                 Ok(saved) => self.add_chunks(known, &saved),
                 Err(error) if error.kind() == ErrorKind::Damaged => tracing::warn!("{base} cannot be used: {error:?}"),
                 Err(error) => return Err(error),
+            }
+            if known.takes_no_differences() {
+                known.forget_differences();
             }
         }
         let Some(value) = current else { return Ok(false) };

@@ -440,6 +440,10 @@ mod tests {
         assert!(parent(&both).await.is_ok());
         assert!(differences(&repository, "both", 7, &both).await > 0);
         assert_eq!(differences(&repository, "own", 4, &reads(&["run/step-2"])).await, 0);
+        // Nor are the parent's own chunks taken, that are differences.
+        let same = |names| SaveOptions { label_scope: NameScope::only(|_| true), ..reads(names) };
+        assert_eq!(differences(&repository, "same", 2, &same(&["run/step-2"])).await, 0);
+        assert!(differences(&repository, "same-2", 2, &same(&["run/step-2", "run/step-1"])).await > 0);
         // It was removed, and what relies on it stays.
         repository.remove(&"run/step-1".parse().unwrap()).await.unwrap();
         assert!(differences(&repository, "all", 5, &all).await > 0);
