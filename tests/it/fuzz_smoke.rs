@@ -28,7 +28,7 @@ use crate::golden::{objects, objects_with_bundles, objects_with_lengths, second_
 use crate::predictions::Training;
 
 /// Bent inputs for each parser.
-const ROUNDS: u32 = 4_000;
+const ROUNDS: u32 = 2_000;
 /// No single input may take longer, on a busy machine without optimisation.
 const PATIENCE: Duration = Duration::from_secs(5);
 
