@@ -198,10 +198,11 @@ impl Context {
         let (to, report) = recorded.end(synced.await, |(_, report)| report.moved_bytes).await?;
         drop(line);
         for name in report.replaced.iter().filter(|_| !dry_run) {
-            self.output.remark(&format!(
-                "replaced {name} in {}: `towline undelete {name} --replace` there restores it",
-                to.store()
-            ));
+            let mut remark = format!("replaced {name} in {}", to.store());
+            if report.forgotten == 0 {
+                remark += &format!(": `towline undelete {name} --replace` there restores it");
+            }
+            self.output.remark(&remark);
         }
         if let Some(remark) = left_behind(&report, to.store()) {
             self.output.remark(&remark);

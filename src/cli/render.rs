@@ -372,11 +372,14 @@ pub(super) fn sync(report: &SyncReport) -> String {
     );
     if !report.replaced.is_empty() {
         let what = if dry { "would replace" } else { "replaced" };
-        let _ = writeln!(
-            text,
-            "  {what}: {}, which `undelete --replace` restores",
-            counted(report.replaced.len() as u64, "name")
-        );
+        let names = counted(report.replaced.len() as u64, "name");
+        let restores = if report.forgotten == 0 { ", which `undelete --replace` restores" } else { "" };
+        let _ = writeln!(text, "  {what}: {names}{restores}");
+    }
+    if report.forgotten > 0 {
+        let what = if dry { "would forget" } else { "forgot" };
+        let values = counted(report.forgotten, "old value");
+        let _ = writeln!(text, "  {what}: {values} that `undelete` could restore, as too many are kept there");
     }
     if !report.kept.is_empty() {
         let what = if dry { "would keep" } else { "kept" };

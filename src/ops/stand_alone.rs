@@ -11,6 +11,7 @@ use crate::id::ChunkId;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
+use crate::repository::log::Keeping;
 use crate::repository::{
     ChunkPlace, Delivered, Gaps, NameScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
     deliver, longest_read, plan_anew, read_pack,
@@ -51,7 +52,7 @@ impl Repository {
         let publication = Publication {
             name: to,
             expected: there.as_ref().map(|value| value.version),
-            keep: true,
+            keep: Keeping::Quota,
             manifest: (saved.value.manifest, body.to_vec()),
             chunks: &saved.manifest.chunks.ids,
             places: &places,

@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 
 use super::filling::Filling;
 use super::layout::{self, Family};
-use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
+use super::log::{Action, Keeping, RefValue, SegmentInfo, State, StepFacts, labelled_name, log_forgotten};
 use super::mapping::{PlacedTree, map_of};
 use super::name_scope::NameScope;
 use super::stored_chunks::{ChunkPlace, StoredChunks};
@@ -61,8 +61,8 @@ pub struct Publication<'a> {
     pub name: &'a Name,
     /// Version that the name must have; none if it must not exist.
     pub expected: Option<u64>,
-    /// Keep the old value of the name, if it was another tree.
-    pub keep: bool,
+    /// Treatment of the old value of the name, if it was another tree.
+    pub keep: Keeping,
     /// Id and body of the manifest.
     pub manifest: (ManifestId, Vec<u8>),
     /// Chunks, in its order.
@@ -83,7 +83,7 @@ pub struct Publication<'a> {
     pub facts: StepFacts,
     /// Labels that are given to the name, or to the run that it is a step of, in the same commit.
     pub labels: Labels,
-    /// Names that it may make stricter.
+    /// Names that it may make stricter, and whose kept values are its own.
     pub label_scope: NameScope,
     /// Names and trees that content is from: the name gets the labels that bind them when it is set.
     pub from: Vec<(&'a Name, ManifestId)>,
@@ -328,10 +328,9 @@ impl Writer {
                     return Ok(Vec::new());
                 }
             }
-            if publication.keep {
-                kept = state.keep_replaced(publication.name, manifest);
-                actions.extend(kept.iter().cloned());
-            }
+            let own = |name: &Name| publication.label_scope.includes(name);
+            kept = publication.keep.actions(state, (publication.name, manifest), own)?;
+            actions.extend(kept.iter().cloned());
             actions.extend(state.label(&labelled_name(publication.name), &publication.labels)?);
             for (from, tree) in &publication.from {
                 actions.extend(self.repository.inherited_labels(state, (*from, tree), publication.name)?);

@@ -79,7 +79,7 @@ pub(in crate::cli) struct Sync {
     /// Keep every name that the destination has, also with another value
     #[arg(long, conflicts_with = "force")]
     pub(in crate::cli) if_absent: bool,
-    /// Replace names also where the destination's value is newer
+    /// Replace names also where the destination's value is newer, or where it forgets kept values for them
     #[arg(long)]
     pub(in crate::cli) force: bool,
     /// Only report what would be copied, replaced and kept

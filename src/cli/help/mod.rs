@@ -376,11 +376,13 @@ which every further step will be copied, --as-stored copies fewer bytes in the l
 A name that the destination has with another value is replaced, which is reported, unless that value is newer: then it is kept, all other \
 names are copied, and the exit code is 5. It is newer if it was saved later, or replaced the source's value there; not, if the source \
 had it and replaced it. With --force such names are replaced, too; with --if-absent no existing name is, and the exit code is 0. \
+A name is not replaced if TO would forget an old value for it, of any name, that `undelete` can restore (1,024 are kept): \
+`towline history` tells what was replaced, and a collect of TO forgets values after 7 days; with --force it is replaced. \
 A name that cannot be copied, as it is damaged or refused, does not stop the others; the exit code is that of its error.
 
 Removals are not carried: a name that was removed in FROM stays in TO, also a step that a training gave up when it went back, which may be the latest there; and a name that was removed in TO comes back. Both are reported while the removed values are kept.
 
-JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced: [name] if names were, kept: [name reason saved saved_there] \
+JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced: [name] if names were, forgotten if values were, kept: [name reason saved saved_there] \
 if names were (reason: newer, exists), failed: [name kind error] if some of several names could not be copied, left_behind: [name] if some were removed in FROM, returned: [name] if some had been removed in TO, with --dry-run dry_run, and planned: [name bytes moved_bytes replaces] if something would move";
 
 pub(super) const LABEL: &str = "\

@@ -25,7 +25,7 @@ use crate::format::Manifest;
 use crate::id::{ChunkId, WriteId};
 use crate::name::Name;
 use crate::policy::Labels;
-use crate::repository::log::RefValue;
+use crate::repository::log::{Keeping, RefValue};
 use crate::repository::{ChunkPlace, NameScope, Publication, Published, Repository, Saved, StoredChunks, Writer};
 
 /// Maximum retries because others changed the name; each time one of them has succeeded.
@@ -233,7 +233,7 @@ impl Amending<'_> {
             name: self.name,
             expected: before.map(|value| value.version),
             // Each of many small changes would keep a value of its own, so it is not the default.
-            keep: self.changes.keep,
+            keep: if self.changes.keep { Keeping::Quota } else { Keeping::Nothing },
             manifest: (id, body),
             chunks: &tree.chunks.ids,
             places,

@@ -55,7 +55,7 @@ use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
 use crate::name::Name;
 use crate::policy::Labels;
-use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
+use crate::repository::log::{Keeping, RefValue, State, StepFacts, labelled_name};
 use crate::repository::{ChunkPlace, Publication, Published, Repository, Run, Saved, StoredChunks, Writer};
 use crate::tree::{StatCache, Walk, WalkKind, coarse_now};
 use crate::work::blocking;
@@ -226,7 +226,7 @@ impl Saving<'_> {
                 let publication = Publication {
                     name,
                     expected,
-                    keep: true,
+                    keep: Keeping::Quota,
                     manifest,
                     chunks,
                     places,

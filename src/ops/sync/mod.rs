@@ -7,6 +7,7 @@
 
 mod existing;
 mod failed;
+mod quota;
 mod removals;
 mod shared;
 mod view;
@@ -32,7 +33,7 @@ use crate::limits::MIB;
 use crate::name::Name;
 use crate::policy::Labels;
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, Refusal, State};
+use crate::repository::log::{KeptUse, RefValue, Refusal, State};
 use crate::repository::{
     ChunkPlace, Gaps, Located, NameScope, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
     is_open, longest_read, plan, plan_anew, read_pack,
@@ -82,6 +83,9 @@ pub struct SyncReport {
     /// Names that had another tree in the destination, or in a dry run have. `undelete` restores that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<Name>,
+    /// Kept values of the destination that were forgotten for these, or in a dry run would be: only with [`Existing::Replace`].
+    #[serde(skip_serializing_if = "super::restore::is_zero")]
+    pub forgotten: u64,
     /// Names that the destination has with another value, which was kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptName>,
@@ -139,7 +143,8 @@ impl SyncReport {
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
-/// destination changed meanwhile, or labels of the source would bind others; damaged, with pack and chunk, if the source is: no
+/// destination changed meanwhile, or labels of the source would bind others; exhausted, if the destination would forget a kept value for
+/// a name that is replaced without force; damaged, with pack and chunk, if the source is: no
 /// damaged byte is copied.
 ///
 /// # Cancel safety
@@ -165,6 +170,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         to,
         what,
         options,
+        kept: KeptUse::of(&began),
         began,
         known,
         known_bytes: 0,
@@ -185,6 +191,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         }
         syncing.note_failed(name, &error);
     }
+    syncing.note_forgotten();
     syncing.end().await;
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
 }
@@ -231,6 +238,8 @@ struct Syncing<'a> {
     options: &'a SyncOptions,
     /// State of the destination at the start of the sync.
     began: Arc<State>,
+    /// What it keeps of removed and replaced names, with what this sync has replaced.
+    kept: KeptUse,
     known: StoredChunks,
     /// Memory of them that is counted, in bytes.
     known_bytes: u64,
@@ -356,6 +365,7 @@ impl Syncing<'_> {
             self.report.skipped_bytes += stored;
             return Ok(self.done(value));
         }
+        self.check_quota(name, value)?;
         if let Some(done) = self.further(name, value, coming).await? {
             return Ok(done);
         }
@@ -386,7 +396,7 @@ impl Syncing<'_> {
         let publication = Publication {
             name,
             expected: self.began.version(name),
-            keep: true,
+            keep: self.keeping(),
             manifest: (value.manifest, body.to_vec()),
             chunks: ids,
             places: &places,
@@ -477,13 +487,6 @@ impl Syncing<'_> {
             replaces: self.began.refs.get(name).is_some_and(|there| !is_same(there, value)),
         });
         self.note_replaced(name, value);
-    }
-
-    /// Reports that `name` was set to `value`, if it had another tree.
-    fn note_replaced(&mut self, name: &Name, value: &RefValue) {
-        if self.began.refs.get(name).is_some_and(|there| there.manifest != value.manifest) {
-            self.report.replaced.push(name.clone());
-        }
     }
 
     fn done(&mut self, value: &RefValue) -> Step {

@@ -106,7 +106,7 @@ impl Syncing<'_> {
     /// Sets `name` to `value`, with the manifest and map that `first` has in the destination; `false` if it has another tree by now.
     async fn publish_further(&self, name: &Name, value: &RefValue, first: &Name) -> Result<bool> {
         let expected = self.began.version(name);
-        let (mut is_there, mut kept) = (true, Vec::new());
+        let (keeping, mut is_there, mut kept) = (self.keeping(), true, Vec::new());
         // As in a copy of a name: the chunks stay as long as `first` has the tree, and the commit follows that very state.
         let commit = self.to.log().commit(None, |state| {
             let there = state.refs.get(first).filter(|there| there.manifest == value.manifest);
@@ -115,7 +115,7 @@ impl Syncing<'_> {
             if state.version(name) != expected {
                 return Err(Refusal::RefMoved(name.clone()).into());
             }
-            kept = state.keep_replaced(name, value.manifest);
+            kept = keeping.actions(state, (name, value.manifest), |_| true)?;
             let (manifest_key, map_key, chunks) = (there.manifest_key, there.map_key, there.chunks);
             let value = RefValue { version: 0, manifest_key, map_key, chunks, attempt: None, ..value.clone() };
             let set = Action::SetRef { name: name.clone(), expected, value };

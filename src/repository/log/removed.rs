@@ -1,17 +1,16 @@
 //! Kept values of removed or replaced names: roots for marking until they are forgotten.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::num::NonZeroUsize;
+use std::collections::BTreeSet;
 
 use super::Action;
 use super::fields::read_name;
+use super::quota::{KeptUse, Quota, bytes_of};
 use super::state::{NODE_SHARE, Refusal, State};
 use super::values::RefValue;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::format::wire::{Reader, Writer};
 use crate::id::ManifestId;
-use crate::limits::{CHUNK_LEN_MAX, REMOVED_BYTES_MAX, REMOVED_MAX};
 use crate::name::Name;
 
 /// Values beyond the quota that one entry forgets, at most: the oldest ones. Later entries forget the rest.
@@ -29,6 +28,39 @@ pub struct KeptValue {
     pub when: Timestamp,
     /// Value, with its version.
     pub value: RefValue,
+}
+
+/// Treatment of the old value of a name that gets another tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// It is not kept.
+    Nothing,
+    /// It is kept; beyond the quota, values are forgotten for it.
+    Quota,
+    /// It is kept, and the name does not get the tree if a value would be forgotten for it.
+    All,
+}
+
+impl Keeping {
+    /// Actions that keep the value that `name` has in `state`, for the entry that gives it this manifest. Of names that have as many
+    /// kept values, those that are the writer's `own` lose theirs first.
+    ///
+    /// # Errors
+    /// Exhausted, if all are to be kept and the quota is used up.
+    pub fn actions(
+        self,
+        state: &State,
+        (name, manifest): (&Name, ManifestId),
+        own: impl Fn(&Name) -> bool,
+    ) -> Result<Vec<Action>> {
+        let Some(old) = state.refs.get(name).filter(|old| old.manifest != manifest) else { return Ok(Vec::new()) };
+        match self {
+            Self::Nothing => return Ok(Vec::new()),
+            Self::Quota => {}
+            Self::All => KeptUse::of(state).check(name, old)?,
+        }
+        Ok(state.keep_for([name], own))
+    }
 }
 
 impl KeptValue {
@@ -62,9 +94,13 @@ impl State {
     }
 
     /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. Beyond the quota
-    /// values are not kept at all, or forgotten by the same entry, at most `FORGOTTEN_MAX`: of the first segment of names that has the
-    /// most, the oldest first. So a writer of names below one segment cannot use up what is kept of the others.
+    /// values are not kept at all, or forgotten by the same entry, at most `FORGOTTEN_MAX`: see [`Quota`].
     pub fn keep<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Vec<Action> {
+        self.keep_for(names, |_| true)
+    }
+
+    /// [`State::keep`] for a writer whose `own` names lose their kept values before others that have as many.
+    fn keep_for<'a>(&self, names: impl IntoIterator<Item = &'a Name>, own: impl Fn(&Name) -> bool) -> Vec<Action> {
         let names: BTreeSet<&Name> = names.into_iter().collect();
         let mut taken: Vec<(&Name, &RefValue)> =
             names.into_iter().filter_map(|name| self.refs.get_key_value(name)).collect();
@@ -73,12 +109,12 @@ impl State {
         kept.sort_by_key(|((_, version), removed)| std::cmp::Reverse((removed.at, *version)));
         let mut quota = Quota::default();
         for (name, value) in &taken {
-            quota.add(name, value);
+            quota.add(name, bytes_of(value));
         }
         for ((name, _), removed) in &kept {
-            quota.add(name, &removed.value);
+            quota.add(name, bytes_of(&removed.value));
         }
-        let beyond = quota.beyond();
+        let beyond = quota.beyond(own);
         let (taken_beyond, kept_beyond) = beyond.split_at(taken.len());
         let within = taken.iter().zip(taken_beyond).filter(|(_, beyond)| !**beyond);
         let mut actions: Vec<Action> =
@@ -152,100 +188,17 @@ impl State {
 pub fn log_forgotten(actions: &[Action]) {
     let forgotten = actions.iter().filter(|action| matches!(action, Action::Forget { .. })).count();
     if forgotten > 0 {
-        tracing::warn!("forgot the {forgotten} oldest values of removed or replaced names: too many were kept");
-    }
-}
-
-/// Use of the quota, by the first segment of names. Small, for anyone who may write names may make as many as they like.
-#[derive(Clone, Debug, Default)]
-struct Quota<'a> {
-    /// Values that are within the quota.
-    values: usize,
-    /// Sum of the bytes of these: those of each are at most a `u64`, which their sum may exceed.
-    bytes: u128,
-    segments: BTreeMap<&'a str, Share>,
-    /// All values, in the order in which they were counted.
-    counted: Vec<Counted>,
-}
-
-/// Values of the names below one segment.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    /// The oldest of them, by its place.
-    oldest: Option<NonZeroUsize>,
-    values: usize,
-    bytes: u128,
-}
-
-/// A value: its bytes, and the next later one of its segment, if there is one.
-#[derive(Clone, Copy, Debug)]
-struct Counted {
-    bytes: u64,
-    later: Option<NonZeroUsize>,
-}
-
-impl<'a> Quota<'a> {
-    /// Counts a value, at the place after those before; of one segment, the latest comes first.
-    fn add(&mut self, name: &'a Name, value: &RefValue) {
-        // Holes are in no chunk.
-        let bytes = value.logical_bytes.min(value.chunks.saturating_mul(CHUNK_LEN_MAX));
-        let segment = name.as_str().split('/').next().unwrap_or_default();
-        let share = self.segments.entry(segment).or_default();
-        self.counted.push(Counted { bytes, later: share.oldest });
-        // Counted from 1, so that none takes no space.
-        share.oldest = NonZeroUsize::new(self.counted.len());
-        share.values += 1;
-        share.bytes += u128::from(bytes);
-        self.values += 1;
-        self.bytes += u128::from(bytes);
-    }
-
-    /// For each place, whether its value is one too many; one always stays.
-    fn beyond(mut self) -> Vec<bool> {
-        let mut beyond = vec![false; self.counted.len()];
-        let too_many = |quota: &Self| quota.values > REMOVED_MAX;
-        self.shrink(&mut beyond, |share| share.values as u128, too_many);
-        let too_large = |quota: &Self| quota.bytes > u128::from(REMOVED_BYTES_MAX) && quota.values > 1;
-        self.shrink(&mut beyond, |share| share.bytes, too_large);
-        beyond
-    }
-
-    /// Marks in `beyond` the oldest value of the segment with the greatest `weight`, the last such by name, while `is_beyond`.
-    /// A heap of the segments finds it.
-    fn shrink(&mut self, beyond: &mut [bool], weight: fn(&Share) -> u128, is_beyond: impl Fn(&Self) -> bool) {
-        if !is_beyond(self) {
-            return;
-        }
-        let used = self.segments.iter().filter(|(_, share)| share.oldest.is_some());
-        let mut heaviest: BinaryHeap<(u128, &str)> = used.map(|(segment, share)| (weight(share), *segment)).collect();
-        while is_beyond(self) {
-            let Some((_, segment)) = heaviest.pop() else { break };
-            let Some(share) = self.segments.get_mut(segment) else { continue };
-            let Some(place) = share.oldest.map(|oldest| oldest.get() - 1) else { continue };
-            let (Some(counted), Some(gone)) = (self.counted.get(place), beyond.get_mut(place)) else { continue };
-            *gone = true;
-            *share = Share {
-                oldest: counted.later,
-                values: share.values - 1,
-                bytes: share.bytes - u128::from(counted.bytes),
-            };
-            self.values -= 1;
-            self.bytes -= u128::from(counted.bytes);
-            if share.oldest.is_some() {
-                heaviest.push((weight(share), segment));
-            }
-        }
+        tracing::warn!("forgot {forgotten} old values of removed or replaced names: too many were kept");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::super::LogEntry;
     use super::*;
     use crate::error::ErrorKind;
     use crate::id::{Owned, SessionId, WriteId};
+    use crate::limits::{CHUNK_LEN_MAX, REMOVED_BYTES_MAX, REMOVED_MAX};
     use crate::repository::log::StepFacts;
 
     fn name(text: &str) -> Name {
@@ -421,77 +374,77 @@ mod tests {
         assert!(state.removed.len() > before, "{}", state.removed.len());
     }
 
-    /// A value with `bytes` of content, of which there may be any number.
-    fn large(bytes: u64) -> RefValue {
-        RefValue { chunks: u64::MAX, logical_bytes: bytes, ..value(0) }
-    }
-
-    /// [`Quota::beyond`] by its definition, of values by segment and bytes: each that goes is found by a look at all of them.
-    fn beyond_by_definition(values: &[(u32, u64)]) -> Vec<bool> {
-        let mut segments: BTreeMap<String, Vec<(usize, u64)>> = BTreeMap::new();
-        for (place, (segment, bytes)) in values.iter().enumerate() {
-            segments.entry(format!("s{segment}")).or_default().push((place, *bytes));
-        }
-        let bytes_of = |share: &[(usize, u64)]| share.iter().map(|(_, bytes)| u128::from(*bytes)).sum::<u128>();
-        let (mut beyond, mut left) = (vec![false; values.len()], values.len());
-        let mut bytes: u128 = segments.values().map(|share| bytes_of(share)).sum();
-        while left > REMOVED_MAX || (bytes > u128::from(REMOVED_BYTES_MAX) && left > 1) {
-            let by_number = left > REMOVED_MAX;
-            let used = segments.values_mut().filter(|share| !share.is_empty());
-            let most = used.max_by_key(|share| if by_number { share.len() as u128 } else { bytes_of(share) });
-            let (place, of_it) = most.unwrap().pop().unwrap();
-            bytes -= u128::from(of_it);
-            left -= 1;
-            beyond[place] = true;
-        }
-        beyond
-    }
-
-    /// Values of few and of many segments: number of the segment and content of each.
-    fn kept_values() -> impl Strategy<Value = Vec<(u32, u64)>> {
-        let most = prop_oneof![Just(1), Just(REMOVED_BYTES_MAX / 1024), Just(REMOVED_BYTES_MAX / 64), Just(u64::MAX)];
-        (1..2_000_u32, 0..2_000_usize, most).prop_flat_map(|(segments, len, most)| {
-            let segment = prop_oneof![0..segments, 0..1 + segments / 100];
-            proptest::collection::vec((segment, 0..most), len)
-        })
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
-        #[test]
-        fn the_quota_takes_the_values_that_its_definition_says(values in kept_values()) {
-            let named = |(segment, bytes): &(u32, u64)| (name(&format!("s{segment}/x")), large(*bytes));
-            let named: Vec<(Name, RefValue)> = values.iter().map(named).collect();
-            let mut quota = Quota::default();
-            for (name, value) in &named {
-                quota.add(name, value);
+    /// B1: values of the parent with the most go, and those of the name with the most.
+    #[test]
+    fn what_is_kept_below_one_parent_does_not_use_up_the_others_of_its_segment() {
+        for many_names in [false, true] {
+            let mut state = State::default();
+            set(&mut state, "team/bob/model", 1);
+            remove(&mut state, &["team/bob/model"]);
+            for content in 1..=REMOVED_MAX as u64 + 10 {
+                if many_names {
+                    let text = format!("team/alice/x-{content}");
+                    set(&mut state, &text, 1);
+                    set(&mut state, &text, 2);
+                } else {
+                    set(&mut state, "team/alice/x", content);
+                }
             }
-            prop_assert_eq!(quota.beyond(), beyond_by_definition(&values));
+            assert_eq!(state.removed.len(), REMOVED_MAX);
+            assert!(state.removed_of(&name("team/bob/model")).next().is_some(), "{many_names}");
         }
-    }
-
-    /// Hours, if each value that goes costs a look at all segments.
-    #[test]
-    fn values_of_very_many_segments_are_dropped() {
-        let count = 300_000;
-        let names: Vec<Name> = (0..count).map(|n| name(&format!("s{n:06}/x"))).collect();
-        let mut quota = Quota::default();
-        for name in &names {
-            quota.add(name, &large(1));
+        let mut state = State::default();
+        set(&mut state, "run/best", 1);
+        remove(&mut state, &["run/best"]);
+        for content in 1..=REMOVED_MAX as u64 + 10 {
+            set(&mut state, "run/last", content);
         }
-        let beyond = quota.beyond();
-        let last = (0..count).map(|place| place >= REMOVED_MAX).collect::<Vec<_>>();
-        assert!(beyond == last, "of those that have as much, the last by name goes first");
+        assert!(state.removed_of(&name("run/best")).next().is_some(), "one name has the most");
+        let oldest = state.removed_of(&name("run/last")).next().unwrap();
+        assert_eq!(oldest.1.value.logical_bytes, 11, "and loses its oldest");
     }
 
     #[test]
-    fn values_whose_bytes_exceed_the_greatest_number_are_counted() {
-        let names = ["a", "b", "c"].map(name);
-        let mut quota = Quota::default();
-        for (place, name) in names.iter().enumerate() {
-            quota.add(name, &large(if place < 2 { u64::MAX } else { 1 }));
+    fn a_writer_of_some_names_loses_its_own_values_before_others_that_are_as_many() {
+        let mut state = State::default();
+        set(&mut state, "bob", 1);
+        remove(&mut state, &["bob"]);
+        for n in 0..REMOVED_MAX {
+            let text = name(&format!("alice-{n}"));
+            set(&mut state, text.as_str(), 1);
+            let own = |name: &Name| name.as_str().starts_with("alice-");
+            let manifest = value(2).manifest;
+            let mut actions = Keeping::Quota.actions(&state, (&text, manifest), own).unwrap();
+            actions.push(Action::SetRef { expected: state.version(&text), name: text, value: value(2) });
+            commit(&mut state, actions).unwrap();
         }
-        assert_eq!(quota.beyond(), [true, true, false]);
+        assert_eq!(state.removed.len(), REMOVED_MAX);
+        assert!(state.removed_of(&name("bob")).next().is_some());
+        assert!(state.removed_of(&name("alice-0")).next().is_none());
+    }
+
+    #[test]
+    fn a_name_is_not_replaced_if_all_are_to_be_kept_and_one_would_be_forgotten() {
+        let all = |state: &State, text: &str, content| {
+            let manifest = value(content).manifest;
+            Keeping::All.actions(state, (&name(text), manifest), |_| true).map_err(|error| error.kind())
+        };
+        let mut state = State::default();
+        for content in 0..=REMOVED_MAX as u64 {
+            let keep = all(&state, "n/x", content).unwrap();
+            assert_eq!(keep.len(), usize::from(content > 0));
+            set(&mut state, "n/x", content);
+        }
+        assert_eq!(state.removed.len(), REMOVED_MAX);
+        assert_eq!(all(&state, "n/x", 1 << 20), Err(ErrorKind::Exhausted), "its own, too");
+        assert_eq!(all(&state, "n/x", REMOVED_MAX as u64), Ok(Vec::new()), "the same tree");
+        assert_eq!(all(&state, "new", 1), Ok(Vec::new()));
+
+        let mut state = State::default();
+        set(&mut state, "a", REMOVED_BYTES_MAX * 2);
+        assert_eq!(all(&state, "a", 1).unwrap().len(), 1, "the only one always is kept");
+        set(&mut state, "a", 1);
+        assert_eq!(all(&state, "a", 2), Err(ErrorKind::Exhausted));
     }
 
     #[test]
