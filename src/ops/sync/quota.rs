@@ -1,5 +1,5 @@
-//! Quota of what the destination keeps of replaced names: only with force does a sync have it forget values. A thief of a saver's key
-//! of the source may replace very many names, so that what they replaced first would be forgotten.
+//! Quota of what the destination keeps of replaced names: only with force does a sync have it forget values. A thief of a saver's
+//! key of the source may replace very many names, so that what they replaced first would be forgotten.
 
 use super::{Existing, RefValue, Syncing};
 use crate::error::Result;
@@ -12,8 +12,8 @@ impl Syncing<'_> {
         if self.options.existing == Existing::Replace { Keeping::Quota } else { Keeping::All }
     }
 
-    /// Checks, before anything of the tree `value` moves, that the destination can keep what it has under `name`. The commit checks it
-    /// again.
+    /// Checks, before anything of the tree `value` moves, that the destination can keep what it has under `name`. The commit
+    /// checks it again.
     pub(super) fn check_quota(&self, name: &Name, value: &RefValue) -> Result<()> {
         match self.replaced(name, value) {
             Some(old) if self.keeping() == Keeping::All => self.kept.check(name, old),

@@ -42,8 +42,8 @@ pub enum Keeping {
 }
 
 impl Keeping {
-    /// Actions that keep the value that `name` has in `state`, for the entry that gives it this manifest. Of names that have as many
-    /// kept values, those that are the writer's `own` lose theirs first.
+    /// Actions that keep the value that `name` has in `state`, for the entry that gives it this manifest. Of names that have as
+    /// many kept values, those that are the writer's `own` lose theirs first.
     ///
     /// # Errors
     /// Exhausted, if all are to be kept and the quota is used up.
