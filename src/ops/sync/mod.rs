@@ -143,8 +143,8 @@ impl SyncReport {
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
-/// destination changed meanwhile, or labels of the source would bind others; exhausted, if it would forget a kept value for a name
-/// that is replaced without force; damaged, with pack and chunk, if the source is: no damaged byte is copied.
+/// destination changed meanwhile, or labels of the source would bind others; exhausted, if it would forget a kept value for a
+/// name that is replaced without force; damaged, with pack and chunk, if the source is: no damaged byte is copied.
 ///
 /// # Cancel safety
 /// Safe: names are complete or unchanged, and the next sync uses uploaded data.

@@ -72,8 +72,8 @@ impl KeptUse {
 
 /// Values that share the quota. If there are too many, one goes at a time: of the first segment of names that has the most, below
 /// it of the next segment that has the most, and so on; of the name that is reached, the oldest. If their bytes are too many, the
-/// same by bytes, but the parent that is reached loses its oldest: that one of its names is large says nothing. Of parts that have
-/// as much, those with the writer's own names come first, then that with the oldest value. So whoever replaces one name, or many
+/// same by bytes, but the parent that is reached loses its oldest: that one of its names is large says nothing. Of parts that
+/// have as much, those with the writer's own names come first, then that with the oldest value. So whoever replaces one name, or many
 /// below a parent, cannot use up what is kept of the others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Quota<'a> {
@@ -148,8 +148,8 @@ impl<'a> Weighed<'a> {
     }
 }
 
-/// Values below one path, as their range in the order of the paths. Each that is taken costs a look at few of them: anyone who may
-/// write names may make as many as they like.
+/// Values below one path, as their range in the order of the paths. Each that is taken costs a look at few of them: anyone who
+/// may write names may make as many as they like.
 #[derive(Debug)]
 struct Group {
     values: Range<usize>,
@@ -217,8 +217,8 @@ mod tests {
         quota.beyond(own)
     }
 
-    /// Place of the next value to go of those `left`, by its definition: each is a place, a path and a weight. At first there were
-    /// those in `begun`.
+    /// Place of the next value to go of those `left`, by its definition: each is a place, a path and a weight. At first there
+    /// were those in `begun`.
     fn next<'a>(begun: &[(usize, &'a str, u128)], left: &[(usize, &'a str, u128)]) -> usize {
         let mut left = left.to_vec();
         let mut above: Vec<&str> = Vec::new();
