@@ -22,6 +22,8 @@ pub(crate) enum Fault {
     Lose,
     /// Puts are done, but answered by an error, and reads do not find the object.
     Conceal,
+    /// Reads are refused, as of an object whose key the store is not given.
+    Withhold,
     /// The read after this many others does not find the object.
     Hide(u32),
     /// The read after this many others gets other bytes.
@@ -59,7 +61,7 @@ impl FaultyStore {
             Fault::Hide(0) | Fault::Garble(0) => self.heal(),
             Fault::Hide(more) => self.set(key.clone(), Fault::Hide(more - 1)),
             Fault::Garble(more) => self.set(key.clone(), Fault::Garble(more - 1)),
-            Fault::Refuse | Fault::Lose | Fault::Conceal => {}
+            Fault::Refuse | Fault::Lose | Fault::Conceal | Fault::Withhold => {}
         }
         Some(fault)
     }
@@ -96,6 +98,10 @@ impl ObjectStore for FaultyStore {
         match self.of_read(location) {
             Some(Fault::Hide(0) | Fault::Conceal) => {
                 Err(Error::NotFound { path: location.to_string(), source: "a test hides it".into() })
+            }
+            Some(Fault::Withhold) => {
+                let refusal = crate::error::Error::damaged("store refuses to read an object");
+                Err(Error::Generic { store: "test", source: refusal.into() })
             }
             Some(Fault::Garble(0)) => {
                 let (meta, range) = (got.meta.clone(), got.range.clone());

@@ -41,7 +41,7 @@ impl RepairedTree<'_> {
 }
 
 impl Repository {
-    /// Length of a pack in the store; none if it does not exist.
+    /// Length of a pack in the store; none if it does not exist, or the store refuses it.
     ///
     /// # Errors
     /// Unreachable, if the store is.
@@ -51,7 +51,7 @@ impl Repository {
     pub async fn stored_len(&self, pack: PackId) -> Result<Option<u64>> {
         match objects::len(&**self.store().objects(), &layout::owned(Family::Pack, pack)).await {
             Ok(len) => Ok(Some(len)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -77,6 +77,7 @@ impl HttpService for Unredirected {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asked = if is_of_object(&request) { Asked::Object } else { Asked::Other };
         let deletes = is_bulk_delete(&request);
+        let is_head = request.method() == "HEAD";
         let place = url_of(&request);
         let response = HttpService::call(&self.0, request).await?;
         let status = response.status().as_u16();
@@ -85,6 +86,9 @@ impl HttpService for Unredirected {
             return match asked {
                 Asked::Object => without_refusal(response, &place).await,
                 Asked::Other if deletes => without_errors(response).await,
+                Asked::Other if is_head && is_refusal(status) => {
+                    Err(HttpError::new(HttpErrorKind::Unknown, UntoldRefusal))
+                }
                 Asked::Other => Ok(response),
             };
         }
@@ -152,12 +156,31 @@ async fn without_errors(response: HttpResponse) -> Result<HttpResponse, HttpErro
     Ok(HttpResponse::from_parts(head, body.into()))
 }
 
-/// `response` to a request for bytes of an object, unless its status says that the object itself is the reason that it fails:
-/// `object_store` has no class for these. Statuses with a class, and those of failures that pass, are left to it.
+/// Error of a request without a body in its answer, if a body would tell whether the object itself is the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("store refuses to tell about an object")]
+struct UntoldRefusal;
+
+/// True for the refusal of a HEAD request: the answer to a GET of the same object tells its reason.
+pub(super) fn is_untold_refusal(error: &object_store::Error) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |cause| cause.source()).any(<dyn std::error::Error>::is::<UntoldRefusal>)
+}
+
+/// True if `status` may mean that the object itself is the reason that a read fails: `object_store` has no class for these.
+/// Statuses with a class, and those of failures that pass or that are about all objects, are left to it.
+const fn is_refusal(status: u16) -> bool {
+    matches!(status, 400..=499) && !matches!(status, 401..=404 | 407..=409 | 412 | 425 | 429)
+}
+
+/// Beginning of the codes about keys of AWS KMS, such as that of the bucket, which may be enabled again.
+const KEY_CODES: &str = "<Code>KMS.";
+
+/// `response` to a request for bytes of an object, unless the store refuses this very object, which is damaged then.
 async fn without_refusal(response: HttpResponse, place: &str) -> Result<HttpResponse, HttpError> {
     let (head, body) = response.into_parts();
     let status = head.status.as_u16();
-    if !(400..500).contains(&status) || matches!(status, 401 | 403 | 404 | 408 | 409 | 412 | 429) {
+    if !is_refusal(status) {
         return Ok(HttpResponse::from_parts(head, body));
     }
     let body = body.bytes().await?;
@@ -169,7 +192,8 @@ async fn without_refusal(response: HttpResponse, place: &str) -> Result<HttpResp
     } else if PASSING_CODES.into_iter().any(says) {
         return Ok(HttpResponse::from_parts(head, body.into()));
     } else {
-        Error::other("store refuses to read an object")
+        let kind = if says(KEY_CODES) { ErrorKind::Other } else { ErrorKind::Damaged };
+        Error::new(kind, "store refuses to read an object")
             .help("check how the object is stored, such as encrypted with a key that only its writer has")
     };
     let text = String::from_utf8_lossy(&body);
@@ -365,10 +389,11 @@ mod tests {
             Some(error.kind())
         };
         assert_eq!(kind(416, "<Code>InvalidRange</Code>").await, Some(ErrorKind::Damaged));
-        assert_eq!(kind(400, "<Code>InvalidRequest</Code>").await, Some(ErrorKind::Other));
-        assert_eq!(kind(410, "").await, Some(ErrorKind::Other));
+        assert_eq!(kind(400, "<Code>InvalidRequest</Code>").await, Some(ErrorKind::Damaged));
+        assert_eq!(kind(410, "").await, Some(ErrorKind::Damaged));
+        assert_eq!(kind(400, "<Code>KMS.DisabledException</Code>").await, Some(ErrorKind::Other), "it may pass");
         assert_eq!(kind(400, "<Code>ExpiredToken</Code>").await, None, "it is about all objects");
-        for left in [200, 206, 304, 401, 403, 404, 408, 409, 412, 429, 500, 503] {
+        for left in [200, 206, 304, 401, 402, 403, 404, 407, 408, 409, 412, 425, 429, 500, 503] {
             assert_eq!(kind(left, "text").await, None, "{left}");
         }
     }

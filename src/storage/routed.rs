@@ -1,4 +1,4 @@
-//! Sends conditional puts to a client that never retries, and everything else to one that does.
+//! Sends conditional puts to a client that never retries, and everything else to one that does. Asks again why a HEAD is refused.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,6 +12,8 @@ use object_store::{
     CopyMode, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
+
+use super::http::is_untold_refusal;
 
 /// Two clients of one store, for requests that may and that may not be repeated blindly.
 ///
@@ -55,7 +57,13 @@ impl ObjectStore for Routed {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.patient.get_opts(location, options).await
+        match self.patient.get_opts(location, options.clone()).await {
+            // The answer to a HEAD has no body that would tell the reason.
+            Err(error) if options.head && is_untold_refusal(&error) => {
+                self.patient.get_opts(location, GetOptions { head: false, ..options }).await
+            }
+            answered => answered,
+        }
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {

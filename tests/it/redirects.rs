@@ -179,6 +179,11 @@ async fn answering(answer: impl Fn(u64) -> String + Send + 'static) -> (Store, A
             client.write_all(format!("{head}\r\nconnection: close\r\n\r\n{body}").as_bytes()).await.ok();
         }
     });
+    (bucket_at(endpoint).await, requests)
+}
+
+/// The bucket at `endpoint`.
+async fn bucket_at(endpoint: String) -> Store {
     let keys = Keys { access_key_id: "a".into(), secret_access_key: "b".into(), session_token: None };
     let options = StoreOptions {
         endpoint: Some(endpoint),
@@ -186,7 +191,38 @@ async fn answering(answer: impl Fn(u64) -> String + Send + 'static) -> (Store, A
         keys: Some(keys),
         ..StoreOptions::default()
     };
-    (connect(&"s3://bucket/p".parse().unwrap(), &options).await.unwrap(), requests)
+    connect(&"s3://bucket/p".parse().unwrap(), &options).await.unwrap()
+}
+
+/// A bucket that refuses all with status 400 and `code`, of which the answer to a HEAD has nothing.
+async fn refusing(code: &'static str) -> Store {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let is_head = read_request(&mut client).await.starts_with("head ");
+            let body = if is_head { String::new() } else { format!("<Error><Code>{code}</Code></Error>") };
+            let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\nconnection: close", body.len());
+            client.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.ok();
+        }
+    });
+    bucket_at(endpoint).await
+}
+
+#[tokio::test]
+async fn an_object_that_the_store_refuses_is_damaged_unless_the_refusal_may_pass() {
+    for (code, kind) in [
+        ("InvalidRequest", ErrorKind::Damaged),
+        ("KMS.DisabledException", ErrorKind::Other),
+        ("ExpiredToken", ErrorKind::Unreachable),
+    ] {
+        let (store, key) = (refusing(code).await, Path::from("pack/1"));
+        for error in [store.objects().get(&key).await.unwrap_err(), store.objects().head(&key).await.unwrap_err()] {
+            let error = Error::from(error);
+            assert_eq!(error.kind(), kind, "{code}: {error:?}");
+            assert!(format!("{error:?}").contains(code), "{error:?}");
+        }
+    }
 }
 
 /// Page `n` of a listing: keys, and the continuation token if there is one more.

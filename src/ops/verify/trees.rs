@@ -179,4 +179,42 @@ mod tests {
             }
         }
     }
+
+    /// F8 "So is an object that a bucket refuses to give".
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_object_that_the_store_refuses_is_damage_and_repaired_as_such() {
+        let (objects, dir) = (Arc::new(FaultyStore::default()), tempfile::tempdir().unwrap());
+        let cache = dir.path().join("cache");
+        let file = dir.path().join("file");
+        std::fs::write(&file, vec![7; 100_000]).unwrap();
+        let open = async || {
+            let _ = std::fs::remove_dir_all(&cache);
+            let options = OpenOptions { cache: Some(cache.clone()), ..OpenOptions::default() };
+            Repository::create(Store::from_objects(Arc::clone(&objects) as _), options).await.unwrap().0
+        };
+        let name = "a".parse().unwrap();
+        open().await.save(&file, &name, &SaveOptions::default()).await.unwrap();
+        for family in [Family::Index, Family::Map, Family::Pack] {
+            let repository = open().await;
+            let state = repository.state().await.unwrap();
+            let key = match family {
+                Family::Index => layout::owned(family, *state.segments.keys().next().unwrap()),
+                Family::Map => layout::owned(family, state.refs[&name].map_key),
+                _ => layout::owned(family, repository.saved(&name).await.unwrap().map.packs[0].id),
+            };
+            objects.set(key.clone(), Fault::Withhold);
+            let options = VerifyOptions { data: true, repair: true, ..VerifyOptions::default() };
+            let report = open().await.verify(None, &options).await.unwrap();
+            let found = report.damaged.iter().find(|damage| damage.what.contains(key.as_ref())).unwrap();
+            assert!(found.error.contains("store refuses"), "{found:?}");
+            assert!(!report.repaired.is_empty(), "{family:?}");
+            if family == Family::Pack {
+                assert_eq!(found.names, ["a"]);
+                assert_eq!(report.repaired, [format!("condemned {key}")]);
+            } else {
+                assert_eq!(report.left, [], "{family:?}");
+                open().await.verify(Some(&name), &VerifyOptions::default()).await.unwrap();
+            }
+        }
+    }
 }

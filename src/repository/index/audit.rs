@@ -46,6 +46,7 @@ impl Repository {
         let len = match objects::len(objects, &key).await {
             Ok(len) => len,
             Err(error) if error.kind() == ErrorKind::NotFound => return bad(Error::not_found("index segment is gone")),
+            Err(error) if error.kind() == ErrorKind::Damaged => return bad(error),
             Err(error) => return Err(error),
         };
         if len != info.len {
@@ -53,9 +54,11 @@ impl Repository {
             return bad(error.expected(info.len).got(len));
         }
         let memory = budget.keep(len).map_err(|error| error.at(&key))?;
-        match objects::sealed(objects, budget, Kind::Segment, &key).await? {
-            Some(object) => Ok(Self::audited_segment(id, info, object, memory)),
-            None => bad(Error::not_found("index segment is gone")),
+        match objects::sealed(objects, budget, Kind::Segment, &key).await {
+            Ok(Some(object)) => Ok(Self::audited_segment(id, info, object, memory)),
+            Ok(None) => bad(Error::not_found("index segment is gone")),
+            Err(error) if error.kind() == ErrorKind::Damaged => bad(error),
+            Err(error) => Err(error),
         }
     }
 

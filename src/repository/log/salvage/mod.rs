@@ -232,9 +232,15 @@ impl Log {
     async fn set_aside(&self, kind: Kind, key: &Path, copy: &Path) -> Result<()> {
         match objects::get_required(&*self.objects, kind, key).await {
             Ok(object) => objects::put(&*self.objects, copy, object.into()).await,
-            // The object is longer than one of its kind can be.
+            // The object is longer than one of its kind can be, or the store refuses to read it.
             Err(error) if error.kind() == ErrorKind::Damaged => {
-                objects::retry(|| async { Ok(self.objects.copy(key, copy).await?) }).await
+                let copied = objects::retry(|| async { Ok(self.objects.copy(key, copy).await?) }).await;
+                copied.map_err(|error: Error| {
+                    error.at(key).help(
+                        "an object that the store refuses to copy can only be deleted with the store's own tool; run the command \
+                         again then: what it says is lost",
+                    )
+                })
             }
             Err(error) => Err(error),
         }
