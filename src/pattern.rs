@@ -97,17 +97,43 @@ impl Pattern {
         self.text.as_bytes() == name || self.glob.as_ref().is_some_and(matches)
     }
 
-    /// True if it matches the file or folder `path`, or a folder above it.
-    #[must_use]
-    pub fn takes_path(&self, path: &[u8]) -> bool {
-        let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-        above.chain([path.len()]).any(|end| path.get(..end).is_some_and(|path| self.takes(path)))
-    }
-
     /// True if it matches one name only.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.glob.is_none()
+    }
+}
+
+/// Selection of paths that match, or that have a folder above them that does. Paths in the order of a tree cost about one match
+/// each, not one for each folder above each of them.
+#[derive(Debug)]
+pub struct PathMatcher<F> {
+    matches: F,
+    /// The last path, with a slash behind it.
+    last: Vec<u8>,
+    /// Length of the first part of the last path that matches: a folder above it, or all of it.
+    found: Option<usize>,
+}
+
+impl<F: FnMut(&[u8]) -> bool> PathMatcher<F> {
+    /// Selects the paths for which `matches` holds, and those below them.
+    pub fn new(matches: F) -> Self {
+        Self { matches, last: Vec::new(), found: None }
+    }
+
+    /// True if the file or folder `path` matches, or a folder above it.
+    pub fn takes(&mut self, path: &[u8]) -> bool {
+        let Self { matches, last, found } = self;
+        let parts = path.iter().chain(b"/");
+        let shared = parts.clone().zip(&*last).take_while(|(byte, before)| byte == before).count();
+        last.truncate(shared);
+        last.extend(parts.skip(shared));
+        // Folders within the shared part are known.
+        if found.is_none_or(|len| len >= shared) {
+            let mut ends = last.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+            *found = ends.find(|&end| last.get(..end).is_some_and(&mut *matches));
+        }
+        found.is_some()
     }
 }
 
@@ -212,6 +238,8 @@ impl Patterns {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -263,10 +291,49 @@ mod tests {
             ("{a,b}/c?", "b/c1", true),
             ("a[1]", "a[1]", true),
         ] {
-            assert_eq!(Pattern::of_path(pattern).unwrap().takes_path(path.as_bytes()), expected, "{pattern} {path}");
+            let pattern = Pattern::of_path(pattern).unwrap();
+            let takes = PathMatcher::new(|path| pattern.takes(path)).takes(path.as_bytes());
+            assert_eq!(takes, expected, "{} {path}", pattern.text());
         }
         for malformed in ["[", "a[/]b", "a[+-9]b", "a[!b-]"] {
             assert_eq!(Pattern::of_path(malformed).unwrap_err().kind(), crate::error::ErrorKind::Usage, "{malformed}");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_matched_once_for_all_below_it() {
+        let folders: Vec<String> = (1..=100).map(|depth| vec!["d"; depth].join("/")).collect();
+        let deepest = folders.last().unwrap();
+        let files = (100..300).map(|file| format!("{deepest}/{file}"));
+        let paths: Vec<String> = folders.iter().cloned().chain(files).collect();
+        let mut matches = 0;
+        let mut matcher = PathMatcher::new(|path| {
+            matches += 1;
+            path.ends_with(b"/150")
+        });
+        let taken: Vec<&String> = paths.iter().filter(|path| matcher.takes(path.as_bytes())).collect();
+        assert_eq!(taken, [&format!("{deepest}/150")]);
+        assert_eq!(matches, paths.len());
+    }
+
+    proptest! {
+        #[test]
+        fn paths_match_as_each_alone(
+            pattern in prop::sample::select(vec!["**", "*", "a", "a/b", "**/b", "*/b", "a/**/b", "{a,ab}/*", "", "[ab]"]),
+            paths in prop::collection::vec("(a|b|ab|a-|/){0,5}", 0..40),
+            is_sorted in any::<bool>(),
+        ) {
+            let mut paths = paths;
+            if is_sorted {
+                paths.sort();
+            }
+            let pattern = Pattern::of_path(pattern).unwrap();
+            let mut matcher = PathMatcher::new(|path| pattern.takes(path));
+            for path in paths {
+                let above = path.match_indices('/').map(|(at, _)| at);
+                let expected = above.chain([path.len()]).any(|end| pattern.takes(path[..end].as_bytes()));
+                prop_assert_eq!(matcher.takes(path.as_bytes()), expected, "{} {}", pattern.text(), path);
+            }
         }
     }
 

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::super::subpath::{entry, within};
 use crate::error::{Error, Result};
 use crate::format::{EntryKind, Form, TreeEntry};
-use crate::pattern::Pattern;
+use crate::pattern::{PathMatcher, Pattern};
 use crate::repository::Saved;
 use crate::tree::check_file_name;
+use crate::work::blocking;
 
 /// One entry with its path below the folder that is restored to.
 #[derive(Debug)]
@@ -68,6 +70,21 @@ impl Items {
         Ok(items)
     }
 
+    /// As [`Items::choose`], on a thread for long work: patterns are matched with all paths.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn choose_apart(
+        saved: &Arc<Saved>,
+        subpath: Option<&[u8]>,
+        only: &[String],
+        dest: &Path,
+    ) -> Result<Self> {
+        let (saved, subpath) = (Arc::clone(saved), subpath.map(<[u8]>::to_vec));
+        let (only, dest) = (only.to_vec(), dest.to_owned());
+        blocking(move || Self::choose(&saved, subpath.as_deref(), &only, &dest)).await
+    }
+
     /// Refuses files and links with names of unfinished files, which no save makes: the next restore would take them for its own.
     fn check_names(&self, saved: &Saved) -> Result<()> {
         for item in &self.list {
@@ -76,7 +93,7 @@ impl Items {
                     Error::unsupported("a path of the saved tree cannot be restored as it is")
                         .at(&saved.name)
                         .source(error)
-                        .help("restore it alone to another name, and the other paths with `--only`")
+                        .help("restore it alone to another name, and the other paths with `--path`")
                 })?;
             }
         }
@@ -139,11 +156,15 @@ fn taken(items: Vec<Item>, patterns: &[String]) -> Result<Vec<Item>> {
     for pattern in patterns {
         let pattern = Pattern::of_path(pattern)?;
         let mut any = false;
-        let takes = |item: &&Item| pattern.text().is_empty() || pattern.takes_path(&item.path);
-        for item in items.iter().filter(takes) {
+        let mut matcher = PathMatcher::new(|path: &[u8]| pattern.takes(path));
+        for item in items.iter().filter(|item| pattern.text().is_empty() || matcher.takes(&item.path)) {
             any = true;
-            let slashes = item.path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-            wanted.extend(slashes.chain([item.path.len()]).filter_map(|end| item.path.get(..end)).map(<[u8]>::to_vec));
+            let mut path = Some(item.path.as_slice());
+            // The folders above a wanted one are wanted already.
+            while let Some(next) = path.filter(|path| !wanted.contains(*path)) {
+                wanted.insert(next.to_vec());
+                path = next.iter().rposition(|byte| *byte == b'/').and_then(|end| next.get(..end));
+            }
         }
         if !any {
             return Err(Error::not_found(format!("no path of the saved tree matches {:?}", pattern.text())));
@@ -182,7 +203,9 @@ mod tests {
         let chosen = |subpath: Option<&str>, only: &[String], dest: &str| {
             Items::choose(&saved, subpath.map(str::as_bytes), only, Path::new(dest)).map(|items| items.list.len())
         };
-        assert_eq!(chosen(None, &[], "/none/dest").unwrap_err().kind(), ErrorKind::Unsupported);
+        let refused = chosen(None, &[], "/none/dest").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert!(refused.help_text().is_some_and(|help| help.contains("`--path`")), "{refused:?}");
         assert_eq!(chosen(None, &["model".to_owned()], "/none/dest").unwrap(), 1);
         assert_eq!(chosen(Some(unfinished), &[], "/none/dest/").unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(chosen(Some(unfinished), &[], "/none/other").unwrap(), 1);

@@ -137,7 +137,7 @@ impl Repository {
         if options.refuse_links_out {
             check_links(&saved)?;
         }
-        let mut items = Items::choose(&saved, subpath, &options.only, dest)?;
+        let mut items = Items::choose_apart(&saved, subpath, &options.only, dest).await?;
         items.keep_setuid = options.keep_setuid;
         let items = Arc::new(items);
         let (folder, dry_run) = (items.folder.clone(), options.dry_run);

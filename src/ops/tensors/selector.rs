@@ -7,7 +7,7 @@ use super::globals::Global;
 use crate::checkpoint::boxes::{Shard, Slices, TensorBox};
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::pattern::Pattern;
+use crate::pattern::{PathMatcher, Pattern};
 
 /// A selection of tensors by name, with an optional box of each. As text `[PATH:]GLOB[BOX]`, such as
 /// `layers.*.weight[0:128, :]` or `model-0*.safetensors:lm_head.weight`:
@@ -82,11 +82,6 @@ impl TensorSelector {
             None => found,
         })
     }
-
-    /// True if the file or folder `path`, or a folder above it, matches.
-    fn takes_path(&self, path: &[u8]) -> bool {
-        self.path.as_ref().is_none_or(|pattern| pattern.takes_path(path))
-    }
 }
 
 impl FromStr for TensorSelector {
@@ -147,14 +142,18 @@ impl<'m> Index<'m> {
         name: &Name,
         below: Option<&[u8]>,
     ) -> Result<Vec<usize>> {
-        let takes_path = |path: &[u8]| below.is_none_or(|below| is_below(path, below)) && selector.takes_path(path);
+        let mut chosen = selector.path.as_ref().map(|pattern| PathMatcher::new(|path: &[u8]| pattern.takes(path)));
+        let mut takes_path = |path: &[u8]| {
+            below.is_none_or(|below| is_below(path, below)) && chosen.as_mut().is_none_or(|chosen| chosen.takes(path))
+        };
         let found: Vec<usize> = if selector.name.is_plain() {
             let near = near(self.0.get_or_insert_with(|| indexed(globals)), selector);
             let mut found: Vec<usize> = near.filter(|one| takes_path(one.path)).map(|one| one.at).collect();
             found.sort_unstable();
             found
         } else {
-            let takes = |global: &Global<'_>| takes_path(global.path) && selector.name.takes(global.name.as_bytes());
+            let mut takes =
+                |global: &Global<'_>| takes_path(global.path) && selector.name.takes(global.name.as_bytes());
             (0..).zip(globals).filter(|(_, global)| takes(global)).map(|(at, _)| at).collect()
         };
         if !found.is_empty() {
