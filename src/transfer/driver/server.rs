@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ConnectionClock;
 use super::lanes::{Incoming, Lanes};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::identity::Identity;
 use crate::log_limit::LogLimit;
@@ -237,10 +237,11 @@ fn take(provider: &mut Provider, answer: Answer, now: Duration) {
             if let Some(kept_back) = NOT_SERVED.may() {
                 tracing::warn!(peer = %provider.peer(), kept_back, "request cannot be served: {error:?}");
             }
+            let told = without_details(&error);
             if error.kind() == ErrorKind::Exhausted {
-                provider.busy(request, "too much is requested at a time", now);
+                provider.busy(request, told, now);
             } else {
-                provider.failed(request, "request cannot be served now", now);
+                provider.failed(request, told, now);
             }
         }
         Answer::Read(request, ordinal, supply) => {
@@ -251,6 +252,38 @@ fn take(provider: &mut Provider, answer: Answer, now: Duration) {
                 None
             });
             provider.supply(request, ordinal, supply, now);
+        }
+    }
+}
+
+/// What a peer is told about `error`.
+fn without_details(error: &Error) -> &'static str {
+    match error.kind() {
+        // Nothing but the audit log is written before an answer.
+        ErrorKind::Exhausted if error.is_of_full_disk() => "agent cannot record requests at present",
+        ErrorKind::Exhausted => "too much is requested at a time",
+        _ => "request cannot be served now",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind as Io;
+    use std::path::Path;
+
+    use super::*;
+
+    /// L1 "who asks for chunks is told only that the agent cannot record requests at present".
+    #[test]
+    fn a_full_disk_under_the_audit_log_is_not_the_requesters_fault() {
+        let unwritten = |kind: Io| Error::io("cannot write the audit log", Path::new("/srv/audit"), kind.into());
+        for (error, told) in [
+            (unwritten(Io::StorageFull), "agent cannot record requests at present"),
+            (unwritten(Io::QuotaExceeded), "agent cannot record requests at present"),
+            (unwritten(Io::PermissionDenied), "request cannot be served now"),
+            (Error::exhausted("agent is served too many trees"), "too much is requested at a time"),
+        ] {
+            assert_eq!(without_details(&error), told, "{error}");
         }
     }
 }
