@@ -5,11 +5,13 @@ mod map;
 mod merge;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::DirEntry;
 use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -20,6 +22,7 @@ use super::layout::{self, Family};
 use super::log::{SegmentInfo, State};
 use super::objects::{self, Downloaded};
 use crate::budget::{Budget, Retained};
+use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::{PackRef, SegmentView, segment_len_max};
@@ -32,6 +35,11 @@ pub(crate) use merge::merge_if_many;
 
 /// Segments fetched at once.
 const FETCHES: usize = 8;
+
+/// End of the names of unfinished files.
+const UNFINISHED: &str = ".part";
+/// Time without a write after which an unfinished file is one of a process that has ended.
+const UNFINISHED_FOR: Duration = Duration::from_hours(24);
 
 /// Maximum memory of one pack in a map, whose nodes may be half empty.
 const PACK_SHARE: u64 = 2 * size_of::<(PackId, PackRef)>() as u64;
@@ -197,15 +205,19 @@ impl Repository {
         self.cache().join("index")
     }
 
-    /// Removes the files of the local cache whose segments `state` does not list. Another process that has mapped one keeps it;
-    /// one that knows a newer state may fetch one again.
+    /// Removes the files of the local cache whose segments `state` does not list, and those that killed downloads left. Another
+    /// process that has mapped one keeps it; one that knows a newer state may fetch one again.
     fn remove_stale(&self, state: &State) {
         let Ok(files) = std::fs::read_dir(self.index_cache()) else { return };
         let live: BTreeSet<String> = state.segments.keys().map(cached_name).collect();
         for file in files.flatten() {
             let name = file.file_name();
-            // Names of unfinished files begin with a dot.
-            let is_stale = name.to_str().is_some_and(|name| !name.starts_with('.') && !live.contains(name));
+            let is_stale = match name.to_str() {
+                // Names of unfinished files begin with a dot.
+                Some(name) if name.starts_with('.') => name.ends_with(UNFINISHED) && is_left(&file),
+                Some(name) => !live.contains(name),
+                None => false,
+            };
             if is_stale && let Err(error) = std::fs::remove_file(file.path()) {
                 tracing::debug!("an old index segment stays at {}: {error}", file.path().display());
             }
@@ -280,6 +292,12 @@ impl Repository {
     }
 }
 
+/// True if no process can be writing `file` any more.
+fn is_left(file: &DirEntry) -> bool {
+    let modified = file.metadata().and_then(|found| found.modified());
+    modified.is_ok_and(|modified| SystemClock.now().since(modified.into()) > UNFINISHED_FOR)
+}
+
 /// Name of a segment's file in the local cache.
 fn cached_name(id: &SegmentId) -> String {
     format!("{}-{}", id.session, id.object)
@@ -333,7 +351,7 @@ impl Staged {
     fn beside(path: &Path) -> std::io::Result<Self> {
         let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-        let staged = folder.join(format!(".{}.part", crate::id::ObjectId::random()));
+        let staged = folder.join(format!(".{}{UNFINISHED}", crate::id::ObjectId::random()));
         std::fs::File::options().write(true).create_new(true).mode(0o600).open(&staged)?;
         Ok(Self { path: staged })
     }
@@ -352,6 +370,8 @@ impl Drop for Staged {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
     use crate::id::{Owned, SessionId};
     use crate::repository::OpenOptions;
@@ -372,5 +392,18 @@ mod tests {
             state.segments.insert(Owned::fresh(SessionId::random()), info);
             assert_eq!(repository.index(&state).await.unwrap_err().kind(), kind, "{len}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_download_left_is_removed_from_the_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = repository(dir.path()).await;
+        let cache = repository.index_cache();
+        let left = Staged::beside(&cache.join("segment")).unwrap();
+        let running = Staged::beside(&cache.join("segment")).unwrap();
+        let file = std::fs::File::options().write(true).open(&left.path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        repository.index(&State::default()).await.unwrap();
+        assert_eq!((left.path.exists(), running.path.exists()), (false, true));
     }
 }
