@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
+use super::open_trees::OpenTree;
 use super::state::AgentState;
 use super::tasks::{AGAIN_AFTER, Outcome, Task, warm_commitment};
 use super::view::{self, TaskState};
@@ -20,7 +21,6 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::name::Name;
-use crate::repository::Saved;
 use crate::tree::OwnFolder;
 use crate::work::blocking;
 
@@ -122,7 +122,7 @@ pub(super) struct CommitRequest {
 /// Tree to commit, and its chunks with what they take in the cache.
 #[derive(Debug)]
 pub(super) struct CommitTree {
-    pub(super) saved: Arc<Saved>,
+    pub(super) saved: OpenTree,
     pub(super) chunks: Vec<PinChunk>,
 }
 

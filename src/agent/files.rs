@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::file_windows::{FileWindows, WINDOW, Window};
 use super::folders::Folder;
+use super::open_trees::OpenTree;
 use super::state::AgentState;
 use super::tasks::resolve_for;
 use super::tokens::Grant;
@@ -45,7 +46,7 @@ pub(super) enum TreeNode {
 pub(super) struct File {
     state: Arc<AgentState>,
     repository: Repository,
-    saved: Arc<Saved>,
+    saved: OpenTree,
     path: Vec<u8>,
 }
 
@@ -167,7 +168,7 @@ impl File {
     async fn read_window(&mut self, window: Range<u64>) -> Result<Window> {
         match self.attempt(&window).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let again = self.repository.saved(&self.saved.name).await?.shared();
+                let again = self.state.open_trees.open(&self.repository, &self.saved.name).await?;
                 if again.value.manifest != self.saved.value.manifest || again.value == self.saved.value {
                     return Err(error);
                 }

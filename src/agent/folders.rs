@@ -1,11 +1,10 @@
 //! Paginated listings of folders of saved trees.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
+use super::open_trees::OpenTree;
 use super::view;
 use crate::format::{EntryKind, TreeEntry};
-use crate::repository::Saved;
 
 /// Bytes of names, URLs and targets in a page: the entry that reaches it is the last one.
 const PAGE_LEN_MAX: usize = 1 << 20;
@@ -14,7 +13,7 @@ const PAGE_LEN_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Folder {
     /// Tree that contains it.
-    pub(super) saved: Arc<Saved>,
+    pub(super) saved: OpenTree,
     /// Path without a trailing slash; empty for the root.
     pub(super) path: Vec<u8>,
 }

@@ -171,10 +171,11 @@ async fn pin_whole(
     (caller, body): (&Caller, &Pinning),
     (expires, limit): (Option<Timestamp>, Option<PinLimit>),
 ) -> Result<Pin> {
-    let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
+    let (cache, tree) = (state.cache()?, state.open_trees.open(repository, name).await?);
     let owner = caller.owner(body.owner.clone());
     let reason = body.reason.clone().unwrap_or_else(|| name.to_string());
-    let chunks = needed_chunks(state.exchange()?, repository, &[saved]).await?.concat();
+    let chunks = needed_chunks(state.exchange()?, repository, &[Arc::clone(&tree)]).await?.concat();
+    drop(tree);
     let _turn = cache.limit_turn(limit.as_ref()).await;
     let (pinning, caller) = (Arc::clone(&cache), caller.clone());
     let pinned = blocking(move || {

@@ -325,7 +325,9 @@ impl Committing<'_> {
                 Err(error) => return Err(error),
             }
         }
-        let chunks = needed_chunks(self.state.exchange()?, self.repository, &trees).await?;
+        let opened: Vec<_> = trees.iter().map(|tree| Arc::clone(tree)).collect();
+        let chunks = needed_chunks(self.state.exchange()?, self.repository, &opened).await?;
+        drop(opened);
         let trees = trees.into_iter().zip(chunks).map(|(saved, chunks)| CommitTree { saved, chunks }).collect();
         let request = CommitRequest {
             hint: hint.to_owned(),
