@@ -23,6 +23,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::PinId;
 use crate::name::Name;
+use crate::progress::Progress;
 use crate::repository::Repository;
 use crate::selector::Selector;
 use crate::work::blocking;
@@ -78,7 +79,10 @@ pub(super) async fn stat(
     operation_id = "checkCache",
     responses((status = 202, description = "The task has started", body = view::Task)),
 )]
-pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(StatusCode, Json<view::Task>), ApiError> {
+pub(super) async fn check(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<(StatusCode, Json<view::Task>), ApiError> {
     let cache = state.cache()?;
     let about = TaskSpec {
         kind: view::TaskKind::Check,
@@ -86,11 +90,12 @@ pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(Statu
         repository: None,
         caller: None,
     };
-    let begun = state.tasks.begin(about, move |progress| async move {
+    let work = move |progress: Progress| async move {
         progress.phase("checking", 0);
         let checked = blocking(move || Ok(view::CacheChecked::from(cache.check()))).await?;
         Ok(TaskReport::CacheCheck(checked))
-    })?;
+    };
+    let begun = caller.begin(|| state.tasks.begin(about, work))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 

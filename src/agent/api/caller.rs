@@ -72,12 +72,14 @@ impl Caller {
     /// # Errors
     /// As there.
     pub(super) fn begin(&self, begin: impl FnOnce() -> Result<Arc<Task>, Error>) -> Result<Arc<Task>, Error> {
-        let task = self.holding(begin)?;
-        // Tasks of limited callers are stopped by `Requester::stop`.
-        if let Self::Admin(grant) = self {
-            task.stop_when(grant.revocation().clone());
-        }
-        Ok(task)
+        self.holding(|| {
+            let task = begin()?;
+            // Tasks of limited callers are stopped by `Requester::stop`.
+            if let Self::Admin(grant) = self {
+                task.stop_with(grant);
+            }
+            Ok(task)
+        })
     }
 
     /// Caller with limited rights; None for this node's user, who has all rights.

@@ -15,6 +15,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::auth::ShownToken;
 use super::caller::Caller;
 use super::error::{ApiError, body};
 use super::recorded::AccessRequest;
@@ -89,13 +90,13 @@ async fn routed_to(
         Route::Remote(callee, address) => {
             let recorded = recorded(state, (caller, &callee), (&head.method, &head.uri), asked.as_ref()).await?;
             let request = outgoing(&head.method, &head.uri, translated(state, owned(asked, &head.uri, caller), body)?)?;
-            let response =
-                relay(state, &callee, &address, request).await.map_err(|error| unanswered(&callee, &address, error));
+            let token = head.extensions.get::<ShownToken>();
+            let response = relay(state, token, (&callee, &address), request).await;
             if let Some(recorded) = recorded {
                 recorded.end(match &response {
                     Ok(response) if response.status().is_success() => "passed on".to_owned(),
                     Ok(response) => format!("refused there: {}", response.status()),
-                    Err(error) => outcome(error),
+                    Err(error) => outcome(error.error()),
                 });
             }
             (callee, response?)
@@ -179,13 +180,22 @@ fn outgoing(method: &Method, uri: &Uri, body: Bytes) -> Result<Request> {
         .map_err(|source| Error::other("cannot build the request").at(uri).source(source))
 }
 
-/// Sends a request to the agent at an address. Dropping the response closes the connection.
-async fn relay(state: &AgentState, callee: &Identity, address: &str, request: Request) -> Result<Response> {
-    let mut line = Dialled::to(state, callee, address).await?;
+/// Sends a request to the agent at an address, while `token` holds. Dropping the response closes the connection.
+async fn relay(
+    state: &AgentState,
+    token: Option<&ShownToken>,
+    (callee, address): (&Identity, &str),
+    request: Request,
+) -> Result<Response, ApiError> {
+    let failed = |error| unanswered(callee, address, error);
+    let mut line = Dialled::to(state, callee, address).await.map_err(failed)?;
+    // It may have ended since the request arrived.
+    token.map_or(Ok(()), ShownToken::check)?;
     let answered = timeout(SILENCE_MAX, line.send(request)).await;
-    let (head, body) = answered.map_err(|_| Error::unreachable("no response in time"))??.into_parts();
+    let answered = answered.unwrap_or_else(|_| Err(Error::unreachable("no response in time"))).map_err(failed)?;
+    let (head, body) = answered.into_parts();
     if head.status.is_informational() {
-        return Err(Error::unsupported("unexpected status of a response").got(head.status));
+        return Err(failed(Error::unsupported("unexpected status of a response").got(head.status)).into());
     }
     let relayed = Relayed { body, leaving: state.leaving.clone(), _line: line };
     let mut response =

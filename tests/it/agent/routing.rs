@@ -50,7 +50,7 @@ pub(super) fn two_sites(user: &User, callers: &str, (home, cloud): (&str, &str))
 }
 
 /// Waits until `agent` has a link to the agent called `to`.
-fn linked(agent: &Running, to: &str) {
+pub(super) fn linked(agent: &Running, to: &str) {
     let until = Instant::now() + PATIENCE;
     loop {
         let peers = agent.get("/v1/peers");
@@ -500,7 +500,7 @@ impl ServerCertVerifier for Anybody {
 }
 
 /// TCP connections that the port of `address` has (<https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html>).
-fn connections(address: &str) -> usize {
+pub(super) fn connections(address: &str) -> usize {
     let port: u16 = address.rsplit_once(':').unwrap().1.parse().unwrap();
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let (local, established) = (format!(":{port:04X}"), "01");

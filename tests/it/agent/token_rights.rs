@@ -3,9 +3,12 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::routing::{connections, linked};
 use super::sidecar::until;
+use super::together::{identities, start_peer_with};
 use super::tokens::{Holder, SETTINGS, connect, token};
 use super::{Running, told, told_json, with_tree};
 use crate::data::safetensors;
@@ -91,4 +94,40 @@ fn a_request_that_arrives_after_its_token_was_revoked_makes_nothing() {
     }
     assert_eq!(user.json(&["ls", "run"], 0)["refs"].as_array().unwrap().len(), 1);
     agent.stop();
+}
+
+/// S12: "no request of it is forwarded to another agent"
+#[test]
+fn what_waits_for_another_agent_is_not_sent_once_its_token_is_revoked() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    identities(&user);
+    let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'\ncallers = ['home/*']", ""));
+    let address = cloud.listen.clone().unwrap();
+    let own = format!("listen = '127.0.0.1:0'\n{SETTINGS}");
+    let home = start_peer_with(&user, "a", std::slice::from_ref(&address), (&own, ""));
+    linked(&home, "towline://cloud/c");
+    let admin = token(&user, &home, &["admin"], &[]);
+    // Connections to it are made, and it says nothing.
+    cloud.signal(Signal::STOP);
+    let before = connections(&address);
+    let mut stream = connect(&home);
+    let body = json!({ "name": "run/step-1" }).to_string();
+    write!(
+        stream,
+        "POST /v1/pins HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTowline-At: cloud/c\r\n\
+         Authorization: Bearer {}\r\nContent-Length: {}\r\n\r\n{body}",
+        admin.secret,
+        body.len()
+    )
+    .unwrap();
+    until("the other agent is called", || connections(&address) > before);
+    told(&user, &home, &["token", "revoke", &admin.id]);
+    cloud.signal(Signal::CONT);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+    assert_eq!(cloud.get("/v1/pins"), json!({ "pins": [] }));
+    home.stop();
+    cloud.stop();
 }

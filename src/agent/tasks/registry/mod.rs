@@ -4,7 +4,7 @@
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -18,6 +18,7 @@ use super::histograms::TaskHistograms;
 use super::outcome::{Outcome, TaskReport};
 use crate::agent::redact::redact;
 use crate::agent::requester::Requester;
+use crate::agent::tokens::Grant;
 use crate::agent::view::{self, TaskKind, TaskState};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
@@ -73,6 +74,8 @@ pub(in crate::agent) struct Task {
     name: String,
     repository: Option<String>,
     caller: Option<Requester>,
+    /// [`Grant::path`] of the token with all rights that requested it. It is a task of this node's user all the same.
+    admin: OnceLock<String>,
     begun: Instant,
     started: Timestamp,
     progress: Progress,
@@ -168,6 +171,7 @@ impl Tasks {
             name: spec.name,
             repository: spec.repository,
             caller: spec.caller,
+            admin: OnceLock::new(),
             begun: Instant::now(),
             started: self.0.clock.now(),
             progress: Progress::default(),
@@ -253,13 +257,13 @@ impl Tasks {
         self.registry().tasks.values().filter(|task| task.is_running()).map(Arc::clone).collect()
     }
 
-    /// Waits until no task of the token `token` ([`Requester::path`]) runs, after it was revoked: some seconds at most.
+    /// Waits until no task of the token `token` ([`Grant::path`]) runs, after it was revoked: some seconds at most.
     ///
     /// # Cancel safety
     /// Safe.
     pub(in crate::agent) async fn ended_of(&self, token: &str) {
         for task in self.running() {
-            if task.caller.as_ref().is_some_and(|caller| caller.path() == token) {
+            if task.is_by(token) {
                 task.ended().await;
             }
         }
@@ -386,6 +390,12 @@ impl Task {
         self.caller.as_ref().is_some_and(|caller| caller.limited_owners() == owners)
     }
 
+    /// True if the token `token` requested it, whatever its rights.
+    fn is_by(&self, token: &str) -> bool {
+        let is_admin = self.admin.get().is_some_and(|admin| admin == token);
+        is_admin || self.caller.as_ref().is_some_and(|caller| caller.path() == token)
+    }
+
     pub(in crate::agent) fn is_running(&self) -> bool {
         self.ended.borrow().is_none()
     }
@@ -406,9 +416,10 @@ impl Task {
         self.stop.cancel();
     }
 
-    /// Requests a stop once `revoked` is cancelled. Needs a runtime.
-    pub(in crate::agent) fn stop_when(self: &Arc<Self>, revoked: CancellationToken) {
-        let task = Arc::clone(self);
+    /// Requests a stop once `grant` is revoked, a token with all rights that requested it. Needs a runtime.
+    pub(in crate::agent) fn stop_with(self: &Arc<Self>, grant: &Grant) {
+        self.admin.get_or_init(|| grant.path());
+        let (task, revoked) = (Arc::clone(self), grant.revocation().clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = revoked.cancelled() => task.stop(),

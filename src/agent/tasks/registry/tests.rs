@@ -168,16 +168,37 @@ async fn tasks_of_a_token_stop_when_it_is_revoked() {
         tasks.begin_stoppable(spec, until_stopped).unwrap()
     };
     let (ended, kept) = (begin(&revoked), begin(&other));
-    // A token with all rights is no limited caller.
-    let of_admin = tasks.begin(spec("a"), |_| std::future::pending()).unwrap();
-    of_admin.stop_when(revoked.revocation().clone());
     tokens.revoke(&revoked.id().to_string()).unwrap();
     tasks.ended_of(&Requester::Token(revoked).path()).await;
     assert!(!ended.is_running());
-    for stopped in [ended, of_admin] {
-        assert!(matches!(stopped.ended().await, Outcome::Cancelled(_)));
-    }
+    assert!(matches!(ended.ended().await, Outcome::Cancelled(_)));
     assert!(kept.is_running());
+    kept.stop();
+    kept.ended().await;
+}
+
+#[tokio::test]
+async fn a_task_of_a_token_with_all_rights_has_ended_once_a_revocation_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(SystemClock)).unwrap();
+    let [admin, other] = [(); 2].map(|()| granted(&tokens, None, &["admin"]));
+    let tasks = tasks();
+    let begin = |grant: &Arc<Grant>| {
+        let until_stopped = |_, stop: CancellationToken| async move {
+            stop.cancelled().await;
+            Err(Error::cancelled("interrupted"))
+        };
+        let task = tasks.begin_stoppable(spec("a"), until_stopped).unwrap();
+        task.stop_with(grant);
+        task
+    };
+    let (ended, kept) = (begin(&admin), begin(&other));
+    // It is the user's for everybody else.
+    assert_eq!(ended.view().caller, None);
+    let path = tokens.revoke(&admin.id().to_string()).unwrap();
+    tasks.ended_of(&path).await;
+    assert!(!ended.is_running() && kept.is_running());
+    assert!(matches!(ended.ended().await, Outcome::Cancelled(_)));
     kept.stop();
     kept.ended().await;
 }
