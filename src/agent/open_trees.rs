@@ -138,9 +138,9 @@ impl Trees {
         self.hold_for(repository.caller().and_then(LocalCaller::limited), opened, repository.budget().kept_max())
     }
 
-    /// Counts a tree that is opened, or that is in memory already, for its `holder`. Slow readers of many trees must not take the memory
-    /// of all: tenants and tokens take half of it, and one of them, the `holder`, half of that. A tree counts once for each of these
-    /// limits, whoever else holds it. Recent trees that nobody reads are closed for others.
+    /// Counts a tree that is opened, or that is in memory already, for its `holder`. Slow readers of many trees must not take
+    /// the memory of all: tenants and tokens take half of it, and one of them, the `holder`, half of that. A tree counts once
+    /// for each of these limits, whoever else holds it. Recent trees that nobody reads are closed for others.
     ///
     /// # Errors
     /// Exhausted, if it and the trees that are read take more than `most` bytes; one always may.
@@ -228,8 +228,8 @@ impl TreeInUse {
     }
 }
 
-/// Limit that the trees in use exceed, and what it is for; one tree exceeds none. Those of `holder` and of all tenants and tokens come
-/// first, as no tree is closed for them.
+/// Limit that the trees in use exceed, and what it is for; one tree exceeds none. Those of `holder` and of all tenants and
+/// tokens come first, as no tree is closed for them.
 fn exceeded(in_use: &[TreeInUse], holder: Option<&str>, most: u64) -> Option<(u64, &'static str)> {
     let exceeds = |of: &dyn Fn(&TreeInUse) -> bool, limit: u64| {
         let weights: Vec<u64> = in_use.iter().filter(|one| of(one)).map(|one| one.weight).collect();

@@ -315,11 +315,14 @@ impl Committing<'_> {
         gpus: u64,
         (expires, limit): (Option<Timestamp>, Option<PinLimit>),
     ) -> Result<Option<Pending>> {
+        let requester = self.caller.requester();
+        // Its lists take memory until it is made, also while it waits for its turn.
+        let place = self.state.large_trees.place_of_pin(self.repository, names, requester.as_ref()).await?;
         let mut trees = Vec::with_capacity(names.len());
         for name in names {
             match self.state.open_trees.open(self.repository, name).await {
                 Ok(saved) => trees.push(saved),
-                Err(error) if self.caller.requester().is_some() => {
+                Err(error) if requester.is_some() => {
                     return Err(without_offers(self.repository, name, error).await);
                 }
                 Err(error) => return Err(error),
@@ -341,7 +344,12 @@ impl Committing<'_> {
         let commitments = self.state.commitments()?;
         let _turn = self.state.cache()?.limit_turn(request.limit.as_ref()).await;
         let caller = self.caller.clone();
-        blocking(move || caller.holding(|| commitments.commit(&request))).await
+        let made = blocking(move || {
+            // Also of a request that is gone meanwhile.
+            let _place = place;
+            caller.holding(|| commitments.commit(&request))
+        });
+        made.await
     }
 
     /// Begins to fetch what is missing. A commitment that was made for it is undone if that cannot begin.

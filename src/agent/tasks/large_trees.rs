@@ -1,4 +1,4 @@
-//! Limit of the large trees that are warmed at the same time: each takes memory for its lists of chunks until it ends.
+//! Limit of the large trees that are warmed or pinned at the same time: each takes memory for its lists of chunks until it ends.
 
 use std::sync::Arc;
 
@@ -31,6 +31,8 @@ pub(in crate::agent) struct LargeTrees {
     warms: Lane,
     /// Fetches for readers, which do not wait for warms.
     fetches: Lane,
+    /// Pins that are made, which do not wait for warms either.
+    pins: Lane,
     opening_limited: FairTurns<String>,
     opening_own: FairTurns<String>,
 }
@@ -58,7 +60,7 @@ impl LargeTrees {
         let half = |count: usize| FairTurns::new(count, count.div_ceil(2));
         let lane = || Lane { all: Arc::new(Semaphore::new(places)), limited: half(places / 2) };
         let (opening_limited, opening_own) = (half(OPENING_LIMITED), FairTurns::new(OPENING_OWN, OPENING_OWN));
-        Self { warms: lane(), fetches: lane(), opening_limited, opening_own }
+        Self { warms: lane(), fetches: lane(), pins: lane(), opening_limited, opening_own }
     }
 
     /// The tree `name`, opened, and its place: see [`Self::place`]. `caller` is the token or other agent that asks for it, if one
@@ -118,6 +120,23 @@ impl LargeTrees {
         Ok(self.place(kind, caller, size).await)
     }
 
+    /// Place for a pin of the trees `names` together, while it is made. Names that are gone count for nothing.
+    ///
+    /// # Errors
+    /// As [`Repository::state`].
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub(in crate::agent) async fn place_of_pin(
+        &self,
+        repository: &Repository,
+        names: &[Name],
+        caller: Option<&Requester>,
+    ) -> Result<TreePlace> {
+        let state = repository.state_since(Some(Instant::now())).await?;
+        Ok(self.pins.place(caller, Self::size_of(&state, names)).await)
+    }
+
     async fn open(
         &self,
         repository: &Repository,
@@ -139,23 +158,30 @@ impl LargeTrees {
         values.map(|value| value.chunks.saturating_add(value.files)).fold(0, u64::saturating_add)
     }
 
-    /// Place for a task of `kind` with trees of `size` chunks and files, once there is one. Tokens and other agents take turns, so
-    /// that one with many delays another by its share alone.
+    /// Place for a task of `kind`: see [`Lane::place`].
+    async fn place(&self, kind: TaskKind, caller: Option<&Requester>, size: u64) -> TreePlace {
+        let lane = if kind == TaskKind::Fetch { &self.fetches } else { &self.warms };
+        lane.place(caller, size).await
+    }
+}
+
+impl Lane {
+    /// Place for trees of `size` chunks and files, once there is one. Tokens and other agents take turns, so that one with many
+    /// delays another by its share alone.
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
-    async fn place(&self, kind: TaskKind, caller: Option<&Requester>, size: u64) -> TreePlace {
+    async fn place(&self, caller: Option<&Requester>, size: u64) -> TreePlace {
         if size < LARGE_MIN {
             return TreePlace::default();
         }
-        let lane = if kind == TaskKind::Fetch { &self.fetches } else { &self.warms };
         let mut limited = None;
         // The smaller limit first: a task that waits for it holds no place of others.
         if let Some(caller) = caller {
-            limited = Some(lane.limited.take(caller.limited_owners()).await);
+            limited = Some(self.limited.take(caller.limited_owners()).await);
         }
         // Never closed.
-        let all = Arc::clone(&lane.all).acquire_owned().await.ok();
+        let all = Arc::clone(&self.all).acquire_owned().await.ok();
         TreePlace { _limited: limited, _all: all }
     }
 }
@@ -199,7 +225,10 @@ mod tests {
         for free in [place(TaskKind::Warm, true, small), place(TaskKind::Fetch, true, large)] {
             drop(free.await);
         }
-        drop(first);
+        // Pins wait for each other alone.
+        let pin = trees.pins.place(Some(&other), large).await;
+        assert!(poll!(Box::pin(trees.pins.place(Some(&other), large))).is_pending());
+        drop((first, pin));
         drop((second.await, own));
     }
 
