@@ -21,6 +21,7 @@ impl Target {
     /// Removes the entry at `path`, a folder with its content; links are removed, not followed. A missing entry is no error. The
     /// parent folder must be writable for its owner ([`make_folder`](Self::make_folder)).
     pub fn remove(&self, path: &[u8]) -> Result<()> {
+        self.go_on()?;
         check_path(path)?;
         let removed = match self.unlink(path) {
             Err(Errno::ISDIR) => self.remove_folder(path, PATHS_MAX),
@@ -28,7 +29,10 @@ impl Target {
         };
         match removed {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
-            Err(errno) => Err(self.folders.fault("cannot remove", path, errno)),
+            Err(errno) => {
+                self.go_on()?;
+                Err(self.folders.fault("cannot remove", path, errno))
+            }
         }
     }
 
@@ -37,6 +41,7 @@ impl Target {
     /// # Errors
     /// Conflict, if it is a folder with content; errors of the file system.
     pub fn remove_alone(&self, path: &[u8]) -> Result<()> {
+        self.go_on()?;
         check_path(path)?;
         let removed = match self.unlink(path) {
             Err(Errno::ISDIR) => {
@@ -79,6 +84,7 @@ impl Target {
         while let Some(path) = folders.last().cloned() {
             let found = self.remove_files(&path, room.saturating_sub(bytes))?;
             if found.is_empty() {
+                self.unless_stopped()?;
                 self.folders.forget(&path);
                 let (parent, name) = self.folders.parent(&path)?;
                 unlinkat(&parent, name, AtFlags::REMOVEDIR)?;
@@ -91,6 +97,11 @@ impl Target {
         Ok(())
     }
 
+    /// As [`go_on`](Self::go_on), within system calls.
+    fn unless_stopped(&self) -> SysResult<()> {
+        if self.stop.is_cancelled() { Err(Errno::CANCELED) } else { Ok(()) }
+    }
+
     /// Removes all but folders in a folder. Returns the paths of these, as many as fit into `room` bytes, but at least one.
     fn remove_files(&self, path: &[u8], mut room: usize) -> SysResult<Vec<Vec<u8>>> {
         let mut found = Vec::new();
@@ -98,6 +109,7 @@ impl Target {
         let open = self.folders.read(path)?;
         for entry in Listing::of(&open)? {
             let (name, kind) = entry?;
+            self.unless_stopped()?;
             match if kind == FileType::Directory { Err(Errno::ISDIR) } else { unlink_in(&open, &name) } {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(Errno::ISDIR) => {
@@ -130,6 +142,7 @@ impl Target {
                 };
             for entry in listing {
                 let (name, kind) = entry.map_err(fault)?;
+                self.go_on()?;
                 if is_folder(&folder, &name, kind) {
                     let path = join(&path, &name);
                     if bytes + path.len() <= PATHS_MAX {
@@ -187,9 +200,14 @@ mod tests {
 
     use rustix::fs::{CWD, mkfifoat};
 
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
     use super::super::path::resumable_name;
     use super::super::staged::Durability;
     use super::*;
+    use crate::clock::Timestamp;
+    use crate::error::ErrorKind;
 
     #[test]
     fn what_no_restore_makes_is_not_swept() {
@@ -203,6 +221,42 @@ mod tests {
         let target = Target::open(root.path(), Durability::Process).unwrap();
         assert_eq!(target.sweep().unwrap(), 1);
         assert!(pipe.exists() && second.exists() && !left.exists());
+    }
+
+    #[test]
+    fn nothing_is_changed_after_a_stop() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("folder")).unwrap();
+        fs::write(root.path().join("folder/file"), "").unwrap();
+        let left = root.path().join(resumable_name(b"left"));
+        fs::write(&left, "left").unwrap();
+        let (stop, work) = (CancellationToken::new(), TaskTracker::new());
+        let target = Target::open(root.path(), Durability::Process).unwrap().until(stop.clone(), work.token());
+        stop.cancel();
+        let time = Timestamp(0);
+        let errors = [
+            target.make_folder(b"new").map(drop),
+            target.stage(b"new", 1).map(drop),
+            target.stage_resumable(b"new", 1).map(drop),
+            target.resume(b"left", 1).map(drop),
+            target.write_small(b"new", b"", 0o600, time),
+            target.symlink(b"new", b"there", time),
+            target.set_folder(b"folder", 0o500, time),
+            target.set_file(b"folder/file", 0o400, time),
+            target.remove(b"folder"),
+            target.remove_alone(b"folder/file"),
+            target.sweep().map(drop),
+        ];
+        for error in errors {
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Cancelled);
+        }
+        // A removal that has begun.
+        assert_eq!(target.remove_files(b"folder", PATHS_MAX).unwrap_err(), Errno::CANCELED);
+        assert!(root.path().join("folder/file").exists() && left.exists());
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+        assert_eq!(work.len(), 1);
+        drop(target);
+        assert!(work.is_empty());
     }
 
     #[test]

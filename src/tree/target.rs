@@ -11,6 +11,8 @@ use rustix::fs::{
     statat, symlinkat, syncfs, unlinkat, utimensat,
 };
 use rustix::io::{Errno, Result as SysResult};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::folders::Folders;
 use super::path::{check_path, staging_name};
@@ -77,6 +79,10 @@ pub struct Target {
     durability: Durability,
     /// Mode of the folder before it was opened, if it existed.
     found_mode: Option<u32>,
+    /// Cancelled to refuse further changes.
+    pub(super) stop: CancellationToken,
+    /// Counts it as long as it may be changed.
+    _counted: Option<TaskTrackerToken>,
 }
 
 impl Target {
@@ -118,7 +124,23 @@ impl Target {
         // Users who may write to the parent can exchange what was created there.
         let is_own = is_new && found.st_uid == rustix::process::geteuid().as_raw();
         let found_mode = (!is_own).then(|| Stat::from_raw(&found).mode);
-        Ok(Self { folders: Folders::new(base, dest.to_owned()), durability, found_mode })
+        let (folders, stop) = (Folders::new(base, dest.to_owned()), CancellationToken::new());
+        Ok(Self { folders, durability, found_mode, stop, _counted: None })
+    }
+
+    /// Ends each method that changes something, or lists entries, once `stop` is cancelled: it completes at most the change to one
+    /// entry that it has begun. `counted` lives until this is dropped.
+    #[must_use]
+    pub(crate) fn until(self, stop: CancellationToken, counted: TaskTrackerToken) -> Self {
+        Self { stop, _counted: Some(counted), ..self }
+    }
+
+    /// Refuses a change after a stop.
+    ///
+    /// # Errors
+    /// Cancelled.
+    pub(crate) fn go_on(&self) -> Result<()> {
+        if self.stop.is_cancelled() { Err(Error::cancelled("interrupted")) } else { Ok(()) }
     }
 
     /// Permission bits of the folder before it was opened; none if it was created.
@@ -180,6 +202,7 @@ impl Target {
     /// # Errors
     /// Conflict, if another entry has the name; not found, if the parent is missing.
     pub fn make_folder(&self, path: &[u8]) -> Result<bool> {
+        self.go_on()?;
         check_or_root(path)?;
         let make = || -> SysResult<bool> {
             if path.is_empty() {
@@ -239,6 +262,7 @@ impl Target {
     }
 
     fn place_of(&self, path: &[u8]) -> Result<StagedPlace> {
+        self.go_on()?;
         check_path(path)?;
         let fault = |errno| self.folders.fault("cannot begin a file", path, errno);
         let (folder, name) = self.folders.parent(path).map_err(fault)?;
@@ -250,6 +274,7 @@ impl Target {
     /// # Errors
     /// Conflict, if a folder has the name; exhausted, denied, not found (the folder it belongs in).
     pub fn write_small(&self, path: &[u8], bytes: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
+        self.go_on()?;
         check_path(path)?;
         let fault = |errno| self.folders.fault("cannot write a file", path, errno);
         let (folder, name) = self.folders.parent(path).map_err(fault)?;
@@ -258,6 +283,7 @@ impl Target {
 
     /// Places a symbolic link to `target` at `path`, over a file or link that is there.
     pub fn symlink(&self, path: &[u8], target: &[u8], mtime: Timestamp) -> Result<()> {
+        self.go_on()?;
         check_path(path)?;
         let fault = |errno| self.folders.fault("cannot make a symbolic link", path, errno);
         let (folder, name) = self.folders.parent(path).map_err(fault)?;
@@ -283,6 +309,7 @@ impl Target {
     /// Gives the folder `path` its final mode and time. For when all in it is placed, the deepest first. May be empty. A setgid
     /// bit that it has stays, as with chmod(1): it says whose group new files get.
     pub fn set_folder(&self, path: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
+        self.go_on()?;
         check_or_root(path)?;
         let set = || {
             let folder = self.folders.read(path)?;
@@ -295,6 +322,7 @@ impl Target {
 
     /// Gives the file `path`, whose content is right already, its mode and time.
     pub fn set_file(&self, path: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
+        self.go_on()?;
         check_path(path)?;
         let fault = |errno| self.folders.fault("cannot set the mode and time of a file", path, errno);
         let (parent, name) = self.folders.parent(path).map_err(fault)?;
@@ -328,6 +356,7 @@ impl Target {
         scan.ignore_files = Some(wanted);
         scan.memory = Some(budget.tree_memory(None));
         scan.special = Some(Vec::new());
+        scan.stop = self.stop.clone();
         scan.remedy = "raise --memory, or restore without --delete";
         scan.run()?;
         let Scan { found, left_out, ignored, special, memory, .. } = scan;

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::runtime::Runtime;
+use towline::error::ErrorKind;
 use towline::ops::{RestoreOptions, RestoreReport, SaveOptions};
 use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository};
@@ -114,4 +116,65 @@ async fn another_tree_is_restored_over_it() {
     world.repository.restore(&name("run/step-2"), None, &to, &options).await.unwrap();
     assert_eq!(tree_digest(&to), tree_digest(&other));
     assert_eq!(hidden(&to), 0);
+}
+
+/// Files of a tree of small ones: one read brings thousands of them.
+const SMALL: usize = 6000;
+
+/// Restores a tree of small files until some are there, and drops or stops that. Returns the files that were there then, those
+/// after all its threads were over, and the most that may come between.
+fn abandoned(stopping: bool) -> (usize, usize, usize) {
+    let runtime = Runtime::new().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (source, to) = (dir.path().join("source"), dir.path().join("out"));
+    fs::create_dir(&source).unwrap();
+    for file in 0..SMALL {
+        fs::write(source.join(format!("{file:05}")), noise(file as u64, 64)).unwrap();
+    }
+    let placed = || {
+        let names = fs::read_dir(&to).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| !name.to_str().unwrap().starts_with('.')).count()
+    };
+    let (at_the_end, pieces) = runtime.block_on(async {
+        let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
+        let (repository, _) = Repository::create(Store::memory(), options).await.unwrap();
+        repository.save(&source, &name("small"), &SaveOptions::default()).await.unwrap();
+        let options = RestoreOptions::default();
+        let saved = name("small");
+        let mut restore = Box::pin(repository.restore(&saved, None, &to, &options));
+        let some_are_there = async {
+            while placed() == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let ended = tokio::select! {
+            done = &mut restore => Some(done),
+            () = some_are_there => None,
+        };
+        if ended.is_none() && stopping {
+            options.stop.cancel();
+            if let Err(error) = (&mut restore).await {
+                assert_eq!(error.kind(), ErrorKind::Cancelled);
+                assert_eq!(error.to_string(), "the restore of small was interrupted");
+            }
+        }
+        drop(restore);
+        (placed(), if stopping { 0 } else { repository.parallelism() })
+    });
+    // Waits for its threads.
+    drop(runtime);
+    (at_the_end, placed(), pieces)
+}
+
+/// F12: "Once a restore has ended, with success, an error or a stop, it changes nothing in DEST any more".
+#[test]
+fn a_restore_that_was_dropped_or_stopped_writes_no_more_files() {
+    for stopping in [true, false] {
+        let unfinished = (0..50).any(|_| {
+            let (at_the_end, later, pieces) = abandoned(stopping);
+            assert!(at_the_end == SMALL || later <= at_the_end + pieces, "{at_the_end} files, then {later}");
+            later < SMALL
+        });
+        assert!(unfinished, "each restore went on to its end (stopping: {stopping})");
+    }
 }

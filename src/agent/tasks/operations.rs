@@ -247,10 +247,11 @@ pub(in crate::agent) fn restore(
     request: RestoreRequest,
 ) -> Result<Arc<Task>> {
     let repository = state.repository(repository)?.for_caller(request.by.clone());
-    state.tasks.begin(spec(TaskKind::Restore, &request.name, &repository), move |progress| async move {
+    state.tasks.begin_stoppable(spec(TaskKind::Restore, &request.name, &repository), move |progress, stop| async move {
         let RestoreRequest { name, below, to, overwrite, delete, only, by: _ } = request;
-        let options = RestoreOptions { overwrite, delete, only, progress, ..RestoreOptions::default() };
-        let name = repository.resolve(&name).await?;
+        let resolved = stop.run_until_cancelled(repository.resolve(&name)).await;
+        let name = resolved.ok_or_else(|| Error::cancelled("interrupted"))??;
+        let options = RestoreOptions { overwrite, delete, only, progress, stop, ..RestoreOptions::default() };
         let below = below.as_ref().map(String::as_bytes);
         let restored = Box::pin(repository.restore(&name, below, &to, &options)).await?;
         Ok(TaskReport::Restore(Box::new(restored)))

@@ -6,6 +6,7 @@
 mod items;
 mod links;
 mod place;
+mod running;
 mod surplus;
 mod survey;
 
@@ -16,20 +17,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use self::items::{Item, Items};
 use self::links::check_links;
 use self::place::{Placing, resume};
+use self::running::Running;
 pub use self::surplus::RemovedFiles;
 use self::surplus::Surplus;
 use self::survey::{Survey, survey};
+use super::stopping::unless_stopped;
 use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::{Gaps, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
-use crate::storage::enclosing_repository;
 use crate::tree::{Durability, Target};
 use crate::work::blocking;
 
@@ -61,6 +64,9 @@ pub struct RestoreOptions {
     pub refuse_links_out: bool,
     /// Progress counters.
     pub progress: Progress,
+    /// Cancelled to stop the restore: it ends once nothing in the destination is changed any more, and the next one uses what has
+    /// come.
+    pub stop: CancellationToken,
 }
 
 /// Result of a restore or dry run.
@@ -91,15 +97,6 @@ pub struct RestoreReport {
     pub seconds: f64,
 }
 
-/// Refuses a destination in the folder of a repository, where files would be among its own, or replace them.
-fn check_outside(folder: &Path) -> Result<()> {
-    let Some(repository) = enclosing_repository(folder) else { return Ok(()) };
-    Err(Error::conflict("destination lies in a repository")
-        .at(folder.display())
-        .got(repository.display())
-        .help("restore to another folder"))
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 pub(super) fn is_zero(count: &u64) -> bool {
     *count == 0
@@ -113,11 +110,13 @@ impl Repository {
     /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
     /// unsupported, for a file with the name of an unfinished one; denied, for links that are refused; conflict, before anything
     /// is written, if `dest` lies in a repository, if a file in the way differs, or if a tree without any file would empty a
-    /// folder; damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed.
+    /// folder; damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed; cancelled, if it was stopped.
     ///
     /// # Cancel safety
     /// Safe: each file is complete or absent. Partial files stay as hidden files beside them (`.towline-*.part`), which the next
-    /// restore to `dest` uses or removes.
+    /// restore to `dest` uses or removes. When it returns, nothing in `dest` is changed any more, also after an error or a stop.
+    /// After a drop, threads may still complete the one file or removal that each of them has begun: to wait for them, stop it
+    /// instead.
     #[tracing::instrument(skip_all, fields(%name))]
     pub async fn restore(
         &self,
@@ -125,6 +124,28 @@ impl Repository {
         subpath: Option<&[u8]>,
         dest: &Path,
         options: &RestoreOptions,
+    ) -> Result<RestoreReport> {
+        let running = Running::new(&options.stop);
+        let restored = Box::pin(self.restore_until(name, subpath, dest, options, &running));
+        let restored = unless_stopped(&options.stop, restored).await;
+        running.ended().await;
+        restored.map_err(|error| {
+            if error.kind() != ErrorKind::Cancelled || !options.stop.is_cancelled() {
+                return error;
+            }
+            Error::cancelled(format!("the restore of {name} was interrupted"))
+                .help("run the same again to resume: it uses what has come")
+        })
+    }
+
+    /// As [`restore`](Self::restore), as a part of `running`.
+    async fn restore_until(
+        &self,
+        name: &Name,
+        subpath: Option<&[u8]>,
+        dest: &Path,
+        options: &RestoreOptions,
+        running: &Running,
     ) -> Result<RestoreReport> {
         let begun = std::time::Instant::now();
         if options.delete && !options.only.is_empty() {
@@ -140,17 +161,8 @@ impl Repository {
         let mut items = Items::choose_apart(&saved, subpath, &options.only, dest).await?;
         items.keep_setuid = options.keep_setuid;
         let items = Arc::new(items);
-        let (folder, dry_run) = (items.folder.clone(), options.dry_run);
-        let target = blocking(move || {
-            check_outside(&folder)?;
-            let target = if dry_run {
-                Target::there(&folder, Durability::Process)?
-            } else {
-                Some(Target::open(&folder, Durability::Process)?)
-            };
-            Ok(target.map(Arc::new))
-        });
-        let target = target.await?;
+        let dry_run = options.dry_run;
+        let target = running.target(items.folder.clone(), dry_run).await?;
         let surveyed = survey(&saved, &items, target.as_ref(), options).await?;
         let surplus = match &target {
             Some(target) if options.delete && items.is_folder => Some(Arc::new(self.surplus(&items, target).await?)),
@@ -257,7 +269,8 @@ impl Repository {
         let placing = Arc::new(placing);
         let filled = self.fill_in(&placing, surveyed, progress).await;
         // Keeps unfinished files only if the next run can continue: not after a full disk or damaged data.
-        if filled.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unreachable) {
+        let continues = |error: &Error| matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Cancelled);
+        if filled.as_ref().is_err_and(|error| !continues(error)) {
             placing.discard();
         }
         filled

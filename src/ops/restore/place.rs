@@ -38,13 +38,14 @@ fn make_way(surveyed: &Survey, target: &Target, path: &[u8]) -> Result<()> {
 pub(super) struct Placing {
     saved: Arc<Saved>,
     items: Arc<Items>,
-    target: Arc<Target>,
     destinations: Destinations,
     /// Chunks placed so far.
     placed: HashMap<u32, AtomicBool>,
     /// Files of more than one chunk.
     long: HashMap<usize, MultiChunkFile>,
     surveyed: Arc<Survey>,
+    /// Dropped last: while it is there, unfinished files may be written.
+    target: Arc<Target>,
 }
 
 /// A file of more than one chunk.
@@ -87,7 +88,7 @@ impl Placing {
                 }
             }
         }
-        Ok(Self { saved, items, target, destinations, placed, long, surveyed: Arc::clone(surveyed) })
+        Ok(Self { saved, items, destinations, placed, long, surveyed: Arc::clone(surveyed), target })
     }
 
     /// The tree.
@@ -192,6 +193,7 @@ impl Placing {
                 None => Arc::clone(staged.insert(Arc::new(self.target.stage_resumable(&item.path, content.size)?))),
             }
         };
+        self.target.go_on()?;
         let written = staged.file().write_all_at(bytes, offset);
         written.map_err(|source| {
             Error::io("cannot write a file", &self.items.folder.join(super::super::shown(&item.path)), source)
@@ -204,6 +206,7 @@ impl Placing {
     fn arrived(&self, at: usize) -> Result<()> {
         let (Some(item), Some(long)) = (self.items.list.get(at), self.long.get(&at)) else { return Ok(()) };
         let entry = item.entry(&self.saved)?;
+        self.target.go_on()?;
         if long.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
             let alone =
@@ -220,5 +223,70 @@ impl Placing {
             0 => Ok(()),
             missing => Err(Error::other("chunks were not delivered").expected(0).got(missing)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::ops::SaveOptions;
+    use crate::repository::{OpenOptions, Repository};
+    use crate::storage::Store;
+    use crate::tree::Durability;
+
+    #[tokio::test]
+    async fn after_a_stop_no_chunk_is_written_and_no_file_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().join("cache")), ..OpenOptions::default() };
+        let (repository, _) = Repository::create(Store::memory(), options).await.unwrap();
+        let (source, dest) = (dir.path().join("source"), dir.path().join("dest"));
+        fs::create_dir(&source).unwrap();
+        let mut long = vec![0; 3 << 20];
+        blake3::Hasher::new().finalize_xof().fill(&mut long);
+        for (name, bytes) in [("a", b"first".as_slice()), ("b", &long[..]), ("c", b"last".as_slice())] {
+            fs::write(source.join(name), bytes).unwrap();
+        }
+        let name = "tree".parse().unwrap();
+        repository.save(&source, &name, &SaveOptions::default()).await.unwrap();
+        let saved = repository.saved(&name).await.unwrap().shared();
+        let items = Arc::new(Items::choose(&saved, None, &[], &dest).unwrap());
+        let (stop, work) = (CancellationToken::new(), TaskTracker::new());
+        let target = Target::open(&dest, Durability::Process).unwrap().until(stop.clone(), work.token());
+        let (files, surveyed): (Vec<_>, _) = ((0..items.list.len()).collect(), Arc::new(Survey::default()));
+        let others = (&surveyed, &mut Resumed::new());
+        let placing = Placing::new(&saved, &items, &Arc::new(target), &files, others).unwrap();
+        let of = |name: &[u8]| {
+            let chunks =
+                placing.destinations.iter().flat_map(|(&chunk, places)| places.iter().map(move |at| (chunk, at)));
+            let here = chunks.filter(|(_, (at, _))| placing.items.list[*at].path == name);
+            here.map(|(chunk, (_, offset))| (chunk, usize::try_from(*offset).unwrap())).collect::<Vec<_>>()
+        };
+        let mut pieces = of(b"b");
+        pieces.sort_by_key(|(_, offset)| *offset);
+        let ends: Vec<_> = pieces.iter().skip(1).map(|(_, offset)| *offset).chain([long.len()]).collect();
+        let (&(chunk, offset), before) = pieces.split_last().unwrap();
+        assert!(!before.is_empty());
+        placing.place(of(b"a")[0].0, b"first").unwrap();
+        for ((chunk, offset), end) in before.iter().zip(ends) {
+            placing.place(*chunk, &long[*offset..end]).unwrap();
+        }
+        stop.cancel();
+        assert_eq!(placing.place(of(b"c")[0].0, b"last").unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(placing.place(chunk, &long[offset..]).unwrap_err().kind(), ErrorKind::Cancelled);
+        drop(placing);
+        assert!(work.is_empty());
+        let there = fs::read_dir(&dest).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let (hidden, placed): (Vec<_>, Vec<_>) = there.partition(|name| name.starts_with('.'));
+        assert_eq!(
+            (hidden.len(), placed),
+            (1, vec!["a".to_owned()]),
+            "the unfinished file is kept for the next restore"
+        );
     }
 }

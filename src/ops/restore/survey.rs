@@ -218,6 +218,7 @@ fn survey_item(
     let item = items.list.get(at).ok_or_else(|| Error::other("an item went missing"))?;
     let entry = item.entry(saved)?;
     let Some(target) = target else { return Ok(SurveyedItem::new(at, Finding::Write)) };
+    target.go_on()?;
     let unfinished = || match &entry.kind {
         EntryKind::File(content) => unfinished(saved, content, target, &item.path),
         _ => Ok(Vec::new()),
@@ -280,7 +281,7 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
     let mut is_here = |chunk: u32, range: &Range<u64>| {
         let Some(&id) = chunks.ids.get(chunk as usize) else { return false };
         let next = data.partition_point(|data| data.end <= range.start);
-        if data.get(next).is_none_or(|data| data.start > range.start) {
+        if data.get(next).is_none_or(|data| data.start > range.start) || target.go_on().is_err() {
             return false;
         }
         buffer.resize(usize::try_from(range.end - range.start).unwrap_or(usize::MAX), 0);

@@ -292,7 +292,7 @@ pub(super) struct Scan<'a> {
     pub(super) memory: Option<GrowingMemory>,
     /// Remedy where they take too much.
     pub(super) remedy: &'static str,
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     repositories: Vec<Vec<u8>>,
     /// Bytes of ignore files that may still be read; None: none is read.
     ignore_left: Option<u64>,

@@ -6,6 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -45,6 +46,37 @@ fn what_goes_in_comes_out_in_whole_and_in_part() {
     assert_eq!(states, ["done", "done", "done", "failed"]);
     let same = agent.get(&format!("/v1/tasks/{}", saved["id"].as_str().unwrap()));
     assert_eq!(same["report"], saved["report"]);
+    agent.stop();
+}
+
+/// F12: "Once a restore has ended, with success, an error or a stop, it changes nothing in DEST any more".
+#[test]
+fn a_restore_whose_stop_was_answered_writes_no_more_files() {
+    const FILES: usize = 6000;
+    let user = User::with_repository();
+    for file in 0..FILES {
+        user.write(&format!("small/{file:05}"), &noise(file as u64, 64));
+    }
+    user.ok(&["save", "small", "small"]);
+    let agent = Running::start(&user, "");
+    let count = |to: &Path| {
+        let names = fs::read_dir(to).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| !name.to_str().unwrap().starts_with('.')).count()
+    };
+    let stopped = (0..50).any(|attempt| {
+        let (to, other) = (user.work().join(format!("out-{attempt}")), user.work().join(format!("other-{attempt}")));
+        let begun = agent.post("/v1/restore", &json!({ "name": "small", "to": to }), 202);
+        while count(&to) == 0 {
+            std::thread::yield_now();
+        }
+        let task = agent.ask("DELETE", &format!("/v1/tasks/{}", begun["id"].as_str().unwrap()), "", "").json(200);
+        let there = count(&to);
+        // Takes as long as the first would have taken.
+        agent.done("/v1/restore", &json!({ "name": "small", "to": other }));
+        assert_eq!(count(&to), there, "{task}");
+        task["state"] == "cancelled" && there < FILES
+    });
+    assert!(stopped, "each restore was over before it was stopped");
     agent.stop();
 }
 
