@@ -126,23 +126,4 @@ mod tests {
         drop(other);
         assert!(budget.tree_memory(None).try_add(half));
     }
-
-    #[test]
-    fn callers_leave_half_of_the_memory_for_trees_to_the_user_and_each_leaves_half_of_theirs() {
-        let budget = Budget::new(MEMORY_MIN).unwrap();
-        let (half, share) = (budget.total() / 2, budget.total() / 8);
-        let mut first = budget.tree_memory(Some("token:a/"));
-        assert!(first.try_add(share) && !first.try_add(1));
-        assert!(!budget.tree_memory(Some("token:a/")).try_add(1), "all saves of a caller share it");
-        let error = first.add(1).unwrap_err().to_string();
-        assert!(error.contains("an eighth of the memory budget"), "{error}");
-        let (mut second, mut third) = (budget.tree_memory(Some("token:b/")), budget.tree_memory(Some("gpu/c/")));
-        assert!(second.try_add(share) && !third.try_add(1), "callers together have half");
-        let mut own = budget.tree_memory(None);
-        assert!(own.try_add(half / 2) && !own.try_add(1));
-        drop((first, own));
-        assert!(third.try_add(share), "what was refused is not counted");
-        drop(second);
-        assert!(budget.tree_memory(Some("token:a/")).try_add(share), "a share is there again once it is given back");
-    }
 }

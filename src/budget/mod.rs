@@ -3,16 +3,17 @@
 //! Never wait for a permit while holding one of another kind: each stage takes the memory that it needs in one step, and releases
 //! it without waiting. So there is always a stage that can continue.
 
+mod callers;
 mod growing;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use self::callers::CallerPools;
 pub use self::growing::GrowingMemory;
 use self::growing::Limit;
 use crate::blocks::Memory;
@@ -24,8 +25,6 @@ const UNIT: u64 = 4 * KIB;
 /// Part of what [`Budget::keep_published`] counts that is of one agent, at most: what it has, and the next version of that beside it,
 /// leave as much to others.
 const PUBLISHED_PART: u64 = 4;
-/// Part of the budget that saves of one caller with limited rights may take for trees.
-const TREE_SHARE: u64 = 8;
 /// Structures that [`Budget::keep`] counts, in errors.
 const PLANS: &str = "plans and marks";
 /// Buffers smaller than this are not worth keeping.
@@ -51,9 +50,9 @@ struct Shared {
     /// Half of the budget: see [`Budget::tree_memory`].
     trees: Arc<Semaphore>,
     /// Half of `trees`, for callers with limited rights.
-    trees_of_callers: Arc<Semaphore>,
-    /// Half of that for each such caller with a save.
-    tree_shares: Mutex<HashMap<String, Weak<Semaphore>>>,
+    trees_of_callers: CallerPools,
+    /// An eighth of the budget: see [`Budget::carve_for_caller`].
+    beside_of_callers: CallerPools,
     pool: Mutex<Pool>,
     /// Its share of the parent budget.
     _carved: Vec<OwnedSemaphorePermit>,
@@ -85,7 +84,7 @@ impl Budget {
         let semaphore = |units| Arc::new(Semaphore::new(units));
         let (permits, structures) = (semaphore(units), semaphore(units));
         let [kept, states, published, beside, trees] = [units / 2; 5].map(semaphore);
-        let trees_of_callers = semaphore(units / 4);
+        let (trees_of_callers, beside_of_callers) = (CallerPools::new(units / 4), CallerPools::new(units / 8));
         Self(Arc::new(Shared {
             total,
             permits,
@@ -96,7 +95,7 @@ impl Budget {
             beside,
             trees,
             trees_of_callers,
-            tree_shares: Mutex::default(),
+            beside_of_callers,
             pool: Mutex::default(),
             _carved: carved,
         }))
@@ -252,19 +251,6 @@ impl Budget {
         Limit { what, max: self.kept_max(), part: "half of the memory budget" }
     }
 
-    /// Memory, none yet, for what a save knows about its files: their paths, the tensors in them. That of all saves together is at
-    /// most half of the budget; that of all saves for callers with limited rights half of this, and that of one `caller` half again.
-    /// Like [`Budget::keep`] it never waits, and takes nothing from buffers.
-    #[must_use]
-    pub fn tree_memory(&self, caller: Option<&str>) -> GrowingMemory {
-        let all = Arc::clone(&self.0.trees);
-        let Some(caller) = caller else { return GrowingMemory::of([all].into(), self.half("files of saves")) };
-        let max = self.0.total / TREE_SHARE;
-        let limit = Limit { what: "files of a caller's saves", max, part: "an eighth of the memory budget" };
-        let pools = [self.0.tree_share(caller), Arc::clone(&self.0.trees_of_callers), all];
-        GrowingMemory::of(pools.into(), limit)
-    }
-
     /// Reserves `bytes` that other code allocates; all of the budget, if they are more.
     ///
     /// # Errors
@@ -314,19 +300,6 @@ impl fmt::Debug for Budget {
 }
 
 impl Shared {
-    /// The pool of one caller.
-    fn tree_share(&self, caller: &str) -> Arc<Semaphore> {
-        let mut pools = self.tree_shares.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pool) = pools.get(caller).and_then(Weak::upgrade) {
-            return pool;
-        }
-        pools.retain(|_, pool| pool.strong_count() > 0);
-        let units = usize::try_from(self.total / TREE_SHARE / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        let pool = Arc::new(Semaphore::new(units));
-        pools.insert(caller.to_owned(), Arc::downgrade(&pool));
-        pool
-    }
-
     fn lock(&self) -> MutexGuard<'_, Pool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -15,7 +15,7 @@ use crate::tree::{Walk, WalkKind};
 /// Bytes for a chunk of the tree: its id in two lists, its length, and its place, until the tree is published.
 const LISTED: u64 = (2 * size_of::<ChunkId>() + size_of::<u32>() + size_of::<Option<ChunkPlace>>()) as u64;
 /// Bytes for a piece of a file, with the spare room of a list that grows.
-const PIECE: u64 = 2 * size_of::<Piece>() as u64;
+pub(super) const PIECE: u64 = 2 * size_of::<Piece>() as u64;
 /// Bytes for a chunk whose place is known, with the spare room of a map.
 pub(super) const KNOWN: u64 = (size_of::<(ChunkId, ChunkPlace)>() * 3 / 2) as u64;
 
@@ -129,6 +129,25 @@ impl Assembly {
         let more = content.pieces.len() - before;
         self.pieces += more;
         Ok(())
+    }
+
+    /// Gives the file `to` the pieces of `from`, which has the same bytes.
+    pub(super) fn copy_pieces(&mut self, from: usize, to: usize) {
+        let pieces = self.content(from).map(|content| content.pieces.clone()).unwrap_or_default();
+        self.pieces += pieces.len();
+        if let Some(content) = self.content(to) {
+            content.pieces = pieces;
+        }
+    }
+
+    /// Starts and lengths of the chunks of a file so far.
+    pub(super) fn placed(&self, file: usize) -> Vec<(u64, u64)> {
+        match self.manifest.entries.get(file).map(|entry| &entry.kind) {
+            Some(EntryKind::File(content)) => {
+                content.placed(&self.manifest.chunks).map(|(_, range)| (range.start, range.end - range.start)).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Manifest so far.
@@ -250,8 +269,9 @@ mod tests {
             assembly.count(0, 1).unwrap();
             assembly.chunk(1, start, ChunkId::of(&(nth % CHUNKS).to_le_bytes()), 8).unwrap();
         }
+        assembly.copy_pieces(1, 2);
         assembly.count(100, 0).unwrap();
-        let wanted = CHUNKS * LISTED + 2 * CHUNKS * PIECE + 100 * KNOWN;
+        let wanted = CHUNKS * LISTED + 4 * CHUNKS * PIECE + 100 * KNOWN;
         let taken = all - left(&budget);
         assert!(taken >= wanted && taken < wanted + 2 * STEP, "{taken} of {wanted}");
         let error = assembly.count(usize::try_from(all / KNOWN).unwrap(), 0).unwrap_err();

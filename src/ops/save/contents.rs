@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::bundles::{Bundles, Pieces};
 use super::detect::Formats;
+use super::hard_links::separate;
 use super::source::{SMALL, check_unchanged, open};
 use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::codec::rounded;
@@ -67,7 +68,8 @@ impl Contents {
             return Ok(contents);
         }
         let mut all = Self { layouts: contents.layouts.clone(), ..Self::default() };
-        for file in super::files_of(walk).filter(|file| !contents.layouts.contains_key(file)) {
+        let (files, _) = separate(walk, super::files_of(walk).collect());
+        for file in files.into_iter().filter(|file| !contents.layouts.contains_key(file)) {
             go_on()?;
             if let Err(error) = all.parse_file(walk, formats, file) {
                 tracing::debug!("a file that need not be read is not looked at: {error:?}");

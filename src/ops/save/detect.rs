@@ -121,6 +121,11 @@ impl Formats {
         self.memory().add(bytes.saturating_mul(LISTS))
     }
 
+    /// As [`Formats::keep_tensors`]; false if too little memory is left, of which [`Formats::warning`] warns.
+    pub(super) fn try_keep_tensors(&self, bytes: u64) -> bool {
+        self.try_reserve(bytes.saturating_mul(LISTS))
+    }
+
     /// Warning that files were saved without their tensors, if there are any.
     pub(super) fn warning(&self) -> Option<String> {
         self.lacked_memory.load(Ordering::Relaxed).then(|| {

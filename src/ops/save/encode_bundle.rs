@@ -24,8 +24,8 @@ use crate::work::blocking;
 /// Memory to encode one bundle: its plain bytes and frame, its base and the base of that, and what is read of their packs.
 const BUNDLE_MEMORY: u64 = 8 * BUNDLE_LEN_MAX;
 
-/// Share of a save's memory (one part in this many) that bundles may take.
-const SHARE: u64 = 4;
+/// Part of the memory that a save of the user may take for bundles.
+pub(super) const SHARE: u64 = 4;
 
 const FLOAT: Element = Element::Float(Width::W4);
 
@@ -83,12 +83,18 @@ impl BundleMemory {
 
 impl Encoding {
     /// Reason why nothing is predicted by a save that has `budget`, though that was asked for.
-    pub(super) fn unpredicted(&self, budget: &Budget) -> Option<String> {
+    pub(super) fn unpredicted(&self, budget: &Budget, for_caller: bool) -> Option<String> {
         if self.compression != Compression::Predict || self.bundle_memory.is_some() {
             return None;
         }
         if self.contents.has_bundles() {
-            let (least, there) = (SHARE * BUNDLE_MEMORY / MIB, budget.total() / MIB);
+            if for_caller && budget.carved_for_caller_max() >= BUNDLE_MEMORY {
+                return Some(
+                    "nothing is predicted: other saves of tokens and handoffs take the memory for it".to_owned(),
+                );
+            }
+            let share = if for_caller { budget.total() / budget.carved_for_caller_max().max(1) } else { SHARE };
+            let (least, there) = (share * BUNDLE_MEMORY / MIB, budget.total() / MIB);
             return Some(format!(
                 "nothing is predicted: predictions need a memory budget of {least} MiB, this one has {there} MiB (--memory)"
             ));
@@ -209,9 +215,9 @@ impl EncodedBundle {
     }
 }
 
-/// Memory for bundles of a save that has `budget`, on so many workers; 0 if that is too little for one.
-pub(super) fn bundling_bytes(budget: &Budget, workers: usize) -> u64 {
-    let bytes = (BUNDLE_MEMORY * workers as u64).min(budget.total() / SHARE);
+/// Memory for bundles of a save on so many workers, at most `max`; 0 if that is too little for one.
+pub(super) fn bundling_bytes(max: u64, workers: usize) -> u64 {
+    let bytes = (BUNDLE_MEMORY * workers as u64).min(max);
     if bytes < BUNDLE_MEMORY { 0 } else { bytes / MIB * MIB }
 }
 

@@ -11,6 +11,7 @@ mod detect;
 mod encode;
 mod encode_bundle;
 mod explain;
+mod hard_links;
 mod if_faster;
 mod options;
 mod parent;

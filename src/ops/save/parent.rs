@@ -449,4 +449,22 @@ mod tests {
         assert!(differences(&repository, "all", 5, &all).await > 0);
         assert_eq!(differences(&repository, "own", 6, &reads(&["run/step-2"])).await, 0);
     }
+    #[tokio::test(flavor = "multi_thread")]
+    async fn saves_for_callers_and_those_of_the_user_wait_for_no_memory_of_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().to_owned()), ..OpenOptions::default() };
+        let repository = Repository::create(Store::memory(), options).await.unwrap().0;
+        let budget = repository.budget();
+        let own = SaveOptions::default();
+        let for_caller = SaveOptions { caller: Some("token:a/".into()), ..SaveOptions::default() };
+        assert_eq!(differences(&repository, "run/step-1", 1, &own).await, 0);
+        let others = budget.carve_beside_buffers(budget.total() / 2).await.unwrap();
+        assert!(differences(&repository, "run/step-2", 2, &for_caller).await > 0);
+        drop(others);
+        let others = budget.carve_for_caller("token:a/", budget.carved_for_caller_max()).unwrap();
+        assert_eq!(differences(&repository, "run/step-3", 3, &for_caller).await, 0, "it is stored without bases");
+        assert!(differences(&repository, "run/step-4", 4, &own).await > 0);
+        drop(others);
+        assert!(differences(&repository, "run/step-5", 5, &for_caller).await > 0);
+    }
 }

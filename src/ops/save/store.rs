@@ -15,13 +15,17 @@ use super::assemble::Assembly;
 use super::contents::{Contents, Relations};
 use super::detect::Formats;
 use super::encode::{Batch, Encoding, NewChunk, StoredForm};
-use super::encode_bundle::{BundleMemory, NewBundle, ParentBundle, bundling_bytes, changed_file};
+use super::encode_bundle::{
+    BundleMemory, NewBundle, ParentBundle, SHARE as BUNDLES_SHARE, bundling_bytes, changed_file,
+};
 use super::explain::{Explained, Explanation};
+use super::hard_links::HardLinks;
 use super::if_faster::{EncodeChoice, IfFaster};
 use super::parent::{BaseCandidate, Pairs, Parent};
 use super::read::{HashedChunk, PartContent, ReadPart, Settler, hash, read, view};
 use super::short_list::ShortList;
 use super::units::{FileDetails, Unit, make_units};
+use crate::budget::{Budget, GrowingMemory};
 use crate::codec::{Codec, Compression, STEPS_MAX};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
@@ -32,6 +36,8 @@ use crate::work::{blocking, on_own_thread};
 
 /// Limit of bytes that are read and hashed at once: they should fit in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
+/// Part of the memory that a save of the user may take for bases.
+const BASES_SHARE: u64 = 8;
 
 /// Counts of new chunks.
 #[derive(Debug, Default)]
@@ -45,6 +51,8 @@ pub(super) struct Counts {
     pub(super) lacking: ShortList,
     /// Reason why nothing is predicted, though that was asked for.
     pub(super) unpredicted: Option<String>,
+    /// Memory of the pieces of hard links, where the assembly counts none.
+    pub(super) links_memory: Option<GrowingMemory>,
 }
 
 /// The chunks of one unit, by file.
@@ -64,9 +72,10 @@ pub(super) async fn store(
     if to_read.is_empty() {
         return Ok(());
     }
+    let (to_read, links) = HardLinks::find(saving, to_read).await?;
     let depth = workers();
     let encode = begin(saving, &to_read, depth).await?;
-    counts.unpredicted = encode.unpredicted(saving.repository.budget());
+    counts.unpredicted = encode.unpredicted(saving.repository.budget(), saving.options.caller.is_some());
     let mut tasks = JoinSet::new();
     let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
     let mut deduplicator = Deduplicator::new(saving, &encode);
@@ -101,7 +110,7 @@ pub(super) async fn store(
     // A chunk that was to come with its bundle did not: its file changed after the bundle was read.
     match deduplicator.pending.values().next() {
         Some(&file) => Err(changed_file(&saving.walk, file)),
-        None => Ok(()),
+        None => links.add(saving, known.near(), assembly, counts).await,
     }
 }
 
@@ -116,24 +125,44 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     let relations = Relations { derived: derive, bundles: compression == Compression::Predict };
     let contents = blocking(move || Contents::parse(&walk, &formats, (&to_read, relations), &stop)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
-    let whole = saving.repository.budget();
-    // Memory for each concurrent encoding: a base, and the chunk that needs it.
-    let bases = ((depth as u64 + 1) * 2 * WINDOW_MAX).min(whole.total() / 8);
-    let bases = if parent.is_some() { bases } else { 0 };
-    let bundles = if contents.has_bundles() { bundling_bytes(whole, depth) } else { 0 };
-    let both = match bases + bundles {
-        0 => None,
-        bytes => Some(whole.carve_beside_buffers(bytes).await?),
-    };
-    let (budget, bundle_memory) = match both {
-        Some(both) if bundles > 0 => {
-            let budget = if bases > 0 { Some(both.carve(bases).await?) } else { None };
-            (budget, Some(BundleMemory::carve(&both, bundles).await?))
-        }
-        both => (both, None),
-    };
+    let (budget, bundle_memory) = encoding_memory(saving, &contents, depth).await?;
     let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(&saving.walk), Arc::new(contents));
     Ok(Encoding { repository, walk, contents, compression, derive, parent, budget, bundle_memory })
+}
+
+/// Memory for bases, and memory for bundles, as far as the save needs any. A save for a caller with limited rights, which may last
+/// for any time, has none if too little is left for callers.
+async fn encoding_memory(
+    saving: &Saving<'_>,
+    contents: &Contents,
+    depth: usize,
+) -> Result<(Option<Budget>, Option<BundleMemory>)> {
+    let (whole, caller) = (saving.repository.budget(), saving.options.caller.as_deref());
+    let (bases_max, bundles_max) = match caller {
+        None => (whole.total() / BASES_SHARE, whole.total() / BUNDLES_SHARE),
+        Some(_) => (whole.carved_for_caller_max(), whole.carved_for_caller_max()),
+    };
+    let bundles = if contents.has_bundles() { bundling_bytes(bundles_max, depth) } else { 0 };
+    // Memory for each concurrent encoding: a base, and the chunk that needs it.
+    let most = if caller.is_some() { bases_max - bundles } else { bases_max };
+    let bases = ((depth as u64 + 1) * 2 * WINDOW_MAX).min(most);
+    let bases = if saving.parent.is_ok() && bases >= 2 * WINDOW_MAX { bases } else { 0 };
+    let both = match (bases + bundles, caller) {
+        (0, _) => return Ok((None, None)),
+        (bytes, None) => whole.carve_beside_buffers(bytes).await?,
+        (bytes, Some(caller)) => {
+            let Some(both) = whole.carve_for_caller(caller, bytes) else {
+                tracing::info!("chunks are stored without bases: other saves for callers take the memory for these");
+                return Ok((None, None));
+            };
+            both
+        }
+    };
+    if bundles == 0 {
+        return Ok((Some(both), None));
+    }
+    let budget = if bases > 0 { Some(both.carve(bases).await?) } else { None };
+    Ok((budget, Some(BundleMemory::carve(&both, bundles).await?)))
 }
 
 /// Encodes on workers.
