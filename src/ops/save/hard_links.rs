@@ -209,7 +209,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (linked_to, copied) = (dir.path().join("linked"), dir.path().join("copied"));
         linked(&linked_to);
-        fill(&copied, |file, other| drop(fs::copy(file, other).unwrap()));
+        fill(&copied, |file, other| {
+            fs::copy(file, other).unwrap();
+        });
         let (memory, cache) = (Some(MEMORY_MIN), Some(dir.path().join("cache")));
         let options = OpenOptions { memory, cache, ..OpenOptions::default() };
         let repository = Repository::create(Store::memory(), options).await.unwrap().0;

@@ -130,8 +130,8 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     Ok(Encoding { repository, walk, contents, compression, derive, parent, budget, bundle_memory })
 }
 
-/// Memory for bases, and memory for bundles, as far as the save needs any. A save for a caller with limited rights, which may last
-/// for any time, has none if too little is left for callers.
+/// Memory for bases, and memory for bundles, as far as the save needs any. A save for a caller with limited rights, which may
+/// last for any time, has none if too little is left for callers.
 async fn encoding_memory(
     saving: &Saving<'_>,
     contents: &Contents,
