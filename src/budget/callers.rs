@@ -101,6 +101,7 @@ mod tests {
         drop(second);
         assert!(budget.tree_memory(Some("token:a/")).try_add(share), "a share is there again once it is given back");
     }
+
     #[tokio::test]
     async fn what_callers_carve_out_is_none_that_others_wait_for() {
         let budget = Budget::new(MEMORY_MIN).unwrap();

@@ -449,6 +449,7 @@ mod tests {
         assert!(differences(&repository, "all", 5, &all).await > 0);
         assert_eq!(differences(&repository, "own", 6, &reads(&["run/step-2"])).await, 0);
     }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn saves_for_callers_and_those_of_the_user_wait_for_no_memory_of_the_other() {
         let dir = tempfile::tempdir().unwrap();
