@@ -10,8 +10,6 @@ use super::{Budget, GrowingMemory, UNIT, saturating_len};
 
 /// Part of the budget that saves of one caller may take for trees.
 const TREE_SHARE: u64 = 8;
-/// Part of the budget that saves of one caller may take for bases and bundles.
-const BESIDE_SHARE: u64 = 16;
 
 /// A pool of all callers, and half of it for each that uses it.
 pub(super) struct CallerPools {
@@ -57,11 +55,11 @@ impl Budget {
     /// Bytes that [`Budget::carve_for_caller`] gives one caller, at most.
     #[must_use]
     pub fn carved_for_caller_max(&self) -> u64 {
-        self.0.total / BESIDE_SHARE
+        self.0.beside_of_callers.share as u64 * UNIT
     }
 
     /// As [`Budget::carve_beside_buffers`], for work of a `caller` with limited rights, who may make it last for any time: it
-    /// never waits, and leaves to others all that those wait for. Such budgets of all callers together take at most an eighth of
+    /// never waits, and leaves to others all that those wait for. Such budgets of all callers together take at most a quarter of
     /// this one, those of one caller half of that. None if too little is left.
     #[must_use]
     pub fn carve_for_caller(&self, caller: &str, bytes: u64) -> Option<Self> {
@@ -100,6 +98,14 @@ mod tests {
         assert!(third.try_add(share), "what was refused is not counted");
         drop(second);
         assert!(budget.tree_memory(Some("token:a/")).try_add(share), "a share is there again once it is given back");
+    }
+
+    #[test]
+    fn a_caller_gets_its_share_of_any_budget() {
+        for more in [0, 1, UNIT, 15 * UNIT, 17 * UNIT] {
+            let budget = Budget::new(MEMORY_MIN + more).unwrap();
+            assert!(budget.carve_for_caller("token:a/", budget.carved_for_caller_max()).is_some(), "{more}");
+        }
     }
 
     #[tokio::test]

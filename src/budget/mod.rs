@@ -51,7 +51,7 @@ struct Shared {
     trees: Arc<Semaphore>,
     /// Half of `trees`, for callers with limited rights.
     trees_of_callers: CallerPools,
-    /// An eighth of the budget: see [`Budget::carve_for_caller`].
+    /// A quarter of the budget: see [`Budget::carve_for_caller`].
     beside_of_callers: CallerPools,
     pool: Mutex<Pool>,
     /// Its share of the parent budget.
@@ -84,7 +84,7 @@ impl Budget {
         let semaphore = |units| Arc::new(Semaphore::new(units));
         let (permits, structures) = (semaphore(units), semaphore(units));
         let [kept, states, published, beside, trees] = [units / 2; 5].map(semaphore);
-        let (trees_of_callers, beside_of_callers) = (CallerPools::new(units / 4), CallerPools::new(units / 8));
+        let (trees_of_callers, beside_of_callers) = (CallerPools::new(units / 4), CallerPools::new(units / 4));
         Self(Arc::new(Shared {
             total,
             permits,

@@ -112,7 +112,7 @@ pub struct SaveOptions {
     /// Names that the saver may read: chunks of no other name are bases, since the size of a difference tells what its base is.
     pub readable: NameScope,
     /// Caller with limited rights that the save is for, if any: the saves of one may use an eighth of the memory budget for what they
-    /// know about their files, and a sixteenth for bases and predictions, without which they store more bytes if that is taken.
+    /// know about their files, and as much for bases and predictions, without which they store more bytes if that is taken.
     pub caller: Option<Arc<str>>,
     /// Progress counters.
     pub progress: Progress,
