@@ -1,6 +1,7 @@
 //! Further names of files that a save reads: hard links. A file is read once, however many names it has, and its other names get
 //! the same pieces. It must be unchanged when it has been read, and then by each of its names.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -67,12 +68,16 @@ impl HardLinks {
         let links = blocking(move || self.check(&walk, &stop)).await?;
         // The assembly counts them for callers. For the user, few bytes on the disk must not become very many pieces.
         let mut memory = saving.chunk_memory().is_none().then(|| saving.memory());
+        // Bytes of the list of tensors of each file that was read: a file of very many tensors may have very many names.
+        let mut lists = HashMap::new();
         for HardLink { file, first, tensors } in links {
+            go_on(&saving.options.stop)?;
             let Some(EntryKind::File(read)) = assembly.manifest().entries.get(first).map(|entry| &entry.kind) else {
                 return Err(Error::other("a hard link is of no file"));
             };
             let (pieces, size) = (read.pieces.len(), read.size);
-            let list = read.tensors.iter().map(TensorEntry::weight).sum::<usize>() as u64;
+            let weigh = || read.tensors.iter().map(TensorEntry::weight).sum::<usize>() as u64;
+            let list = *lists.entry(first).or_insert_with(weigh);
             let details = match tensors {
                 Some(tensors) => FileDetails { cut: read.cut, tensors },
                 None if saving.formats.try_keep_tensors(list) => {
