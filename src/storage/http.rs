@@ -131,7 +131,14 @@ fn url_of(request: &HttpRequest) -> String {
 
 /// Codes of answers with status 400 to requests that are valid later, or with other credentials
 /// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList>).
-const PASSING_CODES: [&str; 4] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeout"];
+const PASSING_CODES: [&str; 6] = [
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "RequestTimeout",
+    "AuthorizationHeaderMalformed",
+    "InvalidBucketName",
+];
 
 /// Error of a bulk delete whose answer reports errors.
 #[derive(Debug, thiserror::Error)]
@@ -168,10 +175,13 @@ pub(super) fn is_untold_refusal(error: &object_store::Error) -> bool {
 }
 
 /// True if `status` may mean that the object itself is the reason that a read fails: `object_store` has no class for these.
-/// Statuses with a class, and those of failures that pass or that are about all objects, are left to it.
+/// All others are left to it.
 const fn is_refusal(status: u16) -> bool {
-    matches!(status, 400..=499) && !matches!(status, 401..=404 | 407..=409 | 412 | 425 | 429)
+    matches!(status, 400 | 410 | 416)
 }
+
+/// Code in the error of a store (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>), which proxies do not send.
+const CODE: &str = "<Code>";
 
 /// Beginning of the codes about keys of AWS KMS, such as that of the bucket, which may be enabled again.
 const KEY_CODES: &str = "<Code>KMS.";
@@ -189,7 +199,7 @@ async fn without_refusal(response: HttpResponse, place: &str) -> Result<HttpResp
         Error::damaged("object is shorter than it was")
             .expected("an object with the requested range")
             .help("`towline verify` tells which names it affects")
-    } else if PASSING_CODES.into_iter().any(says) {
+    } else if !says(CODE) || PASSING_CODES.into_iter().any(says) {
         return Ok(HttpResponse::from_parts(head, body.into()));
     } else {
         let kind = if says(KEY_CODES) { ErrorKind::Other } else { ErrorKind::Damaged };
@@ -390,10 +400,14 @@ mod tests {
         };
         assert_eq!(kind(416, "<Code>InvalidRange</Code>").await, Some(ErrorKind::Damaged));
         assert_eq!(kind(400, "<Code>InvalidRequest</Code>").await, Some(ErrorKind::Damaged));
-        assert_eq!(kind(410, "").await, Some(ErrorKind::Damaged));
+        assert_eq!(kind(410, "<Code>Gone</Code>").await, Some(ErrorKind::Damaged));
         assert_eq!(kind(400, "<Code>KMS.DisabledException</Code>").await, Some(ErrorKind::Other), "it may pass");
-        assert_eq!(kind(400, "<Code>ExpiredToken</Code>").await, None, "it is about all objects");
-        for left in [200, 206, 304, 401, 402, 403, 404, 407, 408, 409, 412, 425, 429, 500, 503] {
+        for about_all in
+            ["<Code>ExpiredToken</Code>", "<Code>AuthorizationHeaderMalformed</Code>", "<html>plain HTTP</html>", ""]
+        {
+            assert_eq!(kind(400, about_all).await, None, "{about_all}");
+        }
+        for left in [200, 206, 304, 401, 402, 403, 404, 405, 408, 409, 412, 414, 429, 431, 500, 503] {
             assert_eq!(kind(left, "text").await, None, "{left}");
         }
     }
