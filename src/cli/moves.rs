@@ -155,7 +155,7 @@ impl Context {
     }
 
     pub(super) async fn sync(&self, sync: &Sync) -> Result<()> {
-        let Sync { from, to, what, init, as_stored, if_absent, force, dry_run } = sync;
+        let Sync { from, to, what, init, as_stored, if_absent, force, forget, dry_run } = sync;
         let opened = async {
             let from = self.open_at(from, 2).await?;
             let (mut names, state) = (Vec::with_capacity(what.len()), from.state().await?);
@@ -181,7 +181,8 @@ impl Context {
             (false, true) => Existing::Replace,
             (false, false) => Existing::KeepNewer,
         };
-        let options = SyncOptions { dry_run: *dry_run, as_stored: *as_stored, existing, progress, stop };
+        let (dry_run, as_stored, forget) = (*dry_run, *as_stored, *forget);
+        let options = SyncOptions { dry_run, as_stored, existing, forget, progress, stop };
         let synced = async {
             let to = match there {
                 Some(there) => there,

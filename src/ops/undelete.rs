@@ -447,13 +447,12 @@ impl Taking<'_> {
             Ok(pardons) => pardons,
             Err(lost) => return Ok((Outcome::Lost(lost), Vec::new())),
         };
-        let forget = self.removed.forget(self.key);
-        actions.extend(state.keep_replaced(to, now.value.manifest).into_iter().filter(|action| *action != forget));
+        actions.extend(state.keep_for_undelete(to, self.key));
         // Under another name it is not what the attempt saved.
         let attempt = now.value.attempt.clone().filter(|_| to == name);
         let value = RefValue { version: 0, attempt, ..now.value.clone() };
         actions.push(Action::SetRef { name: to.clone(), expected: state.version(to), value });
-        actions.push(forget);
+        actions.push(self.removed.forget(self.key));
         Ok((Outcome::Done, actions))
     }
 }

@@ -440,8 +440,9 @@ impl Repository {
         })
     }
 
-    /// Copies the trees under `names`, by default all, to `to`; a dry run only reports them. `existing` is as for `treatment`.
-    #[pyo3(signature = (to, names, dry_run=false, existing=""))]
+    /// Copies the trees under `names`, by default all, to `to`; a dry run only reports them. `existing` is as for `treatment`;
+    /// `forget` lets names be replaced for which `to` forgets kept values.
+    #[pyo3(signature = (to, names, dry_run=false, existing="", forget=false))]
     fn sync(
         &self,
         py: Python<'_>,
@@ -449,6 +450,7 @@ impl Repository {
         names: Vec<String>,
         dry_run: bool,
         existing: &str,
+        forget: bool,
     ) -> PyResult<String> {
         let (to, existing) = (to.get().engine(py)?, treatment(existing));
         let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
@@ -464,7 +466,7 @@ impl Repository {
             };
             let place = Some(to.store().location().to_string());
             let recorded = record_all(&from, Action::Sync, &all, place).await?;
-            let options = SyncOptions { dry_run, existing, ..SyncOptions::default() };
+            let options = SyncOptions { dry_run, existing, forget, ..SyncOptions::default() };
             let report = sync(&from, &to, &names, &options).await;
             recorded.end(report, |report| report.moved_bytes).await?.whole()
         })

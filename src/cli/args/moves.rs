@@ -79,9 +79,12 @@ pub(in crate::cli) struct Sync {
     /// Keep every name that the destination has, also with another value
     #[arg(long, conflicts_with = "force")]
     pub(in crate::cli) if_absent: bool,
-    /// Replace names also where the destination's value is newer, or where it forgets kept values for them
+    /// Replace names also where the destination's value is newer
     #[arg(long)]
     pub(in crate::cli) force: bool,
+    /// Replace names also where the destination forgets old values for them that `undelete` can restore
+    #[arg(long, conflicts_with = "if_absent")]
+    pub(in crate::cli) forget: bool,
     /// Only report what would be copied, replaced and kept
     #[arg(long)]
     pub(in crate::cli) dry_run: bool,

@@ -377,7 +377,7 @@ A name that the destination has with another value is replaced, which is reporte
 names are copied, and the exit code is 5. It is newer if it was saved later, or replaced the source's value there; not, if the source \
 had it and replaced it. With --force such names are replaced, too; with --if-absent no existing name is, and the exit code is 0. \
 A name is not replaced if TO would forget an old value for it, of any name, that `undelete` can restore (1,024 are kept): \
-`towline history` tells what was replaced, and a collect of TO forgets values after 7 days; with --force it is replaced. \
+`towline history` tells what was replaced, and a collect of TO forgets values after 7 days; with --forget it is replaced. \
 A name that cannot be copied, as it is damaged or refused, does not stop the others; the exit code is that of its error.
 
 Removals are not carried: a name that was removed in FROM stays in TO, also a step that a training gave up when it went back, which may be the latest there; and a name that was removed in TO comes back. Both are reported while the removed values are kept.

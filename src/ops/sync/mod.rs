@@ -58,6 +58,8 @@ pub struct SyncOptions {
     pub as_stored: bool,
     /// Treatment of names that the destination has with another value.
     pub existing: Existing,
+    /// Replaces names also where the destination forgets kept values for them.
+    pub forget: bool,
     /// Progress counters.
     pub progress: Progress,
     /// Cancels the sync: stored data is recorded within seconds, and used by the next sync.
@@ -83,7 +85,7 @@ pub struct SyncReport {
     /// Names that had another tree in the destination, or in a dry run have. `undelete` restores that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<Name>,
-    /// Kept values of the destination that were forgotten for these, or in a dry run would be: only with [`Existing::Replace`].
+    /// Kept values of the destination that were forgotten for these, or in a dry run would be: only with [`SyncOptions::forget`].
     #[serde(skip_serializing_if = "super::restore::is_zero")]
     pub forgotten: u64,
     /// Names that the destination has with another value, which was kept.
@@ -144,7 +146,7 @@ impl SyncReport {
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
 /// destination changed meanwhile, or labels of the source would bind others; exhausted, if it would forget a kept value for a
-/// name that is replaced without force; damaged, with pack and chunk, if the source is: no damaged byte is copied.
+/// name that is replaced, unless it may; damaged, with pack and chunk, if the source is: no damaged byte is copied.
 ///
 /// # Cancel safety
 /// Safe: names are complete or unchanged, and the next sync uses uploaded data.

@@ -1,24 +1,30 @@
-//! Quota of what the destination keeps of replaced names: only with force does a sync have it forget values. A thief of a saver's
+//! Quota of what the destination keeps of replaced names: a sync has it forget values only if it is told to. A thief of a saver's
 //! key of the source may replace very many names, so that what they replaced first would be forgotten.
 
-use super::{Existing, RefValue, Syncing};
+use super::{RefValue, Syncing};
 use crate::error::Result;
 use crate::name::Name;
-use crate::repository::log::{Action, Keeping, State};
+use crate::repository::log::{Action, Keeping, KeptUse, State};
 
 impl Syncing<'_> {
     /// Treatment of the values that the destination has.
     pub(super) fn keeping(&self) -> Keeping {
-        if self.options.existing == Existing::Replace { Keeping::Quota } else { Keeping::All }
+        if self.options.forget { Keeping::Quota } else { Keeping::All }
     }
 
     /// Checks, before anything of the tree `value` moves, that the destination can keep what it has under `name`. The commit
     /// checks it again.
     pub(super) fn check_quota(&self, name: &Name, value: &RefValue) -> Result<()> {
         match self.replaced(name, value) {
-            Some(old) if self.keeping() == Keeping::All => self.kept.check(name, old),
+            Some(old) if self.keeping() == Keeping::All => self.kept().check(name, old),
             _ => Ok(()),
         }
+    }
+
+    /// Use of the quota by now: a collect may have freed some since the sync began.
+    fn kept(&self) -> KeptUse {
+        let now = if self.options.dry_run { None } else { self.to.log().last_seen() };
+        now.map_or(self.kept, |now| KeptUse::of(&now))
     }
 
     /// Reports that `name` was set to `value`, if it had another tree.
@@ -119,7 +125,7 @@ mod tests {
         }
     }
 
-    /// B4: "Without `--force` a sync has the destination forget no kept value".
+    /// B4: "Without `--forget` a sync has the destination forget no kept value".
     #[tokio::test]
     async fn a_thief_of_a_savers_key_has_nothing_forgotten_in_the_copy() {
         let fixture = Fixture::new().await;
@@ -142,10 +148,14 @@ mod tests {
             let report = sync(from, to, &[], &options).await.unwrap();
             let failed: Vec<_> = report.failed.iter().map(|failed| (failed.name.as_str(), failed.kind)).collect();
             assert_eq!(failed, [("m/two", ErrorKind::Exhausted)], "{report:?}");
-            assert!(report.failed[0].error.contains("--force"), "{report:?}");
+            assert!(report.failed[0].error.contains("--forget"), "{report:?}");
             assert_eq!((report.replaced.len(), report.names, report.forgotten), (2, 3, 0), "{report:?}");
         }
         assert_eq!(to.state().await.unwrap().removed.len(), REMOVED_MAX);
+        // What is restored makes room for what it replaces.
+        let replace = UndeleteOptions { replace: true, ..UndeleteOptions::default() };
+        to.undelete(&name("m/one"), &replace).await.unwrap();
+        assert_eq!(to.state().await.unwrap().removed.len(), REMOVED_MAX, "no further value is forgotten");
         let alone = sync(from, to, &[name("m/two")], &SyncOptions::default()).await.unwrap_err();
         assert_eq!(alone.kind(), ErrorKind::Exhausted);
         let options = UndeleteOptions { to: Some(name("again")), ..UndeleteOptions::default() };
@@ -154,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sync_with_force_reports_what_was_forgotten() {
+    async fn a_sync_that_may_forget_reports_what_was_forgotten() {
         let fixture = Fixture::new().await;
         let Fixture { from, to, .. } = &fixture;
         fixture.save("old", "m/model").await;
@@ -164,7 +174,7 @@ mod tests {
         fixture.save("new", "m/model").await;
         fixture.save("new too", "m/other").await;
         for dry_run in [true, false] {
-            let options = SyncOptions { dry_run, existing: Existing::Replace, ..SyncOptions::default() };
+            let options = SyncOptions { dry_run, forget: true, ..SyncOptions::default() };
             let report = sync(from, to, &[], &options).await.unwrap();
             assert_eq!((report.replaced.len(), report.forgotten), (2, 1), "{report:?}");
         }

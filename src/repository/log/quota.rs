@@ -38,6 +38,13 @@ impl KeptUse {
         self.add_bytes(bytes_of(value));
     }
 
+    /// Use without a value that it counts.
+    pub(super) fn without(mut self, value: &RefValue) -> Self {
+        self.values -= 1;
+        self.bytes -= u128::from(bytes_of(value));
+        self
+    }
+
     /// Checks that `value` of `name` can be kept, too, and no other one is forgotten for it.
     ///
     /// # Errors
@@ -47,12 +54,12 @@ impl KeptUse {
         if !self.has_too_many() && !self.is_too_large() {
             return Ok(());
         }
-        Err(Error::exhausted("replacing it would forget a kept value (a collect forgets those of 7 days; or use --force)")
+        Err(Error::exhausted("replacing it would forget a kept value (a collect forgets those of 7 days; or use --forget)")
             .at(name)
             .expected(format!("at most {REMOVED_MAX} kept values, with chunks of {} TiB", REMOVED_BYTES_MAX >> 40))
             .got(format!("{}, with {} bytes", self.values, self.bytes))
             .help("find out what replaced so many names, and `undelete` what was not meant; then wait until `towline collect` \
-                   forgets values after 7 days, or let `towline sync --force` replace the name and forget values"))
+                   forgets values after 7 days, or let `towline sync --forget` replace the name and forget values"))
     }
 
     fn add_bytes(&mut self, bytes: u64) {

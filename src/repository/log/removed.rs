@@ -133,6 +133,14 @@ impl State {
         }
     }
 
+    /// Action that keeps the value of `name` for the entry that gives it the kept value `restored` instead, which is kept no more.
+    /// None if nothing changes, or if a further value would be forgotten for it: an undelete must not cost those of other names.
+    pub fn keep_for_undelete(&self, name: &Name, restored: &KeptKey) -> Option<Action> {
+        let (old, kept) = (self.refs.get(name)?, self.removed.get(restored)?);
+        let fits = KeptUse::of(self).without(&kept.value).check(name, old).is_ok();
+        (old.manifest != kept.value.manifest && fits).then(|| Action::Keep { name: name.clone(), version: old.version })
+    }
+
     pub(super) fn check_keep(&self, name: &Name, version: u64) -> Result<(), Refusal> {
         if self.version(name) == Some(version) { Ok(()) } else { Err(Refusal::RefMoved(name.clone())) }
     }

@@ -420,7 +420,7 @@ class SyncReport(_Report):
     new_chunks: int = 0
     #: Names that had another tree in the destination (with `dry_run`, that have one).
     replaced: list[str] = field(default_factory=list)
-    #: Kept values of the destination that were forgotten for these (only with `existing="replace"`).
+    #: Kept values of the destination that were forgotten for these (only with `forget=True`).
     forgotten: int = 0
     #: Names whose other value in the destination was kept: `name`, `reason` (`"newer"` or `"exists"`), and when each was `saved`
     #: and `saved_there`.

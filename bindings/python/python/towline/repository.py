@@ -355,11 +355,13 @@ class Repository:
         create: bool = False,
         if_absent: bool = False,
         force: bool = False,
+        forget: bool = False,
         dry_run: bool = False,
     ) -> SyncReport:
         """Copies `names` (names, prefixes of names, or selectors such as `RUN@latest`; by default all) to the repository `to`, a
         Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there with another value are
-        replaced, but not if that value is newer: then it stays, which the report's `kept` says, unless `force` is set. With
+        replaced, but not if that value is newer: then it stays, which the report's `kept` says, unless `force` is set. A name
+        for which `to` would forget an old value that `undelete` restores is not replaced, unless `forget` is set. With
         `if_absent` no existing name is replaced. With `create` the repository is created if there is none. With `dry_run` nothing
         is copied: the report's `planned` says what would be. Names that cannot be copied, such as damaged ones, do
         not stop the others: the error at the end names them."""
@@ -368,7 +370,7 @@ class Repository:
         names = [names] if isinstance(names, str) else list(names)
         there = opened(to, create=create, caller="Repository.sync")
         existing = "keep" if if_absent else "replace" if force else ""
-        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, existing)))
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, existing, forget)))
 
     def load(
         self,
