@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::Transports;
 use super::rate::Rate;
 use crate::limits::MIB;
@@ -12,6 +14,9 @@ use crate::transfer::transport::Transport;
 const KNOWN: (u64, Duration) = (512 * MIB, Duration::from_mins(3));
 /// Bytes by which TCP is measured.
 const TRIAL: u64 = 64 * MIB;
+/// Time for which the other transport is preferred to one that failed: a network that blocks it seldom changes, but a lost packet
+/// looks the same.
+const FAILED_FOR: Duration = Duration::from_mins(10);
 /// Factor by which TCP must be faster to replace QUIC.
 const BETTER: f64 = 1.2;
 
@@ -21,8 +26,8 @@ pub(super) struct Choice {
     allowed: Transports,
     quic: Rate,
     tcp: Rate,
-    /// Transport that failed to connect last: it may be blocked.
-    failed: Option<Transport>,
+    /// Transport that failed to connect last, and when it is tried again: it may be blocked.
+    failed: Option<(Transport, Instant)>,
 }
 
 impl Choice {
@@ -30,13 +35,14 @@ impl Choice {
         Self { allowed, quic: Rate::default(), tcp: Rate::default(), failed: None }
     }
 
-    /// Transport to connect by.
-    pub(super) fn next(&self) -> Transport {
+    /// Transport to connect by at `now`.
+    pub(super) fn next(&self, now: Instant) -> Transport {
+        let failed = self.failed.filter(|(_, until)| *until > now).map(|(transport, _)| transport);
         match self.allowed {
             Transports::Quic => Transport::Quic,
             Transports::Tcp => Transport::Tcp,
-            Transports::Auto if self.failed == Some(Transport::Quic) => Transport::Tcp,
-            Transports::Auto if self.failed == Some(Transport::Tcp) => Transport::Quic,
+            Transports::Auto if failed == Some(Transport::Quic) => Transport::Tcp,
+            Transports::Auto if failed == Some(Transport::Tcp) => Transport::Quic,
             Transports::Auto if self.quic.bytes < KNOWN.0 || self.quic.time < KNOWN.1 => Transport::Quic,
             Transports::Auto if self.tcp.bytes < TRIAL => Transport::Tcp,
             Transports::Auto => {
@@ -47,8 +53,8 @@ impl Choice {
     }
 
     /// Transport to connect by as well, if the next one does not answer soon: TCP is blocked less often than QUIC.
-    pub(super) fn fallback(&self) -> Option<Transport> {
-        (self.allowed == Transports::Auto && self.next() == Transport::Quic).then_some(Transport::Tcp)
+    pub(super) fn fallback(&self, now: Instant) -> Option<Transport> {
+        (self.allowed == Transports::Auto && self.next(now) == Transport::Quic).then_some(Transport::Tcp)
     }
 
     /// Records that `bytes` came over `transport` in `time`.
@@ -59,10 +65,10 @@ impl Choice {
         }
     }
 
-    /// Records that `transport` failed to connect.
-    pub(super) fn failed(&mut self, transport: Transport) {
+    /// Records that `transport` failed to connect at `now`.
+    pub(super) fn failed(&mut self, transport: Transport, now: Instant) {
         // If both fail, they are tried in turn.
-        self.failed = Some(transport);
+        self.failed = Some((transport, now + FAILED_FOR));
     }
 
     /// Rate of `transport`, in bytes a second.
@@ -84,38 +90,45 @@ mod tests {
 
     #[test]
     fn both_are_measured_and_the_better_stays() {
+        let now = Instant::now();
         let mut choice = Choice::new(Transports::Auto);
-        assert_eq!(choice.next(), Transport::Quic);
+        assert_eq!(choice.next(now), Transport::Quic);
         // A single large transfer may only be the slow start.
         choice.measured(Transport::Quic, KNOWN.0, second());
-        assert_eq!(choice.next(), Transport::Quic);
+        assert_eq!(choice.next(now), Transport::Quic);
         choice.measured(Transport::Quic, 100 * KNOWN.0, KNOWN.1);
-        assert_eq!(choice.next(), Transport::Tcp);
+        assert_eq!(choice.next(now), Transport::Tcp);
         choice.measured(Transport::Tcp, TRIAL, second() * 2);
-        assert_eq!(choice.next(), Transport::Quic);
+        assert_eq!(choice.next(now), Transport::Quic);
         (0..20).for_each(|_| choice.measured(Transport::Quic, TRIAL, second() * 9));
-        assert_eq!(choice.next(), Transport::Tcp);
+        assert_eq!(choice.next(now), Transport::Tcp);
     }
 
     #[test]
     fn where_udp_is_blocked_it_is_tcp() {
+        let now = Instant::now();
         let mut choice = Choice::new(Transports::Auto);
-        choice.failed(Transport::Quic);
-        assert_eq!(choice.next(), Transport::Tcp);
-        choice.failed(Transport::Tcp);
-        assert_eq!(choice.next(), Transport::Quic);
-        assert_eq!(choice.fallback(), Some(Transport::Tcp));
-        choice.failed(Transport::Quic);
-        assert_eq!(choice.fallback(), None);
+        choice.failed(Transport::Quic, now);
+        assert_eq!(choice.next(now), Transport::Tcp);
+        choice.failed(Transport::Tcp, now);
+        assert_eq!(choice.next(now), Transport::Quic);
+        assert_eq!(choice.fallback(now), Some(Transport::Tcp));
+        choice.failed(Transport::Quic, now);
+        assert_eq!(choice.fallback(now), None);
 
         // Only TCP is blocked: measuring it is given up.
         let mut other = Choice::new(Transports::Auto);
         other.measured(Transport::Quic, KNOWN.0, KNOWN.1);
-        assert_eq!(other.next(), Transport::Tcp);
-        other.failed(Transport::Tcp);
-        assert_eq!(other.next(), Transport::Quic);
+        assert_eq!(other.next(now), Transport::Tcp);
+        other.failed(Transport::Tcp, now);
+        assert_eq!(other.next(now), Transport::Quic);
         let mut only = Choice::new(Transports::Quic);
-        only.failed(Transport::Quic);
-        assert_eq!((only.next(), only.fallback()), (Transport::Quic, None));
+        only.failed(Transport::Quic, now);
+        assert_eq!((only.next(now), only.fallback(now)), (Transport::Quic, None));
+        // A lost packet is forgotten.
+        let mut lossy = Choice::new(Transports::Auto);
+        lossy.failed(Transport::Quic, now);
+        assert_eq!(lossy.next(now + FAILED_FOR / 2), Transport::Tcp);
+        assert_eq!(lossy.next(now + FAILED_FOR), Transport::Quic);
     }
 }

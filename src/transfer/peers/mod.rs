@@ -32,7 +32,7 @@ use crate::identity::Identity;
 use crate::limits::MIB;
 
 /// Time that the first requester waits for peers that were not tried yet.
-const SETTLING: Duration = Duration::from_secs(3);
+const SETTLING: Duration = Duration::from_secs(4);
 
 /// Announced addresses that are dialled at a time; one that does not answer takes half a minute.
 const DIALS_MAX: usize = 32;

@@ -45,9 +45,10 @@ const MIN_RATE: f64 = 4.0 * (1 << 20) as f64;
 const MIN_RATE_DIVISOR: f64 = 8.0;
 /// Time limit to connect to a peer: the memory for its window may never become free.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// Time after which the other transport is tried as well: longer than the round trips of a handshake over most links, and so short that a
-/// job at a cold site, which waits for its peers for a while only ([`super::SETTLING`]), has them.
-const HEAD_START: Duration = Duration::from_secs(1);
+/// Time after which the other transport is tried as well: long enough for the handshakes of all connections over most links, or for
+/// the repetition of a lost packet, which QUIC sends after a second (<https://www.rfc-editor.org/rfc/rfc9002#section-6.2.2>). So short
+/// that a job at a cold site, which waits for its peers only for a while ([`super::SETTLING`]), has them.
+const HEAD_START: Duration = Duration::from_millis(1500);
 /// Age at which a survey of a peer is renewed.
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// Time limit of a survey, after which the peer is used without it.
@@ -359,7 +360,7 @@ impl Peer {
     /// True if the link is up, over the right transport.
     fn is_fine(&self) -> bool {
         let state = self.state();
-        let next = state.choice.next();
+        let next = state.choice.next(Instant::now());
         state
             .link
             .as_ref()
@@ -386,7 +387,7 @@ impl Peer {
             Origin::Announced | Origin::Settings => None,
         };
         let choice = self.state().choice;
-        let transport = choice.next();
+        let transport = choice.next(Instant::now());
         let late = |_| {
             Err(Error::exhausted("connecting to the peer timed out")
                 .at(&self.address)
@@ -395,7 +396,7 @@ impl Peer {
         let linked = timeout(CONNECT_MAX, self.connect_first(choice, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();
         if linked.as_ref().is_ok_and(|link| link.transport != transport) {
-            state.choice.failed(transport);
+            state.choice.failed(transport, Instant::now());
         }
         match linked {
             // It sent wrong data over an earlier link, while this one was made.
@@ -412,7 +413,7 @@ impl Peer {
             Err(error) => {
                 // The other transport will show whether the transport is the cause.
                 if error.kind() == ErrorKind::Unreachable {
-                    state.choice.failed(transport);
+                    state.choice.failed(transport, Instant::now());
                 }
                 state.error = Some(error.to_string());
                 Err(error)
@@ -443,8 +444,9 @@ impl Peer {
     /// Connects by the transport of `choice`. If that does not answer soon, by the other one as well, where it may be used, and takes the
     /// first that answers, as <https://www.rfc-editor.org/rfc/rfc8305> does for addresses: many networks drop UDP without a word.
     async fn connect_first(&self, choice: Choice, dialing: &Dialing) -> Result<Link> {
-        let mut linking = Box::pin(self.connect_by(choice.next(), dialing));
-        let Some(other) = choice.fallback() else { return linking.await };
+        let now = Instant::now();
+        let mut linking = Box::pin(self.connect_by(choice.next(now), dialing));
+        let Some(other) = choice.fallback(now) else { return linking.await };
         if let Ok(linked) = timeout(HEAD_START, &mut linking).await {
             return linked;
         }

@@ -109,6 +109,8 @@ async fn the_first_warm_finds_its_peers_also_where_udp_is_blocked() {
     home.warm("run/step-3", From::Anywhere).await;
     let (address, _udp) = without_udp(&home.address).await;
     cloud.exchange.peers().add(&address).unwrap();
+    // A handshake of QUIC that nobody answers takes ten seconds.
+    tokio::time::timeout(Duration::from_secs(9), cloud.is_linked()).await.expect("TCP answers before QUIC has failed");
     let warmed = cloud.warm("run/step-3", From::Anywhere).await;
     assert!(warmed.alone > 0 && warmed.sources.remote > 0, "{warmed:?}");
     assert_eq!((warmed.missing, warmed.sources.repository), (0, 0));
