@@ -103,27 +103,14 @@ impl LargeTrees {
         names: &[Name],
         (kind, caller): (TaskKind, Option<&Requester>),
     ) -> Result<TreePlace> {
-        let begun = Instant::now();
-        let mut size = Self::size_of(&*repository.state_since(Some(begun)).await?, names);
-        if caller.is_some() && size < LARGE_MIN {
-            let mut weight = 0;
-            for name in names {
-                weight += match self.open(repository, name, caller, begun).await {
-                    Err(error) if error.kind() == ErrorKind::NotFound => 0,
-                    opened => opened?.weight(),
-                };
-            }
-            if weight >= HEAVY_MIN {
-                size = LARGE_MIN;
-            }
-        }
+        let size = self.size_of_all(repository, names, caller).await?;
         Ok(self.place(kind, caller, size).await)
     }
 
     /// Place for a pin of the trees `names` together, while it is made. Names that are gone count for nothing.
     ///
     /// # Errors
-    /// As [`Repository::state`].
+    /// As [`Repository::saved`].
     ///
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
@@ -133,8 +120,26 @@ impl LargeTrees {
         names: &[Name],
         caller: Option<&Requester>,
     ) -> Result<TreePlace> {
-        let state = repository.state_since(Some(Instant::now())).await?;
-        Ok(self.pins.place(caller, Self::size_of(&state, names)).await)
+        let size = self.size_of_all(repository, names, caller).await?;
+        Ok(self.pins.place(caller, size).await)
+    }
+
+    /// Chunks and files of the trees `names`; those of trees that a `caller` opens are large also if they weigh much, as trees with
+    /// many bases do.
+    async fn size_of_all(&self, repository: &Repository, names: &[Name], caller: Option<&Requester>) -> Result<u64> {
+        let begun = Instant::now();
+        let size = Self::size_of(&*repository.state_since(Some(begun)).await?, names);
+        if caller.is_none() || size >= LARGE_MIN {
+            return Ok(size);
+        }
+        let mut weight = 0;
+        for name in names {
+            weight += match self.open(repository, name, caller, begun).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => 0,
+                opened => opened?.weight(),
+            };
+        }
+        Ok(if weight >= HEAVY_MIN { LARGE_MIN } else { size })
     }
 
     async fn open(

@@ -53,8 +53,13 @@ impl Exchange {
             let (cache, trees) = (Arc::clone(&self.cache), Arc::clone(&trees));
             async move {
                 // A single read has few chunks.
-                let _turn = if weight >= MIB { Some(self.plan_turn(repository, weight).await?) } else { None };
-                blocking(move || plan(&cache, &trees, &senders)).await
+                let turn = if weight >= MIB { Some(self.plan_turn(repository, weight).await?) } else { None };
+                let planned = move || {
+                    // Also of a request that is gone meanwhile.
+                    let _turn = turn;
+                    plan(&cache, &trees, &senders)
+                };
+                blocking(planned).await
             }
         };
         let as_stored = planned(Vec::new()).await?;
