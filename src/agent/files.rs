@@ -168,11 +168,11 @@ impl File {
     async fn read_window(&mut self, window: Range<u64>) -> Result<Window> {
         match self.attempt(&window).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let again = self.state.open_trees.open(&self.repository, &self.saved.name).await?;
+                let again = self.repository.saved(&self.saved.name).await?.shared();
                 if again.value.manifest != self.saved.value.manifest || again.value == self.saved.value {
                     return Err(error);
                 }
-                self.saved = again;
+                self.saved = self.saved.renewed(again);
                 self.attempt(&window).await
             }
             collected => collected,

@@ -35,7 +35,14 @@ pub(super) struct OpenTrees {
 #[derive(Clone, Debug)]
 pub(super) struct OpenTree {
     tree: Arc<Saved>,
-    _holder: Option<Arc<str>>,
+    holder: Option<Arc<str>>,
+}
+
+impl OpenTree {
+    /// The same tree, opened again after its packs were replaced. It does not count: the tree that it replaces counted.
+    pub(super) fn renewed(&self, tree: Arc<Saved>) -> Self {
+        Self { tree, holder: self.holder.clone() }
+    }
 }
 
 impl Deref for OpenTree {
@@ -174,7 +181,7 @@ impl Trees {
         }
         drop(in_use);
         self.keep(&tree);
-        Ok(OpenTree { tree, _holder: holder })
+        Ok(OpenTree { tree, holder })
     }
 
     fn keep(&self, saved: &Arc<Saved>) {
