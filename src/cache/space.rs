@@ -12,6 +12,15 @@ use super::state::EVICTED_MOST;
 /// Nodes of the queue that are searched at once: less than a millisecond.
 const NODES: usize = 64 << 10;
 
+/// What becomes of other chunks where one that is not held must move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    /// They are evicted in the order of eviction: a region that is cleared costs those that are read least.
+    MakeRoom,
+    /// They stay, and it is evicted: a slab that is removed frees space at once.
+    Stay,
+}
+
 impl Cache {
     /// Evicts chunks until at least `bytes` are freed, or nothing evictable is left; returns the bytes freed. The slabs stay.
     pub fn evict(&self, bytes: u64) -> u64 {
@@ -74,7 +83,7 @@ impl Cache {
     /// Clears a region: moves its chunks elsewhere, or evicts them.
     pub(super) fn clear(&self, places: &Range<u32>) {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
-        self.empty(places);
+        self.empty(places, Others::MakeRoom);
         self.state().allocator.set_open(places, true);
     }
 
@@ -86,7 +95,7 @@ impl Cache {
             let Some(slab) = state.allocator.emptiest_slab() else { return false };
             (slab, state.allocator.places_of(slab))
         };
-        self.empty(&places);
+        self.empty(&places, Others::Stay);
         {
             let mut state = self.state();
             // A write may be in progress there, or a pinned chunk could not be moved.
@@ -123,22 +132,22 @@ impl Cache {
     }
 
     /// Closes the regions of these places, and moves or evicts their chunks.
-    fn empty(&self, places: &Range<u32>) {
+    fn empty(&self, places: &Range<u32>, others: Others) {
         self.state().allocator.set_open(places, false);
-        self.chunks_in(places).into_iter().for_each(|chunk| self.relocate_chunk(chunk));
+        self.chunks_in(places).into_iter().for_each(|chunk| self.relocate_chunk(chunk, others));
         self.flush();
     }
 
-    /// Moves a chunk to free space elsewhere. If there is none, others are evicted first, in the order of eviction, so that a region
-    /// that is cleared costs those that are read least. A chunk that is not held is evicted in its turn, or if too many would be.
-    fn relocate_chunk(&self, chunk: Resident) {
+    /// Moves a chunk to free space elsewhere. If there is none, others are evicted for it if it is held or they make room, in the
+    /// order of eviction. A chunk that is not held is evicted in its turn, or if too many others would be.
+    fn relocate_chunk(&self, chunk: Resident, others: Others) {
         let Resident { key, place, weight, .. } = chunk;
         let to = {
             let mut state = self.state();
-            let (mut to, mut evicted) = (state.allocator.take(weight), 0);
+            let (mut to, mut evicted, most) = (state.allocator.take(weight), 0, EVICTED_MOST * u64::from(weight));
             while to.is_none()
                 && let Some(now) = state.queue.peek(key).filter(|now| now.place == place)
-                && (now.standing == QueueKind::Held || evicted <= EVICTED_MOST * u64::from(weight))
+                && (now.standing == QueueKind::Held || (others == Others::MakeRoom && evicted <= most))
                 && let Some(gone) = state.evict()
             {
                 evicted += u64::from(gone.weight);
