@@ -140,8 +140,18 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         if !needs.lost_any(exchange, &saved).await? {
             break;
         }
-        needs = WarmNeeds::of(exchange, repository, &saved, options, None).await?;
-        kept = needs.keep(exchange, &saved, options).await?;
+        let again = async {
+            let needs = WarmNeeds::of(exchange, repository, &saved, options, None).await?;
+            let kept = needs.keep(exchange, &saved, options).await?;
+            Ok::<_, Error>((needs, kept))
+        };
+        match again.await {
+            Ok(again) => (needs, kept) = again,
+            Err(error) => {
+                tracing::info!("chunks of {name} that were evicted meanwhile are not fetched: {error:?}");
+                break;
+            }
+        }
     }
     options.progress.phase("warming", plain_len(&saved, &needs.lacking));
     let fetched = exchange.warm(repository, &saved, &needs.plan, &options.policy, &options.progress).await;
