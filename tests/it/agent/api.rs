@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use towline::metrics::{FAMILIES, Metric};
 
+use super::sidecar::until;
 use super::{Running, exchange, told, told_json, with_tree};
 use crate::cli::{User, has_members};
 use crate::data::{noise, safetensors};
@@ -66,9 +67,7 @@ fn a_restore_whose_stop_was_answered_writes_no_more_files() {
     let stopped = (0..50).any(|attempt| {
         let (to, other) = (user.work().join(format!("out-{attempt}")), user.work().join(format!("other-{attempt}")));
         let begun = agent.post("/v1/restore", &json!({ "name": "small", "to": to }), 202);
-        while count(&to) == 0 {
-            std::thread::yield_now();
-        }
+        until("a file is there", || count(&to) > 0);
         let task = agent.ask("DELETE", &format!("/v1/tasks/{}", begun["id"].as_str().unwrap()), "", "").json(200);
         let there = count(&to);
         // Takes as long as the first would have taken.
