@@ -190,7 +190,7 @@ impl Context {
                     // Nothing is made if no name may be moved.
                     let addresses = storage::addresses(to, &self.settings.store(true)).await?;
                     ops::check_new_destination(&from, &names, &addresses).await?;
-                    self.make_destination(to, *dry_run).await?
+                    self.make_destination(to, dry_run).await?
                 }
             };
             let report = ops::sync(&from, &to, &names, &options).await?;
@@ -199,21 +199,21 @@ impl Context {
         let (to, report) = recorded.end(synced.await, |(_, report)| report.moved_bytes).await?;
         drop(line);
         for name in report.replaced.iter().filter(|_| !dry_run) {
-            let mut remark = format!("replaced {name} in {}", to.store());
-            if report.forgotten == 0 {
-                remark += &format!(": `towline undelete {name} --replace` there restores it");
-            }
-            self.output.remark(&remark);
+            let restores = match report.forgotten {
+                0 => format!(": `towline undelete {name} --replace` there restores it"),
+                _ => String::new(),
+            };
+            self.output.remark(&format!("replaced {name} in {}{restores}", to.store()));
         }
         if let Some(remark) = left_behind(&report, to.store()) {
             self.output.remark(&remark);
         }
         if !report.returned.is_empty() {
-            let what = if *dry_run { "would be there again" } else { "are there again" };
+            let what = if dry_run { "would be there again" } else { "are there again" };
             let names = some_of(&report.returned);
             self.output.remark(&format!("removed in {} before, and {what}: {names}", to.store()));
         }
-        self.output.outcome(*dry_run, &report, |report, _| render::sync(report))?;
+        self.output.outcome(dry_run, &report, |report, _| render::sync(report))?;
         newer_kept(&report.whole()?, to.store())
     }
 

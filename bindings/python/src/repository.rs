@@ -440,19 +440,18 @@ impl Repository {
         })
     }
 
-    /// Copies the trees under `names`, by default all, to `to`; a dry run only reports them. `existing` is as for `treatment`;
-    /// `forget` lets names be replaced for which `to` forgets kept values.
-    #[pyo3(signature = (to, names, dry_run=false, existing="", forget=false))]
+    /// Copies the trees under `names`, by default all, to `to`; a dry run only reports them. `existing` is as for `treatment`,
+    /// and whether names may be replaced for which `to` forgets kept values.
+    #[pyo3(signature = (to, names, dry_run=false, existing=("", false)))]
     fn sync(
         &self,
         py: Python<'_>,
         to: &Bound<'_, Self>,
         names: Vec<String>,
         dry_run: bool,
-        existing: &str,
-        forget: bool,
+        existing: (&str, bool),
     ) -> PyResult<String> {
-        let (to, existing) = (to.get().engine(py)?, treatment(existing));
+        let (to, existing, forget) = (to.get().engine(py)?, treatment(existing.0), existing.1);
         let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
         self.report(py, |from| async move {
             let mut names = Vec::with_capacity(selectors.len());

@@ -16,13 +16,13 @@ impl Syncing<'_> {
     /// checks it again.
     pub(super) fn check_quota(&self, name: &Name, value: &RefValue) -> Result<()> {
         match self.replaced(name, value) {
-            Some(old) if self.keeping() == Keeping::All => self.kept().check(name, old),
+            Some(old) if self.keeping() == Keeping::All => self.kept_now().check(name, old),
             _ => Ok(()),
         }
     }
 
     /// Use of the quota by now: a collect may have freed some since the sync began.
-    fn kept(&self) -> KeptUse {
+    fn kept_now(&self) -> KeptUse {
         let now = if self.options.dry_run { None } else { self.to.log().last_seen() };
         now.map_or(self.kept, |now| KeptUse::of(&now))
     }

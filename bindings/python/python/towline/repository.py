@@ -370,7 +370,7 @@ class Repository:
         names = [names] if isinstance(names, str) else list(names)
         there = opened(to, create=create, caller="Repository.sync")
         existing = "keep" if if_absent else "replace" if force else ""
-        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, existing, forget)))
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run, (existing, forget))))
 
     def load(
         self,
