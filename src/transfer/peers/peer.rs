@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::future::{select_ok, try_join_all};
+use futures::future::{Either, select, try_join_all};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -442,7 +442,8 @@ impl Peer {
     }
 
     /// Connects by the transport of `choice`. If that does not answer soon, by the other one as well, where it may be used, and takes the
-    /// first that answers, as <https://www.rfc-editor.org/rfc/rfc8305> does for addresses: many networks drop UDP without a word.
+    /// first that answers, as <https://www.rfc-editor.org/rfc/rfc8305> does for addresses: many networks drop UDP without a word. If the
+    /// other one is refused, the first is not waited for to its end: an agent that runs again is to be found soon.
     async fn connect_first(&self, choice: Choice, dialing: &Dialing) -> Result<Link> {
         let now = Instant::now();
         let mut linking = Box::pin(self.connect_by(choice.next(now), dialing));
@@ -450,8 +451,11 @@ impl Peer {
         if let Ok(linked) = timeout(HEAD_START, &mut linking).await {
             return linked;
         }
-        let (link, _) = select_ok([linking, Box::pin(self.connect_by(other, dialing))]).await?;
-        Ok(link)
+        match select(linking, Box::pin(self.connect_by(other, dialing))).await {
+            Either::Left((Ok(link), _)) | Either::Right((Ok(link), _)) => Ok(link),
+            Either::Left((Err(_), other)) => other.await,
+            Either::Right((Err(error), linking)) => timeout(HEAD_START, linking).await.unwrap_or(Err(error)),
+        }
     }
 
     async fn connect_by(&self, transport: Transport, dialing: &Dialing) -> Result<Link> {
