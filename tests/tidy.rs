@@ -391,8 +391,15 @@ fn pure_layers(source: &Source) -> Vec<String> {
     let low = source.module().and_then(position).is_some_and(|(layer, _)| source.in_src() && layer <= 1);
     let found = whole_words(&source.product_code(), "tokio").next().is_some();
     (low && found
-        && !["src/budget/mod.rs", "src/budget/growing.rs", "src/single_flight.rs", "src/fair_turns.rs", "src/work.rs"]
-            .contains(&source.path.as_str()))
+        && ![
+            "src/budget/mod.rs",
+            "src/budget/growing.rs",
+            "src/budget/callers.rs",
+            "src/single_flight.rs",
+            "src/fair_turns.rs",
+            "src/work.rs",
+        ]
+        .contains(&source.path.as_str()))
     .then(|| "tokio on layer 0 or 1: those do no I/O".to_owned())
     .into_iter()
     .collect()

@@ -186,7 +186,7 @@ struct WarmNeeds {
     shortfall: u64,
 }
 
-/// What keeps the chunks of a warm from being evicted while it runs.
+/// Pin or hold that keeps the chunks of a warm from being evicted while it runs.
 struct Kept {
     /// Id of the pin.
     pin: Option<String>,

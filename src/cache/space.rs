@@ -12,7 +12,7 @@ use super::state::EVICTED_MOST;
 /// Nodes of the queue that are searched at once: less than a millisecond.
 const NODES: usize = 64 << 10;
 
-/// What becomes of other chunks where one that is not held must move.
+/// Treatment of other chunks where one that is not held must move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
     /// They are evicted in the order of eviction: a region that is cleared costs those that are read least.

@@ -239,7 +239,7 @@ struct Syncing<'a> {
     options: &'a SyncOptions,
     /// State of the destination at the start of the sync.
     began: Arc<State>,
-    /// What it keeps of removed and replaced names, with what this sync has replaced.
+    /// Use of its quota of kept values, with those that this sync has replaced.
     kept: KeptUse,
     known: StoredChunks,
     /// Memory of them that is counted, in bytes.

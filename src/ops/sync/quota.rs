@@ -152,7 +152,7 @@ mod tests {
             assert_eq!((report.replaced.len(), report.names, report.forgotten), (2, 3, 0), "{report:?}");
         }
         assert_eq!(to.state().await.unwrap().removed.len(), REMOVED_MAX);
-        // What is restored makes room for what it replaces.
+        // The restored value makes room for the one that it replaces.
         let replace = UndeleteOptions { replace: true, ..UndeleteOptions::default() };
         to.undelete(&name("m/one"), &replace).await.unwrap();
         assert_eq!(to.state().await.unwrap().removed.len(), REMOVED_MAX, "no further value is forgotten");

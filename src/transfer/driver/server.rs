@@ -256,7 +256,7 @@ fn take(provider: &mut Provider, answer: Answer, now: Duration) {
     }
 }
 
-/// What a peer is told about `error`.
+/// Answer to a peer about `error`.
 fn without_details(error: &Error) -> &'static str {
     match error.kind() {
         // Nothing but the audit log is written before an answer.

@@ -74,6 +74,8 @@ pub struct Peer {
     origin: Origin,
     requests: Arc<Semaphore>,
     tried: watch::Sender<bool>,
+    /// Number of times that it was asked to be tried anew.
+    asked: AtomicUsize,
     /// Set if the address is that of this agent itself.
     own: AtomicBool,
     state: Mutex<State>,
@@ -176,7 +178,7 @@ impl Peer {
         };
         let (tried, _) = watch::channel(false);
         let (requests, own) = (Arc::new(Semaphore::new(REQUESTS_MAX)), AtomicBool::new(false));
-        Self { address, origin, requests, tried, own, state: Mutex::new(state) }
+        Self { address, origin, requests, tried, asked: AtomicUsize::new(0), own, state: Mutex::new(state) }
     }
 
     /// Configured or announced address.
@@ -330,8 +332,9 @@ impl Peer {
         self.tried.send_replace(true);
     }
 
-    /// Makes [`Peer::tried`] wait for the next attempt.
+    /// Makes [`Peer::tried`] wait for an attempt that begins from now on, or one that succeeds.
     pub(super) fn mark_untried(&self) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.tried.send_replace(false);
     }
 
@@ -515,6 +518,7 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
                 Some(_) => backoff = BACKOFF,
                 None => {}
             }
+            let asked = peer.asked.load(Ordering::Relaxed);
             match peer.connect(&dialing).await {
                 Ok(()) => {
                     linked = Some(Instant::now());
@@ -538,6 +542,10 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
                         tracing::warn!(address = %peer.address, "failed to connect to the peer for a minute: {error:?}");
                     } else {
                         tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
+                    }
+                    if peer.asked.load(Ordering::Relaxed) != asked {
+                        // It may have begun to run since the attempt began.
+                        continue;
                     }
                     peer.mark_tried();
                     tokio::select! {
