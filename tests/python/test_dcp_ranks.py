@@ -150,7 +150,7 @@ def test_shards_are_listed_one_by_one_and_reassembled_by_the_example_of_the_read
 
 
 def save_in_a_process(rank: int, world_size: int, url: str, stage: str) -> None:
-    writer = StorageWriter(url, stage=stage)
+    writer, saved = StorageWriter(url, stage=stage), None
     for seed in (1, 2, 3):
         if seed == 3:
             saved.result()  # The other process has read the state before: the next one is copied to where it can read it.

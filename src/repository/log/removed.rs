@@ -94,7 +94,7 @@ impl State {
     }
 
     /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. Beyond the quota
-    /// values are not kept at all, or forgotten by the same entry, at most `FORGOTTEN_MAX`: see [`Quota`].
+    /// values are not kept at all, or forgotten by the same entry, at most `FORGOTTEN_MAX`: see `Quota`.
     pub fn keep<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Vec<Action> {
         self.keep_for(names, |_| true)
     }
