@@ -179,7 +179,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
 /// Chunks that a warm needs, and those of them that it fetches.
 struct WarmNeeds {
     plan: Arc<TravelPlan>,
-    /// Those of the plan that are needed, in its order.
+    /// Needed chunks, in the order of the plan.
     chunks: Arc<Vec<PinChunk>>,
     lacking: Vec<u32>,
     /// Bytes that the cache is short of for all of them.
@@ -194,7 +194,7 @@ struct Kept {
 }
 
 impl WarmNeeds {
-    /// By `plan`, or by one that is made now.
+    /// Needs by `plan`, or by one that is made now.
     async fn of(
         exchange: &Exchange,
         repository: &Repository,

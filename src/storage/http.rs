@@ -147,8 +147,13 @@ struct NotAllDeleted;
 
 /// True if the answer of a bulk delete reported errors.
 pub(super) fn is_not_all_deleted(error: &object_store::Error) -> bool {
+    is_caused_by::<NotAllDeleted>(error)
+}
+
+/// True if `error` or one of its causes is an `E`.
+fn is_caused_by<E: std::error::Error + 'static>(error: &object_store::Error) -> bool {
     let first: &(dyn std::error::Error + 'static) = error;
-    std::iter::successors(Some(first), |cause| cause.source()).any(<dyn std::error::Error>::is::<NotAllDeleted>)
+    std::iter::successors(Some(first), |cause| cause.source()).any(<dyn std::error::Error>::is::<E>)
 }
 
 /// `response` to a bulk delete, unless it reports errors: `object_store` panics over one with another key than was sent
@@ -170,8 +175,7 @@ struct UntoldRefusal;
 
 /// True for the refusal of a HEAD request: the answer to a GET of the same object tells its reason.
 pub(super) fn is_untold_refusal(error: &object_store::Error) -> bool {
-    let first: &(dyn std::error::Error + 'static) = error;
-    std::iter::successors(Some(first), |cause| cause.source()).any(<dyn std::error::Error>::is::<UntoldRefusal>)
+    is_caused_by::<UntoldRefusal>(error)
 }
 
 /// True if `status` may mean that the object itself is the reason that a read fails: `object_store` has no class for these.

@@ -177,7 +177,7 @@ async fn pin_whole(
     (expires, limit): (Option<Timestamp>, Option<PinLimit>),
 ) -> Result<Pin> {
     let requester = caller.requester();
-    // Its lists take memory until it is made, also while it waits for its turn.
+    // Lists of chunks take memory until the pin is made, also while it waits for its turn.
     let place = state.large_trees.place_of_pin(repository, std::slice::from_ref(name), requester.as_ref()).await?;
     let (cache, tree) = (state.cache()?, state.open_trees.open(repository, name).await?);
     let owner = caller.owner(body.owner.clone());
@@ -187,7 +187,7 @@ async fn pin_whole(
     let _turn = cache.limit_turn(limit.as_ref()).await;
     let (pinning, caller) = (Arc::clone(&cache), caller.clone());
     let pinned = blocking(move || {
-        // Also of a request that is gone meanwhile.
+        // Held until the pin is made, also if the request is dropped.
         let _place = place;
         let request = PinRequest { owner, reason, expires, chunks };
         caller.holding(|| pinning.pin_within(request, limit.as_ref()))

@@ -316,7 +316,7 @@ impl Committing<'_> {
         (expires, limit): (Option<Timestamp>, Option<PinLimit>),
     ) -> Result<Option<Pending>> {
         let requester = self.caller.requester();
-        // Its lists take memory until it is made, also while it waits for its turn.
+        // Lists of chunks take memory until the commitment is made, also while it waits for its turn.
         let place = self.state.large_trees.place_of_pin(self.repository, names, requester.as_ref()).await?;
         let mut trees = Vec::with_capacity(names.len());
         for name in names {
@@ -345,7 +345,7 @@ impl Committing<'_> {
         let _turn = self.state.cache()?.limit_turn(request.limit.as_ref()).await;
         let caller = self.caller.clone();
         let made = blocking(move || {
-            // Also of a request that is gone meanwhile.
+            // Held until the commitment is made, also if the request is dropped.
             let _place = place;
             caller.holding(|| commitments.commit(&request))
         });

@@ -55,7 +55,7 @@ impl Exchange {
                 // A single read has few chunks.
                 let turn = if weight >= MIB { Some(self.plan_turn(repository, weight).await?) } else { None };
                 let planned = move || {
-                    // Also of a request that is gone meanwhile.
+                    // Held until the plan is made, also if the request is dropped.
                     let _turn = turn;
                     plan(&cache, &trees, &senders)
                 };

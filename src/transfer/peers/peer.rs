@@ -74,7 +74,7 @@ pub struct Peer {
     origin: Origin,
     requests: Arc<Semaphore>,
     tried: watch::Sender<bool>,
-    /// Number of times that it was asked to be tried anew.
+    /// Number of calls of [`Peer::mark_untried`].
     asked: AtomicUsize,
     /// Set if the address is that of this agent itself.
     own: AtomicBool,
@@ -389,14 +389,14 @@ impl Peer {
             Origin::Announced if !self.counts() => dialing.dials.acquire().await.ok(),
             Origin::Announced | Origin::Settings => None,
         };
-        let choice = self.state().choice;
-        let transport = choice.next(Instant::now());
+        let (choice, now) = (self.state().choice, Instant::now());
+        let (transport, fallback) = (choice.next(now), choice.fallback(now));
         let late = |_| {
             Err(Error::exhausted("connecting to the peer timed out")
                 .at(&self.address)
                 .help("raise the agent's memory: each connection takes a window of it"))
         };
-        let linked = timeout(CONNECT_MAX, self.connect_first(choice, dialing)).await.unwrap_or_else(late);
+        let linked = timeout(CONNECT_MAX, self.connect_first(transport, fallback, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();
         if linked.as_ref().is_ok_and(|link| link.transport != transport) {
             state.choice.failed(transport, Instant::now());
@@ -444,13 +444,17 @@ impl Peer {
         Ok(Arc::new(client))
     }
 
-    /// Connects by the transport of `choice`. If that does not answer soon, by the other one as well, where it may be used, and takes the
-    /// first that answers, as <https://www.rfc-editor.org/rfc/rfc8305> does for addresses: many networks drop UDP without a word. If the
-    /// other one is refused, the first is not waited for to its end: an agent that runs again is to be found soon.
-    async fn connect_first(&self, choice: Choice, dialing: &Dialing) -> Result<Link> {
-        let now = Instant::now();
-        let mut linking = Box::pin(self.connect_by(choice.next(now), dialing));
-        let Some(other) = choice.fallback(now) else { return linking.await };
+    /// Connects by `transport`. If that does not answer soon, dials by `fallback` as well, and takes the first link, as
+    /// <https://www.rfc-editor.org/rfc/rfc8305> does for addresses: many networks drop UDP silently. If the fallback fails, the attempt
+    /// ends soon, so that the next one finds an agent that has just started.
+    async fn connect_first(
+        &self,
+        transport: Transport,
+        fallback: Option<Transport>,
+        dialing: &Dialing,
+    ) -> Result<Link> {
+        let mut linking = Box::pin(self.connect_by(transport, dialing));
+        let Some(other) = fallback else { return linking.await };
         if let Ok(linked) = timeout(HEAD_START, &mut linking).await {
             return linked;
         }
@@ -544,7 +548,7 @@ pub(super) async fn keep_connected(peer: Arc<Peer>, dialing: Arc<Dialing>, over:
                         tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
                     }
                     if peer.asked.load(Ordering::Relaxed) != asked {
-                        // It may have begun to run since the attempt began.
+                        // The agent may have started since the attempt began.
                         continue;
                     }
                     peer.mark_tried();

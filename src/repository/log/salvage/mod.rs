@@ -237,8 +237,8 @@ impl Log {
                 let copied = objects::retry(|| async { Ok(self.objects.copy(key, copy).await?) }).await;
                 copied.map_err(|error: Error| {
                     error.at(key).help(
-                        "an object that the store refuses to copy can only be deleted with the store's own tool; run the command \
-                         again then: what it says is lost",
+                        "check that the store is reachable; if it refuses to copy this object alone, delete the object with the \
+                         store's own tool, and run the command again: what the object records is lost",
                     )
                 })
             }
